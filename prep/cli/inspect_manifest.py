@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 
+if TYPE_CHECKING:
+    from prep.manifest.opened import OpenedManifest
+    from prep.report.pages.gallery import Decoded
+    from prep.report.pages.manifest import CaptionTokens, Measured
+
+DECODED = 24  # samples, if --model is given without --decode
+Cards = Annotated[int, typer.Option(help="with --html: samples in the gallery; more have smaller pictures", min=1,
+                                    max=10_000)]
+Decode = Annotated[int | None, typer.Option(help="with --html: decode the latents of so many samples with the VAE, and "
+                                            f"show them beside the originals with PSNR, lowest first (default: 0; "
+                                            f"with --model {DECODED})", min=0, max=1000, show_default=False)]
+ModelOpt = Annotated[str | None, typer.Option(help="with --html: model directory or Hub id, for its VAE and tokenizers "
+                                              "(default: the manifest's)")]
+
 
 def inspect(
     manifest: opt.ManifestArg,
     sample: Annotated[str | None, typer.Option(help="show everything about the sample of this name")] = None,
     html: Annotated[Path | None, typer.Option(help="write a self-contained HTML page with plots and a gallery")] = None,
-    as_json: opt.AsJson = False,
+    cards: Cards = 10_000, decode: Decode = None, model: ModelOpt = None, device: opt.Device = "cpu",
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Show what a manifest holds: fields, shapes, buckets, models, findings."""
     from prep.manifest.describe import describe_manifest, describe_samples
@@ -26,16 +41,98 @@ def inspect(
 
     opened = open_manifest(read_manifest(manifest))
     if html is not None:
-        from prep.images.decode import quiet_pillow
-        from prep.report.pages.manifest import check_page, write_page
-
-        quiet_pillow()
-        check_page(opened, html)
-        write_page(opened, html, date.today())
-        say(f"wrote {html}")
+        most = decode if decode is not None else DECODED if model is not None else 0
+        _write_page(opened, html, cards, _Model(opened, model, device), most, shown=not quiet)
     document = describe_manifest(opened) if sample is None else describe_samples(opened, sample)
     if as_json:
         put_json(document)
     elif html is None or sample is not None:
         show = inspect_tables if sample is None else sample_text
         put(show(document, width=screen_width()))
+
+
+def _write_page(opened: OpenedManifest, html: Path, cards: int, model: _Model, most: int, *, shown: bool) -> None:
+    from prep.cli.ticker import progress
+    from prep.images.decode import quiet_pillow
+    from prep.report.pages.manifest import check_page, write_page
+
+    quiet_pillow()
+    check_page(opened, html)
+    measured = _measured(opened, model, most, shown=shown)
+    with progress("making thumbnails", min(cards, len(opened.samples)), unit="samples", shown=shown) as tick:
+        write_page(opened, html, date.today(), cards=cards, measured=measured, tick=tick)
+    say(f"wrote {html}")
+
+
+def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) -> Measured:
+    """Statistics of latents, lengths of captions, and decoded latents."""
+    from prep.cli.ticker import progress
+    from prep.manifest.statistics import latent_statistics, outliers
+    from prep.report.pages.manifest import Measured
+
+    with progress("reading latents", len(opened.samples), unit="samples", shown=shown) as tick:
+        found = latent_statistics(opened, tick)
+    unusual = [] if found is None else outliers(found)
+    with progress("counting tokens", None, shown=shown):
+        tokens = model.tokens()
+    decoded, note = model.decoded(most, [one.sample for one in unusual], shown=shown) if most else ({}, "")
+    return Measured(latents=found, outliers=unusual, tokens=tokens, decoded=decoded, decoded_note=note)
+
+
+class _Model:
+    """The model that a page uses: the manifest's, or the one that was named."""
+
+    def __init__(self, opened: OpenedManifest, named: str | None, device: str) -> None:
+        self._opened, self._named, self._device = opened, named, device
+
+    def _place(self) -> Path:
+        from prep.models.hub import locate
+
+        return locate(self._named if self._named is not None else self._opened.manifest.model)
+
+    def tokens(self) -> CaptionTokens | None:
+        """The lengths of captions; `None` if the model is not on this computer, unless it was named."""
+        from prep.errors import Problem
+        from prep.models.families.registry import FAMILIES
+        from prep.models.family import options_of
+        from prep.report.pages.manifest import CaptionTokens
+
+        manifest = self._opened.manifest
+        try:
+            place = self._place()
+            from prep.models.loading import quiet_libraries
+
+            quiet_libraries()
+            from prep.models.text.truncation import TruncationFinder
+
+            finder = TruncationFinder(place, FAMILIES[manifest.family], options_of(manifest.fields["text"].context))
+        except Problem:
+            if self._named is not None:
+                raise
+            return None
+        captions = [caption for number in range(len(self._opened.samples))
+                    for caption in self._opened.samples.captions(number)]
+        found = finder.count(captions)
+        return None if found is None else CaptionTokens(encoder=found.encoder, limit=found.limit, counts=found.tokens)
+
+    def decoded(self, most: int, unusual: list[int], *, shown: bool) -> tuple[dict[int, Decoded], str]:
+        """Latents of up to `most` samples, decoded, and a note about them."""
+        from prep.cli.ticker import progress
+        from prep.models.fingerprint import digest_file, digest_vae, vae_files
+        from prep.models.loading import quiet_libraries
+        from prep.report.pages.latents import decode_samples, to_decode
+
+        quiet_libraries()
+        from prep.models.vae import VaeDecoder
+
+        place, numbers = self._place(), to_decode(len(self._opened.samples), most, unusual)
+        other = digest_vae(vae_files(place), digest_file) != self._opened.manifest.document["models"]["vae"]
+        vae = VaeDecoder(place, device=self._device)
+        with progress("decoding latents", len(numbers), unit="samples", shown=shown) as tick:
+            found = decode_samples(self._opened, numbers, vae.decode, tick)
+        note = (f"Latents of {len(found):,} samples are decoded beside their pictures, the lowest PSNR first: the most "
+                "unusual ones, and others evenly spread.")
+        if other:
+            say(f"warning: the VAE of {place} is not the one that made these latents")
+            note += " The VAE that decoded them is not the one that made them."
+        return found, note

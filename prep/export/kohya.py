@@ -23,9 +23,10 @@ from functools import partial
 
 import numpy as np
 
+from prep.cache.values import Values
 from prep.errors import UsageError
 from prep.export import folder
-from prep.export.sample import Sample, Values
+from prep.export.sample import Sample
 
 ARCHITECTURES = {"sd15": "sd", "sd21": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "lumina2": "lumina"}
 ONE_SIZE = ("sd", "sdxl")

@@ -17,6 +17,7 @@ import numpy as np
 from prep.arrays import ArraySpec
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
+from prep.cache.values import Values, values_of
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.formatting import printable
@@ -28,7 +29,6 @@ from prep.manifest.samples import SampleColumns
 
 _FOREIGN = re.compile(r'[\\:*?"<>|\x00-\x1f\x7f]')  # what Windows allows in no name, and control characters
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Values = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +40,7 @@ class Row:
 
     def values(self) -> Values:
         """The array in its shape: uint8 as it is, floats as float32, which holds each of them exactly."""
-        if self.spec.dtype == "uint8":
-            return self.data.reshape(self.spec.shape)
-        if self.spec.dtype == "bfloat16":  # the upper half of a float32
-            return (self.data.view("<u2").astype("<u4") << 16).view("<f4").reshape(self.spec.shape)
-        return self.data.view({"float16": "<f2", "float32": "<f4"}[self.spec.dtype]).astype(np.float32).reshape(
-            self.spec.shape)
+        return values_of(self.spec, self.data)
 
 
 class Samples:

@@ -17,7 +17,7 @@ import torch
 from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.components import class_of
 from prep.models.device.compiling import Compiler
-from prep.models.device.memory import FittingBatches, move
+from prep.models.device.memory import FittingBatches, is_out_of_memory, move, too_little_memory
 from prep.models.fields import STD
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
@@ -136,6 +136,30 @@ class VaeEncoder:
         split = {name: stored(each, self._dtype) for name, each in arrays.items()}
         return [{name: each[number] for name, each in split.items()} if fine else None
                 for number, fine in enumerate(finite)]
+
+
+class VaeDecoder:
+    """A VAE on its device that decodes stored latents, one at a time, in float32."""
+
+    def __init__(self, model: Path, *, device: str) -> None:
+        """Raises `OutOfMemoryError`, `ModelError`."""
+        self._device = pick_device(device)
+        self._model = model
+        self._vae = move(load_vae(model, torch.float32), self._device, "the VAE", "float32").eval()
+
+    @torch.inference_mode()
+    def decode(self, latent_Chw: np.ndarray[Any, Any]) -> Pixels:
+        """The picture of an unscaled latent, uint8 [H, W, 3]. Raises `ModelError`, `OutOfMemoryError`."""
+        try:
+            image_3HW = decode(self._vae, torch.from_numpy(np.ascontiguousarray(latent_Chw))[None].to(self._device))[0]
+            levels = ((image_3HW + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
+            pixels: Pixels = levels.cpu().numpy()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise too_little_memory(self._device, "decoding a latent", "float32") from None
+            raise ModelError(f"the VAE in {self._model / 'vae'} cannot decode a latent of this cache: "
+                             f"{first_line(error)}", hint="name the model that made the cache: --model") from None
+        return np.ascontiguousarray(pixels)
 
 
 def arrival(device: torch.device) -> Callable[[], object]:

@@ -21,9 +21,12 @@ from prep.findings import finding
 from prep.fs.blob import Blob
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
+from prep.manifest.statistics import Outlier, latent_statistics
 from prep.masks.run import Entry
 from prep.report.pages.buckets import bucket_page
 from prep.report.pages.frame import Origin
+from prep.report.pages.gallery import Decoded
+from prep.report.pages.manifest import CaptionTokens, Measured
 from prep.report.pages.manifest import page as manifest_page
 from prep.report.pages.masks import write_sheets
 from prep.report.pages.scan import preview_names, scan_page
@@ -94,7 +97,13 @@ def manifest_html(texts: Sequence[str], root: Path) -> str:
     """Three samples with their pictures, and captions of one length."""
     captions = [text[:200].ljust(200, ".") for text in texts[3:6]]
     opened = open_manifest(read_manifest(write_small(root, [*texts[:3], *captions, texts[6]])))
-    return manifest_page(opened, MADE, cards=10, thumbnail=lambda sample: jpeg(sample["name"] == texts[1]))
+    measured = Measured(latents=latent_statistics(opened, lambda _: None),
+                        decoded={1: Decoded(picture=jpeg(3), psnr=12.3)},
+                        tokens=CaptionTokens(encoder="CLIP", limit=75, counts=(3, 60, 99)),
+                        outliers=[Outlier(sample=number, channel=0, what="mean", value=1.0, usual=0.1, score=9.0)
+                                  for number in range(3)])
+    return manifest_page(opened, MADE, cards=10, thumbnail=lambda sample: jpeg(sample["name"] == texts[1]),
+                         measured=measured)
 
 
 @dataclass

@@ -46,6 +46,15 @@ class Truncation:
     whole: str = ""  # another encoder, which reads all of the caption; "": there is none
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCounts:
+    """How long captions are."""
+
+    encoder: str  # CLIP, T5, …: of several, the one that reads most
+    limit: int  # tokens of a caption that it reads, without those of start, end and template
+    tokens: tuple[int, ...]  # of each caption, in the same count
+
+
 class TruncationFinder:
     """Finds what is lost of captions. Raises `ModelError` if the tokenizers cannot be loaded."""
 
@@ -75,6 +84,16 @@ class TruncationFinder:
             chunk = captions[start:start + BATCH]
             for one in zip(*(reader.truncations(chunk) for reader in self._readers), strict=True):
                 yield _of_all(one, [reader.encoder for reader in self._readers])
+
+
+    def count(self, captions: Sequence[str]) -> TokenCounts | None:
+        """The tokens of each caption for the encoder that reads most; `None` if no tokenizer of the pipeline cuts."""
+        if not self._readers:
+            return None
+        reader = max(self._readers, key=lambda one: one.limit)
+        found = [length for start in range(0, len(captions), BATCH) for length in reader.counts(
+            captions[start:start + BATCH])]
+        return TokenCounts(encoder=reader.encoder, limit=reader.limit, tokens=tuple(found))
 
 
 def _of_all(found: Sequence[Truncation | None], encoders: Sequence[str]) -> Truncation | None:
@@ -107,6 +126,21 @@ class _Reader:
         (tokens,) = self._lengths([f"{self.before}{_PROBES[0]}{self.after}"])
         dropped = max(0, tokens + self.added - short)
         return replace(self, room=min(self.room, longest + dropped - self.added))
+
+    @property
+    def limit(self) -> int:
+        """How many tokens of a caption are read."""
+        return max(0, self.room - self._template)
+
+    @property
+    def _template(self) -> int:
+        return self._lengths([f"{self.before}{self.after}"])[0] if self.before or self.after else 0
+
+    def counts(self, captions: Sequence[str]) -> list[int]:
+        """The tokens of each caption, without those of the template."""
+        template = self._template
+        texts = [f"{self.before}{self.change(caption)}{self.after}" for caption in captions]
+        return [max(0, length - template) for length in self._lengths(texts)]
 
     def truncations(self, captions: Sequence[str]) -> list[Truncation | None]:
         """What is lost of each caption."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,22 @@ from prep.recipe.schema import Recipe
 from prep.report.pages.bucket_plot import NOTE, Plot, bucket_shapes
 from prep.report.pages.bucket_png import MARK, bucket_png
 from prep.report.pages.frame import Origin, check_page_file, render_page
-from prep.report.pages.parts import Bars, Column, Head, Section, Stat, Table, bars_of, findings_table, plural
+from prep.report.pages.parts import (
+    CUTS,
+    Bars,
+    Column,
+    Head,
+    Section,
+    Stat,
+    Table,
+    bars_of,
+    binned,
+    findings_table,
+    plural,
+)
 
 ROWS = 500  # of a table
 ELSEWHERE = "prep bucket --json lists every picture."
-CUTS = (0, 1, 5, 10, 20, 40)  # percent: upper edges of bins
 SCALES = (0.25, 0.5, 0.75, 1, 1.5, 2)  # factors: upper edges of bins; above 1, a picture is enlarged
 NOTABLE_LOSS = 10.0  # percent of a picture's area; the head counts pictures that lose this or more
 
@@ -121,17 +131,8 @@ def _charts(document: Mapping[str, Any]) -> list[Bars]:
     if not pictures:
         return []
     return [bars_of("Crop loss, in percent of the area", "percent", "pictures",
-                    _binned([one["crop_loss"] for one in pictures], CUTS, "%")),
-            bars_of("Scale factor", "factor", "pictures", _binned([one["scale"] for one in pictures], SCALES, ""))]
-
-
-def _binned(values: Sequence[float], edges: Sequence[float], unit: str) -> Iterator[tuple[str, int]]:
-    """Counts values up to each edge, and above the last; bins include their upper edge."""
-    places = [bisect_left(edges, value) for value in values]
-    for number, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
-        name = f"{high:g}{unit}" if high == 0 else f"{low:g}–{high:g}{unit}"
-        yield name, places.count(number)
-    yield f"above {edges[-1]:g}{unit}", places.count(len(edges))
+                    binned([one["crop_loss"] for one in pictures], CUTS, "%")),
+            bars_of("Scale factor", "factor", "pictures", binned([one["scale"] for one in pictures], SCALES, ""))]
 
 
 def _buckets(document: Mapping[str, Any]) -> Table:

@@ -1,4 +1,6 @@
-"""Renders pages: one self-contained file without scripts or links to other sites, light and dark, all text escaped.
+"""Renders pages: one self-contained file without links to other sites, light and dark, all text escaped.
+
+A page may have one script, `page.js`, which its policy allows by its digest, and data for it; no other script runs.
 
 Templates are in `templates/`. Jinja2 escapes every value, and `_spelled_out` spells out control characters before that,
 so a name or a caption stays text. Only this module may mark text as HTML.
@@ -7,6 +9,7 @@ so a name or a caption stays text. Only this module may mark text as HTML.
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,10 +29,10 @@ from prep.recipe.schema import Recipe
 from prep.report.pages.parts import Head, Section
 
 MARK = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # the start of the policy identifies our pages
-POLICY = f"{MARK}; base-uri 'none'; form-action 'none'"
+POLICY = f"{MARK}; base-uri 'none'; form-action 'none'"  # of pages without a script
 MOST_BYTES = 10 << 20  # of a page's pictures in base64; the page stays below 15 MB
 PLACES = 5  # sources named in the head
-_KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
+_KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp"}
 _UNBROKEN = 16  # characters that stay in one line
 _DIRECTORIES, _WORDS = re.compile(r"(?<=[^/]/)"), re.compile(r"(?<=[^_-][_-])")
 
@@ -66,32 +69,48 @@ def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:
     check_replaceable(path, "page", lambda start: not start or MARK.encode() in start)
 
 
-def render_page(template: str, origin: Origin, *, head: Head, sections: Iterable[Section], **values: Any) -> str:
+def render_page(template: str, origin: Origin, *, head: Head, sections: Iterable[Section], data: str | None = None,
+                **values: Any) -> str:
     """Renders a template with its head, its sections in order, and their values.
 
-    The same values give the same bytes.
+    With `data`, which `cards_json` makes, the page has the script that reads it. The same values give the same bytes.
     """
     by_id = {one.id: one for one in sections}
-    return _environment().get_template(template).render(origin=origin, head=head, sections=by_id, **values) + "\n"
+    script = "" if data is None else _script()
+    policy = POLICY if data is None else POLICY.replace(MARK, f"{MARK}; script-src '{_hash_of(script)}'")
+    # Safe: the script is ours, and cards_json escapes what could end its element.
+    return _environment().get_template(template).render(
+        origin=origin, head=head, sections=by_id, policy=Markup(policy), script=Markup(script),
+        data=None if data is None else Markup(data), **values) + "\n"
+
+
+@cache
+def _script() -> str:
+    return files("prep.report.pages").joinpath("page.js").read_text(encoding="utf-8")
+
+
+def _hash_of(script: str) -> str:
+    """The source expression of an inline script: CSP Level 3, 2.3.1."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}"
 
 
 class Pictures:
-    """Embeds the pictures of one page as `data:` addresses, at most `MOST_BYTES` in all."""
+    """Embeds the pictures of one page as `data:` addresses, at most `most` bytes of them in all."""
 
-    def __init__(self) -> None:
-        self._left = MOST_BYTES
+    def __init__(self, most: int | None = None) -> None:
+        self.left = MOST_BYTES if most is None else most  # bytes of base64
         self.refused = 0  # pictures that did not fit
 
     def add(self, data: bytes | None) -> str:
-        """Returns the `data:` address of a PNG or JPEG; "" for `None`, another format, or a full page."""
+        """Returns the `data:` address of a PNG, JPEG or WebP; "" for `None`, another format, or a full page."""
         kind = next((kind for start, kind in _KINDS.items() if data is not None and data.startswith(start)), None)
         if data is None or kind is None:
             return ""
         length = (len(data) + 2) // 3 * 4
-        if length > self._left:
+        if length > self.left:
             self.refused += 1
             return ""
-        self._left -= length
+        self.left -= length
         # Safe: base64 contains only letters, digits, "+", "/" and "=". Markup, so that no filter scans megabytes.
         return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}")
 
@@ -110,7 +129,7 @@ def environment_of(*packages: str) -> Environment:
 def _environment() -> Environment:
     environment = environment_of()
     css = files("prep.report.pages").joinpath("page.css").read_text(encoding="utf-8")
-    environment.globals |= {"policy": Markup(POLICY), "css": Markup(css)}
+    environment.globals |= {"css": Markup(css)}
     return environment
 
 

@@ -1,89 +1,208 @@
-"""Makes the cards of samples: the source picture if it still exists, the crop, the mask as a shade, and captions."""
+"""Makes the cards of samples: the source picture if it still exists, the crop, the mask as a shade, and captions.
+
+A gallery of many samples has smaller pictures, so that its page stays below 15 MB.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from prep.cache.reader import Reader
 from prep.errors import CacheError
+from prep.findings import Finding
 from prep.formatting import format_size
 from prep.images.decode import decode_picture
 from prep.images.formats.parts import BadPicture
-from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
+from prep.images.thumbnail import encode_jpeg, encode_shade, encode_webp, shrink, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
+from prep.progress import Tick
+from prep.report.pages.find import Found, Order, cards_json
 from prep.report.pages.frame import Pictures
 from prep.report.pages.originals import Originals
 from prep.report.pages.parts import Caption, Card, Overlay, Shot
 
 SIDE = 320  # pixels of a thumbnail's longer side
+FEW = 120  # cards with pictures of that size, and in the page's HTML; others are data for its script
 CAPTIONS = 3  # per card
 LETTERS = 300  # per caption; prep inspect --sample shows all
+LETTERS_OF_MANY = 120
 VIEWS = 8  # per card
-Thumbnail = Callable[[Mapping[str, Any]], bytes | None]  # a described sample → PNG or JPEG of the whole picture
+MOST_TEXT = 14 << 20  # bytes of a page, pictures included
+OTHER_TEXT = 1 << 20  # bytes of a page besides its cards: tables of at most 500 findings, the plot, style and script
+SHADE, SHADE_BYTES = 24, 110  # pixels of the longer side of a mask of many, and what such a WebP takes
+# Bytes of a photo by the side of its WebP: means of 63 photos; of drawings fewer.
+SIDES = ((256, 4800), (192, 3100), (160, 2300), (128, 1600), (112, 1310), (96, 1030), (80, 790), (72, 700), (64, 580),
+         (48, 400))
+Thumbnail = Callable[[Mapping[str, Any]], bytes | None]  # a described sample → PNG, JPEG or WebP of the whole picture
+
+GROUPS = ("Role", "Bucket", "Mask", "Findings")
+ORDERS = (Order(title="name", descending=False, by_name=True), Order(title="largest crop loss", descending=True),
+          Order(title="least of the mask trains", descending=False),
+          Order(title="longest caption", descending=True), Order(title="most unusual latent", descending=True),
+          Order(title="lowest PSNR", descending=False))
 
 
-def gallery(audit: OpenedManifest, *, limit: int, thumbnail: Thumbnail, pictures: Pictures) -> list[Card]:
-    """Makes `limit` cards, spread evenly over the samples, which are sorted by id."""
-    count = len(audit.samples)
-    chosen = sorted({count * number // limit for number in range(limit)}) if count else []
-    samples = [describe(audit, number) for number in chosen]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoded:
+    """A sample's latent, decoded."""
+
+    picture: bytes  # JPEG, PNG or WebP
+    psnr: float | None  # dB, against the crop that was encoded; infinite if they are equal; None: it was not found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What is known of samples besides the manifest's row, by their numbers."""
+
+    scores: Mapping[int, float] = field(default_factory=dict)  # how far their latents are from the usual
+    decoded: Mapping[int, Decoded] = field(default_factory=dict)
+    findings: Mapping[str, Sequence[Finding]] = field(default_factory=dict)  # by label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gallery:
+    """Cards, the worst PSNR first, and what its page needs to know of them."""
+
+    found: tuple[Found, ...]
+    refused: int  # pictures without room
+
+    @property
+    def cards(self) -> list[Card]:
+        """Those in the page's HTML."""
+        return [one.card for one in self.found[:FEW]]
+
+    @property
+    def data(self) -> str:
+        """All, as data for the page's script."""
+        return cards_json(self.found, ORDERS, fixed=FEW)
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """Up to `limit` of so many numbers, evenly spread."""
+    return sorted({count * number // limit for number in range(min(limit, count))}) if count > limit else [
+        *range(count)]
+
+
+def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumbnail: Thumbnail | None,
+            tick: Tick = lambda _: None) -> Gallery:
+    """Makes a card for each of the samples `chosen`; without `thumbnail`, pictures come from the sources."""
+    ordered = sorted(chosen, key=lambda number: (_rank(about.decoded.get(number)), number))
+    samples = [(number, describe(audit, number)) for number in ordered]
+    found = [_found(audit, number, sample, about, many=len(samples) > FEW) for number, sample in samples]
+    text = len(cards_json(found, ORDERS, fixed=FEW).encode())
+    pictures = Pictures(None if len(samples) <= FEW else max(0, MOST_TEXT - OTHER_TEXT - text))
+    made = thumbnail or from_sources(audit, _side(len(samples), pictures.left))
+    whole = [(one, sample, small) for one, (_, sample), small in zip(
+        found, samples, _thumbnails([sample for _, sample in samples], made), strict=True) if not tick(1)]
     reader = Reader(audit.cache.root)
-    cards = []
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for sample, small in zip(samples, pool.map(thumbnail, samples), strict=True):
-            address = pictures.add(small)
-            cards.append(_card(sample, address, [pictures.add(one) for one in _masks(reader, sample)]))
+    cards = tuple(_with_pictures(one, sample, small, reader, about.decoded.get(number), pictures, len(samples) > FEW)
+                  for (one, sample, small), number in zip(whole, ordered, strict=True))
     reader.close()
-    return cards
+    return Gallery(found=cards, refused=pictures.refused)
 
 
-def from_sources(audit: OpenedManifest) -> Thumbnail:
+def from_sources(audit: OpenedManifest, side: int = SIDE) -> Thumbnail:
     """Makes thumbnails from the manifest's sources; `None` for a picture that is missing or has changed."""
     originals = Originals(audit)
+    encode = encode_jpeg if side >= SIDE else encode_webp
 
     def thumbnail(sample: Mapping[str, Any]) -> bytes | None:
         data = originals.read(sample)
         try:
-            return None if data is None else encode_jpeg(shrink(decode_picture(data, alpha="white"), SIDE))
+            return None if data is None else encode(shrink(decode_picture(data, alpha="white"), side))
         except BadPicture:
             return None
 
     return thumbnail
 
 
-def _masks(reader: Reader, sample: Mapping[str, Any]) -> list[bytes | None]:
-    """Makes a shade for each view shown; `None` without a readable mask (`prep verify` reports why)."""
-    return [None if view["mask"] is None else _mask(reader, view["mask"]) for view in sample["views"][:VIEWS]]
+def _side(count: int, room: int) -> int:
+    """The side of thumbnails of which so many fit into `room` bytes in base64, with their masks."""
+    each = room * 3 // 4 // max(count, 1) - SHADE_BYTES
+    return SIDE if count <= FEW else next((side for side, size in SIDES if size <= each), SIDES[-1][0])
 
 
-def _mask(reader: Reader, place: Mapping[str, Any]) -> bytes | None:
+def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> Iterator[bytes | None]:
+    """The thumbnail of each sample in turn, a few ahead."""
+    rest = iter(samples)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        ahead = [pool.submit(thumbnail, one) for one in islice(rest, 64)]
+        while ahead:
+            yield ahead.pop(0).result()
+            ahead += [pool.submit(thumbnail, one) for one in islice(rest, 1)]
+
+
+def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about: About, *, many: bool) -> Found:
+    """The card of a sample without its pictures, and what it is found by."""
+    label = sample["name"] if len(audit.manifest.sources) == 1 else f"source[{sample['source']}]/{sample['name']}"
+    findings = tuple(about.findings.get(label, ()))
+    decoded, score = about.decoded.get(number), about.scores.get(number)
+    views, coverage = sample["views"], sample["coverage"]
+    losses = [1 - sample["bucket"][0] * sample["bucket"][1] / (view["scaled"][0] * view["scaled"][1]) for view in views]
+    letters = max((len(text["caption"]) for text in sample["texts"]), default=0)
+    more = () if decoded is None or decoded.psnr is None else (f"PSNR {decoded.psnr:.1f} dB",)
+    card = _card(sample, findings, LETTERS_OF_MANY if many else LETTERS, 1 if many else CAPTIONS, more)
+    return Found(
+        card=card, groups=(sample["role"], format_size(sample["bucket"]), "none" if coverage is None else "a mask",
+                           ", ".join(sorted({one.code for one in findings})) or "none"),
+        values=(None, 100 * max(losses, default=0.0), coverage, letters, score,
+                None if decoded is None or decoded.psnr is None else min(decoded.psnr, 1e6)))
+
+
+def _rank(decoded: Decoded | None) -> tuple[int, float]:
+    """Decoded samples come first, the lowest PSNR before all."""
+    if decoded is None:
+        return 2, 0.0
+    return (1, 0.0) if decoded.psnr is None else (0, decoded.psnr)
+
+
+def _card(sample: Mapping[str, Any], findings: tuple[Finding, ...], letters: int, captions: int,
+          more: tuple[str, ...]) -> Card:
+    texts, (width, height) = sample["texts"], sample["size"]
+    tone = min((one.severity for one in findings), key=("error", "warning", "info").index, default="")
+    return Card(
+        tone=tone,  # type: ignore[arg-type]  # a severity
+        shot=Shot(name=sample["name"], address="", size=(width, height),
+                  instead=f"{format_size(sample['size'])}: the original picture was not found"),
+        captions=tuple(Caption(text=one["caption"][:letters], letters=len(one["caption"])) for one in texts[:captions]),
+        more_captions=max(0, len(texts) - captions), part=sample["coverage"], findings=findings,
+        facts=(sample["role"], f"{format_size(sample['size'])} to {format_size(sample['bucket'])}", *more))
+
+
+def _with_pictures(found: Found, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
+                   decoded: Decoded | None, pictures: Pictures, many: bool) -> Found:
+    """The same with its pictures, as far as the page has room."""
+    views = sample["views"][: 1 if many else VIEWS]
+    address = pictures.add(small)
+    overlays = tuple(_overlay(view, sample["bucket"], pictures.add(None if view["mask"] is None else _mask(
+        reader, view["mask"], SHADE if many else None))) for view in views)
+    count = len(sample["views"])
+    more = (f"{count:,} views, {len(overlays)} shown",) if count > len(overlays) else ()
+    card, shot = found.card, found.card.shot
+    beside = None if decoded is None else Shot(
+        name=f"{shot.name}, its latent decoded", address=pictures.add(decoded.picture), instead="no room")
+    return replace(found, card=replace(card, shot=replace(shot, address=address, overlays=overlays), beside=beside,
+                                       facts=(*card.facts, *more)))
+
+
+def _mask(reader: Reader, place: Mapping[str, Any], side: int | None) -> bytes | None:
+    """A shade for a mask; `None` if it cannot be read (`prep verify` reports why)."""
     try:
         spec, _ = reader.array_info(place["shard"], "mask")
         row = np.empty(spec.row_bytes, np.uint8)
         reader.read_into(row, place["shard"], "mask", place["row"])
     except CacheError:
         return None
-    return encode_shade(row.reshape(spec.shape[-2:]))
-
-
-def _card(sample: Mapping[str, Any], address: str, shades: Sequence[str]) -> Card:
-    views, texts = sample["views"], sample["texts"]
-    overlays = tuple(_overlay(view, sample["bucket"], shade)
-                     for view, shade in zip(views, shades, strict=False))  # as many as are shown
-    more = (f"{len(views):,} views, {len(overlays)} shown",) if len(views) > len(overlays) else ()
-    width, height = sample["size"]
-    return Card(
-        shot=Shot(name=sample["name"], address=address, size=(width, height), overlays=overlays,
-                  instead=f"{format_size(sample['size'])}: the original picture was not found"),
-        captions=tuple(Caption(text=one["caption"][:LETTERS], letters=len(one["caption"])) for one in texts[:CAPTIONS]),
-        more_captions=max(0, len(texts) - CAPTIONS), part=sample["coverage"],
-        facts=(sample["role"], f"{format_size(sample['size'])} to {format_size(sample['bucket'])}", *more))
+    mask_HW = row.reshape(spec.shape[-2:])
+    return encode_shade(mask_HW) if side is None else small_shade(mask_HW, side)
 
 
 def _overlay(view: Mapping[str, Any], bucket: Sequence[int], shade: str) -> Overlay:

@@ -3,38 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from prep.findings import Finding
 from prep.formatting import format_bytes, format_size
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
 from prep.geometry import Size
 from prep.manifest.describe import describe_manifest
 from prep.manifest.opened import OpenedManifest
+from prep.manifest.statistics import LatentStatistics, Outlier
+from prep.progress import Tick
 from prep.report.pages.bucket_plot import NOTE as PLOT_NOTE
 from prep.report.pages.bucket_plot import Plot, bucket_shapes
-from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
-from prep.report.pages.gallery import Thumbnail, from_sources, gallery
-from prep.report.pages.parts import Bars, Column, Head, Section, Stat, Table, bars_of, findings_table, plural
+from prep.report.pages.frame import Origin, check_page_file, render_page
+from prep.report.pages.gallery import GROUPS, ORDERS, About, Decoded, Gallery, Thumbnail, gallery, spread
+from prep.report.pages.latents import channels_table, latents_note, outliers_table
+from prep.report.pages.parts import (
+    CUTS,
+    Bars,
+    Column,
+    Head,
+    Section,
+    Stat,
+    Table,
+    bars_of,
+    binned,
+    findings_table,
+    plural,
+)
 
-CARDS = 120  # in the gallery
+CARDS = 10_000  # in the gallery
 FINDINGS = 500  # rows
 SHAPES = 3  # per field
 BINS = 10  # per histogram
+LIMIT_BINS = 5  # up to the tokens that are read
 STEPS = (1, 2, 5)  # times powers of ten: characters of a bin
 
 
-def write_page(audit: OpenedManifest, path: Path, made: date, *, cards: int = CARDS,
-               thumbnail: Thumbnail | None = None) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionTokens:
+    """The lengths of all captions, in the order of the manifest's table."""
+
+    encoder: str
+    limit: int  # tokens that it reads
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a page says of captions and latents that needs more than a manifest and its tables."""
+
+    latents: LatentStatistics | None = None
+    outliers: Sequence[Outlier] = ()
+    tokens: CaptionTokens | None = None
+    decoded: Mapping[int, Decoded] = field(default_factory=dict)  # by the sample's number
+    decoded_note: str = ""
+
+
+def write_page(audit: OpenedManifest, path: Path, made: date, *, cards: int = CARDS, thumbnail: Thumbnail | None = None,
+               measured: Measured | None = None, tick: Tick = lambda _: None) -> None:
     """Writes the page to `path` atomically; without `thumbnail`, thumbnails come from the sources.
 
-    Raises `CacheError` if a table of the manifest is missing or damaged.
+    Ticks once for each card. Raises `CacheError` if a table of the manifest is missing or damaged.
     """
-    text = page(audit, made, cards=cards, thumbnail=thumbnail or from_sources(audit))
+    text = page(audit, made, cards=cards, thumbnail=thumbnail, measured=measured, tick=tick)
     write_atomic(path, text.encode("utf-8"))
 
 
@@ -47,27 +85,52 @@ def check_page(audit: OpenedManifest, path: Path) -> None:
                            if place is not None and place.exists()))
 
 
-def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail) -> str:
+def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail | None,
+         measured: Measured | None = None, tick: Tick = lambda _: None) -> str:
     """Renders the page, dated `made`."""
-    document = describe_manifest(audit)
-    pictures = Pictures()
-    shown = gallery(audit, limit=cards, thumbnail=thumbnail, pictures=pictures)
-    charts = list(_charts(audit))
+    document, extra = describe_manifest(audit), measured or Measured()
+    scores = {one.sample: abs(one.score) for one in extra.outliers}
+    chosen = sorted({*spread(len(audit.samples), cards), *extra.decoded})
+    about = About(scores=scores, decoded=extra.decoded, findings=_by_label(document["findings"]))
+    shown = gallery(audit, chosen, about, thumbnail=thumbnail, tick=tick)
+    charts = list(_charts(audit, extra.tokens))
     findings = findings_table(document["findings"], FINDINGS, "prep inspect --json lists every finding.")
-    count = len(audit.samples)
-    note = ("Outlined: the crop that training sees. Shaded red: the area that the mask excludes."
-            + (f" {len(shown):,} of {count:,} samples, evenly spread; prep inspect --sample NAME shows any sample."
-               if count > len(shown) else "")
-            + (f" The page has no room for {plural(pictures.refused, 'picture')}." if pictures.refused else ""))
+    channels = None if extra.latents is None else channels_table(extra.latents)
     sections = [Section(id="facts", title="Contents"),
+                Section(id="findings", title="Findings", count=len(document["findings"])),
                 Section(id="buckets", title="Buckets", count=len(document["buckets"])),
                 Section(id="spread", title="Sizes, masks and captions", note=PLOT_NOTE),
-                Section(id="samples", title="Samples", count=len(shown), note=note),
-                Section(id="findings", title="Findings", count=len(document["findings"]))]
+                *([Section(id="latents", title="Latents", note=latents_note(audit, extra.latents))]
+                  if measured is not None else []),
+                Section(id="samples", title="Samples", count=len(shown.found), note=_note(audit, shown, extra))]
     origin = Origin(name=audit.manifest.path.stem, places=(audit.manifest.path.name,), made=made)
-    return render_page("manifest.html", origin, head=_head(document), sections=sections, facts=_facts(document),
-                       fields=_fields(document), buckets=_buckets(audit, document), plot=_plot(audit), charts=charts,
-                       cards=shown, findings=findings)
+    return render_page(
+        "manifest.html", origin, head=_head(document), sections=sections, facts=_facts(document),
+        fields=_fields(document), buckets=_buckets(audit, document), plot=_plot(audit), charts=charts,
+        cards=shown.cards, findings=findings, channels=channels,
+        unusual=outliers_table(audit, extra.outliers) if extra.outliers else None, groups=GROUPS, orders=ORDERS,
+        data=shown.data)
+
+
+def _by_label(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for one in findings:
+        found.setdefault(one["path"], []).append(Finding(**one))
+    return found
+
+
+def _note(audit: OpenedManifest, shown: Gallery, extra: Measured) -> str:
+    """What the cards show, and what is left out."""
+    count = len(audit.samples)
+    parts = ["Outlined: the crop that training sees. Shaded red: the area that the mask excludes."]
+    if count > len(shown.found):
+        parts.append(f"{len(shown.found):,} of {count:,} samples, evenly spread; prep inspect --sample NAME shows any "
+                     "sample.")
+    if len(shown.found) > len(shown.cards):
+        parts.append(f"Without scripts, {len(shown.cards):,} of them are shown.")
+    if shown.refused:
+        parts.append(f"The page has no room for {plural(shown.refused, 'picture')}.")
+    return " ".join([*parts, extra.decoded_note]).strip()
 
 
 def _head(document: Mapping[str, Any]) -> Head:
@@ -115,24 +178,37 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def _buckets(audit: OpenedManifest, document: Mapping[str, Any]) -> Table:
-    losses, (masked, covered) = _crop_losses(audit), _coverage(audit)
+    (losses, worst), (masked, covered) = _crop_losses(audit), _coverage(audit)
     rows = tuple((format_size(one["size"]), *(f"{one[role]:,}" for role in ("train", "validation", "prior")),
-                  f"{loss:.1f}", f"{masks:,}", f"{100 * part:.0f}" if masks else "")
-                 for one, loss, masks, part in zip(document["buckets"], losses, masked, covered, strict=True))
-    heads = ("train", "validation", "prior", "crop %", "with mask", "mask trains %")
+                  f"{loss:.1f}", f"{most:.1f}", f"{masks:,}", f"{100 * part:.0f}" if masks else "")
+                 for one, loss, most, masks, part in zip(document["buckets"], losses, worst, masked, covered,
+                                                         strict=True))
+    heads = ("train", "validation", "prior", "crop %", "worst crop %", "with mask", "mask trains %")
     return Table(caption="Samples by bucket; crop and mask are means", rows=rows, columns=(
         Column(head="bucket", kind="code"), *(Column(head=head, kind="number") for head in heads)))
 
 
-def _crop_losses(audit: OpenedManifest) -> list[float]:
-    """The mean crop loss by bucket, in percent of a scaled picture's area."""
+def _losses(audit: OpenedManifest) -> np.ndarray[Any, Any]:
+    """The crop loss of each view, in percent of the scaled picture's area."""
     samples = audit.samples
     areas = np.array([width * height for width, height in audit.manifest.buckets], dtype=np.float64)
-    buckets = np.repeat(samples.bucket, np.diff(samples.view_offsets))
     whole = samples.views["scaled_width"].astype(np.float64) * samples.views["scaled_height"]
-    lost = 100 * (1 - areas[buckets] / whole)
-    seen = np.bincount(buckets, minlength=len(areas))
-    return [float(one) for one in np.bincount(buckets, weights=lost, minlength=len(areas)) / np.maximum(seen, 1)]
+    lost: np.ndarray[Any, Any] = 100 * (1 - areas[_view_buckets(audit)] / whole)
+    return lost
+
+
+def _view_buckets(audit: OpenedManifest) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = np.repeat(audit.samples.bucket, np.diff(audit.samples.view_offsets))
+    return found
+
+
+def _crop_losses(audit: OpenedManifest) -> tuple[list[float], list[float]]:
+    """The mean and the largest crop loss by bucket, in percent."""
+    buckets, lost, count = _view_buckets(audit), _losses(audit), len(audit.manifest.buckets)
+    means = np.bincount(buckets, weights=lost, minlength=count) / np.maximum(np.bincount(buckets, minlength=count), 1)
+    worst = np.zeros(count)
+    np.maximum.at(worst, buckets, lost)
+    return means.tolist(), worst.tolist()
 
 
 def _coverage(audit: OpenedManifest) -> tuple[list[int], list[float]]:
@@ -153,8 +229,10 @@ def _plot(audit: OpenedManifest) -> Plot:
     return Plot(bucket_shapes(pictures, dict(zip(audit.manifest.buckets, inside, strict=True))))
 
 
-def _charts(audit: OpenedManifest) -> Iterator[Bars]:
-    """Histograms of mask coverage and caption length."""
+def _charts(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Bars]:
+    """Histograms of crop loss, mask coverage and caption length."""
+    yield bars_of("Crops: loss in percent of the scaled picture", "percent", "crops",
+                  binned(np.round(_losses(audit), 3).tolist(), CUTS, "%"))
     coverage = audit.samples.coverage[~np.isnan(audit.samples.coverage)]
     if len(coverage):
         counts = np.histogram(coverage, bins=BINS, range=(0, 1))[0].tolist()
@@ -162,10 +240,29 @@ def _charts(audit: OpenedManifest) -> Iterator[Bars]:
         yield bars_of("Masks: fraction of the picture that trains", "fraction", "samples",
                       zip(names, counts, strict=True),
                       f"{plural(len(audit.samples) - len(coverage), 'sample')} without a mask: all of each trains.")
-    lengths = audit.samples.caption_lengths
-    if len(lengths):
-        low, middle, high = (int(one) for one in np.percentile(lengths, (0, 50, 100), method="nearest"))
-        yield bars_of("Captions: length in characters", "characters", "captions", _length_bins(lengths),
+    yield from _lengths(audit.samples.caption_lengths, tokens)
+
+
+def _lengths(letters: np.ndarray[Any, Any], tokens: CaptionTokens | None) -> Iterator[Bars]:
+    """Histograms of the captions' lengths: in tokens against what is read of them, and in characters."""
+    if tokens is not None and tokens.counts:
+        counts = np.array(tokens.counts)
+        low, middle, high = (int(one) for one in np.percentile(counts, (0, 50, 100), method="nearest"))
+        longer = int((counts > tokens.limit).sum())
+        width = max(1, -(-tokens.limit // LIMIT_BINS))
+        bins = max(1, -(-tokens.limit // width))
+        names = [*(f"{number * width + bool(number)}–{min((number + 1) * width, tokens.limit)}"
+                   for number in range(bins)), *(["more"] if longer else [])]
+        places = np.where(counts > tokens.limit, bins, np.maximum(-(-counts // width) - 1, 0))
+        found = np.bincount(places, minlength=len(names)).tolist()
+        yield bars_of(f"Captions: length in tokens of {tokens.encoder}", "tokens", "captions",
+                      zip(names, found, strict=True), over=bins if longer else None, note=(
+                          f"{tokens.encoder} reads {tokens.limit:,} tokens of a caption; "
+                          + (f"{plural(longer, 'caption is', 'captions are')} longer" if longer else "none is longer")
+                          + f". Shortest {low:,}, median {middle:,}, longest {high:,}."))
+    if len(letters):
+        low, middle, high = (int(one) for one in np.percentile(letters, (0, 50, 100), method="nearest"))
+        yield bars_of("Captions: length in characters", "characters", "captions", _length_bins(letters),
                       f"Shortest {low:,}, median {middle:,}, longest {high:,}.")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,6 +98,7 @@ class Card:
     more_captions: int = 0
     findings: tuple[Finding, ...] = ()
     part: float | None = None  # fraction that trains, 0 to 1
+    beside: Shot | None = None  # another picture, to compare with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +121,7 @@ class Bars:
     unit: str  # of the counts
     rows: tuple[tuple[str, int, float], ...]  # bin, count, fraction of the longest bar
     note: str = ""
+    over: int | None = None  # the first bin beyond a limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,6 +151,7 @@ class Section:
     note: str = ""
 
 
+CUTS = (0, 1, 5, 10, 20, 40)  # percent of crop loss: upper edges of bins
 FINDING_COLUMNS = (Column(head="severity", kind="severity"), Column(head="code", kind="code"),
                    Column(head="file", kind="name"), Column(head="what"))
 
@@ -160,11 +164,12 @@ def findings_table(findings: Sequence[Mapping[str, Any]], most: int, elsewhere: 
                  more=max(0, len(findings) - most), elsewhere=elsewhere)
 
 
-def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "") -> Bars:
-    """A histogram from bins and their counts."""
+def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "",
+            over: int | None = None) -> Bars:
+    """A histogram from bins and their counts; `over` is the first bin beyond a limit."""
     known = list(bins)
     most = max((count for _, count in known), default=0) or 1
-    return Bars(title=title, head=head, unit=unit, note=note,
+    return Bars(title=title, head=head, unit=unit, note=note, over=over,
                 rows=tuple((name, count, count / most) for name, count in known))
 
 
@@ -179,6 +184,15 @@ def pager_of(number: int, count: int, address: Callable[[int], str]) -> Pager:
         links += [None] * (other > before + 1)
         links.append(Link(number=other + 1, address=link(other)))
     return Pager(before=link(number - 1), after=link(number + 1), links=tuple(links))
+
+
+def binned(values: Sequence[float], edges: Sequence[float], unit: str) -> Iterator[tuple[str, int]]:
+    """Counts values up to each edge, and above the last; bins include their upper edge."""
+    places = [bisect_left(edges, value) for value in values]
+    for number, (low, high) in enumerate(zip([0, *edges], edges, strict=False)):
+        name = f"{high:g}{unit}" if high == 0 else f"{low:g}–{high:g}{unit}"
+        yield name, places.count(number)
+    yield f"above {edges[-1]:g}{unit}", places.count(len(edges))
 
 
 def plural(count: int, one: str, many: str = "") -> str:

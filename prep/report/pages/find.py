@@ -1,0 +1,92 @@
+"""Cards that a page's script finds, filters, orders and pages: their data, as JSON in the page.
+
+The first cards are in the page's HTML, too, so a page says as much without its script as one without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prep.formatting import printable
+from prep.report.pages.parts import Caption, Card, Overlay, Shot
+
+_PREFIX, _BASE64 = "data:image/", ";base64,"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """An order of cards, by their names or by one of their values."""
+
+    title: str
+    descending: bool
+    by_name: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A card with what it is found by, in the order of a page's groups and orders."""
+
+    card: Card
+    groups: tuple[str, ...]
+    values: tuple[float | None, ...]  # one for each order, ignored if it is by name; None comes last
+
+
+def cards_json(found: Sequence[Found], orders: Sequence[Order], *, fixed: int) -> str:
+    """The data of cards for the page's script; of the first `fixed`, which HTML has already, only what finds them.
+
+    Text for a `script` element of type application/json: no `<`, `>` or `&` is in it. Ten thousand cards fit a page if
+    each takes few bytes: keys are letters, what is empty is left out, and groups are numbers.
+    """
+    groups = [sorted({one.groups[number] for one in found}) for number in range(len(found[0].groups) if found else 0)]
+    places = [{name: place for place, name in enumerate(names)} for names in groups]
+    cards = []
+    for number, one in enumerate(found):
+        card = {"n": printable(one.card.shot.name), "c": [_caption(each) for each in one.card.captions],
+                "e": [[each.severity, each.code, printable(each.detail)] for each in one.card.findings],
+                "g": [place[name] for place, name in zip(places, one.groups, strict=True)],
+                "v": [None if order.by_name else _number(value)
+                      for order, value in zip(orders, one.values, strict=True)],
+                **({} if number < fixed else _shown(one.card))}
+        cards.append({key: value for key, value in card.items() if value not in (None, "", 0, [])})
+    text = json.dumps({"orders": [[one.by_name, one.descending] for one in orders],
+                       "groups": [[printable(name) for name in names] for names in groups], "cards": cards},
+                      ensure_ascii=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _number(value: float | None) -> float | int | None:
+    short = None if value is None else float(f"{value:.5g}")
+    return int(short) if short is not None and short == int(short) else short
+
+
+def _caption(one: Caption) -> list[Any]:
+    """Its text, and the letters of the whole if it is cut."""
+    return [printable(one.text), *([one.letters] if one.letters > len(one.text) else [])]
+
+
+def _shown(card: Card) -> dict[str, Any]:
+    """t tone, m more captions, x facts, p part, d the picture beside; a, i, z and b of the picture itself."""
+    return {"t": card.tone, "m": card.more_captions, "x": list(map(printable, card.facts)),
+            "p": None if card.part is None else round(card.part, 3) or 1e-9, **_shot(card.shot),
+            "d": None if card.beside is None else {"n": printable(card.beside.name), **_shot(card.beside)}}
+
+
+def _shot(shot: Shot) -> dict[str, Any]:
+    """a address, without what all have; i what is said instead; z size; b boxes."""
+    return {"a": str(shot.address).removeprefix(_PREFIX).replace(_BASE64, ",", 1),
+            "i": "" if shot.address else printable(shot.instead), "z": None if shot.size is None else list(shot.size),
+            "b": [_box(one, alone=len(shot.overlays) == 1) for one in shot.overlays]}
+
+
+def _box(one: Overlay, *, alone: bool) -> list[Any]:
+    """Left, top, width, height in percent, classes, and the address of a shade."""
+    kinds = (kind for kind, given in (("outlined", one.outlined), ("alone", alone), ("flip", one.flip),
+                                      ("coarse", one.coarse)) if given)
+    shade = str(one.shade).removeprefix(_PREFIX).replace(_BASE64, ",", 1)
+    return [*(_number(round(value, 2)) for value in (one.left, one.top, one.width, one.height)), " ".join(kinds),
+            *([shade] if shade else [])]

@@ -1,0 +1,146 @@
+"""What a page says of latents: a table of their channels, the samples that differ from most, and latents decoded.
+
+C channels, h w latent cells, H W pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from prep.cache.reader import Reader
+from prep.cache.values import Values, values_of
+from prep.errors import CacheError
+from prep.geometry import Placement
+from prep.images.decode import Pixels, decode_picture, scale_and_crop
+from prep.images.formats.parts import BadPicture
+from prep.images.thumbnail import small_jpeg
+from prep.manifest.describe import describe
+from prep.manifest.opened import OpenedManifest
+from prep.manifest.statistics import FEWEST, NOTABLE, LatentStatistics, Outlier
+from prep.progress import Tick
+from prep.report.pages.gallery import SIDE, Decoded, spread
+from prep.report.pages.originals import Originals
+from prep.report.pages.parts import Column, Table, plural
+
+ROWS = 50  # outliers in a table
+EXPLAINED = ("Mean and range are those of the numbers in the cache. As trained, latents are shifted and scaled: a mean "
+             "near 0 and a deviation near 1 are usual.")
+Decode = Callable[[Values], Pixels]  # a latent as stored, float32 [C, h, w] → uint8 [H, W, 3]
+
+
+def channels_table(found: LatentStatistics) -> Table:
+    """Mean, deviation and range of each channel."""
+    trained = found.trained_mean_C is not None and found.trained_std_C is not None
+    rows = []
+    for number in range(len(found.mean_C)):
+        numbers = [found.mean_C[number], found.std_C[number], found.least_C[number], found.most_C[number]]
+        if found.trained_mean_C is not None and found.trained_std_C is not None:
+            numbers += [found.trained_mean_C[number], found.trained_std_C[number]]
+        rows.append((f"{number}", *(_spelled(value) for value in numbers)))
+    heads = ("mean", "deviation", "least", "most", *(("mean as trained", "deviation as trained") if trained else ()))
+    return Table(caption="Latents by channel", rows=tuple(rows), columns=(
+        Column(head="channel", kind="number"), *(Column(head=head, kind="number") for head in heads)))
+
+
+def outliers_table(audit: OpenedManifest, found: Sequence[Outlier]) -> Table:
+    """The samples that differ from most, the farthest first."""
+    rows = tuple((audit.samples.name(one.sample), f"{one.channel}", one.what, _spelled(one.value), _spelled(one.usual),
+                  f"{one.score:+.1f}") for one in found[:ROWS])
+    return Table(caption="Latents that differ from most", rows=rows, more=max(0, len(found) - ROWS), elsewhere="",
+                 columns=(Column(head="file", kind="name"), Column(head="channel", kind="number"),
+                          Column(head="statistic", kind="code"), Column(head="value", kind="number"),
+                          Column(head="usual", kind="number"), Column(head="score", kind="number")))
+
+
+def latents_note(audit: OpenedManifest, found: LatentStatistics | None) -> str:
+    """What the tables are about, and what is left out."""
+    if found is None:
+        return "No latent was read: none is finite, or the shards are in a store (prep pull fetches them)."
+    count, read = len(audit.samples), len(found.samples)
+    parts = [EXPLAINED]
+    if read + len(found.not_finite) + len(found.unreadable) < count:
+        parts.append(f"Of {read:,} of {count:,} samples, evenly spread.")
+    if found.not_finite:
+        parts.append(f"{plural(len(found.not_finite), 'latent has', 'latents have')} NaN or infinity, first that of "
+                     f"{audit.samples.name(found.not_finite[0])}.")
+    if found.unreadable:
+        parts.append(f"{plural(len(found.unreadable), 'latent')} cannot be read; prep verify says why.")
+    if read < FEWEST:
+        parts.append(f"None is told from the others: there are fewer than {FEWEST}.")
+    else:
+        parts.append(f"Below, samples with a modified z-score beyond {NOTABLE} in some channel's mean or deviation "
+                     "(Iglewicz and Hoaglin, 1993): often flat, very dark or bright, or noisy pictures.")
+    return " ".join(parts)
+
+
+def _spelled(value: float) -> str:
+    return f"{value:.4g}"
+
+
+
+def to_decode(count: int, most: int, unusual: Sequence[int]) -> list[int]:
+    """The numbers of up to `most` of so many samples: the most unusual ones as up to a half, others evenly spread."""
+    first = list(unusual[: most // 2])
+    others = [number for number in spread(count, most) if number not in set(first)]
+    rest = [others[place] for place in spread(len(others), max(0, most - len(first)))]
+    return sorted({*first, *rest})
+
+
+def decode_samples(audit: OpenedManifest, numbers: Iterable[int], decode: Decode, tick: Tick) -> dict[int, Decoded]:
+    """The first view of each sample, decoded, with its PSNR if the original is still there; ticks once for each.
+
+    Damaged rows are left out (`prep verify` names them).
+    """
+    originals, reader, found = Originals(audit), Reader(audit.cache.root), {}
+    for number in numbers:
+        sample = describe(audit, number)
+        view = sample["views"][0]
+        latent = _latent(reader, view["latent"])
+        if latent is not None:
+            made = decode(latent)
+            crop = _crop(audit, originals.read(sample), sample["bucket"], view)
+            known = None if crop is None or crop.shape != made.shape else psnr(crop, made)
+            found[number] = Decoded(picture=small_jpeg(made, SIDE), psnr=known)
+        tick(1)
+    reader.close()
+    return found
+
+
+def psnr(one: Pixels, other: Pixels) -> float:
+    """The peak signal-to-noise ratio in dB of two pictures, uint8 [H, W, 3]: 10 log10(255² / MSE), over all channels.
+
+    Infinite for equal pictures. As in Huynh-Thu and Ghanbari, Scope of validity of PSNR in image/video quality
+    assessment, Electronics Letters 44(13), 2008, and as peak_signal_noise_ratio of scikit-image computes it.
+    """
+    error = float(np.mean((one.astype(np.float64) - other) ** 2))
+    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
+
+
+def _latent(reader: Reader, place: Mapping[str, Any] | None) -> Values | None:
+    if place is None:
+        return None
+    try:
+        spec, _ = reader.array_info(place["shard"], "latent")
+        row = np.empty(spec.row_bytes, np.uint8)
+        reader.read_into(row, place["shard"], "latent", place["row"])
+    except CacheError:
+        return None
+    latent = values_of(spec, row)
+    return latent if np.isfinite(latent).all() else None
+
+
+def _crop(audit: OpenedManifest, data: bytes | None, bucket: Sequence[int], view: Mapping[str, Any]) -> Pixels | None:
+    """The pixels that were encoded; `None` without the original."""
+    color = audit.manifest.document["latents"].get("alpha") or (255, 255, 255)
+    (width, height), (scaled_width, scaled_height), (left, top) = bucket, view["scaled"], view["crop"]
+    try:
+        return None if data is None else scale_and_crop(
+            decode_picture(data, alpha="#{:02x}{:02x}{:02x}".format(*color)),
+            Placement(scaled=(scaled_width, scaled_height), crop=(left, top), bucket=(width, height),
+                      flip=view["flip"]))
+    except BadPicture:
+        return None
