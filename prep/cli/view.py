@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say
 
+if TYPE_CHECKING:
+    from prep.manifest.opened import OpenedManifest
+    from prep.view.model import ViewedModel
+
 
 def view(
     what: Annotated[Path, typer.Argument(metavar="MANIFEST|RUN", help="a manifest.json on this computer, or the "
                                          "directory of a training run, finished or not", show_default=False)],
     manifest: Annotated[Path | None, typer.Option(help="of a RUN whose manifest has moved")] = None,
+    model: Annotated[str | None, typer.Option(help="the model that made the cache, a directory or a Hub id: shows "
+                                              "tokens, which of them are cut off, and decoded latents")] = None,
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,
                                       show_default=False)] = 0,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the address in your browser")] = False,
@@ -39,7 +45,8 @@ def view(
     quiet_pillow()
     place, run = _found(what, manifest)
     token = new_token()
-    app, site = build_app(open_manifest(read_manifest(place)), token, run)
+    opened = open_manifest(read_manifest(place))
+    app, site = build_app(opened, token, run, None if model is None else _model(model, opened))
     here = listen(port)
     server = f"http://{HOST}:{here.getsockname()[1]}"
     first = "" if run is None else "run"
@@ -58,6 +65,15 @@ def view(
         Server(app, ready).run_until_stopped(here)
     finally:
         site.pictures.close()
+
+
+def _model(named: str, opened: OpenedManifest) -> ViewedModel:
+    from prep.models.hub import locate
+    from prep.runtime import defer_interrupts
+
+    with defer_interrupts():
+        from prep.view.model import ViewedModel  # imports torch
+    return ViewedModel(locate(named), opened.manifest)
 
 
 def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:

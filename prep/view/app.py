@@ -7,6 +7,7 @@
     /thumbnail/NUMBER            pictures
     /picture/NUMBER
     /view/NUMBER/VIEW            /mask/NUMBER/VIEW    /shade/NUMBER/VIEW    /latent/NUMBER/VIEW/CHANNEL
+    /decode/NUMBER/VIEW          the latent, decoded by the VAE
     /static/NAME                 style, script and icons
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -37,10 +38,14 @@ from prep.view.run import RunFiles
 from prep.view.run_pages import run_page
 from prep.view.site import Site
 
+if TYPE_CHECKING:
+    from prep.view.model import ViewedModel  # which imports torch
+
 Made = Callable[[Request], Response]
 
 
-def build_app(opened: OpenedManifest, token: str, run: Path | None = None) -> tuple[Guard, Site]:
+def build_app(opened: OpenedManifest, token: str, run: Path | None = None,
+              model: ViewedModel | None = None) -> tuple[Guard, Site]:
     """The application behind its guard; `run` is the directory of a run that was trained on the manifest.
 
     Raises `CacheError` if a table of the manifest, or a file of the run, is missing or damaged.
@@ -49,7 +54,7 @@ def build_app(opened: OpenedManifest, token: str, run: Path | None = None) -> tu
     selector.prepare()
     memory = Memory()
     site = Site(base=f"/{token}", opened=opened, selector=selector, pictures=Pictures(opened, memory),
-                run=None if run is None else RunFiles(run, selector.samples, memory))
+                run=None if run is None else RunFiles(run, selector.samples, memory), model=model)
     if site.run is not None:
         _ = site.run.history, site.hardness()
     _ = selector.codes  # a damaged table of findings is an error before the first page
@@ -126,6 +131,14 @@ def _latent(site: Site, request: Request) -> Response:
     return _picture(site.pictures.channel(*_place(site, request), channel))
 
 
+def _decode(site: Site, request: Request) -> Response:
+    number, view = _place(site, request)
+    model = site.model
+    if model is None:
+        raise HTTPException(404)
+    return _picture(site.pictures.decoded(number, view, model.decode))
+
+
 def _static(_site: Site, request: Request) -> Response:
     found = static(request.path_params["name"])
     if found is None:
@@ -137,7 +150,8 @@ _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/": _list, "/sample/{number}": _sample, "/findings": _findings, "/run": _run,
     "/cell/{grid}/{cell}": _cell, "/thumbnail/{number}": _thumbnail,
     "/picture/{number}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,
-    "/shade/{number}/{view}": _shade, "/latent/{number}/{view}/{channel}": _latent, "/static/{name}": _static,
+    "/shade/{number}/{view}": _shade, "/latent/{number}/{view}/{channel}": _latent, "/decode/{number}/{view}": _decode,
+    "/static/{name}": _static,
 }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -21,8 +22,13 @@ from prep.view.render import render
 from prep.view.run_pages import loss_chart, loss_facts
 from prep.view.site import Site, card_of
 
+if TYPE_CHECKING:
+    from prep.models.text.truncation import Reading
+
 CARDS = 60  # per page
 ROWS = 200  # of findings, per page
+READ = 64  # captions whose tokens are shown
+TOKENS = 2000  # of a caption
 VIEWS = 32  # on a sample's page
 CHANNELS = 64  # of a latent
 ORDERS = {"name": "name", "id": "id (random)", "mask": "how much of it trains", "weight": "weight of its loss",
@@ -67,7 +73,9 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         facts=[*_sample_facts(row, manifest.sources[row["source"]]), *loss_facts(hard, number)],
         findings=_table(site.selector.findings_of(number)),
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
-        texts=[{**text, "part": text["weight"] / weights if weights else None} for text in row["texts"]],
+        texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}
+               for text, readings in zip(row["texts"], _readings(site, row), strict=True)],
+        decodes=site.model is not None,
         boxes=[_box(view, row) for view in row["views"][:VIEWS]])
 
 
@@ -108,6 +116,13 @@ def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:
             ("size", f"{format_size(row['size'])}, to the bucket {format_size(row['bucket'])}"),
             ("trains", trains), ("per epoch", plural(row["repeats"], "time")), ("weight", f"{row['weight']:g}"),
             ("picture", row["picture"]), ("id", row["id"])]
+
+
+def _readings(site: Site, row: Mapping[str, Any]) -> Iterator[list[Reading]]:
+    """By caption, how the text encoders read it; of many captions the first."""
+    for number, text in enumerate(row["texts"]):
+        known = [] if site.model is None or number >= READ else site.model.readings(text["caption"])
+        yield [replace(one, tokens=one.tokens[:TOKENS]) for one in known]
 
 
 def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ is made anew from pixels, so no byte of a foreign file reaches the browser.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,14 @@ class Pictures:
             return None if latent is None or channel >= len(latent) else encode_png(_gray(latent[channel]))
 
         return self._memory.get(("latent", sample, view, channel), make)
+
+    def decoded(self, sample: int, view: int, decode: Callable[[Array], bytes]) -> bytes | None:
+        """What `decode` makes of a view's latent; `None` if it cannot be read."""
+        def make() -> bytes | None:
+            latent = self.latent(sample, view)
+            return None if latent is None else decode(latent)
+
+        return self._memory.get(("decoded", sample, view), make)
 
     def latent(self, sample: int, view: int) -> Array | None:
         """float32 [C, h, w], as stored; `None` if it cannot be read (`prep verify` says why)."""

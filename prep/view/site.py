@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from prep.view.pictures import Pictures
 from prep.view.render import render
 from prep.view.run import RunFiles
 
+if TYPE_CHECKING:
+    from prep.view.model import ViewedModel  # which imports torch
+
 LETTERS = 240  # of a caption on a card
 
 
@@ -29,6 +32,7 @@ class Site:
     selector: Selector
     pictures: Pictures
     run: RunFiles | None = None
+    model: ViewedModel | None = None
 
     @property
     def name(self) -> str:

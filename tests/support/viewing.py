@@ -19,6 +19,7 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.view.app import build_app
 from prep.view.guard import new_token
+from prep.view.model import ViewedModel
 from prep.view.serve import Server, listen
 
 
@@ -96,9 +97,11 @@ def viewing(*words: object) -> Iterator[Viewing]:
 
 
 @contextmanager
-def viewing_here(manifest: Path, run: Path | None = None) -> Iterator[Viewing]:
+def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = None) -> Iterator[Viewing]:
     """The same pages from a thread of this process, which has its libraries already."""
-    app, site = build_app(open_manifest(read_manifest(manifest)), token := new_token(), run)
+    opened = open_manifest(read_manifest(manifest))
+    viewed = None if model is None else ViewedModel(model, opened.manifest)
+    app, site = build_app(opened, token := new_token(), run, viewed)
     here, ready = listen(0), threading.Event()
     port, server = here.getsockname()[1], Server(app, ready.set)
     thread = threading.Thread(target=server.run_until_stopped, args=(here,))

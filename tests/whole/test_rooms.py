@@ -54,7 +54,7 @@ MAY_IMPORT = {
                "masks"),
     "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
             "loader"),
-    "view": ("fs", "images", "batching", "cache", "manifest", "report", "runs"),
+    "view": ("fs", "images", "batching", "models", "cache", "manifest", "report", "runs"),
     "cli": ANY,
 }
 
@@ -97,7 +97,7 @@ LIBRARIES = {
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
     "ray": {"prep.encode.engines.ray"}, "starlette": {"prep.view.app"}, "uvicorn": {"prep.view.serve"},
-    "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "train.*", "prep.demo.*"},
+    "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "prep.view.model", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.report.pages.frame", "prep.view.render"}, "markupsafe": {"prep.report.pages.frame"},
     "rich": {"prep.cli.console", "prep.cli.ticker", "prep.report.terminal.*", "train.runs.watch"},

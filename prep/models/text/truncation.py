@@ -55,6 +55,19 @@ class TokenCounts:
     tokens: tuple[int, ...]  # of each caption, in the same count
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How a text encoder reads a caption."""
+
+    encoder: str  # CLIP, T5, …
+    tokens: tuple[tuple[str, bool], ...]  # the text of each token of the caption, and whether it is read
+
+    @property
+    def read(self) -> int:
+        """The number of tokens that are read."""
+        return sum(read for _, read in self.tokens)
+
+
 class TruncationFinder:
     """Finds what is lost of captions. Raises `ModelError` if the tokenizers cannot be loaded."""
 
@@ -85,6 +98,9 @@ class TruncationFinder:
             for one in zip(*(reader.truncations(chunk) for reader in self._readers), strict=True):
                 yield _of_all(one, [reader.encoder for reader in self._readers])
 
+    def readings(self, caption: str) -> list[Reading]:
+        """How each encoder reads a caption; those that never cut any are not among them."""
+        return [reader.reading(caption) for reader in self._readers]
 
     def count(self, captions: Sequence[str]) -> TokenCounts | None:
         """The tokens of each caption for the encoder that reads most; `None` if no tokenizer of the pipeline cuts."""
@@ -164,8 +180,7 @@ class _Reader:
     def _truncation(self, caption: str, text: str) -> Truncation | None:
         whole = self._tokenized([text])
         ids = whole["input_ids"][0]
-        places = range(len(ids))
-        gone = places[:len(ids) - self.room] if self.tokenizer.truncation_side == "left" else places[self.room:]
+        gone = self._gone(ids)
         if self.tokenizer.is_fast:
             words, mine, lost = self._spelled(caption, text, whole["offset_mapping"][0], gone)
         else:
@@ -173,6 +188,29 @@ class _Reader:
         if not lost or not words:
             return None
         return Truncation(encoder=self.encoder, tokens=mine, read=mine - lost, lost=words)
+
+    def _gone(self, ids: Sequence[int]) -> range:
+        """The places of tokens that are cut off."""
+        places = range(len(ids))
+        return places[:max(0, len(ids) - self.room)] if self.tokenizer.truncation_side == "left" else places[self.room:]
+
+    def reading(self, caption: str) -> Reading:
+        """The caption's tokens, without the template's; "…" is one for the same characters as the token before it."""
+        text = f"{self.before}{self.change(caption)}{self.after}"
+        whole = self._tokenized([text])
+        ids = whole["input_ids"][0]
+        gone = self._gone(ids)
+        if self.tokenizer.is_fast:
+            first, last, spans = len(self.before), len(text) - len(self.after), whole["offset_mapping"][0]
+            mine = [number for number, (start, end) in enumerate(spans) if start < last and end > first]
+            words = ["…" if number and spans[number] == spans[number - 1] else
+                     text[max(spans[number][0], first):min(spans[number][1], last)] for number in mine]
+        else:
+            start, end = (len(self._tokenized([part])["input_ids"][0]) for part in (self.before, self.after))
+            mine = list(range(start, len(ids) - end))
+            words = [self.tokenizer.decode([ids[number]], clean_up_tokenization_spaces=False) for number in mine]
+        return Reading(encoder=self.encoder, tokens=tuple((word, number not in gone)
+                                                          for word, number in zip(words, mine, strict=True)))
 
     def _spelled(self, caption: str, text: str, spans: Sequence[tuple[int, int]],
                  gone: range) -> tuple[str, int, int]:

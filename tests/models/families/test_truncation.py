@@ -76,13 +76,26 @@ def test_decoded_words_are_those_that_offsets_give(case, model, monkeypatch):
     options = TextOptions(max_length=family.text.max_length)
     (exact,) = cuts(model, case, [text])
     finder = TruncationFinder(model, family, options)
+    check_readings(finder, text, exact)
     for reader in finder._readers:
         monkeypatch.setattr(type(reader.tokenizer), "is_fast", False)
     (decoded,) = finder.find([text])
+    check_readings(finder, text, decoded)
     assert exact is not None and decoded is not None
     assert (decoded.tokens, decoded.encoder) == (exact.tokens, exact.encoder)
     assert decoded.read == exact.read
     assert decoded.lost.replace(" ", "").lower() == exact.lost.replace(" ", "").lower()
+
+
+def check_readings(finder, text, found):
+    """Tokens spell the caption, and as many are read as of a truncation; of several encoders one is that."""
+    readings = finder.readings(text)
+    assert (found.encoder, found.tokens, found.read) in {(one.encoder, len(one.tokens), one.read) for one in readings}
+    for one in readings:
+        spelled = "".join(word for word, _ in one.tokens if word != "…").replace(" ", "").lower()
+        assert spelled == text.replace(" ", "").lower()
+        read = [read for _, read in one.tokens]
+        assert read in (sorted(read), sorted(read, reverse=True))  # cut off at one end
 
 
 def test_windows_read_more(case, model):

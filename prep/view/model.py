@@ -1,0 +1,73 @@
+"""What the model that made a cache does with its captions and latents: tokens, those that are cut off, and the decode.
+
+Of the text encoders only the tokenizers are loaded; the VAE is loaded when a latent is first decoded, on the CPU in
+float32.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from prep.errors import ModelError
+from prep.fs.memo import Memo, memo_path
+from prep.images.decode import encode_png
+from prep.manifest.document import Manifest
+from prep.models.families.registry import FAMILIES
+from prep.models.family import options_of
+from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
+from prep.models.loading import quiet_libraries
+from prep.models.text.truncation import Reading, TruncationFinder
+from prep.models.vae import decode, load_vae
+
+NAMES = {"vae": "VAE", "text": "text encoder"}
+
+
+class ViewedModel:
+    """The model in `folder`. Threads may share it. Raises `ModelError` unless it is the one that made the manifest."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        quiet_libraries()
+        self._folder, self._lock = folder, Lock()
+        for name, found in _fingerprints(folder).items():
+            if found != (wanted := manifest.document["models"][name]):
+                raise ModelError(f"the {NAMES[name]} of {folder} did not make this cache: it is {found[:12]}, expected "
+                                 f"{wanted[:12]}", hint="pass the model that encoded the cache: --model")
+        family, context = FAMILIES[manifest.family], manifest.fields["text"].context
+        self._finder = TruncationFinder(folder, family, options_of(context))
+
+    def readings(self, caption: str) -> list[Reading]:
+        """How each text encoder reads a caption."""
+        with self._lock:  # tokenizers are not made for several threads
+            return self._finder.readings(caption)
+
+    def decode(self, latent_Chw: np.ndarray[Any, Any]) -> bytes:
+        """The picture of a latent as it is stored, a PNG. Raises `ModelError` if the VAE cannot be loaded."""
+        with self._lock, torch.inference_mode():
+            image_3HW = decode(self._vae, torch.from_numpy(np.ascontiguousarray(latent_Chw))[None])[0]
+        pixels_HW3 = ((image_3HW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0)
+        return encode_png(pixels_HW3.contiguous().numpy())
+
+    @cached_property
+    def _vae(self) -> Any:
+        return load_vae(self._folder, torch.float32).eval()
+
+
+def _fingerprints(folder: Path) -> dict[str, str]:
+    """The fingerprints of a model's encoders; digests of unchanged files are remembered, as `train check` does."""
+    memo = Memo(memo_path("models", "1"))
+
+    def digest(path: Path) -> str:
+        return str(memo.get_or_compute(path, "sha256", lambda: {"sha256": digest_file(path)})["sha256"])
+
+    try:
+        found = {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}
+        memo.save()
+    finally:
+        memo.close()
+    return found
