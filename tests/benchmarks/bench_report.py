@@ -54,7 +54,8 @@ def main() -> None:
         write_page(opened, Path(scratch) / "page.html", date(2024, 2, 29), measured=Measured(latents=statistic))
         written = time.perf_counter() - begun - measured
         size = (Path(scratch) / "page.html").stat().st_size
-        shown = (Path(scratch) / "page.html").read_text().count("webp,")
+        text = (Path(scratch) / "page.html").read_text()
+        shown = text.count('"webp,') + text.count("image/webp;")
         browser = start_browser()
         rows = [[name, *(f"{pick(times):.0f}" for pick in (statistics.median, min, max))]
                 for name, times in browse(browser, Path(scratch) / "page.html").items()]

@@ -10,6 +10,7 @@ from datetime import date
 
 import numpy as np
 import pytest
+import synthetic
 from PIL import Image
 from report_pages import Outline, jpeg
 
@@ -193,3 +194,27 @@ def test_the_decoder_of_another_kind_of_latent_says_so(tiny_model):
     with pytest.raises(ModelError, match="cannot decode a latent of this cache") as caught:
         vae.decode(np.zeros((7, 6, 8), np.float32))
     assert caught.value.hint == "name the model that made the cache: --model"
+
+
+def test_texts_that_do_not_fit_leave_fewer_cards(make, monkeypatch):
+    monkeypatch.setattr(module, "FEW", 2)
+    monkeypatch.setattr(module, "MOST_TEXT", module.OTHER_TEXT + 900)
+    audit = open_manifest(read_manifest(make(counts=(8, 8)).path))
+    about = About(decoded={7: Decoded(picture=jpeg(1), psnr=None)})
+    made = gallery(audit, range(len(audit.samples)), about, thumbnail=lambda _: None)
+    assert 2 <= len(made.found) < len(audit.samples) and len(made.data.encode()) <= 900
+    assert made.found[0].card.shot.name == audit.samples.name(7)
+
+
+@pytest.mark.slow
+def test_a_page_of_10000_samples_stays_below_15_mb(tmp_path, monkeypatch):
+    """Also with pictures of noise, which no photo is as large as, and with names and captions of wide letters."""
+    monkeypatch.setattr(synthetic, "caption", lambda number: f"{number} " + "\u6d77\u8fb9\u7684\u7167\u7247" * 60)
+    monkeypatch.setattr(synthetic, "WITH_MASK", 1)
+    audit = open_manifest(synthetic.build(tmp_path, synthetic.Scale(samples=10_000)))
+    noise = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
+    monkeypatch.setattr(module, "from_sources", lambda _audit, side: lambda _: encode_webp(noise[:side, :side]))
+    text = page(audit, MADE, cards=10_000, thumbnail=None)
+    assert len(text.encode()) < 15_000_000
+    cards = json.loads(text.split('id="cards-data">')[1].split("</script>")[0])["cards"]
+    assert len(cards) == 10_000 and "The page has no room for" in text

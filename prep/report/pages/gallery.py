@@ -98,6 +98,9 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
     samples = [(number, describe(audit, number)) for number in ordered]
     found = [_found(audit, number, sample, about, many=len(samples) > FEW) for number, sample in samples]
     text = len(cards_json(found, ORDERS, fixed=FEW).encode())
+    if text > MOST_TEXT - OTHER_TEXT:  # very long names and findings; those that are decoded stay
+        fewer = {ordered[place] for place in spread(len(ordered), len(ordered) // 2)} | set(about.decoded)
+        return gallery(audit, sorted(fewer), about, thumbnail=thumbnail, tick=tick)
     pictures = Pictures(None if len(samples) <= FEW else max(0, MOST_TEXT - OTHER_TEXT - text))
     made = thumbnail or from_sources(audit, _side(len(samples), pictures.left))
     whole = [(one, sample, small) for one, (_, sample), small in zip(
@@ -144,6 +147,8 @@ def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about:
     """The card of a sample without its pictures, and what it is found by."""
     label = sample["name"] if len(audit.manifest.sources) == 1 else f"source[{sample['source']}]/{sample['name']}"
     findings = tuple(about.findings.get(label, ()))
+    if many:
+        findings = tuple(replace(one, detail=one.detail[:LETTERS_OF_MANY]) for one in findings[:CAPTIONS])
     decoded, score = about.decoded.get(number), about.scores.get(number)
     views, coverage = sample["views"], sample["coverage"]
     losses = [1 - sample["bucket"][0] * sample["bucket"][1] / (view["scaled"][0] * view["scaled"][1]) for view in views]

@@ -56,8 +56,8 @@ def outliers_table(audit: OpenedManifest, found: Sequence[Outlier]) -> Table:
                           Column(head="usual", kind="number"), Column(head="score", kind="number")))
 
 
-def latents_note(audit: OpenedManifest, found: LatentStatistics | None) -> str:
-    """What the tables are about, and what is left out."""
+def latents_note(audit: OpenedManifest, found: LatentStatistics | None, unusual: int) -> str:
+    """What the tables are about, and what is left out; `unusual` samples differ from most."""
     if found is None:
         return "No latent was read: none is finite, or the shards are in a store (prep pull fetches them)."
     count, read = len(audit.samples), len(found.samples)
@@ -72,8 +72,10 @@ def latents_note(audit: OpenedManifest, found: LatentStatistics | None) -> str:
     if read < FEWEST:
         parts.append(f"None is told from the others: there are fewer than {FEWEST}.")
     else:
-        parts.append(f"Below, samples with a modified z-score beyond {NOTABLE} in some channel's mean or deviation "
-                     "(Iglewicz and Hoaglin, 1993): often flat, very dark or bright, or noisy pictures.")
+        how_many = plural(unusual, "sample has", "samples have") if unusual else "No sample has"
+        parts.append(f"{how_many} a modified z-score beyond {NOTABLE} in some channel's mean or deviation "
+                     "(Iglewicz and Hoaglin, 1993)"
+                     + (": often flat, very dark or bright, or noisy pictures." if unusual else "."))
     return " ".join(parts)
 
 

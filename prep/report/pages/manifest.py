@@ -100,7 +100,8 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
                 Section(id="findings", title="Findings", count=len(document["findings"])),
                 Section(id="buckets", title="Buckets", count=len(document["buckets"])),
                 Section(id="spread", title="Sizes, masks and captions", note=PLOT_NOTE),
-                *([Section(id="latents", title="Latents", note=latents_note(audit, extra.latents))]
+                *([Section(id="latents", title="Latents", note=latents_note(
+                    audit, extra.latents, len(extra.outliers)))]
                   if measured is not None else []),
                 Section(id="samples", title="Samples", count=len(shown.found), note=_note(audit, shown, extra))]
     origin = Origin(name=audit.manifest.path.stem, places=(audit.manifest.path.name,), made=made)
