@@ -22,6 +22,7 @@ from prep.runs.history import History, Point, read_history
 from train.card import KINDS
 from train.report import pictures as shown
 from train.report.provenance import checkpoints, own_manifest, provenance, settings
+from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import Run, read_run
 from train.runs.watch import line
 
@@ -135,8 +136,9 @@ def _todo(run: Run, history: History) -> tuple[str, str]:
     if history.status == "stopped":
         return "warning", "To continue, run the same train run command again, with --resume."
     if history.status == "open":
+        again = ", with --resume" if list_checkpoints(run.folder) else "; it has no checkpoint yet"
         return "warning", ("The log has no end. If the run is still going, make this page again later; if it was "
-                           "killed, run the same train run command again, with --resume.")
+                           f"killed, run the same train run command again{again}.")
     best, last = lowest(history), history.held_out[-1:]
     if best and last and best[0] < last[0][0] and last[0][1] > 1.02 * best[1]:
         return "good", (f"The validation loss was lowest at step {best[0]:,}: compare a checkpoint from there, if it "

@@ -75,6 +75,10 @@ def test_a_run_that_goes_on_or_was_killed(report, train):
     assert (document["status"], document["step"]) == ("open", 2)
     text = (run / "report.html").read_text()
     assert "Going on, or killed: 2 of 4 steps" in text and "If the run is still going, make this page again" in text
+    assert "run the same train run command again, with --resume." in text
+    shutil.rmtree(run / "checkpoints")
+    assert train("report", run).code == 0
+    assert "run the same train run command again; it has no checkpoint yet." in (run / "report.html").read_text()
 
 
 def test_before_the_first_step_and_without_a_log(report, train):
