@@ -21,6 +21,8 @@ def view(
     manifest: Annotated[Path | None, typer.Option(help="of a RUN whose manifest has moved")] = None,
     model: Annotated[str | None, typer.Option(help="the model that made the cache, a directory or a Hub id: shows "
                                               "tokens, which of them are cut off, and decoded latents")] = None,
+    since: Annotated[Path | None, typer.Option(help="an earlier manifest: shows both side by side, and which samples "
+                                               "changed")] = None,
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,
                                       show_default=False)] = 0,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="open the address in your browser")] = False,
@@ -46,7 +48,8 @@ def view(
     place, run = _found(what, manifest)
     token = new_token()
     opened = open_manifest(read_manifest(place))
-    app, site = build_app(opened, token, run, None if model is None else _model(model, opened))
+    earlier = None if since is None else open_manifest(read_manifest(_here(since)))
+    app, site = build_app(opened, token, run, None if model is None else _model(model, opened), earlier)
     here = listen(port)
     server = f"http://{HOST}:{here.getsockname()[1]}"
     first = "" if run is None else "run"
@@ -76,13 +79,19 @@ def _model(named: str, opened: OpenedManifest) -> ViewedModel:
     return ViewedModel(locate(named), opened.manifest)
 
 
+def _here(manifest: Path) -> Path:
+    from prep.fs.mirror import refuse_url
+
+    refuse_url(manifest)
+    return manifest
+
+
 def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:
     """The manifest to show, and the run."""
     from prep.errors import UsageError
-    from prep.fs.mirror import refuse_url
     from prep.runs.document import check_manifest, manifest_of
 
-    refuse_url(what)
+    _here(what)
     if not what.is_dir():
         if manifest is not None:
             raise UsageError(f"--manifest is for a RUN, but {what} is not a directory", hint=f"prep view {manifest}")

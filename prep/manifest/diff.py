@@ -191,18 +191,34 @@ def _rows(a: DiffSide, b: DiffSide) -> dict[str, dict[str, int]]:
 
 
 def _samples(a: DiffSide, b: DiffSide, *, keys: bool) -> dict[str, Any]:
-    """Compares the samples of both sides.
+    """Compares the samples of both sides, as `_sides` has them."""
+    return compare_samples(*_sides(a, b, keys=keys))
 
-    With `keys` (they could be read) and equal key contexts, a different key means a different mask or caption.
+
+def sides_of(first: OpenedManifest, second: OpenedManifest) -> tuple[Side, Side]:
+    """What of the samples of two manifests is compared. Raises `CacheError` if a table of one cannot be read.
+
+    Keys that cannot be read are not compared: then a changed mask is not seen.
     """
+    a, b = (DiffSide(manifest=opened.manifest, audit=opened) for opened in (first, second))
+    try:
+        keys = bool(a.keys and b.keys)
+    except CacheError:
+        keys = False
+    return _sides(a, b, keys=keys)
+
+
+def _sides(a: DiffSide, b: DiffSide, *, keys: bool) -> tuple[Side, Side]:
+    """With `keys` (they could be read) and equal key contexts, a different key means a different mask or caption."""
     def known(side: DiffSide, field: str) -> Column | None:
         contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
         return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
 
-    return compare_samples(*(
+    one, other = (
         Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
              masks=known(side, "mask"), texts=known(side, "text"))
-        for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True)))
+        for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True))
+    return one, other
 
 
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:

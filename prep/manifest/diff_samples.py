@@ -18,6 +18,8 @@ from prep.cache.ledger.columns import Column
 from prep.geometry import Size
 from prep.manifest.samples import SampleColumns
 
+REASONS = ("added", "removed", "name", "source", "picture", "size", "bucket", "placement", "mask removed", "mask added",
+           "mask", "caption", "caption weight", "role", "repeats", "weight")
 PLACEMENT = ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip")
 
 
@@ -45,6 +47,36 @@ class Matched:
     renamed: tuple[Column, Column]  # pairs
     removed: Column  # of a
     added: Column  # of b
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """What differs: R rows, one for each sample that is not the same on both sides."""
+
+    old: Column  # int64 [R]: number of the sample in a; -1: it was added
+    new: Column  # in b; -1: it was removed
+    reasons: Mapping[str, Column]  # bool [R], by each of REASONS
+
+    def __len__(self) -> int:
+        return len(self.old)
+
+
+def changes(a: Side, b: Side) -> Changes:
+    """The samples that differ, and why, without a Python object for any; `compare_samples` names them."""
+    matched = match(a, b)
+    parts: list[tuple[Column, Column, Mapping[str, Column]]] = []
+    for (old, new), known in ((matched.same, ""), (matched.moved, "source"), (matched.renamed, "name")):
+        if len(old):
+            reasons = {**_reasons(a, b, old, new), **({known: np.ones(len(old), bool)} if known else {})}
+            places = np.flatnonzero(np.logical_or.reduce(list(reasons.values())))
+            parts.append((old[places], new[places], {name: column[places] for name, column in reasons.items()}))
+    for name, numbers in (("added", matched.added), ("removed", matched.removed)):
+        nowhere, every = np.full(len(numbers), -1), np.ones(len(numbers), bool)
+        parts.append((nowhere, numbers, {name: every}) if name == "added" else (numbers, nowhere, {name: every}))
+    return Changes(
+        old=np.concatenate([old for old, _, _ in parts]), new=np.concatenate([new for _, new, _ in parts]),
+        reasons={name: np.concatenate([why.get(name, np.zeros(len(old), bool)) for old, _, why in parts])
+                 for name in REASONS})
 
 
 def compare_samples(a: Side, b: Side) -> dict[str, Any]:

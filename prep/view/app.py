@@ -7,6 +7,7 @@
     /thumbnail/NUMBER            pictures
     /picture/NUMBER
     /view/NUMBER/VIEW            /mask/NUMBER/VIEW    /shade/NUMBER/VIEW    /latent/NUMBER/VIEW/CHANNEL
+    /diff                        ?why=REASON&page=NUMBER, beside another manifest; /before/… has all pages of that one
     /decode/NUMBER/VIEW          the latent, decoded by the VAE
     /static/NAME                 style, script and icons
 """
@@ -21,13 +22,16 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from prep.errors import Problem
 from prep.findings import CODES
+from prep.manifest.diff import sides_of
+from prep.manifest.diff_samples import changes
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Selector
 from prep.parse import Unparsed, one_of
+from prep.view.diff import Diff, diff_page
 from prep.view.guard import Guard
 from prep.view.memory import Memory
 from prep.view.pages import error_page, findings_page, list_page, sample_page
@@ -44,25 +48,47 @@ if TYPE_CHECKING:
 Made = Callable[[Request], Response]
 
 
-def build_app(opened: OpenedManifest, token: str, run: Path | None = None,
-              model: ViewedModel | None = None) -> tuple[Guard, Site]:
-    """The application behind its guard; `run` is the directory of a run that was trained on the manifest.
+def build_app(opened: OpenedManifest, token: str, run: Path | None = None, model: ViewedModel | None = None,
+              before: OpenedManifest | None = None) -> tuple[Guard, Site]:
+    """The application behind its guard; `run` is the directory of a run that was trained on the manifest, `before` is
+    another manifest to compare with.
 
     Raises `CacheError` if a table of the manifest, or a file of the run, is missing or damaged.
     """
-    selector = Selector(opened)
-    selector.prepare()
-    memory = Memory()
-    site = Site(base=f"/{token}", opened=opened, selector=selector, pictures=Pictures(opened, memory),
-                run=None if run is None else RunFiles(run, selector.samples, memory), model=model)
-    if site.run is not None:
-        _ = site.run.history, site.hardness()
-    _ = selector.codes  # a damaged table of findings is an error before the first page
-    routes = [Route(path, _endpoint(make, site), methods=["GET"]) for path, make in _ROUTES.items()]
+    base = f"/{token}"
+    site = _site(opened, base, run, model, root=base if before is not None else "")
+    routes: list[BaseRoute] = _routes(site)
+    if before is not None:
+        old = _site(before, f"{base}/before", None, None, root=base)
+        diff = Diff(old, site, changes(*sides_of(before, opened)))
+        routes = [Route("/diff", _diff(diff), methods=["GET"]), Mount("/before", routes=_routes(old)), *routes]
     app = Starlette(routes=routes, exception_handlers={
         HTTPException: _told(site), Unparsed: _told(site), Problem: _told(site)})
     app.router.redirect_slashes = False
     return Guard(app, token), site
+
+
+def _site(opened: OpenedManifest, base: str, run: Path | None, model: ViewedModel | None, *, root: str) -> Site:
+    selector, memory = Selector(opened), Memory()
+    selector.prepare()
+    site = Site(base=base, opened=opened, selector=selector, pictures=Pictures(opened, memory), model=model, root=root,
+                run=None if run is None else RunFiles(run, selector.samples, memory))
+    if site.run is not None:
+        _ = site.run.history, site.hardness()
+    _ = selector.codes  # a damaged table of findings is an error before the first page
+    return site
+
+
+def _routes(site: Site) -> list[BaseRoute]:
+    return [Route(path, _endpoint(make, site), methods=["GET"]) for path, make in _ROUTES.items()]
+
+
+def _diff(diff: Diff) -> Made:
+    def endpoint(request: Request) -> Response:
+        why = request.query_params.get("why", "")
+        return HTMLResponse(diff_page(diff, one_of(why, diff.counts, "why") if why else "", _page(request)))
+
+    return endpoint
 
 
 def _endpoint(make: Callable[[Site, Request], Response], site: Site) -> Made:

@@ -96,7 +96,7 @@ def findings_page(site: Site, code: str, page: int) -> str:
 def error_page(base: str, status: int, what: str, hint: str = "") -> str:
     """A page that says what is wrong."""
     return render("error.html", base=base, name="Latentry", status=status, what=what, hint=hint, codes={},
-                  has_run=False)
+                  has_run=False, root="")
 
 
 def _facts(site: Site) -> list[tuple[str, str]]:

@@ -33,6 +33,7 @@ class Site:
     pictures: Pictures
     run: RunFiles | None = None
     model: ViewedModel | None = None
+    root: str = ""  # of the manifest that this one is compared with, or that is compared with this one
 
     @property
     def name(self) -> str:
@@ -42,7 +43,7 @@ class Site:
     def render(self, template: str, **values: Any) -> str:
         """A page of this site."""
         return render(template, base=self.base, name=self.name, codes=self.selector.codes, has_run=self.run is not None,
-                      **values)
+                      root=self.root, **values)
 
     def hardness(self) -> Hardness | None:
         """How hard each sample was for the run until now, which the selector then knows, too."""

@@ -114,6 +114,20 @@ def test_the_page_of_a_run(browser, trained, width, scheme):
             assert wrong == [] and browser.complaints() == [] and browser.run("document.title") != "owned"
 
 
+@pytest.mark.parametrize("width", [1200, 390])
+def test_two_manifests_side_by_side(browser, tmp_path_factory, width):
+    roots = [tmp_path_factory.mktemp(name) for name in ("before", "after")]
+    before = write_small(roots[0], pictures={"a.png": png("green")})
+    after = write_small(roots[1], HOSTILE, {"a.png": png("olive")})
+    with viewing_here(after, before=before) as running:
+        for scheme in ("light", "dark"):
+            browser.open(running.url + "diff", width=width, scheme=scheme)
+            shown(browser)
+            assert [one for one in browser.run(CHECK) if "breaks" not in one] == [] and browser.complaints() == []
+            assert browser.run("document.querySelectorAll('article.pair').length") == 3
+            assert browser.run("document.title") != "owned"
+
+
 def test_sliders_move_through_time(browser, trained):
     browser.open(trained[0].url + "run")
     now = "[...document.querySelectorAll('.live li.now')].map(one => one.dataset.step + one.checkVisibility())"

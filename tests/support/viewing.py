@@ -97,11 +97,13 @@ def viewing(*words: object) -> Iterator[Viewing]:
 
 
 @contextmanager
-def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = None) -> Iterator[Viewing]:
+def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = None,
+                 before: Path | None = None) -> Iterator[Viewing]:
     """The same pages from a thread of this process, which has its libraries already."""
     opened = open_manifest(read_manifest(manifest))
     viewed = None if model is None else ViewedModel(model, opened.manifest)
-    app, site = build_app(opened, token := new_token(), run, viewed)
+    app, site = build_app(opened, token := new_token(), run, viewed,
+                          None if before is None else open_manifest(read_manifest(before)))
     here, ready = listen(0), threading.Event()
     port, server = here.getsockname()[1], Server(app, ready.set)
     thread = threading.Thread(target=server.run_until_stopped, args=(here,))

@@ -1,0 +1,82 @@
+"""Two manifests side by side: which samples differ, why, and the page that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+from urllib.parse import urlencode
+
+import numpy as np
+
+from prep.cache.ledger.columns import Column
+from prep.manifest.diff_samples import REASONS, Changes
+from prep.report.pages.parts import pager_of
+from prep.view.site import Site, card_of
+
+PAIRS = 30  # per page
+WORDS = 600  # of a caption that are compared
+WHAT = {"added": "added", "removed": "removed", "name": "renamed", "source": "from another source",
+        "role": "in another split"}
+
+
+class Diff:
+    """What differs between the samples of `before` and of `after`. Threads may share it."""
+
+    def __init__(self, before: Site, after: Site, changes: Changes) -> None:
+        self.before, self.after = before, after
+        names = [np.array(site.selector.samples.table["name"].take(numbers[numbers >= 0]).to_pylist(), object)
+                 for site, numbers in ((before, changes.old), (after, changes.new))]
+        shown = np.empty(len(changes), object)
+        shown[changes.old >= 0] = names[0]
+        shown[changes.new >= 0] = names[1]
+        self._order = np.argsort(shown, kind="stable")
+        self.changes = changes
+        self.counts = {why: int(found.sum()) for why, found in changes.reasons.items() if found.any()}
+
+    def rows(self, why: str) -> Column:
+        """The rows of a reason, or of all, by name."""
+        return self._order if not why else self._order[self.changes.reasons[why][self._order]]
+
+
+def diff_page(diff: Diff, why: str, page: int) -> str:
+    """One page of the samples that differ for a reason, or for any; `page` counts from 0."""
+    rows, base = diff.rows(why), diff.after.base
+    pages = max(1, -(-len(rows) // PAIRS))
+    page = min(page, pages - 1)
+
+    def link(other: int) -> str:
+        return f"{base}/diff?{urlencode({name: value for name, value in (('why', why), ('page', other + 1)) if value})}"
+
+    return diff.after.render(
+        "diff.html", why=why, counts=[(name, WHAT.get(name, name), count) for name, count in diff.counts.items()],
+        told=WHAT.get(why, why), total=len(diff.changes), count=len(rows), before=diff.before.name,
+        pairs=[_pair(diff, row) for row in rows[page * PAIRS:(page + 1) * PAIRS].tolist()],
+        pager=pager_of(page, pages, link))
+
+
+def _pair(diff: Diff, row: int) -> dict[str, Any]:
+    old, new = int(diff.changes.old[row]), int(diff.changes.new[row])
+    sides = [None if number < 0 else {**card_of(site, number, None), "base": site.base}
+             for site, number in ((diff.before, old), (diff.after, new))]
+    reasons = [name for name in REASONS if diff.changes.reasons[name][row]]
+    captions = [[] if number < 0 else site.selector.samples.captions(number)
+                for site, number in ((diff.before, old), (diff.after, new))]
+    return {"before": sides[0], "after": sides[1], "why": [WHAT.get(name, name) for name in reasons],
+            "name": (sides[1] or sides[0] or {})["name"],
+            "words": list(compared(*captions)) if "caption" in reasons else []}
+
+
+def compared(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The words of the first caption that differs: "same", "gone" or "new", and the text."""
+    place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+                 min(len(old), len(new)))
+    before, after = (captions[place].split()[:WORDS] if place < len(captions) else [] for captions in (old, new))
+    for tag, first, last, begin, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
+            yield "same", " ".join(before[first:last])
+            continue
+        if last > first:
+            yield "gone", " ".join(before[first:last])
+        if end > begin:
+            yield "new", " ".join(after[begin:end])
