@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prep.report.pages.gallery import Decoded
     from prep.report.pages.manifest import CaptionTokens, Measured
 
+COUNTED = 50_000  # samples whose captions' tokens are counted: a few seconds
 DECODED = 24  # samples, if --model is given without --decode
 Cards = Annotated[int, typer.Option(help="with --html: samples in the gallery; more have smaller pictures", min=1,
                                     max=10_000)]
@@ -31,7 +32,7 @@ def inspect(
     sample: Annotated[str | None, typer.Option(help="show everything about the sample of this name")] = None,
     html: Annotated[Path | None, typer.Option(help="write a self-contained HTML page with plots and a gallery")] = None,
     cards: Cards = 10_000, decode: Decode = None, model: ModelOpt = None, device: opt.Device = "cpu",
-    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+    download: opt.Download = False, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Show what a manifest holds: fields, shapes, buckets, models, findings."""
     from prep.manifest.describe import describe_manifest, describe_samples
@@ -42,7 +43,7 @@ def inspect(
     opened = open_manifest(read_manifest(manifest))
     if html is not None:
         most = decode if decode is not None else DECODED if model is not None else 0
-        _write_page(opened, html, cards, _Model(opened, model, device), most, shown=not quiet)
+        _write_page(opened, html, cards, _Model(opened, model, device, download), most, shown=not quiet)
     document = describe_manifest(opened) if sample is None else describe_samples(opened, sample)
     if as_json:
         put_json(document)
@@ -82,19 +83,20 @@ def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) 
 class _Model:
     """The model that a page uses: the manifest's, or the one that was named."""
 
-    def __init__(self, opened: OpenedManifest, named: str | None, device: str) -> None:
-        self._opened, self._named, self._device = opened, named, device
+    def __init__(self, opened: OpenedManifest, named: str | None, device: str, download: bool) -> None:
+        self._opened, self._named, self._device, self._download = opened, named, device, download
 
     def _place(self) -> Path:
         from prep.models.hub import locate
 
-        return locate(self._named if self._named is not None else self._opened.manifest.model)
+        return locate(self._named if self._named is not None else self._opened.manifest.model, download=self._download)
 
     def tokens(self) -> CaptionTokens | None:
         """The lengths of captions; `None` if the model is not on this computer, unless it was named."""
         from prep.errors import Problem
         from prep.models.families.registry import FAMILIES
         from prep.models.family import options_of
+        from prep.report.pages.gallery import spread
         from prep.report.pages.manifest import CaptionTokens
 
         manifest = self._opened.manifest
@@ -110,10 +112,11 @@ class _Model:
             if self._named is not None:
                 raise
             return None
-        captions = [caption for number in range(len(self._opened.samples))
-                    for caption in self._opened.samples.captions(number)]
+        numbers = spread(len(self._opened.samples), COUNTED)
+        captions = [caption for number in numbers for caption in self._opened.samples.captions(number)]
         found = finder.count(captions)
-        return None if found is None else CaptionTokens(encoder=found.encoder, limit=found.limit, counts=found.tokens)
+        return None if found is None else CaptionTokens(encoder=found.encoder, limit=found.limit, counts=found.tokens,
+                                                        samples=len(numbers))
 
     def decoded(self, most: int, unusual: list[int], *, shown: bool) -> tuple[dict[int, Decoded], str]:
         """Latents of up to `most` samples, decoded, and a note about them."""

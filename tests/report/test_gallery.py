@@ -120,7 +120,7 @@ def test_decoded_samples_come_first_the_lowest_psnr_before_all(small):
 
 def test_latents_and_lengths_are_on_the_page(small):
     measured = Measured(latents=latent_statistics(small, lambda _: None), tokens=CaptionTokens(
-        encoder="CLIP", limit=75, counts=(0, 15, 16, 75, 76, 500)), outliers=[Outlier(
+        encoder="CLIP", limit=75, counts=(0, 15, 16, 75, 76, 500), samples=2), outliers=[Outlier(
             sample=0, channel=2, what="mean", value=1.0, usual=0.5, score=-7.0)])
     text = page(small, MADE, cards=3, thumbnail=lambda _: None, measured=measured)
     words = " ".join(Outline(text).words.split())
@@ -128,6 +128,7 @@ def test_latents_and_lengths_are_on_the_page(small):
     bars = text.split("length in tokens of CLIP")[1].split("</table>")[0]
     assert bars.count('<tr class="over">') == 1 and "more<span" in bars
     assert [int(one.split("</span>")[0]) for one in bars.split('<span class="number">')[1:]] == [2, 1, 0, 0, 1, 2]
+    assert "Of 2 of 3 samples, evenly spread." in words
     assert "Latents by channel" in words and "Samples that differ from most" in words and "-7.0" in words
     assert "None is told from the others: there are fewer than 12." in words
     empty = page(small, MADE, cards=3, thumbnail=lambda _: None, measured=Measured())

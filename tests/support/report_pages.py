@@ -99,7 +99,7 @@ def manifest_html(texts: Sequence[str], root: Path) -> str:
     opened = open_manifest(read_manifest(write_small(root, [*texts[:3], *captions, texts[6]])))
     measured = Measured(latents=latent_statistics(opened, lambda _: None),
                         decoded={1: Decoded(picture=jpeg(3), psnr=12.3)},
-                        tokens=CaptionTokens(encoder="CLIP", limit=75, counts=(3, 60, 99)),
+                        tokens=CaptionTokens(encoder="CLIP", limit=75, counts=(3, 60, 99), samples=3),
                         outliers=[Outlier(sample=number, channel=0, what="mean", value=1.0, usual=0.1, score=9.0)
                                   for number in range(3)])
     return manifest_page(opened, MADE, cards=10, thumbnail=lambda sample: jpeg(sample["name"] == texts[1]),

@@ -48,11 +48,12 @@ STEPS = (1, 2, 5)  # times powers of ten: characters of a bin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionTokens:
-    """The lengths of all captions, in the order of the manifest's table."""
+    """The lengths of the captions of all samples, or of some, evenly spread."""
 
     encoder: str
     limit: int  # tokens that it reads
     counts: Sequence[int]
+    samples: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,11 +242,12 @@ def _charts(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Bar
         yield bars_of("Masks: fraction of the picture that trains", "fraction", "samples",
                       zip(names, counts, strict=True),
                       f"{plural(len(audit.samples) - len(coverage), 'sample')} without a mask: all of each trains.")
-    yield from _lengths(audit.samples.caption_lengths, tokens)
+    yield from _lengths(audit, tokens)
 
 
-def _lengths(letters: np.ndarray[Any, Any], tokens: CaptionTokens | None) -> Iterator[Bars]:
+def _lengths(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Bars]:
     """Histograms of the captions' lengths: in tokens against what is read of them, and in characters."""
+    letters = audit.samples.caption_lengths
     if tokens is not None and tokens.counts:
         counts = np.array(tokens.counts)
         low, middle, high = (int(one) for one in np.percentile(counts, (0, 50, 100), method="nearest"))
@@ -260,7 +262,9 @@ def _lengths(letters: np.ndarray[Any, Any], tokens: CaptionTokens | None) -> Ite
                       zip(names, found, strict=True), over=bins if longer else None, note=(
                           f"{tokens.encoder} reads {tokens.limit:,} tokens of a caption; "
                           + (f"{plural(longer, 'caption is', 'captions are')} longer" if longer else "none is longer")
-                          + f". Shortest {low:,}, median {middle:,}, longest {high:,}."))
+                          + f". Shortest {low:,}, median {middle:,}, longest {high:,}."
+                          + (f" Of {tokens.samples:,} of {len(audit.samples):,} samples, evenly spread."
+                             if tokens.samples < len(audit.samples) else "")))
     if len(letters):
         low, middle, high = (int(one) for one in np.percentile(letters, (0, 50, 100), method="nearest"))
         yield bars_of("Captions: length in characters", "characters", "captions", _length_bins(letters),
