@@ -18,6 +18,9 @@ HOSTILE = ("<script>document.title='owned'</script>.png", "\"><img src=x onerror
            "javascript:document.title='owned'", "</bdi></a><script>document.title='owned'</script>",
            "{{ 7 * 7 }}<svg/onload=document.title='owned'> \u202e\x1b[31m", "'\"&lt;b&gt;" * 30,
            "<iframe srcdoc='<script>top.document.title=1</script>'>")
+LOOKS = pytest.mark.parametrize(("width", "scheme"), [
+    (1200, "light"), (390, "dark"), pytest.param(1200, "dark", marks=pytest.mark.slow),
+    pytest.param(390, "light", marks=pytest.mark.slow)])
 PATHS = ("", "sample/0", "sample/1", "findings", "findings?code=truncated",
          "?q=%3Cscript%3Edocument.title%3D%27owned%27%3C%2Fscript%3E",
          "?q=%22%3E%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E",
@@ -69,8 +72,7 @@ def shown(browser):
         new Promise(done => one.onload = one.onerror = done))))""")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@LOOKS
 @pytest.mark.parametrize("path", PATHS[:5])
 def test_nothing_overlaps_or_is_cut_off(browser, usual, small, path, width, scheme):
     for running in (usual, small):
@@ -103,8 +105,7 @@ def test_the_policy_stops_what_would_be_injected(browser, usual):
     assert "elsewhere.example" in said and "script-src" in said and "style-src" in said
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@LOOKS
 def test_the_page_of_a_run(browser, trained, width, scheme):
     for running in trained:
         for path in ("run", "sample/0"):
