@@ -89,13 +89,16 @@ def _here(manifest: Path) -> Path:
 def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:
     """The manifest to show, and the run."""
     from prep.errors import UsageError
-    from prep.runs.document import check_manifest, manifest_of
+    from prep.runs.document import NAME, check_manifest, manifest_of
 
     _here(what)
     if not what.is_dir():
         if manifest is not None:
             raise UsageError(f"--manifest is for a RUN, but {what} is not a directory", hint=f"prep view {manifest}")
         return what, None
+    if not (what / NAME).exists():
+        raise UsageError(f"{what} is a directory without a {NAME}, expected a manifest or a training run",
+                         hint="of pictures that are not encoded yet, prep scan SOURCE --html FILE.html makes a page")
     named = manifest_of(what)
     if manifest is None:
         check_manifest(what, named)
