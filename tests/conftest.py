@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import kept_workers
 import pytest
 from hypothesis import HealthCheck, settings
 from pictures import draw, draw_mask
+
+from prep.workers import pool
 
 pytest_plugins = ("small_cache", "small_manifest", "real_manifest", "browser")  # fixtures that several packages share
 
@@ -32,6 +35,7 @@ os.environ["SOURCE_DATE_EPOCH"] = "1700000000"
 # modules copy the environment when they are imported.
 _USER_CACHE = tempfile.mkdtemp(prefix="latentry-tests.")
 os.environ["LATENTRY_USER_CACHE"] = _USER_CACHE
+atexit.register(kept_workers.end_all)
 atexit.register(shutil.rmtree, _USER_CACHE, ignore_errors=True)
 
 # As in a terminal, also where the tests run in the background of a shell, which ignores Ctrl-C for them.
@@ -49,6 +53,12 @@ _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((number for number, folder in enumerate(_FIRST)
                                       if folder in item.path.parents), len(_FIRST)))
+
+
+@pytest.fixture(autouse=True)
+def _kept_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_start", kept_workers.start)
+    monkeypatch.setattr(pool.WorkerPool, "close", kept_workers.close)
 
 
 @pytest.fixture(scope="session")

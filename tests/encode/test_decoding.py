@@ -148,6 +148,7 @@ def test_a_path_that_is_not_utf8(tmp_path):
     assert found.code == "" and found.array(asked.shape).shape == (16, 16, 3)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_also_while_a_decoder_hangs(photos, tiny_model, tmp_path):
     add(photos, "hang", "hang too")
     script = ("import functools, sys; from prep.encode.engines import local; from prep.workers.pool import WorkerPool;"

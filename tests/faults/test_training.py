@@ -39,7 +39,7 @@ WHEN = ("before", "half", "after")
 KINDS_OF_TWO = {**KINDS, "divided": (*KINDS["full"], "--shard")}
 CLOCK = ("seconds", "wait", "samples_per_second")
 FEW_AND_MANY = pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
-EACH = pytest.mark.parametrize("kind", KINDS)
+EACH = pytest.mark.parametrize("kind", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import kept_workers
 import pytest
 from pictures import draw
 from walking import item_of, walk
@@ -117,6 +118,7 @@ def test_no_more_workers_than_are_asked_and_none_are_left(tmp_path):
 def test_without_processes_it_is_done_here(tmp_path, monkeypatch, how):
     items = list(pictures(tmp_path))
     wanted = scan(items, jobs=2)
+    kept_workers.end_all()  # or else none has to be started
     options = {"switched off": {"processes": False}, "ends at once": {"command": ("-c", "pass")}}.get(how, {})
     if how == "frozen":
         monkeypatch.setattr(sys, "frozen", True, raising=False)

@@ -60,7 +60,7 @@ def far(found, wanted):
 
 
 @pytest.mark.parametrize(("bits", "least", "most"), [
-    pytest.param("8bit", 0.001, 0.03, marks=pytest.mark.slow), ("4bit", 0.03, 0.5)])
+    pytest.param("8bit", 0.001, 0.03, marks=pytest.mark.slow), pytest.param("4bit", 0.03, 0.5, marks=pytest.mark.slow)])
 def test_rows_are_near_those_of_whole_weights(sd3, bits, least, most):
     """What CLIP makes of a caption is not quantized: the same bits.
 

@@ -91,6 +91,7 @@ def test_rows_are_the_pipelines_and_each_encoder_is_loaded_once(model, loads):
     same([*rows, negative], [*wanted, wanted_negative])
 
 
+@pytest.mark.slow
 def test_without_preparation_rows_are_the_same(model, loads):
     encoder = encoder_of(model)
     same([row for batch in BATCHES for row in encoder.encode(batch)], by_pipeline(model)[0])

@@ -61,6 +61,7 @@ def test_any_number_of_processes_takes_the_same_steps_and_resumes_the_others_run
     same(tmp_path / "one", tmp_path / "several")
 
 
+@pytest.mark.slow
 def test_a_failure_of_one_process_is_one_message_and_costs_no_finished_step(make, tmp_path):
     made = make()
     damage_late_row(made)
