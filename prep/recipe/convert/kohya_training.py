@@ -56,7 +56,7 @@ _WORDS: Mapping[str, str] = {
                     _EPOCHS),
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
-    "network_weights": "a run cannot start from another run's weights: no counterpart",
+    "network_weights": "an option of train run: --init-from FILE",
     **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
     "save_model_as": "safetensors is the only format",
 }

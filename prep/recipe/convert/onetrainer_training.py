@@ -247,7 +247,7 @@ def _loss(asked: Asked, training: Training) -> None:
     if kind == "MIN_SNR_GAMMA":
         training.put("loss.min_snr", 5.0 if strength is None else strength, "loss_weight_strength")
     elif kind != "CONSTANT":
-        training.note("loss_weight_fn", kind, "Min-SNR is the only timestep weighting; none is written")
+        training.note("loss_weight_fn", kind, "only Min-SNR is converted; loss.weighting has others")
     if asked.any("rescale_noise_scheduler_to_zero_terminal_snr"):  # which OneTrainer trains to predict v
         training.put("zero_terminal_snr", True, "rescale_noise_scheduler_to_zero_terminal_snr")
         training.put("prediction", "v_prediction", "rescale_noise_scheduler_to_zero_terminal_snr")

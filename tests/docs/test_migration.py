@@ -1,0 +1,47 @@
+"""Each line of the tables of manifests/migration.md is converted as the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from prep.recipe.convert import kohya_training, onetrainer_training
+
+PAGE = Path(__file__).parents[2] / "manifests" / "migration.md"
+ROW = re.compile(r"^\| `(.+?)` \| `(.+?)` \| (recipe|train\.toml) \|$", re.MULTILINE)
+SECTIONS = {title: ROW.findall(text) for title, _, text in
+            (part.partition("\n") for part in PAGE.read_text(encoding="utf-8").split("\n## "))}
+
+
+def converted(title: str, line: str, folder: Path):
+    (folder / "set").mkdir()
+    if title == "sd-scripts":
+        # Settings of a network need one; as in sd-scripts, its rank decides nothing else.
+        document = {"train_data_dir": str(folder / "set"), "network_module": "networks.lora", **tomllib.loads(line)}
+        return kohya_training.convert(document, folder, lambda path: {})
+    own = json.loads(f"{{{line}}}")
+    document = {"training_method": "LORA", "concepts": [{"name": "a", "path": str(folder / "set"), "enabled": True}],
+                **own}
+    return onetrainer_training.convert(document, folder, lambda path: [])
+
+
+def test_the_tables_are_found():
+    assert len(SECTIONS["sd-scripts"]) > 30 and len(SECTIONS["OneTrainer"]) >= 20
+
+
+@pytest.mark.parametrize(("title", "line", "wanted", "file"), [
+    (title, *row) for title, rows in SECTIONS.items() for row in rows])
+def test_a_line_is_converted(title, line, wanted, file, tmp_path):
+    found = converted(title, line, tmp_path)
+    name, _, value = wanted.partition(" = ")
+    if file == "train.toml":
+        settings = found.training.settings
+    else:
+        settings = {f"{section}.{key}": value for section in ("model", "image", "caption")
+                    for key, value in asdict(getattr(found.recipe, section)).items()}
+    assert settings[name] == tomllib.loads(f"value = {value}")["value"]
