@@ -7,15 +7,14 @@ back their workers as they do elsewhere; only the end of the idle ones is put of
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from prep.workers import pool
 
-MOST = 2  # of one environment
+MOST = 6  # workers, of all environments: tests limit how many files are open
 _started = pool._start
-_kept: dict[object, list[pool._Worker]] = defaultdict(list)
+_kept: list[tuple[object, pool._Worker]] = []  # the oldest first
 
 
 def kind_of(command: Sequence[str]) -> object:
@@ -26,34 +25,35 @@ def kind_of(command: Sequence[str]) -> object:
 
 def start(command: Sequence[str]) -> pool._Worker | None:
     """A kept worker, or a new one."""
-    kept = _kept[kind_of(command)]
-    while kept:
-        worker = kept.pop()
-        if worker._process.poll() is None:
-            return worker
-        worker.end()
+    kind = kind_of(command)
+    for number in reversed(range(len(_kept))):
+        if _kept[number][0] == kind:
+            worker = _kept.pop(number)[1]
+            if worker._process.poll() is None:
+                return worker
+            worker.end()
     return _started(command)
 
 
 def close(self: pool.WorkerPool) -> None:
-    """Keeps idle workers; ends all others."""
+    """Keeps idle workers, and ends the oldest ones for them; ends all others."""
     self._closed.set()
-    kept = _kept[kind_of(self._command)]
     with self._lock:
-        while self._idle and len(kept) < MOST:
-            worker = self._idle.pop()
-            self._all.discard(worker)
-            if not worker.late and worker._process.poll() is None:
-                worker.ready = lambda: True  # type: ignore[method-assign]
-                kept.append(worker)
-            else:
-                worker.end()
+        idle, self._idle = self._idle, []
+        self._all.difference_update(idle)
+    for worker in idle:
+        if worker.late or worker._process.poll() is not None:
+            worker.end()
+        else:
+            worker.ready = lambda: True  # type: ignore[method-assign]
+            _kept.append((kind_of(self._command), worker))
     for worker in list(self._all):
         self._end(worker)
+    while len(_kept) > MOST:
+        _kept.pop(0)[1].end()
 
 
 def end_all() -> None:
     """Ends the workers that are kept."""
-    for kept in _kept.values():
-        while kept:
-            kept.pop().end()
+    while _kept:
+        _kept.pop()[1].end()
