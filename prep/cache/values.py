@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from prep.arrays import ArraySpec
+from prep.cache.reader import Reader
+from prep.errors import CacheError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -21,3 +24,17 @@ def values_of(spec: ArraySpec, data: Bytes) -> Values:
     if spec.dtype == "bfloat16":  # the upper half of a float32
         return (data.view("<u2").astype("<u4") << 16).view("<f4").reshape(shape)
     return data.view({"float16": "<f2", "float32": "<f4"}[spec.dtype]).astype(np.float32).reshape(shape)
+
+
+def read_values(reader: Reader, place: Mapping[str, Any] | None, array: str) -> Values | None:
+    """The array of the row at `place`, a shard and a row as samples are described with; `None` if it has none, or if it
+    cannot be read (`prep verify` says why)."""
+    if place is None:
+        return None
+    try:
+        spec, _ = reader.array_info(place["shard"], array)
+        row = np.empty(spec.row_bytes, np.uint8)
+        reader.read_into(row, place["shard"], array, place["row"])
+    except CacheError:
+        return None
+    return values_of(spec, row)

@@ -12,6 +12,7 @@ from prep.runs.events import Event
 Status = Literal["finished", "stopped", "open"]  # open: the log has no end, so the run is going on, or was killed
 Point = tuple[int, float]  # step, value
 SMOOTH = 50  # the moving average is over this part of the run
+STATES: dict[Status, str] = {"finished": "Finished", "stopped": "Stopped", "open": "Going on, or killed"}
 TOLD = ("start", "checkpoint", "warning", "stopped", "end")
 
 
@@ -56,6 +57,11 @@ class History:
     def held_out(self) -> list[Point]:
         """The validation loss."""
         return [(event["step"], event["loss"]) for event in self.validations]
+
+    @property
+    def lowest(self) -> Point | None:
+        """Step and loss of the lowest validation loss; the earliest of several."""
+        return min(self.held_out, key=lambda point: (point[1], point[0]), default=None)
 
     @property
     def warnings(self) -> list[str]:

@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
 
 from prep.errors import ModelError
 from prep.fs.memo import Memo, memo_path
@@ -23,7 +22,7 @@ from prep.models.family import options_of
 from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
 from prep.models.loading import quiet_libraries
 from prep.models.text.truncation import Reading, TruncationFinder
-from prep.models.vae import decode, load_vae
+from prep.models.vae import VaeDecoder
 
 NAMES = {"vae": "VAE", "text": "text encoder"}
 
@@ -47,15 +46,14 @@ class ViewedModel:
             return self._finder.readings(caption)
 
     def decode(self, latent_Chw: np.ndarray[Any, Any]) -> bytes:
-        """The picture of a latent as it is stored, a PNG. Raises `ModelError` if the VAE cannot be loaded."""
-        with self._lock, torch.inference_mode():
-            image_3HW = decode(self._vae, torch.from_numpy(np.ascontiguousarray(latent_Chw))[None])[0]
-        pixels_HW3 = ((image_3HW.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0)
-        return encode_png(pixels_HW3.contiguous().numpy())
+        """The picture of a latent as it is stored, a PNG. Raises `ModelError`, `OutOfMemoryError`."""
+        with self._lock:
+            pixels_HW3 = self._vae.decode(latent_Chw)
+        return encode_png(pixels_HW3)
 
     @cached_property
-    def _vae(self) -> Any:
-        return load_vae(self._folder, torch.float32).eval()
+    def _vae(self) -> VaeDecoder:
+        return VaeDecoder(self._folder, device="cpu")
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:

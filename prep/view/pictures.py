@@ -6,16 +6,15 @@ is made anew from pixels, so no byte of a foreign file reaches the browser.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from prep.cache.reader import Reader
-from prep.errors import CacheError
-from prep.images.decode import Picture, decode_picture, encode_png, scale_and_crop
-from prep.images.formats.parts import BadPicture
+from prep.cache.values import read_values
+from prep.images.decode import encode_png, scale_and_crop
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
@@ -45,8 +44,6 @@ class Pictures:
         self._originals = Originals(opened)
         self._reader = Reader(opened.cache.root)
         self._memory = memory or Memory()
-        alpha = opened.manifest.document["latents"].get("alpha")
-        self._alpha = "white" if alpha is None else "#{:02x}{:02x}{:02x}".format(*alpha)
 
     def close(self) -> None:
         """Closes the cache's files."""
@@ -68,7 +65,7 @@ class Pictures:
         """The bucket's pixels as training sees them, a PNG; `None` as above."""
         def make() -> bytes | None:
             row = self.describe(sample)
-            picture = self._decoded(row)
+            picture = self._originals.picture(row)
             if picture is None:
                 return None
             samples = self._opened.samples
@@ -83,8 +80,7 @@ class Pictures:
         `None` for a view without a mask, or with one that cannot be read.
         """
         def make() -> bytes | None:
-            place = self.describe(sample)["views"][view]["mask"]
-            row = None if place is None else self._row(place, "mask")
+            row = read_values(self._reader, self.describe(sample)["views"][view]["mask"], "mask")
             if row is None:
                 return None
             cells = row.reshape(row.shape[-2:])
@@ -110,37 +106,11 @@ class Pictures:
 
     def latent(self, sample: int, view: int) -> Array | None:
         """float32 [C, h, w], as stored; `None` if it cannot be read (`prep verify` says why)."""
-        place = self.describe(sample)["views"][view]["latent"]
-        return None if place is None else self._row(place, "latent")
+        return read_values(self._reader, self.describe(sample)["views"][view]["latent"], "latent")
 
     def _small(self, sample: int, side: int) -> bytes | None:
-        picture = self._decoded(self.describe(sample))
+        picture = self._originals.picture(self.describe(sample))
         return None if picture is None else encode_jpeg(shrink(picture, side))
-
-    def _decoded(self, row: Mapping[str, Any]) -> Picture | None:
-        data = self._originals.read(row)
-        try:
-            return None if data is None else decode_picture(data, alpha=self._alpha)
-        except BadPicture:
-            return None
-
-    def _row(self, place: Mapping[str, Any], array: str) -> Array | None:
-        """A row's numbers: uint8 for masks, else float32; `None` if it cannot be read."""
-        try:
-            spec, _ = self._reader.array_info(place["shard"], array)
-            data = np.empty(spec.row_bytes, np.uint8)
-            self._reader.read_into(data, place["shard"], array, place["row"])
-        except CacheError:
-            return None
-        return as_numbers(data, spec.dtype, spec.shape)
-
-
-def as_numbers(data: Array, dtype: str, shape: Sequence[int]) -> Array:
-    """Stored little-endian bytes as an array: bfloat16 and float16 become float32."""
-    if dtype == "bfloat16":
-        return (data.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    numbers = data.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
-    return numbers if dtype == "uint8" else numbers.astype(np.float32)
 
 
 def statistics(latent_Chw: Array) -> list[Channel]:

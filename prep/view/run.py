@@ -8,25 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from prep.fs.untrusted import read_regular
-from prep.images.decode import decode_picture
-from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.samples import SampleColumns
 from prep.runs import events, losses
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid, History, read_history
 from prep.runs.losses import Hardness, Records, hardness, read_losses, short_ids
+from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
 from prep.view.memory import Memory
 
 SIDE = 640  # pixels of the longer side of a sampled picture
-MOST = 1 << 27  # bytes of a grid's file
 REST = 20.0  # times as long as reading a file took, until it is read again
 T = TypeVar("T")
 
@@ -82,12 +79,8 @@ class RunFiles:
         return self._memory.get(("cell", grid, cell), lambda: self._cut(grid, cell))
 
     def _cut(self, grid: Grid, cell: int) -> bytes | None:
-        parts = PurePosixPath(grid.picture).parts
-        if len(parts) != 2 or parts[0] != "samples" or parts[1] in ("", ".", ".."):
-            return None
-        try:
-            sheet = np.asarray(decode_picture(read_regular(self.folder / "samples" / parts[1], MOST), alpha="white"))
-        except (OSError, BadPicture):
+        sheet = read_sheet(self.folder, grid)
+        if sheet is None:
             return None
         if cell < 0:
             return small_jpeg(sheet, 2 * SIDE)
@@ -99,18 +92,12 @@ class RunFiles:
 
 def films(history: History, most: int) -> list[Film]:
     """The sampled pictures by prompt; of more than `most` steps with pictures, some, evenly spread."""
-    latest = sorted({grid.step: number for number, grid in enumerate(history.grids)}.items())
-    last, shown = len(latest) - 1, min(most, len(latest))
-    chosen = sorted({round(number * last / max(shown - 1, 1)) for number in range(shown)})
     found: dict[tuple[str, int], list[Frame]] = {}
-    for step, number in (latest[place] for place in chosen):
+    for number in spread_grids(history.grids, most):
         grid = history.grids[number]
-        cells = min(len(grid.prompts), len(grid.sizes))
-        seen: dict[str, int] = {}
-        for cell in range(cells) if cells else (-1,):
-            prompt = "" if cell < 0 else grid.prompts[cell]
-            seen[prompt] = seen.get(prompt, 0) + 1  # of equal prompts, the first stays the first
-            found.setdefault((prompt, seen[prompt]), []).append(Frame(step=step, grid=number, cell=cell))
+        cells = {key: cell for cell, key in enumerate(keyed_prompts(grid))} or {("", 0): -1}
+        for key, cell in cells.items():
+            found.setdefault(key, []).append(Frame(step=grid.step, grid=number, cell=cell))
     return [Film(prompt=prompt, frames=tuple(frames)) for (prompt, _), frames in found.items()]
 
 

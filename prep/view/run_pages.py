@@ -7,7 +7,7 @@ from prep.manifest.select import Query
 from prep.report.pages.curves import Chart, Series, chart_of
 from prep.report.pages.parts import plural
 from prep.report.pages.run_curves import charts
-from prep.runs.history import History
+from prep.runs.history import STATES, History
 from prep.runs.losses import Hardness
 from prep.view.run import RunFiles, films
 from prep.view.site import Site, card_of
@@ -17,7 +17,6 @@ PROMPTS = 48
 WORST = 12  # samples on a run's page
 WARNINGS = 100
 SHOWINGS = 500  # of a sample, in its chart
-STATES = {"finished": "Finished", "stopped": "Stopped", "open": "Going on, or killed"}
 TONES = {"finished": "good", "stopped": "warning", "open": "info"}
 HINTS = {"stopped": "To continue, run the same train run command again, with --resume.",
          "open": "Load this page again to see how far it is by then."}
@@ -40,8 +39,7 @@ def run_page(site: Site, run: RunFiles) -> str:
 
 
 def _stats(history: History) -> list[tuple[str, str]]:
-    smooth, held_out = history.smooth[-1:], history.held_out
-    best = min(held_out, key=lambda point: (point[1], point[0]), default=None)
+    smooth, held_out, best = history.smooth[-1:], history.held_out, history.lowest
     return [("loss, smoothed", f"{smooth[0][1]:.4g}" if smooth else "–"),
             ("validation loss", f"{held_out[-1][1]:.4g}" if held_out else "–"),
             ("lowest validation" if best is None else f"lowest, at step {best[0]:,}",

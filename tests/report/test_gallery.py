@@ -156,7 +156,7 @@ def test_a_decoded_latent_is_compared_with_the_crop_that_was_encoded(prep, photo
     audit = open_manifest(read_manifest(tmp_path / "m.json"))
     number = next(number for number in range(8) if audit.samples.name(number) == "3.png")
     sample = describe(audit, number)
-    crop = latents._crop(audit, Originals(audit).read(sample), sample["bucket"], sample["views"][0])
+    crop = latents._crop(audit, Originals(audit).picture(sample), number, tuple(sample["bucket"]))
     right = decode_samples(audit, [number], lambda _: crop, lambda _: None)
     wrong = decode_samples(audit, [number], lambda _: crop[:, ::-1].copy(), lambda _: None)
     assert right[number].psnr == math.inf and 0 < wrong[number].psnr < 60

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from small_manifest import write_small
 
+from prep.arrays import ArraySpec
+from prep.cache.values import values_of
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.select import Query
@@ -17,7 +19,7 @@ from prep.parse import Unparsed
 from prep.view.guard import Guard
 from prep.view.memory import Memory
 from prep.view.params import address, number_of, query_of
-from prep.view.pictures import Pictures, as_numbers, statistics
+from prep.view.pictures import Pictures, statistics
 
 BUCKETS = ((64, 64), (96, 64))
 
@@ -115,9 +117,9 @@ def test_numbers_of_every_dtype():
     values = np.array([[1.5, -2.0, 0.0]], np.float32)
     high = (values.view(np.uint32) >> 16).astype("<u2")
     for dtype, stored in (("bfloat16", high), ("float16", values.astype("<f2")), ("float32", values.astype("<f4"))):
-        numbers = as_numbers(np.frombuffer(stored.tobytes(), np.uint8), dtype, (1, 3))
+        numbers = values_of(ArraySpec(name="latent", dtype=dtype, shape=(1, 3)), np.frombuffer(stored.tobytes(), np.uint8))
         assert numbers.dtype == np.float32 and np.array_equal(numbers, values)
-    assert as_numbers(np.arange(4, dtype=np.uint8), "uint8", (2, 2)).tolist() == [[0, 1], [2, 3]]
+    assert values_of(ArraySpec(name="mask", dtype="uint8", shape=(2, 2)), np.arange(4, dtype=np.uint8)).tolist() == [[0, 1], [2, 3]]
 
 
 def test_statistics_leave_out_what_is_not_finite():

@@ -40,7 +40,7 @@ ANY = tuple(name for floor in FLOORS for name in sorted(floor))
 MAY_IMPORT = {
     "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": (), "demo": (), "workers": (),
     "cache": ("fs",), "sources": ("fs", "captions", "workers"),
-    "runs": ("fs",),
+    "runs": ("fs", "images"),
     "manifest": ("fs", "cache", "batching", "models"),
     "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),

@@ -39,9 +39,7 @@ def report(
 
 
 def _as_json(written: Written) -> dict[str, Any]:
-    from train.report.page import lowest
-
-    history, best = written.history, lowest(written.history)
+    history, best = written.history, written.history.lowest
     last, smooth = history.held_out[-1:], history.smooth[-1:]
     return {"format": "latentry/report", "version": 1, "output": str(written.path), "bytes": written.size,
             "status": history.status, "step": history.step, "steps": history.steps or None,

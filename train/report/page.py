@@ -18,7 +18,7 @@ from prep.report.pages.parts import Column, Head, Section, Stat, Table, plural
 from prep.report.pages.run_curves import charts
 from prep.runs.events import NAME as LOG
 from prep.runs.events import Event, read_events
-from prep.runs.history import History, Point, read_history
+from prep.runs.history import STATES, History, read_history
 from train.card import KINDS
 from train.report import pictures as shown
 from train.report.provenance import checkpoints, own_manifest, provenance, settings
@@ -29,7 +29,6 @@ from train.runs.watch import line
 NAME = "report.html"
 WORST = 24
 EVENTS = 200  # rows
-STATES = {"finished": "Finished", "stopped": "Stopped", "open": "Going on, or killed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +61,6 @@ def write_report(folder: Path, output: Path | None, made: date, *, worst: int = 
     write_atomic(path, data)
     return Written(path=path, size=len(data), history=history, prompts=len(strips), worst=len(hardest.cards),
                    pictures=room.refused)
-
-
-def lowest(history: History) -> Point | None:
-    """Step and loss of the lowest validation loss; the earliest of several."""
-    return min(history.held_out, key=lambda point: (point[1], point[0]), default=None)
 
 
 def _check_output(run: Run, path: Path) -> None:
@@ -111,7 +105,7 @@ def _head(run: Run, history: History) -> Head:
     on = "" if manifest is None else f" for {manifest.family}, from {plural(_samples(manifest.document), 'sample')}"
     epochs = f", {done / history.steps_per_epoch:.1f} epochs" if history.steps_per_epoch else ""
     tone, todo = _todo(run, history)
-    best, last = lowest(history), history.held_out[-1:]
+    best, last = history.lowest, history.held_out[-1:]
     smooth = history.smooth[-1:]
     speed = f"{history.samples / history.seconds:,.1f}" if history.seconds else "–"
     return Head(
@@ -139,7 +133,7 @@ def _todo(run: Run, history: History) -> tuple[str, str]:
         again = ", with --resume" if list_checkpoints(run.folder) else "; it has no checkpoint yet"
         return "warning", ("The log has no end. If the run is still going, make this page again later; if it was "
                            f"killed, run the same train run command again{again}.")
-    best, last = lowest(history), history.held_out[-1:]
+    best, last = history.lowest, history.held_out[-1:]
     if best and last and best[0] < last[0][0] and last[0][1] > 1.02 * best[1]:
         return "good", (f"The validation loss was lowest at step {best[0]:,}: compare a checkpoint from there, if it "
                         "is kept, with train sample --checkpoint.")

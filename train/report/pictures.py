@@ -5,23 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
 from prep.errors import Problem, first_line
-from prep.fs.untrusted import read_regular
-from prep.images.decode import decode_picture
-from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.report.pages.frame import Pictures
 from prep.report.pages.gallery import CAPTIONS, LETTERS, from_sources
-from prep.report.pages.parts import Caption, Card, Shot
+from prep.report.pages.parts import Caption, Card, Shot, plural
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
+from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
 from train.runs.directory import Run, require_manifest
 from train.worst import Worst, find_worst
 
@@ -29,7 +27,6 @@ SIDE = 320  # pixels of the longer side of a picture
 WHOLE = 960  # pixels of the longer side of a grid whose parts are not known
 STEPS = 12  # shown of each prompt, evenly spread
 PROMPTS = 24
-MOST = 1 << 27  # bytes of a grid's file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +59,8 @@ def strips(run: Path, grids: Sequence[Grid], pictures: Pictures) -> tuple[list[S
 
     A grid that cannot be read, or is not the one that the log describes, is left out.
     """
-    latest = list({grid.step: grid for grid in grids}.values())
-    last = len(latest) - 1
-    chosen = sorted({round(number * last / max(min(STEPS, last + 1) - 1, 1)) for number in range(min(STEPS, last + 1))})
-    cells = [(grid.step, _cells(run, grid)) for grid in (latest[number] for number in chosen)]
+    chosen = [grids[number] for number in spread_grids(grids, STEPS)]
+    cells = [(grid.step, _cells(run, grid)) for grid in chosen]
     prompts = list(dict.fromkeys(key for _, cut in cells for key in cut))
     found = []
     for prompt, number in prompts[:PROMPTS]:
@@ -74,33 +69,27 @@ def strips(run: Path, grids: Sequence[Grid], pictures: Pictures) -> tuple[list[S
             Moment(step=step, shot=_shot(f"{prompt or 'all prompts'}, at step {step:,}", data, pictures))
             for step, data in shots)))
     notes = []
-    if len(latest) > len(chosen):
-        notes.append(f"{len(chosen)} of {len(latest)} steps with pictures are shown; all are in samples.")
+    steps = len({grid.step for grid in grids})
+    if steps > len(chosen):
+        notes.append(f"{len(chosen)} of {steps} steps with pictures are shown; all are in samples.")
     if len(prompts) > PROMPTS:
         notes.append(f"{PROMPTS} of {len(prompts)} prompts are shown.")
     gone = sum(not cut for _, cut in cells)
     if gone:
-        notes.append(f"{gone} {'file' if gone == 1 else 'files'} of sample pictures cannot be read.")
+        notes.append(f"{plural(gone, 'file')} of sample pictures cannot be read.")
     return found, " ".join(notes)
 
 
 def _cells(run: Path, grid: Grid) -> dict[tuple[str, int], bytes]:
     """JPEGs by prompt, and by how many earlier pictures of the grid have the same prompt."""
-    parts = PurePosixPath(grid.picture).parts
-    if len(parts) != 2 or parts[0] != "samples" or parts[1] in ("", ".", ".."):
+    sheet = read_sheet(run, grid)
+    if sheet is None:
         return {}
-    try:
-        sheet = decode_picture(read_regular(run / "samples" / parts[1], MOST), alpha="white")
-    except (OSError, BadPicture):
-        return {}
-    cut = cut_grid(np.asarray(sheet), grid.sizes)
+    cut = cut_grid(sheet, grid.sizes)
     if not grid.prompts or not cut:
-        return {("", 0): small_jpeg(np.asarray(sheet), WHOLE)}
-    found: dict[tuple[str, int], bytes] = {}
-    for prompt, pixels in zip(grid.prompts, cut, strict=False):
-        number = sum(prompt == other for other, _ in found)
-        found[prompt, number] = small_jpeg(np.ascontiguousarray(pixels), SIDE)
-    return found
+        return {("", 0): small_jpeg(sheet, WHOLE)}
+    return {key: small_jpeg(np.ascontiguousarray(pixels), SIDE)
+            for key, pixels in zip(keyed_prompts(grid), cut, strict=False)}
 
 
 def _shot(name: str, data: bytes, pictures: Pictures) -> Shot:
@@ -128,5 +117,5 @@ def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> 
             captions=tuple(Caption(text=one[:LETTERS], letters=len(one)) for one in captions[:CAPTIONS]),
             more_captions=max(0, len(captions) - CAPTIONS),
             facts=(f"{each.ratio:.2f} times the usual loss", f"loss {each.loss:.4f}",
-                   f"shown {each.showings:,} {'time' if each.showings == 1 else 'times'}")))
+                   f"shown {plural(each.showings, 'time')}")))
     return Hardest(found=found, cards=tuple(cards))

@@ -12,14 +12,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from prep.cache.reader import Reader
-from prep.errors import CacheError
+from prep.cache.values import read_values
 from prep.findings import Finding
 from prep.formatting import format_size
-from prep.images.decode import decode_picture
-from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import encode_jpeg, encode_shade, encode_webp, shrink, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
@@ -118,11 +114,8 @@ def from_sources(audit: OpenedManifest, side: int = SIDE) -> Thumbnail:
     encode = encode_jpeg if side >= SIDE else encode_webp
 
     def thumbnail(sample: Mapping[str, Any]) -> bytes | None:
-        data = originals.read(sample)
-        try:
-            return None if data is None else encode(shrink(decode_picture(data, alpha="white"), side))
-        except BadPicture:
-            return None
+        picture = originals.picture(sample, alpha="white")
+        return None if picture is None else encode(shrink(picture, side))
 
     return thumbnail
 
@@ -187,7 +180,7 @@ def _with_pictures(found: Found, sample: Mapping[str, Any], small: bytes | None,
     """The same with its pictures, as far as the page has room."""
     views = sample["views"][: 1 if many else VIEWS]
     address = pictures.add(small)
-    overlays = tuple(_overlay(view, sample["bucket"], pictures.add(None if view["mask"] is None else _mask(
+    overlays = tuple(_overlay(view, sample["bucket"], pictures.add(_mask(
         reader, view["mask"], SHADE if many else None))) for view in views)
     count = len(sample["views"])
     more = (f"{count:,} views, {len(overlays)} shown",) if count > len(overlays) else ()
@@ -198,15 +191,12 @@ def _with_pictures(found: Found, sample: Mapping[str, Any], small: bytes | None,
                                        facts=(*card.facts, *more)))
 
 
-def _mask(reader: Reader, place: Mapping[str, Any], side: int | None) -> bytes | None:
-    """A shade for a mask; `None` if it cannot be read (`prep verify` reports why)."""
-    try:
-        spec, _ = reader.array_info(place["shard"], "mask")
-        row = np.empty(spec.row_bytes, np.uint8)
-        reader.read_into(row, place["shard"], "mask", place["row"])
-    except CacheError:
+def _mask(reader: Reader, place: Mapping[str, Any] | None, side: int | None) -> bytes | None:
+    """A shade for a mask; `None` if there is none, or it cannot be read."""
+    found = read_values(reader, place, "mask")
+    if found is None:
         return None
-    mask_HW = row.reshape(spec.shape[-2:])
+    mask_HW = found.reshape(found.shape[-2:])
     return encode_shade(mask_HW) if side is None else small_shade(mask_HW, side)
 
 

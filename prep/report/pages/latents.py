@@ -6,17 +6,14 @@ C channels, h w latent cells, H W pixels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from prep.cache.reader import Reader
-from prep.cache.values import Values, values_of
-from prep.errors import CacheError
-from prep.geometry import Placement
-from prep.images.decode import Pixels, decode_picture, scale_and_crop
-from prep.images.formats.parts import BadPicture
+from prep.cache.values import Values, read_values
+from prep.geometry import Size
+from prep.images.decode import Picture, Pixels, scale_and_crop
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
@@ -83,7 +80,6 @@ def _spelled(value: float) -> str:
     return f"{value:.4g}"
 
 
-
 def to_decode(count: int, most: int, unusual: Sequence[int]) -> list[int]:
     """The numbers of up to `most` of so many samples: the most unusual ones as up to a half, others evenly spread."""
     first = list(unusual[: most // 2])
@@ -100,11 +96,10 @@ def decode_samples(audit: OpenedManifest, numbers: Iterable[int], decode: Decode
     originals, reader, found = Originals(audit), Reader(audit.cache.root), {}
     for number in numbers:
         sample = describe(audit, number)
-        view = sample["views"][0]
-        latent = _latent(reader, view["latent"])
-        if latent is not None:
+        latent = read_values(reader, sample["views"][0]["latent"], "latent")
+        if latent is not None and np.isfinite(latent).all():
             made = decode(latent)
-            crop = _crop(audit, originals.read(sample), sample["bucket"], view)
+            crop = _crop(audit, originals.picture(sample), number, tuple(sample["bucket"]))
             known = None if crop is None or crop.shape != made.shape else psnr(crop, made)
             found[number] = Decoded(picture=small_jpeg(made, SIDE), psnr=known)
         tick(1)
@@ -122,27 +117,8 @@ def psnr(one: Pixels, other: Pixels) -> float:
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
-def _latent(reader: Reader, place: Mapping[str, Any] | None) -> Values | None:
-    if place is None:
+def _crop(audit: OpenedManifest, picture: Picture | None, number: int, bucket: Size) -> Pixels | None:
+    """The pixels of a sample's first view that were encoded; `None` without the original."""
+    if picture is None:
         return None
-    try:
-        spec, _ = reader.array_info(place["shard"], "latent")
-        row = np.empty(spec.row_bytes, np.uint8)
-        reader.read_into(row, place["shard"], "latent", place["row"])
-    except CacheError:
-        return None
-    latent = values_of(spec, row)
-    return latent if np.isfinite(latent).all() else None
-
-
-def _crop(audit: OpenedManifest, data: bytes | None, bucket: Sequence[int], view: Mapping[str, Any]) -> Pixels | None:
-    """The pixels that were encoded; `None` without the original."""
-    color = audit.manifest.document["latents"].get("alpha") or (255, 255, 255)
-    (width, height), (scaled_width, scaled_height), (left, top) = bucket, view["scaled"], view["crop"]
-    try:
-        return None if data is None else scale_and_crop(
-            decode_picture(data, alpha="#{:02x}{:02x}{:02x}".format(*color)),
-            Placement(scaled=(scaled_width, scaled_height), crop=(left, top), bucket=(width, height),
-                      flip=view["flip"]))
-    except BadPicture:
-        return None
+    return scale_and_crop(picture, audit.samples.placement(int(audit.samples.view_offsets[number]), bucket))

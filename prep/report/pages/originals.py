@@ -13,6 +13,8 @@ from typing import Any
 from prep.digest import digest_bytes
 from prep.errors import PathError
 from prep.fs.blob import Blob, read_blob
+from prep.images.decode import Picture, decode_picture
+from prep.images.formats.parts import BadPicture
 from prep.manifest.opened import OpenedManifest
 from prep.sources.item import Item
 from prep.sources.readers import readers
@@ -29,6 +31,8 @@ class Originals:
 
     def __init__(self, opened: OpenedManifest) -> None:
         self._sources = opened.manifest.sources
+        color = opened.manifest.document["latents"].get("alpha")
+        self._alpha = "white" if color is None else "#{:02x}{:02x}{:02x}".format(*color)
         self._tars: dict[Path, dict[str, Path]] = {}  # by source: its tars by label, the first part of members' names
         self._members: dict[Path, dict[str, Blob]] = {}
         self._lock = Lock()
@@ -44,6 +48,17 @@ class Originals:
         except (OSError, ValueError, PathError):
             return None
         return data if data is not None and digest_bytes(data) == sample["picture"] else None
+
+    def picture(self, sample: Mapping[str, Any], *, alpha: str = "") -> Picture | None:
+        """A described sample's picture, decoded; `None` as in `read`, or if it cannot be decoded.
+
+        Transparency is flattened onto the color `alpha`; by default onto that of the latents.
+        """
+        data = self.read(sample)
+        try:
+            return None if data is None else decode_picture(data, alpha=alpha or self._alpha)
+        except BadPicture:
+            return None
 
     def _blob(self, root: Path, name: str) -> Blob | None:
         if not is_tars(root):

@@ -19,7 +19,7 @@ from prep.report.pages.frame import Pictures
 from prep.runs.events import read_events
 from prep.runs.grids import columns_of, cut_grid
 from prep.runs.history import read_history
-from train.report.page import lowest, write_report
+from train.report.page import write_report
 from train.report.pictures import strips
 from train.sampling.grid import grid_png
 
@@ -106,7 +106,7 @@ def test_a_resumed_run_has_marks(tmp_path):
     text = run_html(WORDS, tmp_path)
     assert text.count('<line class="mark"') == 4, "one for each chart"
     history = read_history(told(WORDS))
-    assert history.starts == [0, STEPS // 2] and lowest(history) == (STEPS, 0.5 / STEPS)
+    assert history.starts == [0, STEPS // 2] and history.lowest == (STEPS, 0.5 / STEPS)
     assert history.seconds == pytest.approx(STEPS / 2) and history.samples == 8 * STEPS
     assert len(history.warnings) == TEXTS
 
