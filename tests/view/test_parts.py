@@ -117,9 +117,11 @@ def test_numbers_of_every_dtype():
     values = np.array([[1.5, -2.0, 0.0]], np.float32)
     high = (values.view(np.uint32) >> 16).astype("<u2")
     for dtype, stored in (("bfloat16", high), ("float16", values.astype("<f2")), ("float32", values.astype("<f4"))):
-        numbers = values_of(ArraySpec(name="latent", dtype=dtype, shape=(1, 3)), np.frombuffer(stored.tobytes(), np.uint8))
+        spec = ArraySpec(name="latent", dtype=dtype, shape=(1, 3))
+        numbers = values_of(spec, np.frombuffer(stored.tobytes(), np.uint8))
         assert numbers.dtype == np.float32 and np.array_equal(numbers, values)
-    assert values_of(ArraySpec(name="mask", dtype="uint8", shape=(2, 2)), np.arange(4, dtype=np.uint8)).tolist() == [[0, 1], [2, 3]]
+    mask = ArraySpec(name="mask", dtype="uint8", shape=(2, 2))
+    assert values_of(mask, np.arange(4, dtype=np.uint8)).tolist() == [[0, 1], [2, 3]]
 
 
 def test_statistics_leave_out_what_is_not_finite():
