@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.errors import CacheError
 from prep.progress import Progress, silent
+from prep.runtime import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Choices = Mapping[str, Any]
-JOBS = max(2, os.cpu_count() or 1)  # processes that decode
+JOBS = max(2, usable_cores())  # processes that decode
 
 
 def read_recipe(source: PathLike, choices: Choices | None = None) -> Recipe:

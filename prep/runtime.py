@@ -1,10 +1,12 @@
 """Defers Ctrl-C during imports, because interrupting torch's import can kill the process; heeds signals that ask a
-run to stop; controls the collector; says how much memory this process took.
+run to stop; controls the collector; says how much memory this process took, and how many cores it may use.
 """
 
 from __future__ import annotations
 
 import gc
+import math
+import os
 import signal
 import sys
 import threading
@@ -137,3 +139,21 @@ def peak_resident() -> int | None:
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used << 10
+
+
+def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The processors that this process may use: the computer's, or fewer in a container or in a cluster's job.
+
+    A scheduler binds a job to some cores (`sched_setaffinity`) or bounds its time (a control group's `cpu.max`, or
+    `cpu.cfs_quota_us` in version 1: microseconds in each period). A part of a core counts as one. `groups` is where
+    Linux mounts control groups.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            words = " ".join((groups / name).read_text(encoding="ascii") for name in names).split()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):  # without a limit: "max", or -1
+            cores = min(cores, math.ceil(int(words[0]) / int(words[1])))
+    return cores

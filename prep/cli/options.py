@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ import typer
 from prep.cli.signature import Command, choice, complete, expand, parameter
 from prep.errors import UsageError
 from prep.recipe.options import RECIPE_OPTIONS, RecipeOption, choices_of
+from prep.runtime import usable_cores
 
 if TYPE_CHECKING:
     from prep.captions.options import CaptionOptions
@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
 Given = Mapping[str, Any]  # values of recipe options by parameter name; None: not given
 
-JOBS = max(2, os.cpu_count() or 1)
+JOBS = max(2, usable_cores())
 
 
 def with_recipe_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from prep.doctor.check import Check
 from prep.errors import first_line
 from prep.formatting import counted, format_bytes
+from prep.runtime import usable_cores
 
 MEMORY = 8 << 30  # bytes: one SDXL checkpoint in half precision, and the rest of a computer
 FILES = 1024  # open files: what most systems allow
@@ -21,9 +22,8 @@ def check_machine() -> list[Check]:
 
 
 def _system() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Check(name="computer", state="ok", what=f"{platform.system()} {platform.machine()}, "
-                 f"{counted(cores, 'processor')}, Python {platform.python_version()}")
+                 f"{counted(usable_cores(), 'processor')}, Python {platform.python_version()}")
 
 
 def _memory() -> Check:

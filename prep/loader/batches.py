@@ -9,7 +9,6 @@ B samples, C channels, h w latent cells.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections import deque
@@ -36,10 +35,11 @@ from prep.loader.rows import DTYPES, Rows, split
 from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
 from prep.models.fields import STD
+from prep.runtime import usable_cores
 
 SLOTS = 4  # batches that may be ready or in use at a time
 AHEAD = 4  # batches whose rows the kernel may prefetch before they are read
-DRAWERS = min(4, os.cpu_count() or 1)  # threads that draw noise
+DRAWERS = min(4, usable_cores())  # threads that draw noise
 WORTH_THREADS = 1 << 15  # noise values per batch; for fewer, one thread is faster
 
 

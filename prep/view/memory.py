@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from threading import Lock, Semaphore
+
+from prep.runtime import usable_cores
 
 MOST_BYTES = 96 << 20
 
@@ -18,7 +19,7 @@ class Memory:
         self._known: OrderedDict[Hashable, bytes | None] = OrderedDict()
         self._making: dict[Hashable, Lock] = {}
         self._lock = Lock()
-        self._room = Semaphore(at_once or os.cpu_count() or 1)  # a large picture takes much memory while it is decoded
+        self._room = Semaphore(at_once or usable_cores())  # a large picture takes much memory while it is decoded
 
     def get(self, key: Hashable, make: Callable[[], bytes | None]) -> bytes | None:
         """The value of `key`, made now if it is not known. What `make` raises is raised here, and not kept."""

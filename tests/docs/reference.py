@@ -68,7 +68,7 @@ def _type(option: Any) -> str:
 def _meaning(option: Any) -> str:
     """The help, with its default; that of --jobs follows the machine."""
     if option.name == "jobs":
-        return f"{option.help} (default: one per core)"
+        return f"{option.help} (default: one per core that it may use)"
     shown = option.show_default if isinstance(option.show_default, str) else option.default
     plain = isinstance(shown, str | int | float | Path) and not isinstance(shown, bool) and shown != ""
     return f"{option.help} (default: {shown})" if plain and option.show_default else str(option.help)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from prep.runtime import defer_interrupts, peak_resident
+from prep.runtime import defer_interrupts, peak_resident, usable_cores
 
 LOADING = """
 import os, signal, sys, threading
@@ -90,3 +90,33 @@ def test_the_peak_of_memory_without_proc(monkeypatch):
     assert peak_resident() > 1 << 20
     monkeypatch.setattr(sys, "platform", "win32")
     assert peak_resident() is None
+
+
+@pytest.mark.parametrize(("files", "cores"), [
+    ({}, 64), ({"cpu.max": "max 100000\n"}, 64), ({"cpu.max": "250000 100000\n"}, 3),
+    ({"cpu.max": "9000000 100000"}, 64),
+    ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+    ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+    ({"cpu/cpu.cfs_quota_us": "50000\n"}, 64), ({"cpu.max": "0 0\n"}, 64), ({"cpu.max": ""}, 64),
+])
+def test_cores_that_a_group_allows(tmp_path, monkeypatch, files, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert usable_cores(tmp_path) == cores
+
+
+def test_cores_of_a_system_that_binds_none(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores(tmp_path) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processes bound to cores")
+def test_a_job_bound_to_a_core_uses_one(tmp_path):
+    one = min(os.sched_getaffinity(0))
+    script = (f"import os; os.sched_setaffinity(0, [{one}]);"
+              " from prep.runtime import usable_cores; print(usable_cores())")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

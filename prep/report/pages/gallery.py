@@ -5,7 +5,6 @@ A gallery of many samples has smaller pictures, so that its page stays below 15 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from prep.report.pages.find import Found, Order, cards_json
 from prep.report.pages.frame import Pictures
 from prep.report.pages.originals import Originals
 from prep.report.pages.parts import Caption, Card, Overlay, Shot
+from prep.runtime import usable_cores
 
 SIDE = 320  # pixels of a thumbnail's longer side
 FEW = 120  # cards with pictures of that size, and in the page's HTML; others are data for its script
@@ -129,7 +129,7 @@ def _side(count: int, room: int) -> int:
 def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> Iterator[bytes | None]:
     """The thumbnail of each sample in turn, a few ahead."""
     rest = iter(samples)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         ahead = [pool.submit(thumbnail, one) for one in islice(rest, 64)]
         while ahead:
             yield ahead.pop(0).result()
