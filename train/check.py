@@ -13,7 +13,7 @@ from types import TracebackType
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.loader.index import Index, open_index
-from prep.loader.shards import Stamps, check_shards, room_notes
+from prep.loader.shards import Looks, check_shards, room_notes
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest, check_model_named, read_manifest
 from prep.models.families.registry import FAMILIES
@@ -59,7 +59,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     index: Index | None = None
     plan: StepPlan | None = None
     model: _Model | None = None
-    shards: Stamps = {}
+    shards: Looks = {}
     with _Noting(faults):
         manifest = read_manifest(asked.manifest)
     if manifest is None:

@@ -10,7 +10,7 @@ from prep.batching.plan import StepPlan
 from prep.errors import Problem
 from prep.loader.identity import Identity, identify
 from prep.loader.index import Index
-from prep.loader.shards import Stamps
+from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
 from prep.models.family import Family
 from train.config.schema import Config
@@ -65,7 +65,7 @@ class Setup:
     prediction: str
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest
-    shards: Stamps  # what their files looked like when they were checked
+    shards: Looks  # what their files looked like when they were checked
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
     initial: Initial | None = None  # None: also for a resumed run
     init: Mapping[str, str] = field(default_factory=dict)  # {"name", "sha256"} of what step 0 began with, if anything

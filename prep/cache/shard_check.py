@@ -189,8 +189,7 @@ def _arrays(root: Path) -> dict[str, tuple[ArraySpec, int]]:
     with contextlib.suppress(Unparsed):
         for entry in entries(root):
             if entry.is_dir(follow_symlinks=False):
-                where = root / entry.name / "zarr.json"
-                spec, rows = shard_format.parse_array(read_document(where), entry.name, where.name)
+                spec, rows = shard_format.parse_array(read_document(entry.path), entry.name, "zarr.json")
                 found[shard_format.data_path(spec)] = spec, rows
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,12 @@ def read_header(cache: Cache, shard: str) -> Header:
     keys = read_keys(cache, shard)
     array, arrays = "", []
     try:
-        field = shard_format.parse_group(read_document(root / "zarr.json"), "zarr.json")
+        field = shard_format.parse_group(read_document(root), "zarr.json")
         for array in [entry.name for entry in entries(root) if entry.is_dir(follow_symlinks=False)]:
             shard_format.checked_name(array, "a directory")
             if array != shard_format.KEY:
                 where = f"{array}/zarr.json"
-                spec, rows = shard_format.parse_array(read_document(root / array / "zarr.json"), array, where)
+                spec, rows = shard_format.parse_array(read_document(root / array), array, where)
                 if rows != len(keys):
                     raise Unparsed(f"{rows} rows, expected {len(keys)}, one per key")
                 arrays.append(spec)
@@ -48,29 +49,33 @@ def read_header(cache: Cache, shard: str) -> Header:
     return Header(field=field, rows=len(keys), arrays=tuple(arrays), keys=keys)
 
 
-def read_document(path: Path) -> bytes:
-    """The bytes of a `zarr.json`. Raises `OSError`, and `Unparsed` if it is larger than any that Latentry writes."""
-    check_dir(path.parent)
+def read_document(folder: Path | str) -> bytes:
+    """The bytes of the `zarr.json` in a directory.
+
+    Raises `OSError`, and `Unparsed` if it is larger than any that Latentry writes.
+    """
+    check_dir(folder)
+    path = f"{folder}{os.sep}zarr.json"  # here and below a string: a Path costs as much as a read
     if size_regular(path) > shard_format.MAX_DOCUMENT:
-        raise Unparsed(f"{path.name} has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of a shard")
+        raise Unparsed(f"zarr.json has more than {shard_format.MAX_DOCUMENT} bytes, expected a document of a shard")
     return read_regular(path, shard_format.MAX_DOCUMENT)
 
 
-def read_array_header(root: Path, array: str) -> tuple[ArraySpec, int]:
+def read_array_header(root: Path | str, array: str) -> tuple[ArraySpec, int]:
     """The dtype and shape of a row, and N, of an array; checks the size of its data file against them.
 
     Raises `Unparsed`, `OSError`.
     """
-    spec, rows = shard_format.parse_array(read_document(root / array / "zarr.json"), array, f"{array}/zarr.json")
+    spec, rows = shard_format.parse_array(read_document(f"{root}{os.sep}{array}"), array, f"{array}/zarr.json")
     key = array == shard_format.KEY
     wanted = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES if key else shard_format.data_bytes(spec, rows)
-    size = size_regular(root / shard_format.data_path(spec))
+    size = size_regular(f"{root}{os.sep}{shard_format.data_path(spec)}")
     if size != wanted:
         raise Unparsed(f"{shard_format.data_path(spec)} has {size} bytes, expected {wanted} for {rows} rows")
     return spec, rows
 
 
-def check_index(path: Path, spec: ArraySpec, rows: int) -> None:
+def check_index(path: Path | str, spec: ArraySpec, rows: int) -> None:
     """Raises `Unparsed` unless the shard index is that of N consecutive rows; raises `OSError`."""
     with stream_of(open_regular(path)) as handle:
         handle.seek(rows * shard_format.row_stride(spec))
@@ -83,7 +88,8 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     root = cache.shard(shard)
     try:
         _, rows = read_array_header(root, shard_format.KEY)
-        data = read_regular(root / shard_format.KEY_PATH, rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES)
+        most = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES
+        data = read_regular(f"{root}{os.sep}{shard_format.KEY_PATH}", most)
     except (OSError, Unparsed) as error:
         raise fault(root, shard, shard_format.KEY, error) from None
     body = data[: -shard_format.CRC_BYTES]

@@ -122,8 +122,11 @@ def first_batch(index: Index) -> object:
 
 
 def stage_start(root: Path) -> Work:
-    import torch  # noqa: F401  # its import is no part of the work
+    import torch  # noqa: F401  # imports are no part of the work
 
+    import prep.batching.plan
+    import prep.loader.batches
+    import prep.loader.draws  # noqa: F401
     from prep.loader.identity import identify
     from prep.loader.index import open_index
     from prep.loader.shards import check_shards

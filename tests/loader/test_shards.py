@@ -66,3 +66,20 @@ def test_without_stamps_all_are_checked_again(index, monkeypatch):
 
 def test_files_that_changed_a_moment_ago_are_not_remembered(make):
     assert check_shards(open_index(make().manifest)) == {}
+
+
+@pytest.mark.parametrize(("what", "message"), [
+    ("file", "has [0-9]+ bytes, expected"), ("link", "is a link"), ("folder", "nested deeper"),
+])
+@pytest.mark.parametrize("second", [False, True])
+def test_what_does_not_belong_in_a_shard(index, what, message, second):
+    known = check_shards(index)
+    folder = data_file(index, "latent").parent
+    if what == "file":
+        (folder / "added").write_bytes(b"1")
+    elif what == "link":
+        (folder / "added").symlink_to(folder / "zarr.json")
+    else:
+        (folder / "added").mkdir()
+    with pytest.raises(CacheError, match=message):
+        check_shards(index, known if second else None)

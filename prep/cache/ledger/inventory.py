@@ -98,7 +98,7 @@ def is_of_its_field(cache: Cache, commit: Commit) -> bool:
     if commit.shard is None:
         return True
     try:
-        return parse_group(read_document(cache.shard(commit.shard.digest) / "zarr.json"), "zarr.json") == commit.field
+        return parse_group(read_document(cache.shard(commit.shard.digest)), "zarr.json") == commit.field
     except (OSError, Unparsed, CacheError):
         return True
 
