@@ -22,11 +22,13 @@ from prep.findings import Finding
 from prep.formatting import format_size, join_names, printable_name
 from prep.fs.blob import Blob, error_code
 from prep.fs.memo import Fact, Memo
+from prep.fs.mirror import is_object
 from prep.geometry import Focus, Size
 from prep.progress import DeferredTotal, Tick
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 
+FETCHERS = 32  # threads that read objects in stores, at least: they wait for answers
 Ask = Callable[[Blob, str], Fact | None]  # file, kind of fact; `None`: not known
 
 
@@ -45,6 +47,8 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
     found = list(walk_recipe(recipe, rehash=not facts.trust))
     findings = [one for one in found if isinstance(one, Finding)]
     walked = [one for one in found if isinstance(one, Item)]
+    if any(is_object(one.picture.file) for one in walked):
+        jobs = max(jobs, FETCHERS)
     if total is not None:
         total.count = len(walked)
     items: list[KnownItem] = []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prep.findings import Finding
+from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
 from prep.recipe.schema import Recipe
 from prep.sources.globs import chosen_by
@@ -17,8 +18,9 @@ from prep.sources.walk import places_of, tars_in, walk_source
 
 
 def picture_places(recipe: Recipe) -> list[NamedPath]:
-    """The directories and tars of the recipe's pictures, each once. Raises `PathError`."""
-    paths = (path for source in recipe.sources for path in places_of(source.path))
+    """The directories and tars of the recipe's pictures, each once; of a prefix in a store, where copies of its objects
+    would be. Raises `PathError`."""
+    paths = (local_path(path) for source in recipe.sources for path in places_of(source.path))
     return [NamedPath(role="pictures", path=path) for path in dict.fromkeys(paths)]
 
 

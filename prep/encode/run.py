@@ -26,7 +26,7 @@ from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, Pat
 from prep.formatting import counted
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo, dry_run, memo_path
-from prep.fs.mirror import is_url, local_path, split_url, url_of
+from prep.fs.mirror import is_url, local_path, shown, split_url, url_of
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
@@ -162,7 +162,7 @@ def open_facts(cache: Path, *, trust: bool) -> Memo:
 def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
     places = picture_places(recipe)
-    places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
+    places += [NamedPath(role="masks", path=local_path(folder)) for folder in recipe.mask_folders]
     written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
     check_disjoint([*places, *written])
     named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
@@ -180,7 +180,7 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
 
 def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
     if not wanted.wants.samples:
-        named = ", ".join(str(source.path) for source in call.recipe.sources)
+        named = ", ".join(shown(source.path) for source in call.recipe.sources)
         errors = errors_of(wanted.wants.findings)
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
@@ -189,7 +189,8 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
                              "name a directory with pictures, or tar files")
     if call.recipe.mask_origin != "none" and not wanted.wants.masks:
         count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
-        named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
+        named = ", ".join(dict.fromkeys(shown(mask) if isinstance(mask, Path) else mask for mask in asked
+                                        if mask != "none"))
         raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
                           "--mask none encodes without masks")

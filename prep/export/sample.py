@@ -21,6 +21,8 @@ from prep.cache.values import Values, values_of
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.formatting import printable
+from prep.fs.blob import blob_at, read_blob
+from prep.fs.mirror import is_url
 from prep.fs.untrusted import read_regular
 from prep.geometry import Placement, Size
 from prep.manifest.document import Manifest
@@ -150,9 +152,13 @@ class Sample:
 
     def picture(self) -> bytes:
         """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
-        path = self.of.columns.picture_path(self.number, self.of.manifest.sources)
+        columns, sources = self.of.columns, self.of.manifest.sources
+        source, path = sources[int(columns.source[self.number])], columns.picture_path(self.number, sources)
         try:
-            data = b"" if path is None else read_regular(path, path.stat().st_size)
+            if source is not None and is_url(source):
+                data = read_blob(blob_at(source, self.name))
+            else:
+                data = b"" if path is None else read_regular(path, path.stat().st_size)
         except OSError as error:
             raise self._without_picture(f": {error.strerror or error}") from None
         if path is None or digest_bytes(data) != self.of.columns.picture_digest(self.number):

@@ -1,17 +1,25 @@
-"""Reads blobs: whole files or ranges of them. Opening never blocks, not even on a pipe without a writer."""
+"""Reads blobs: whole files or ranges of them, on a disk or in an object store. Opening never blocks, not even on a
+pipe without a writer.
+
+An object is read by the command, by one request, and not by its workers: those parse what may be hostile within limits
+of time, and waiting for a store may take longer. `fetched` gives what a worker needs.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
 
+from prep.fs.mirror import is_object, is_url, shown
+from prep.fs.remote import read_listed
 from prep.fs.untrusted import NotRegularFile, read_bytes, stream_of
 
 MOST_BYTES = 1 << 30  # of one file; the largest picture that is decoded takes 0.8 GB
+MOST_FETCHED = 200 << 20  # bytes of an object, or a range of one, as it fits into a message to a worker
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", "O_NOINHERIT"))
 
 
@@ -28,8 +36,10 @@ def error_code(error: OSError) -> str:
 
 def read_blob(blob: Blob) -> bytes:
     """All bytes of `blob`. Raises `OSError` if they cannot be read or the file ends before the range does; raises
-    `TooLarge` and `NotRegularFile` before reading anything.
+    `TooLarge` and `NotRegularFile` before reading anything, `StoreError` if a store does not answer or refuses.
     """
+    if is_object(blob.file):
+        return _bytes_of(fetched(blob))
     descriptor = open_descriptor(blob.file)
     try:
         stat = os.fstat(descriptor)
@@ -47,6 +57,31 @@ def read_blob(blob: Blob) -> bytes:
     if blob.length is not None and len(data) < blob.length:
         wanted = f"{blob.length} bytes from {blob.offset}"
         raise OSError(errno.EIO, f"file ends after {len(data)} of {wanted}", blob.file)
+    return data
+
+
+def fetched(blob: Blob) -> Blob:
+    """A blob in a store with its bytes, or why it has none, and the version that was read; any other as it is.
+
+    Raises `StoreError`.
+    """
+    if not is_object(blob.file) or blob.data is not None or blob.fault is not None:
+        return blob
+    try:
+        data, version = read_listed(blob.file, MOST_FETCHED, blob.offset, blob.length)
+    except OSError as error:
+        kind = TooLarge if error.errno == errno.EFBIG else OSError
+        return replace(blob, fault=kind(error.errno, error.strerror, blob.file))
+    return replace(blob, data=data, version=version)
+
+
+def _bytes_of(blob: Blob) -> bytes:
+    if blob.fault is not None:
+        raise blob.fault
+    data = blob.data or b""
+    if blob.length is not None and len(data) < blob.length:
+        wanted = f"{blob.length} bytes from {blob.offset}"
+        raise OSError(errno.EIO, f"object ends after {len(data)} of {wanted}", blob.file)
     return data
 
 
@@ -70,12 +105,17 @@ def open_file(path: Path) -> BinaryIO:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blob:
-    """The location of some bytes: a whole file, or a range of one (a member of a tar)."""
+    """The location of some bytes: a whole file, or a range of one (a member of a tar); or an object in a store."""
 
-    file: str  # the path, as str: making a `Path` takes longer than everything else a run without changes does with it
+    # The path, as str: making a `Path` takes longer than everything else a run without changes does with it. Of an
+    # object its URL, as a listing gave it.
+    file: str
     offset: int = 0
     length: int | None = None  # None: up to the end of the file
     member: str = ""  # name of the range in its tar; "": the blob is a whole file
+    version: str = ""  # of an object: `Listed.version`; "": not known yet
+    data: bytes | None = field(default=None, repr=False)  # of an object, if they were read
+    fault: OSError | None = None  # why an object could not be read
 
     @property
     def path(self) -> Path:
@@ -85,4 +125,12 @@ class Blob:
     @property
     def name(self) -> str:
         """The file's name, or the member's, without its directory."""
-        return self.member.rpartition("/")[2] or self.file.rpartition(os.sep)[2]
+        separator = "/" if is_object(self.file) else os.sep
+        return self.member.rpartition("/")[2] or self.file.rpartition(separator)[2]
+
+
+def blob_at(path: Path, name: str = "") -> Blob:
+    """The file at a path or URL, or of this name below it."""
+    if is_url(path):
+        return Blob(file=f"{shown(path)}/{name}".rstrip("/"))
+    return Blob(file=str(path / name))

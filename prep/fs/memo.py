@@ -10,6 +10,8 @@ and value, which detects any single flipped bit; a damaged record counts as miss
 made again. Records unused for 90 days are removed; if a file, or all files together, get too large, the oldest are
 removed first.
 
+An object's stamp in a store is its version, as the listing has it, and what was read must have that version.
+
 A file's stamp (device, inode, size, mtime, ctime) is trusted only if the file did not change for a minute before it
 was read. File systems have clocks as coarse as two seconds. On Linux, a file that is written through a memory mapping
 changes its times only once until its pages are written back, which takes up to 35 seconds
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from prep.fs.blob import Blob, read_blob
+from prep.fs.blob import Blob, fetched, read_blob
 from prep.fs.stamps import blob_stamp, ctime_is_reliable
 from prep.fs.user_cache import make_private, user_cache, why_not_private
 
@@ -155,11 +157,16 @@ class Memo:
 
     def get_or_read(self, blob: Blob, kind: str, make: Callable[[bytes], Fact]) -> Fact:
         """The result of `make` for the blob's bytes, remembered if its file is unchanged. Raises `OSError`."""
-        return self._ask(blob, kind, lambda: make(read_blob(blob)))
+        def read() -> tuple[Fact, Blob]:
+            held = fetched(blob)
+            return make(read_blob(held)), held
+
+        return self._ask(blob, kind, read)
 
     def get_or_compute(self, path: Path, kind: str, make: Callable[[], Fact]) -> Fact:
         """The result of `make` for the file at `path`, remembered if the file is unchanged. Raises `OSError`."""
-        return self._ask(Blob(file=str(path)), kind, make)
+        blob = Blob(file=str(path))
+        return self._ask(blob, kind, lambda: (make(), blob))
 
     def get(self, blob: Blob, kind: str) -> Fact | None:
         """What is remembered about `blob`, without reading it; `None` if there is no valid record. Raises `OSError`."""
@@ -193,16 +200,16 @@ class Memo:
         with self._lock:
             self._disconnect()
 
-    def _ask(self, blob: Blob, kind: str, make: Callable[[], Fact]) -> Fact:
+    def _ask(self, blob: Blob, kind: str, make: Callable[[], tuple[Fact, Blob]]) -> Fact:
         begun = time.time_ns()
         before, changed = blob_stamp(blob)
         known = self._recall_fact(kind, before)
         if known is not None:
             return known
-        value = make()
+        value, seen = make()
         with self._lock:
             self.read += 1
-        if blob_stamp(blob)[0] == before and is_at_rest(changed, begun):
+        if blob_stamp(seen)[0] == before and is_at_rest(changed, begun):
             self.note(kind.encode() + b":" + before, json.dumps(value).encode())
         return value
 

@@ -5,6 +5,8 @@
     DIR/work/s3/BUCKET/KEY…     caches like those, into which prep encode encodes
     DIR/locks/000…fff           locks, each for all shards whose digest begins so
 
+Pictures, captions and masks have no copies: they are read when they are needed (`prep.fs.blob`).
+
 DIR is LATENTRY_REMOTE_DIR, or `remote` in the user's cache directory. A copy lies where its URL says, so relative names
 in a manifest lead from copy to copy as they lead from object to object. All of it may be deleted at any time.
 """
@@ -24,6 +26,24 @@ SCHEMES = ("s3", "gs", "az")
 ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "gs": ("GOOGLE_BASE_URL",),
              "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME")}
 WHOLE, HEADERS, WORK, LOCKS = "whole", "headers", "work", "locks"
+_BEGINNINGS = tuple(f"{scheme}://" for scheme in SCHEMES)
+
+
+class ListedUrl(str):
+    """The URL of an object as a listing named it: all that follows the bucket is its key, also `?`, `#` and `\\`."""
+
+    __slots__ = ()
+
+
+def is_object(file: str) -> bool:
+    """Whether the name of a blob's file is the URL of an object. No path has two slashes there."""
+    return file.startswith(_BEGINNINGS)
+
+
+def identity_of(url: str) -> str:
+    """A name of an object that is another in another store."""
+    scheme, bucket, key = split_url(ListedUrl(url))
+    return "/".join((_store_name(scheme), bucket, key))
 
 
 def mirror() -> Path:
@@ -104,6 +124,10 @@ def work_root(url: Path | str) -> Path:
 
 def split_url(url: Path | str) -> tuple[str, str, str]:
     """Scheme, bucket and key of an object. Raises `PathError` for a URL with more, or that leaves its bucket."""
+    if isinstance(url, ListedUrl):
+        scheme, _, rest = url.partition("://")
+        bucket, _, key = rest.partition("/")
+        return scheme, bucket, key
     scheme, *parts = PurePosixPath(str(url).replace("\\", "/")).parts
     shortened = re.sub(r"[^/@]*@", "", "/".join(parts)).partition("?")[0]
     named = f"{scheme}//{shortened}"  # without what may be a secret
@@ -121,6 +145,10 @@ def split_url(url: Path | str) -> tuple[str, str, str]:
 
 
 def _tree(kind: str, scheme: str) -> Path:
+    return mirror() / kind / _store_name(scheme)
+
+
+def _store_name(scheme: str) -> str:
     given = [os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)]
     hosts = [re.sub(r"[^\w.-]", "_", (urlsplit(one).netloc or one).rpartition("@")[2]) for one in given[:1]]
-    return mirror() / kind / "@".join([scheme, *hosts])
+    return "@".join([scheme, *hosts])

@@ -8,13 +8,14 @@ and key only, and of a store's answer just its status.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from prep.errors import CacheError, ConfigError
 from prep.formatting import printable
-from prep.fs.mirror import ENDPOINTS, split_url
+from prep.fs.mirror import ENDPOINTS, ListedUrl, split_url
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -107,6 +108,66 @@ def read_range(url: str, start: int, end: int, *, stop: threading.Event = NEVER)
     return b"".join(bytes(part) for part in stream(url, end, start=start, stop=stop))
 
 
+def read_listed(url: str, most: int, start: int = 0, length: int | None = None, *,
+                stop: threading.Event = NEVER) -> tuple[bytes, str]:
+    """The bytes of an object, or `length` of them from `start`, and its version as `Listed` has it, by one request.
+
+    `url` is taken as a listing gave it. Bytes of a whole object that are not those of its ETag are asked for again:
+    most stores make that of the MD5 of the bytes. Where they do not, the same bytes come twice, and are taken. Raises
+    `FileNotFoundError`, `StoreError`, and `OSError` for more than `most` bytes, or for fewer than `length`.
+    """
+    before, url = "", ListedUrl(url)
+
+    def read(store: ObjectStore, key: str) -> tuple[bytes, str]:
+        from obstore import get
+
+        nonlocal before
+        found = get(store, key, options={} if length is None else {"range": (start, start + length)})
+        size, version = int(found.meta["size"]), _version_of(found.meta)
+        wanted = size if length is None else min(length, max(0, size - start))
+        if wanted > most:
+            raise OSError(errno.EFBIG, f"it has {wanted} bytes, expected at most {most} of an object", url)
+        data = bytes(found.bytes())
+        if len(data) != wanted:
+            raise _Passing(f"the answer ended after {len(data)} of {wanted} bytes")
+        named = _MD5.fullmatch(version.partition(" ")[0])
+        if length is None and named and split_url(url)[:2] not in _no_md5:
+            digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            if digest not in (named[0], before):
+                before = digest
+                raise _Passing("the answer is not what its ETag names")
+            if digest == before != named[0]:
+                _no_md5.add(split_url(url)[:2])
+        return data, version
+
+    if length == 0:
+        return b"", ""
+    try:
+        return _patiently(url, read, stop, _ranged)
+    except _NoRanges:
+        assert length is not None, "only ranges are refused"
+        return b"".join(bytes(part) for part in stream(url, start + length, start=start, stop=stop)), ""
+
+
+def version_of(url: str, *, stop: threading.Event = NEVER) -> str:
+    """An object's version, as `Listed` has it. `url` as in `read_listed`. Raises `FileNotFoundError`, `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> str:
+        from obstore import head
+
+        return _version_of(head(store, key))
+
+    return _patiently(ListedUrl(url), ask, stop)
+
+
+_MD5 = re.compile("[0-9a-f]{32}")
+_no_md5: set[tuple[str, str]] = set()  # buckets, by scheme and name, whose ETags look like MD5 and are not
+
+
+def _version_of(meta: Mapping[str, Any]) -> str:
+    tag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
+    return f"{tag or '@'}{'' if tag else int(meta['last_modified'].timestamp())} {meta['size']}"
+
+
 def size_of(url: str, *, stop: threading.Event = NEVER) -> int:
     """The size of an object in bytes. Raises `FileNotFoundError`, `StoreError`."""
     def ask(store: ObjectStore, key: str) -> int:
@@ -181,23 +242,36 @@ class Listed:
 
     size: int  # bytes
     written: float  # seconds since 1970
+    version: str  # another one after each change: ETag and size; of a store without ETags, @, the time, and size
 
 
 def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
     """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`."""
-    prefix = f"{split_url(url)[2]}/"
+    prefix = "/".join((*split_url(url)[2:], "")).lstrip("/")
     found: dict[str, Listed] = {}
 
     def ask(store: ObjectStore, _: str) -> None:
         from obstore import list as list_pages
 
-        for page in list_pages(store, prefix, offset=prefix + max(found) if found else None, chunk_size=1000):
+        for page in list_pages(store, prefix or None, offset=prefix + max(found) if found else None, chunk_size=1000):
             for one in page:
                 name = one["path"].removeprefix(prefix)
-                found[name] = Listed(size=int(one["size"]), written=one["last_modified"].timestamp())
+                if one["path"] == name and prefix:  # an object KEY/ of no bytes, which some programs make for KEY
+                    continue
+                found[name] = Listed(size=int(one["size"]), written=one["last_modified"].timestamp(),
+                                     version=_version_of(one))
 
-    _patiently(url, ask, stop)
+    def check_key(error: Exception) -> None:
+        if named := _NO_PATH.search(str(error)):
+            raise StoreError(f"{url} has an object with the key {printable(named[1])[:200]}, which is no path: it has "
+                             "//, a part . or .., or a control character",
+                             hint="rename or delete that object, or name a prefix without it") from None
+
+    _patiently(url, ask, stop, check_key)
     return dict(sorted(found.items()))
+
+
+_NO_PATH = re.compile(r'invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: )', re.DOTALL)
 
 
 def delete_object(url: str, *, stop: threading.Event = NEVER) -> None:

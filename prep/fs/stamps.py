@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prep.fs.blob import Blob
+from prep.fs.mirror import identity_of, is_object
+from prep.fs.remote import version_of
 from prep.fs.tree import MOST_FILES
 
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
@@ -91,16 +93,32 @@ def _packed(status: os.stat_result) -> bytes:
 
 
 def blob_stamp(blob: Blob) -> tuple[bytes, int]:
-    """The stamp of the blob's file and range, and the time of the file's last change (ns)."""
+    """The stamp of the blob's file and range, and the time of the file's last change (ns).
+
+    An object has no such time (0) if its store names its contents by an ETag: any other bytes have another one.
+    """
+    if is_object(blob.file):
+        return _object_stamp(blob)
     stat = os.stat(blob.file)  # noqa: PTH116  (a Path of each file would take twice the time)
     whole = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
     try:
         stamp = STAMP.pack(*whole)
     except struct.error:  # inodes of 128 bits, times after 2262
         stamp = hashlib.sha256(repr(whole).encode()).digest()
-    if blob.offset or blob.length is not None:
-        stamp += b"%d:%d" % (blob.offset, -1 if blob.length is None else blob.length)
-    return stamp, max(stat.st_mtime_ns, stat.st_ctime_ns)
+    return stamp + _range_of(blob), max(stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def _object_stamp(blob: Blob) -> tuple[bytes, int]:
+    version = blob.version or version_of(blob.file)
+    named = f"{identity_of(blob.file)}\0{version}".encode("utf-8", "surrogatepass")
+    changed = int(version[1:].partition(" ")[0]) * 1_000_000_000 if version.startswith("@") else 0
+    return hashlib.sha256(named).digest() + _range_of(blob), changed
+
+
+def _range_of(blob: Blob) -> bytes:
+    if not blob.offset and blob.length is None:
+        return b""
+    return b"%d:%d" % (blob.offset, -1 if blob.length is None else blob.length)
 
 
 def ctime_is_reliable() -> bool:

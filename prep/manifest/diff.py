@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
+from prep.fs.mirror import is_url, shown
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
@@ -221,9 +223,13 @@ def _sides(a: DiffSide, b: DiffSide, *, keys: bool) -> tuple[Side, Side]:
     return one, other
 
 
+def _real(place: Path) -> str:
+    return shown(place) if is_url(place) else os.path.realpath(place)
+
+
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A number for each source of `a` and of `b`: sources at the same path share one, the rest pair up by position."""
-    old, new = ([None if place is None else os.path.realpath(place) for place in side.sources] for side in (a, b))
+    old, new = ([None if place is None else _real(place) for place in side.sources] for side in (a, b))
     numbers = list(range(len(old)))
     same: dict[int, int] = {}
     for place, where in enumerate(new):

@@ -75,16 +75,19 @@ class Manifest:
     @property
     def sources(self) -> tuple[Path | None, ...]:
         """Where the pictures were when they were encoded; `None` if no relative path leads there."""
-        named = self.document["sources"]
-        return tuple(None if place is None else self.folder / PurePosixPath(place) for place in named)
+        return tuple(None if place is None else self._at(place) for place in self.document["sources"])
 
     @property
     def options(self) -> tuple[str | Path, ...]:
         """The options of the command that wrote it, except source, cache and output."""
         words = self.document["options"]
         places = (word if isinstance(word, str) else word["path"] for word in words)
-        return tuple(place if isinstance(word, str) else self.folder / PurePosixPath(place or "PATH")
+        return tuple(place if isinstance(word, str) else self._at(place or "PATH")
                      for word, place in zip(words, places, strict=True))
+
+    def _at(self, place: str) -> Path:
+        """A path that is relative to the manifest, or a URL."""
+        return Path(place) if is_url(place) else self.folder / PurePosixPath(place)
 
     @property
     def family(self) -> str:
@@ -215,12 +218,14 @@ def require_local(path: Path, what: str) -> None:
 
 
 def relative_to_manifest(target: Path, manifest: Path) -> str | None:
-    """`target` as a POSIX path relative to the manifest's directory.
+    """`target` as a POSIX path relative to the manifest's directory; what is in an object store as its URL.
 
     What is on this computer is named relative to the working directory in a manifest in an object store: as if it had
     been written there, and uploaded. `None` if no relative path exists (another drive), or if it is not portable (a
     backslash in a name).
     """
+    if is_url(target):
+        return shown(target)
     here = url_of(manifest) is not None and url_of(target) is None
     try:
         place = Path(os.path.relpath(target.resolve(), Path.cwd() if here else manifest.resolve().parent)).as_posix()

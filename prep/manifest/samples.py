@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES, Role
 from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
+from prep.fs.mirror import is_url
 from prep.fs.paths import resolve
 from prep.geometry import Placement, Size
 from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
@@ -73,9 +74,10 @@ class SampleColumns:
         return str(self.table["picture"][sample].as_py().hex())
 
     def picture_path(self, sample: int, sources: Sequence[Path | None]) -> Path | None:
-        """Where the sample's picture is, or was; `None` if nothing leads to its source."""
+        """Where the sample's picture is, or was; in a store, as what `Path` makes of its URL; `None` if nothing leads
+        to its source."""
         source = sources[int(self.source[sample])]
-        return None if source is None else resolve(source) / self.name(sample)
+        return None if source is None else (source if is_url(source) else resolve(source)) / self.name(sample)
 
     def placement(self, view: int, bucket: Size) -> Placement:
         """How a view of a sample is scaled, cropped and mirrored into its bucket."""

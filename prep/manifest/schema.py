@@ -61,7 +61,7 @@ def check_document(document: Mapping[str, Any], where: str) -> None:
     _check_prompts(expect(document["prompts"], dict, "prompts"))
     for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
         if place is not None:
-            relative(expect(place, str, "sources"), "sources")
+            _check_place(expect(place, str, "sources"), "sources")
     list_of(document["options"], _check_option, "options")
 
 
@@ -79,19 +79,26 @@ def _check_option(value: Any, where: str) -> None:
     table = expect(value, dict, where)
     _exactly(table, ("path",), where)
     if table["path"] is not None:
-        relative(expect(table["path"], str, where), where)
+        _check_place(expect(table["path"], str, where), where)
 
 
-def _check_cache(place: str) -> None:
-    """Checks where the cache is: relative to the manifest, or the URL of a cache in an object store."""
+def _check_place(place: str, where: str) -> None:
+    """Checks a path relative to the manifest, or the URL of a prefix in an object store."""
     if not is_url(place):
-        relative(place, "cache")
+        relative(place, where)
         return
     try:
         wanted = shown(Path(place))
     except PathError as error:
-        raise Unparsed(f"cache is {brief(place)}: {error.message}") from None
-    if place != wanted or not split_url(place)[2] or len(place) > PATH:
+        raise Unparsed(f"{where} is {brief(place)}: {error.message}") from None
+    if place != wanted or len(place) > PATH:
+        raise Unparsed(f"{where} is {brief(place)}, expected a URL like s3://bucket/prefix")
+
+
+def _check_cache(place: str) -> None:
+    """Checks where the cache is: relative to the manifest, or the URL of a cache in an object store."""
+    _check_place(place, "cache")
+    if is_url(place) and not split_url(place)[2]:
         raise Unparsed(f"cache is {brief(place)}, expected a URL like s3://bucket/cache")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import counted, format_size, printable, shell_name
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
+from prep.fs.mirror import is_url, shown
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.fs.text import without_mark
 from prep.progress import Tick
@@ -101,6 +102,10 @@ def check_choice(sources: Sequence[Path], other: Path | None, model: str | None)
         raise UsageError("--model needs a SOURCE: a file to convert sets its own resolution",
                          hint="set [model] path in the recipe, or pass --model to prep encode")
     for source in sources:
+        if is_url(source):
+            raise UsageError(f"SOURCE {shown(source)} is in an object store, where prep init does not look",
+                             hint=f'name it in a recipe of your own: [[source]] path = "{shown(source)}"; prep scan '
+                             "and prep encode take the URL itself, too")
         if source.suffix in (".toml", ".json") and not source.is_dir():
             raise UsageError(f"SOURCE is {source}, expected a directory of pictures or tars",
                              hint=f"prep init --from {shell_name(str(source))} converts another tool's file")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
+from prep.fs.mirror import is_url, shown, split_url
 from prep.fs.text import read_text
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.recipe.elsewhere import check_keys
@@ -36,6 +37,9 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     """
     given = {name: value for name, value in choices.items() if value is not None}
     try:
+        if source.suffix == ".toml" and is_url(source):
+            raise PathError(f"recipe {shown(source)} is in an object store, expected a file on this computer",
+                            hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
         return _settle_beside_alpha(validate_recipe(replace(_override(recipe, given),
                                                             options=_options(recipe, given))))
@@ -45,9 +49,12 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
 
 
 def _existing(source: Path) -> Path:
-    """The source itself. Raises `PathError` if it is no directory and no tars."""
+    """The source itself. Raises `PathError` if it is no directory and no tars; whether a prefix in a store has objects
+    is seen when they are listed."""
     if is_tars(source):
         tars_of(source)
+    elif is_url(source):
+        split_url(source)
     elif not source.exists():
         raise PathError(f"source {source} does not exist", hint=HINT)
     elif not source.is_dir():
@@ -110,7 +117,15 @@ def _path(value: Any, where: str, base: Path) -> Path:
     text = expect(value, str, where)
     if "\0" in text:
         raise Unparsed(f"{where} is {brief(text)}, expected a path without NUL")
-    return base / text
+    return _below(base, text)
+
+
+def _below(base: Path, text: str) -> Path:
+    """A path relative to `base`, or a URL."""
+    if not is_url(text):
+        return base / text
+    split_url(text)
+    return Path(text)
 
 
 def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
@@ -173,7 +188,7 @@ def _model(model: ModelOptions, base: Path) -> ModelOptions:
 
 
 def _mask(text: str, base: Path) -> MaskFrom:
-    return text if text in MASKS else base / text  # type: ignore[return-value]  # one of MASKS
+    return text if text in MASKS else _below(base, text)  # type: ignore[return-value]  # one of MASKS
 
 
 def _settle_beside_alpha(recipe: Recipe) -> Recipe:

@@ -19,7 +19,7 @@ from prep.captions.read import BadCaption, read_caption
 from prep.captions.variants import TRIGGER, has_wildcards
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.fs.blob import read_blob
+from prep.fs.blob import Blob, read_blob
 from prep.geometry import Size
 from prep.images.decode import read_header
 from prep.images.formats.parts import BadPicture
@@ -245,7 +245,7 @@ def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | 
         if side or stem_of(path.name) in stems or not path.is_file() or path.stat().st_size > MOST_TABLE:
             continue
         table = Tables(root=root, workers=workers)
-        table.add(path, "", path.name)
+        table.add(Blob(file=str(path)), "", path.name)
         fits = sum(1 for name in bare if (row := table.find(name)) is not None and row.captions)
         best = max(best, (fits, path), key=lambda one: one[0])
     return best[1]

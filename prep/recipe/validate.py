@@ -8,6 +8,7 @@ from typing import Any
 from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.buckets.views import CROPS, FLIPS
 from prep.captions.options import check_caption
+from prep.fs.mirror import is_url
 from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, brief, color_of, one_of, parse_size, suggest, within
 from prep.recipe.schema import (
@@ -114,6 +115,6 @@ def _check_image(image: ImageOptions) -> None:
 
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
-    if isinstance(mask, Path) and not mask.is_dir():
+    if isinstance(mask, Path) and not is_url(mask) and not mask.is_dir():
         raise Unparsed(f"{where} is {str(mask)!r}, expected {', '.join(MASKS)} or an existing directory "
                        "(prep mask makes one)")

@@ -209,7 +209,7 @@ def _check_mask(item: Item, size: Size | None) -> list[Finding]:
 def display_path(item: Item, other: Blob) -> str:
     """The label of a mask or another file beside its picture; its path if it lies elsewhere."""
     if other.path.parent != item.picture.path.parent:
-        return printable_name(str(other.path))
+        return printable_name(other.file)
     return str(PurePosixPath(item.label).with_name(printable_name(other.name)))
 
 

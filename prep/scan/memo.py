@@ -49,6 +49,10 @@ class ScanMemo:
         self._memo = Memo(path, trust=trust)
         self._thumbs = 0  # noted
 
+    def is_current(self, item: Item, stamp: Stamp | None) -> bool:
+        """Whether an item, as it was read from a store, still has this stamp of its listing."""
+        return stamp is not None and _stamp(item) == stamp
+
     def get(self, item: Item) -> tuple[Stamp | None, Examined | None]:
         """(stamp for `note`, remembered result). The stamp is `None` if files are gone or not at rest, the result if
         none is remembered."""
@@ -121,7 +125,7 @@ def _stamp(item: Item) -> Stamp | None:
     running = hashlib.blake2b(digest_size=16)
     running.update(repr((item.label, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
     changed = 0
-    for blob in (item.picture, item.caption, item.mask, item.metadata):
+    for blob in (item.picture, item.caption, item.mask, item.metadata):  # not `blobs`: which is missing counts
         if blob is None:
             running.update(b"none")
             continue

@@ -6,6 +6,7 @@ can only report something false about that picture.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Literal
 
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 
 from prep.findings import CODES, Finding
-from prep.fs.blob import Blob
+from prep.fs.blob import Blob, TooLarge, error_code, fetched
 from prep.parse import Unparsed, digest_of
 from prep.scan.duplicates.correlation import LONG, SIDE, Gray, Thumb
 from prep.scan.duplicates.identity import Identity
@@ -23,21 +24,30 @@ from prep.sources.item import Item
 
 
 class BlobMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A blob. Paths are bytes: they may not be valid UTF-8."""
+    """A blob. Paths are bytes: they may not be valid UTF-8. One in a store has its bytes, or why it has none."""
 
     file: bytes
     offset: int
     length: int | None
     member: str
+    data: bytes | None = None
+    fault: tuple[str, str] | None = None  # the code of a finding, and what happened
 
     @classmethod
     def of(cls, blob: Blob) -> BlobMessage:
-        """The message of a blob."""
-        return cls(os.fsencode(blob.file), blob.offset, blob.length, blob.member)
+        """The message of a blob; one in a store is read. Raises `StoreError`."""
+        held = fetched(blob)
+        fault = None if held.fault is None else (error_code(held.fault), held.fault.strerror or "")
+        return cls(os.fsencode(blob.file), blob.offset, blob.length, blob.member, held.data, fault)
 
     def blob(self) -> Blob:
         """The blob of the message."""
-        return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length, member=self.member)
+        fault = None
+        if self.fault is not None:
+            code, said = self.fault
+            fault = TooLarge(errno.EFBIG, said) if code == "too-large" else OSError(errno.EIO, said)
+        return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length, member=self.member,
+                    data=self.data, fault=fault)
 
 
 class ItemMessage(msgspec.Struct, frozen=True, array_like=True):

@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 from prep.findings import Finding, finding
+from prep.fs.blob import fetched
+from prep.fs.mirror import is_object
+from prep.fs.remote import side_by_side
 from prep.parse import Unparsed
 from prep.progress import Progress, Tick, Total, silent
 from prep.scan.compare import Decoders, find_near, pixel_digests
@@ -30,6 +34,7 @@ from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import Limits
 
 BATCH = 8  # items per request: the exchange costs a twentieth of decoding a picture
+FETCHERS = 8  # requests at a time, of each thread
 SINGLE = 4  # items per worker that are sent singly at first, so that all workers have something to do
 
 Check = Callable[[Item, Examined], Iterable[Finding]]  # further findings on an item
@@ -186,9 +191,15 @@ _Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worke
 
 
 def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_Looked]:
-    """The results of each item; if the worker is lost, each item is sent alone, to find the one responsible."""
+    """The results of each item; if the worker is lost, each item is sent alone, to find the one responsible.
+
+    Raises `StoreError`.
+    """
+    held = _fetched([item for item, _ in batch])
+    batch = [(item, stamp if one is item or work.memory.is_current(one, stamp) else None)
+             for one, (item, stamp) in zip(held, batch, strict=True)]
     try:
-        question = tuple(ItemMessage.of(item) for item, _ in batch)
+        question = tuple(ItemMessage.of(one) for one in held)
         found = [one.examined() for one in work.workers.ask(EXAMINE, question, work.limits)]
         if len(found) != len(batch):
             raise Unparsed(f"an answer has {len(found)} items, expected {len(batch)}")
@@ -202,6 +213,13 @@ def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_L
     ((item, stamp),) = batch
     said = finding(item.label, code, detail)
     return [(item, stamp, Examined(findings=(said,), identity=None, thumb=None, captions=()), False)]
+
+
+def _fetched(items: Sequence[Item]) -> list[Item]:
+    """The items, with the bytes of what they have in stores."""
+    blobs = [blob for item in items for blob in item.blobs if is_object(blob.file)]
+    found = dict(zip(blobs, side_by_side(fetched, blobs, FETCHERS, Event()), strict=True)) if blobs else {}
+    return [item.with_blobs(found) if found else item for item in items]
 
 
 def _as_finding(lost: WorkerLost, limits: Limits) -> tuple[str, str]:

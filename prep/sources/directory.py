@@ -13,12 +13,12 @@ from pathlib import Path
 
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
-from prep.fs.blob import Blob
-from prep.fs.paths import check_source
+from prep.fs.blob import blob_at
+from prep.sources.folders import folders_of
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import Tables
-from prep.sources.tree import Directory, beginning, folders_below, stem_of
+from prep.sources.tree import Directory, stem_of
 from prep.workers.pool import WorkerPool
 
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # not captions
@@ -33,15 +33,15 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: 
     `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
     so does a `MaskFolder`, which several sources may share: the caller yields its orphans after walking all of them.
     """
-    check_source(root)
+    folders = folders_of(root)
     own = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
     masks = mask_from if isinstance(mask_from, MaskFolder) else own
     unused, tables = 0, Tables(root=root, workers=workers)
     if table is not None:
-        tables.add(table, "", table.name)
-    for folder in folders_below(root):
+        tables.add(blob_at(table), "", table.name)
+    for folder in folders:
         for name in folder.tables:
-            tables.add(folder.path / name, folder.prefix, printable_name(folder.prefix + name))
+            tables.add(folder.blob(name), folder.prefix, printable_name(folder.prefix + name))
         yield from _pair(folder, source, prefix, masks, tables, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
     yield from tables.findings
@@ -68,10 +68,9 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
         stems.setdefault(stem_of(name), []).append(name)
-    place = beginning(folder)
     for name in folder.pictures:
         stem = stem_of(name)
-        mask = place + folder.masks[stem] if sidecar and stem in folder.masks else None
+        mask = folder.blob(folder.masks[stem]) if sidecar and stem in folder.masks else None
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
         captions = folder.captions.get(stem, [])
@@ -80,12 +79,12 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
         if row is not None and sidecar and mask is None:
             mask = row.mask
         called = printable_name(folder.prefix + name)
-        yield Item(name=called, label=prefix + called, source=source, picture=Blob(file=place + name),
-                   caption=Blob(file=place + captions[0]) if captions else None,
+        yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name),
+                   caption=folder.blob(captions[0]) if captions else None,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),
-                   metadata=Blob(file=place + unused) if first and (unused := _json_of(captions[1:])) else None,
-                   mask=Blob(file=mask) if mask is not None else None)
+                   metadata=folder.blob(unused) if first and (unused := _json_of(captions[1:])) else None,
+                   mask=mask)
         if len(stems[stem]) > 1:
             others = ", ".join(printable_name(other) for other in stems[stem] if other != name)
             folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,3 +25,15 @@ class Item:
     caption_format: Literal["text", "json"] = "text"
     captions: tuple[str, ...] = ()  # from a table, if there is no caption file
     metadata: Blob | None = None  # a JSON file beside its caption: a scan checks it, nothing uses it
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """Its files."""
+        return tuple(blob for blob in (self.picture, self.caption, self.mask, self.metadata) if blob is not None)
+
+    def with_blobs(self, found: Mapping[Blob, Blob]) -> Item:
+        """The item with other blobs in place of some of its own."""
+        caption, mask, metadata = (None if blob is None else found.get(blob, blob)
+                                   for blob in (self.caption, self.mask, self.metadata))
+        return replace(self, picture=found.get(self.picture, self.picture), caption=caption, mask=mask,
+                       metadata=metadata)

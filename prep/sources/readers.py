@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prep.findings import CODES
+from prep.fs.blob import Blob, fetched
 from prep.parse import Unparsed
 from prep.sources import table_files, tar_members
-from prep.sources.table_files import TablePart
+from prep.sources.table_files import TableMessage, TablePart
 from prep.sources.tar_index import Member, Said, lands_outside
 from prep.sources.tar_members import TarPart
 from prep.workers.pool import WorkerLost, WorkerPool
@@ -25,15 +26,15 @@ TABLE_CODES = {"bad-table", "unreadable-file", "too-large", "special-file"}
 PARSED = 16  # bytes of memory for each byte of a table: a JSON table takes ten
 
 
-def _read_table(path: bytes) -> Iterator[TablePart]:
-    return table_files.read_parts(Path(os.fsdecode(path)))
+def _read_table(asked: TableMessage) -> Iterator[TablePart]:
+    return table_files.read_parts(asked.blob())
 
 
 def _read_tar(path: bytes) -> Iterator[TarPart]:
     return tar_members.read_parts(Path(os.fsdecode(path)))
 
 
-TABLE = Task(name="table", question=bytes, part=TablePart, work=_read_table)
+TABLE = Task(name="table", question=TableMessage, part=TablePart, work=_read_table)
 TAR = Task(name="tar", question=bytes, part=TarPart, work=_read_tar)
 SERVICE = Service(module=__name__, tasks=(TABLE, TAR))
 
@@ -43,11 +44,15 @@ def readers() -> WorkerPool:
     return WorkerPool(SERVICE)
 
 
-def read_table(workers: WorkerPool, path: Path) -> list[TablePart]:
-    """The rows of a table. Raises `WorkerLost`, also if the worker's answer has an impossible finding code."""
-    size = _size(path)
+def read_table(workers: WorkerPool, table: Blob) -> list[TablePart]:
+    """The rows of a table. Raises `WorkerLost`, also if the worker's answer has an impossible finding code, and
+    `StoreError`."""
+    held = fetched(table)
+    if held.fault is not None:
+        return [TablePart([], ending=table_files.unreadable(held.fault))]
+    size = _size(table.path) if held.data is None else len(held.data)
     limits = Limits(seconds=SECONDS + size / TABLE_RATE, memory=TABLE_MEMORY + PARSED * size)
-    parts = workers.ask(TABLE, os.fsencode(path), limits)
+    parts = workers.ask(TABLE, TableMessage.of(held), limits)
     if not {part.ending[0] for part in parts if part.ending is not None} <= TABLE_CODES:
         raise WorkerLost("crash", "with an invalid answer: a finding's code is not one of a table")
     return parts

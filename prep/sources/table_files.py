@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
@@ -44,6 +45,22 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     fault: str | None = None
 
 
+class TableMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A table to read: a path, which may not be valid UTF-8; of one in a store its URL, and its bytes."""
+
+    file: bytes
+    data: bytes | None
+
+    @classmethod
+    def of(cls, table: Blob) -> TableMessage:
+        """The message of a table."""
+        return cls(os.fsencode(table.file), table.data)
+
+    def blob(self) -> Blob:
+        """The table of the message."""
+        return Blob(file=os.fsdecode(self.file), data=self.data)
+
+
 class TablePart(msgspec.Struct, frozen=True, array_like=True):
     """Some rows of a table, in order."""
 
@@ -52,16 +69,16 @@ class TablePart(msgspec.Struct, frozen=True, array_like=True):
     ending: tuple[str, str] | None = None  # (code, detail) if the rest of the table cannot be read
 
 
-def read_parts(path: Path) -> Iterator[TablePart]:
-    """The rows of the table at `path`. The last part has the fault of the table, if any."""
+def read_parts(table: Blob) -> Iterator[TablePart]:
+    """The rows of a table. The last part has the fault of the table, if any."""
     rows: list[Row] = []
     characters = bad = 0
     ending = None
     try:
-        for number, (where, table) in enumerate(rows_of(path)):
+        for number, (where, values) in enumerate(rows_of(table)):
             if number >= MOST_ROWS:
                 raise BadTable(f"has more than {MOST_ROWS} rows")
-            row = _row(where, table)
+            row = _row(where, values)
             bad += row.fault is not None
             if row.fault is None or bad <= MOST_SAID:
                 rows.append(row)
@@ -70,10 +87,15 @@ def read_parts(path: Path) -> Iterator[TablePart]:
                 yield TablePart(rows)
                 rows, characters = [], 0
     except OSError as error:
-        ending = (error_code(error), f"table cannot be read: {error.strerror or error}")
+        ending = unreadable(error)
     except BadTable as error:
         ending = ("bad-table", _clean(str(error)))
     yield TablePart(rows, max(0, bad - MOST_SAID), ending)
+
+
+def unreadable(error: OSError) -> tuple[str, str]:
+    """The fault of a table that cannot be read."""
+    return error_code(error), f"table cannot be read: {error.strerror or error}"
 
 
 def _row(where: str, table: Mapping[str, Any]) -> Row:
@@ -102,13 +124,13 @@ def _clean(text: str) -> str:
 # ---- each kind of table ----------------------------------------------------------------------------------------------
 
 
-def rows_of(path: Path) -> Iterator[Numbered]:
-    """The rows of the table at `path`, parsed according to its extension. Raises `BadTable`, `OSError`."""
+def rows_of(table: Blob) -> Iterator[Numbered]:
+    """The rows of a table, parsed according to its extension. Raises `BadTable`, `OSError`."""
     readers = {".json": _json, ".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
-    kind = path.suffix.lower()
-    if kind not in readers:
-        raise BadTable(f"is {path.suffix!r}, expected a table: {', '.join(KINDS)}")
-    yield from readers[kind](read_blob(Blob(file=str(path))))
+    suffix = PurePosixPath(table.name).suffix
+    if suffix.lower() not in readers:
+        raise BadTable(f"is {suffix!r}, expected a table: {', '.join(KINDS)}")
+    yield from readers[suffix.lower()](read_blob(table))
 
 
 def _decoded(data: bytes, start: int = 0) -> str:

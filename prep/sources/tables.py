@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from prep.captions.read import HALF
 from prep.findings import Finding
+from prep.fs.blob import Blob, blob_at
 from prep.sources.readers import lost_detail, read_table
 from prep.sources.table_files import MOST_SAID, SHOWN, BadTable, Row, outside
 from prep.sources.tree import PICTURES
@@ -25,7 +26,7 @@ class TableRow:
     """Captions and mask of one picture, from a table."""
 
     captions: tuple[str, ...]
-    mask: str | None  # the file's path
+    mask: Blob | None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,11 +40,11 @@ class Tables:
     stems: dict[str, TableRow] = field(default_factory=dict)  # rows without an extension, as kohya allows
     used: set[str] = field(default_factory=set)
 
-    def add(self, path: Path, prefix: str, label: str) -> None:
-        """Reads the table at `path`; names in it are relative to the directory `prefix` of the source."""
+    def add(self, table: Blob, prefix: str, label: str) -> None:
+        """Reads a table; names in it are relative to the directory `prefix` of the source."""
         bad = 0
         try:
-            parts = read_table(self.workers, path)
+            parts = read_table(self.workers, table)
         except WorkerLost as lost:
             self._say(label, "bad-table", lost_detail(lost))
             return
@@ -81,7 +82,7 @@ class Tables:
         if row.fault is not None:
             raise BadTable(row.fault)
         name = self._below(row.named, prefix)
-        mask = None if row.mask is None else str(self.root / self._below(row.mask, prefix))
+        mask = None if row.mask is None else blob_at(self.root, self._below(row.mask, prefix))
         found = TableRow(captions=row.captions, mask=mask)
         (self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems)[name] = found
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 from prep.findings import Finding, Severity
 from prep.formatting import printable_name
+from prep.fs.blob import Blob
 from prep.fs.paths import MARKER
 
 PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".avif", ".bmp", ".dib", ".tif", ".tiff", ".gif",
@@ -31,6 +33,8 @@ class Directory:
 
     prefix: str  # POSIX path below the root, "" or ending in /
     path: Path
+    base: str  # what the path, or the URL, of every file in it begins with
+    versions: Mapping[str, str] = field(default_factory=dict)  # of its objects, if it is in a store, by name
     pictures: list[str] = field(default_factory=list)
     captions: dict[str, list[str]] = field(default_factory=dict)  # stem → names; the first is used
     masks: dict[str, str] = field(default_factory=dict)  # stem of the picture → name
@@ -38,6 +42,10 @@ class Directory:
     tables: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+
+    def blob(self, name: str) -> Blob:
+        """The file `name` of this directory."""
+        return Blob(file=self.base + name, version=self.versions.get(name, ""))
 
     def say(self, name: str, code: str, severity: Severity, detail: str) -> None:
         """Adds a finding on the file `name` of this directory."""
@@ -62,7 +70,7 @@ def folders_below(root: Path) -> Iterator[Directory]:
     todo = [("", root)]
     while todo:
         prefix, path = todo.pop()
-        folder = Directory(prefix=prefix, path=path)
+        folder = Directory(prefix=prefix, path=path, base=str(path / "_")[:-1])
         if _is_new(path, seen):
             _fill(folder, inside)
             todo.extend((f"{prefix}{name}/", path / name) for name in reversed(folder.folders))
@@ -90,16 +98,26 @@ def _fill(folder: Directory, inside: Path) -> None:
         folder.say("", "unreadable-file", "error", f"directory cannot be read: {error.strerror}")
         return
     if folder.prefix and any(entry.name == MARKER for entry in listed):
-        folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; skipped")
+        note_cache(folder)
         return
     for entry in listed:
         if entry.name.startswith("."):
-            if _extension(entry.name) in PICTURES and not entry.name.startswith("._"):
-                folder.say(entry.name, "hidden-file", "info", "hidden files are skipped")
+            note_hidden(folder, entry.name)
         elif _leads_to_directory(entry):
-            _add_folder(folder, entry, inside)
+            _add_listed_folder(folder, entry, inside)
         else:
-            _add_file(folder, entry, inside)
+            add_file(folder, entry.name, partial(_is_usable, folder, entry, inside))
+
+
+def note_cache(folder: Directory) -> None:
+    """Adds the finding on a directory that is a cache."""
+    folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; skipped")
+
+
+def note_hidden(folder: Directory, name: str) -> None:
+    """Adds the finding on a hidden file, if it is a picture."""
+    if _extension(name) in PICTURES and not name.startswith("._"):
+        folder.say(name, "hidden-file", "info", "hidden files are skipped")
 
 
 def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
@@ -109,28 +127,31 @@ def _leads_to_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _add_folder(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
-    if entry.name in _SYSTEM_FOLDERS:
-        return
-    if entry.is_symlink():
+def _add_listed_folder(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
+    if entry.name not in _SYSTEM_FOLDERS and entry.is_symlink():
         target = Path(entry.path).resolve()
         if target == inside or inside in target.parents:
             code, says = "directory-loop", "links to a directory of this source, which is read once, under its own name"
             folder.say(entry.name, code, "warning", says)
             return
-    folder.folders.append(entry.name)
+    add_folder(folder, entry.name)
 
 
-def _add_file(folder: Directory, entry: os.DirEntry[str], inside: Path) -> None:
-    """Sorts one name by its extension; checks on the disk only files that will be used."""
-    name, extension = entry.name, _extension(entry.name)
-    stem = stem_of(name)
+def add_folder(folder: Directory, name: str) -> None:
+    """Adds a subdirectory, unless it is a system's own."""
+    if name not in _SYSTEM_FOLDERS:
+        folder.folders.append(name)
+
+
+def add_file(folder: Directory, name: str, is_usable: Callable[[], bool]) -> None:
+    """Sorts one name by its extension; asks only for files that will be used whether they can be."""
+    extension, stem = _extension(name), stem_of(name)
     if extension in FOREIGN:
         folder.foreign.add(stem)
         folder.say(name, "unsupported-format", "info", f"{extension} files are not read, expected {' '.join(PICTURES)}")
-    elif name in TABLES and _is_usable(folder, entry, inside):
+    elif name in TABLES and is_usable():
         folder.tables.append(name)
-    elif extension in _USED and _is_usable(folder, entry, inside):
+    elif extension in _USED and is_usable():
         if extension in CAPTIONS:
             names = folder.captions.setdefault(stem, [])
             names.append(name)
@@ -166,8 +187,3 @@ def _is_usable(folder: Directory, entry: os.DirEntry[str], inside: Path) -> bool
 def _extension(name: str) -> str:
     """The last extension, in lower case; that of `.png` alone is `.png`."""
     return "." + name.rpartition(".")[2].lower() if "." in name else ""
-
-
-def beginning(folder: Directory) -> str:
-    """The prefix of the path of every file in this directory."""
-    return str(folder.path / "_")[:-1]

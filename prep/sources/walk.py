@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.fs.blob import Blob
+from prep.fs.mirror import SCHEMES, is_url, shown
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
@@ -55,17 +55,23 @@ def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table:
 
 
 def is_tars(path: Path) -> bool:
-    """Whether a source's path names tars, not a directory. Raises `PathError` for a URL or pipe, which are not read."""
+    """Whether a source's path names tars, not a directory. Raises `PathError` for a pipe, and for a URL that is not
+    read."""
+    if is_url(path):
+        if path.suffix == ".tar":
+            raise PathError(f"source {shown(path)} is a tar in an object store, which is not read there",
+                            hint="download it first; or name a prefix of pictures: s3://bucket/photos")
+        return False
     scheme = _SCHEME.match(str(path))
     if scheme and not path.exists():
-        raise PathError(f"source {path} has the scheme '{scheme.group(1)}', expected a local path",
-                        hint="download it first; " + HINT)
+        raise PathError(f"source {path} has the scheme '{scheme.group(1)}', expected a local path, or "
+                        f"{', '.join(SCHEMES)}", hint="download it first; " + HINT)
     return path.suffix == ".tar" and not path.is_dir()
 
 
 def tars_in(path: Path) -> int:
     """The number of tars directly in a directory, which a directory source does not read; 0 if `path` is not one."""
-    return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if path.is_dir() else 0
+    return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if not is_url(path) and path.is_dir() else 0
 
 
 def places_of(path: Path) -> list[Path]:
@@ -85,4 +91,4 @@ def labelled(places: list[Path]) -> list[tuple[Path, str]]:
 def _with_mask(item: Item, masks: MaskFolder) -> Item:
     """The item with its mask from a directory of masks, found by a name with or without the tar's name before it."""
     found = masks.find(*(name.rpartition(".")[0] for name in (item.name, item.picture.member)))
-    return item if found is None else replace(item, mask=Blob(file=found))
+    return item if found is None else replace(item, mask=found)

@@ -35,7 +35,7 @@ from prep.captions.variants import captions_of  # noqa: E402
 from prep.cli.console import run  # noqa: E402
 from prep.errors import Problem  # noqa: E402
 from prep.findings import CODES, Finding  # noqa: E402
-from prep.fs.blob import Blob  # noqa: E402
+from prep.fs.blob import Blob, blob_at  # noqa: E402
 from prep.images.decode import quiet_pillow, read_header  # noqa: E402
 from prep.images.formats.parts import BadPicture  # noqa: E402
 from prep.recipe.init import init_from_file  # noqa: E402
@@ -178,7 +178,7 @@ def ends_its_reader(path: Path) -> bool:
     """Whether a table ends the process that reads it: Arrow's C++ aborts on some. That costs a worker, and one finding.
     """
     try:
-        read_table(WORKERS, path)
+        read_table(WORKERS, blob_at(path))
     except WorkerLost:
         return True
     return False

@@ -395,10 +395,12 @@ def test_a_manifest_here_of_a_cache_there(prep, train, here, store, setting, tin
     assert told.code == 7 and f"--cache {store.url}/cache -o m.json" in told.out and "--recheck" in told.out
     del document["self"]
     for wrong in ("s3://bucket", "s3://bucket/a/../b", "s3://key@bucket/cache"):
-        Path("m.json").write_bytes(canonical(seal({**document, "cache": wrong})))
-        told = prep("inspect", "m.json")
-        assert told.code == 4 and f"cache is '{wrong}'" in told.err
-        assert "expected a URL like s3://bucket/cache" in told.err or "was given with a user" in told.err
+        for name, value in (("cache", wrong), ("sources", [wrong + "/."])):
+            Path("m.json").write_bytes(canonical(seal({**document, name: value})))
+            told = prep("inspect", "m.json")
+            assert told.code == 4 and f"{name} is '{wrong}" in told.err
+            assert any(says in told.err for says in ("expected a URL like s3://bucket/cache", "was given with a user",
+                                                     "expected a URL like s3://bucket/prefix"))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from tarred import tar_of
 
 from prep.findings import Finding
+from prep.fs.blob import blob_at
 from prep.sources import readers
 from prep.sources.item import Item
 from prep.sources.table_files import TablePart
@@ -112,9 +113,9 @@ def test_large_files_get_more_of_everything(source, monkeypatch):
             with path.open("r+b") as stream:
                 stream.truncate(size)
     with readers.readers() as workers:
-        readers.read_table(workers, source / "in/metadata.jsonl")
+        readers.read_table(workers, blob_at(source / "in/metadata.jsonl"))
         readers.read_tar(workers, source / "a.tar")
-        readers.read_table(workers, source / "gone.csv")
+        readers.read_table(workers, blob_at(source / "gone.csv"))
     (_, table), (_, tar), (_, gone) = asked
     assert (table.seconds, tar.seconds, gone.seconds) == (60 + (1 << 14), 60 + (1 << 10), 60)
     assert table.memory == readers.TABLE_MEMORY + 16 * (1 << 32) and tar.memory == readers.TAR_MEMORY

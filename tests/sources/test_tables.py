@@ -14,6 +14,7 @@ from pictures import draw
 from walking import tables_of, walk
 
 from prep.findings import Finding
+from prep.fs.blob import blob_at
 from prep.sources import table_files
 from prep.sources.item import Item
 from prep.sources.table_files import BadTable, rows_of
@@ -122,17 +123,17 @@ def test_rows_that_lead_out_of_the_source(folder, tmp_path, name):
 def test_tables_that_cannot_be_read(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(BadTable, match=says.replace("[", r"\[").replace("(", r"\(")):
-        list(rows_of(tmp_path / name))
+        list(rows_of(blob_at(tmp_path / name)))
 
 
 def test_rows_that_cannot_be_used_do_not_stop_the_others(folder, tmp_path):
     write(tmp_path / "t.jsonl", [{"text": "no name"}, {"file_name": "x.png", "text": 7}] + [{}] * 40 + ROWS)
     tables = tables_of(folder)
-    tables.add(tmp_path / "t.jsonl", "", "t.jsonl")
+    tables.add(blob_at(tmp_path / "t.jsonl"), "", "t.jsonl")
     assert len(tables.findings) == 21 and "22 more rows" in tables.findings[-1].detail
     assert "line 1: has no file_name" in tables.findings[0].detail
     assert tables.find("a.png").captions == ("a cat",)
-    tables.add(tmp_path / "gone.jsonl", "", "gone.jsonl")
+    tables.add(blob_at(tmp_path / "gone.jsonl"), "", "gone.jsonl")
     assert tables.findings[-1].code == "unreadable-file"
 
 
@@ -167,7 +168,7 @@ def test_columns_that_are_no_text(folder, odd):
     items, said = walked(folder)
     assert items["a.png"].captions == () and said == [("metadata.parquet", "bad-table")]
     with pytest.raises(BadTable, match=r"column 'caption' is .*, expected text or lists of text"):
-        list(rows_of(folder / "metadata.parquet"))
+        list(rows_of(blob_at(folder / "metadata.parquet")))
     pq.write_table(pa.table({"file_name": ["a.png"], "image": odd, "text": ["x"]}), folder / "metadata.parquet")
     items, said = walked(folder)
     assert items["a.png"].captions == ("x",) and said == [], "a column of pictures has nothing to say"
@@ -179,7 +180,7 @@ def test_columns_that_are_no_text(folder, odd):
     pa.array([["x"], ["y"], None, ["z", None]], pa.large_list(pa.string()))])
 def test_text_however_it_is_stored(tmp_path, text):
     pq.write_table(pa.table({"file_name": ["a", "b", "c", "d"], "captions": text}), tmp_path / "t.parquet")
-    assert [row["captions"] for _, row in rows_of(tmp_path / "t.parquet")] == text.to_pylist()
+    assert [row["captions"] for _, row in rows_of(blob_at(tmp_path / "t.parquet"))] == text.to_pylist()
 
 
 @pytest.mark.parametrize("lists", [False, True])
@@ -258,5 +259,5 @@ def test_any_bytes_are_rows_or_a_finding(tmp_path_factory, suffix, data):
     folder = tmp_path_factory.mktemp("table")
     (folder / f"t{suffix}").write_bytes(data)
     tables = tables_of(folder)
-    tables.add(folder / f"t{suffix}", "", "t")
+    tables.add(blob_at(folder / f"t{suffix}"), "", "t")
     assert all(one.code == "bad-table" for one in tables.findings)

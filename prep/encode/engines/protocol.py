@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from prep.fs.blob import Blob
+from prep.fs.blob import Blob, fetched
 from prep.geometry import Placement, Size
 from prep.parse import Unparsed
 
@@ -29,18 +29,22 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     flip: bool
     color: str  # that transparency is flattened onto
     factor: int  # pixels per latent cell and side
+    data: bytes | None = None  # of an object in a store
 
     @classmethod
     def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str,
            factor: int) -> PictureMessage:
-        """The message of a file and its placement."""
+        """The message of a file and its placement; an object is read. Raises `OSError`, `StoreError`."""
+        held = fetched(blob)
+        if held.fault is not None:
+            raise held.fault
         return cls(reading=reading, file=os.fsencode(blob.file), offset=blob.offset, length=blob.length, digest=digest,
                    scaled=placement.scaled, crop=placement.crop, bucket=placement.bucket, flip=placement.flip,
-                   color=color, factor=factor)
+                   color=color, factor=factor, data=held.data)
 
     def blob(self) -> Blob:
         """The file."""
-        return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length)
+        return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length, data=self.data)
 
     def placement(self) -> Placement:
         """How it is fitted to its bucket."""

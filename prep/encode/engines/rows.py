@@ -14,6 +14,7 @@ from prep.encode.engines.job import Job
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
 from prep.encode.targets import PictureTarget, TextTarget
 from prep.findings import Finding
+from prep.fs.blob import error_code
 from prep.parse import Unparsed
 from prep.workers.pool import WorkerLost, WorkerPool
 
@@ -91,15 +92,17 @@ def mask_row(job: Job, work: PictureTarget, decoders: WorkerPool) -> Made:
 
 def _decoded(job: Job, work: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
     """What a worker makes of the file; a worker that is lost costs a finding, and the next run tries again."""
-    asked = PictureMessage.of(reading, work.blob, work.digest, work.placement, color=job.alpha,
-                              factor=job.specs.family.factor)
     try:
+        asked = PictureMessage.of(reading, work.blob, work.digest, work.placement, color=job.alpha,
+                                  factor=job.specs.family.factor)
         (answer,) = decoders.ask(DECODE, asked, LIMITS)
         if not answer.code:
             return answer.array(asked.shape)
     except WorkerLost as lost:
         code, detail = lost.finding(LIMITS)
         answer = PixelsMessage(code=code, detail=detail)
+    except OSError as error:  # of an object in a store; a worker opens files itself
+        answer = PixelsMessage(code=error_code(error), detail=f"cannot be read: {error.strerror or error}")
     except (Unparsed, ValueError) as error:
         answer = PixelsMessage(code="decoder-crashed", detail=f"got an invalid answer from its decoder: {error}")
     if answer.bad:

@@ -24,6 +24,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from prep.formatting import printable
+from prep.fs.mirror import shown
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.recipe.schema import Recipe
 from prep.report.pages.parts import Head, Section
@@ -51,7 +52,7 @@ def origin_of(recipe: Recipe, made: date) -> Origin:
     paths = [source.path for source in recipe.sources]
     names = list(dict.fromkeys(_name_of(path) for path in paths))
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    places = [str(path) for path in paths]
+    places = [shown(path) for path in paths]
     if len(places) > PLACES:
         places[PLACES:] = [f"and {len(places) - PLACES} more sources"]
     return Origin(name=", ".join(names[:2]) + more, places=tuple(places), made=made)

@@ -12,7 +12,9 @@ from typing import Any
 
 from prep.digest import digest_bytes
 from prep.errors import PathError
-from prep.fs.blob import Blob, read_blob
+from prep.fs.blob import Blob, blob_at, read_blob
+from prep.fs.mirror import is_object
+from prep.fs.remote import StoreError
 from prep.images.decode import Picture, decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.manifest.opened import OpenedManifest
@@ -45,7 +47,7 @@ class Originals:
         try:
             blob = self._blob(root, sample["name"])
             data = None if blob is None or _too_large(blob) else read_blob(blob)
-        except (OSError, ValueError, PathError):
+        except (OSError, ValueError, PathError, StoreError):
             return None
         return data if data is not None and digest_bytes(data) == sample["picture"] else None
 
@@ -62,7 +64,7 @@ class Originals:
 
     def _blob(self, root: Path, name: str) -> Blob | None:
         if not is_tars(root):
-            return Blob(file=str(root / name))
+            return blob_at(root, name)
         with self._lock:
             if root not in self._tars:
                 self._tars[root] = {label: tar for tar, label in labelled(tars_of(root))}
@@ -93,4 +95,6 @@ def _is_below(name: str) -> bool:
 
 
 def _too_large(blob: Blob) -> bool:
+    if blob.length is None and is_object(blob.file):  # reading it is bounded
+        return False
     return (blob.path.stat().st_size if blob.length is None else blob.length) > MOST_BYTES
