@@ -23,8 +23,8 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 UNDERFILL = ("drop", "partial", "repeat")
 
 SourceArg = Annotated[Path, typer.Argument(
-    metavar="SOURCE", help="a directory of pictures, a .tar (braces and globs allowed), or a recipe .toml",
-    show_default=False)]
+    metavar="SOURCE", help="a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs "
+    "allowed), or a recipe .toml", show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json, here or in an object store: "
                                              "s3://bucket/dataset/manifest.json", show_default=False)]
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache directory", show_default=False)]

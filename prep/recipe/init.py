@@ -103,7 +103,7 @@ def check_choice(sources: Sequence[Path], other: Path | None, model: str | None)
                          hint="set [model] path in the recipe, or pass --model to prep encode")
     for source in sources:
         if is_url(source):
-            raise UsageError(f"SOURCE {shown(source)} is in an object store, where prep init does not look",
+            raise UsageError(f"SOURCE is {shown(source)}, in an object store, where prep init does not look",
                              hint=f'name it in a recipe of your own: [[source]] path = "{shown(source)}"; prep scan '
                              "and prep encode take the URL itself, too")
         if source.suffix in (".toml", ".json") and not source.is_dir():

@@ -18,7 +18,8 @@ MOST_TARS = 1_000_000  # names that braces may expand to
 MOST_CHARACTERS = 1 << 28  # of all these names together
 MOST_FOLDERS = 1_000_000  # directories that a glob may search
 LONGEST = 4096  # characters of a path; Linux accepts no more bytes
-HINT = "SOURCE is a directory of pictures, a .tar (braces and globs allowed) or a recipe .toml"
+HINT = ("SOURCE is a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs allowed) "
+        "or a recipe .toml")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 _GLOB = re.compile(r"[*?\[]")
 

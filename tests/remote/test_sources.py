@@ -56,6 +56,7 @@ def test_keys_and_manifest_are_those_of_the_same_files_on_a_disk(store, there, t
     assert not {"a-key", "a-secret"} & set((tmp_path / "there.json").read_text().split('"'))
 
 
+@pytest.mark.slow
 def test_encoding_from_the_store_makes_the_same_rows(store, there, tiny_model, prep, tmp_path):
     encode(prep, there, tmp_path / "cache", tmp_path / "here.json", tiny_model)
     found = encode(prep, f"{store.url}/photos", f"{store.url}/cache", f"{store.url}/m.json", tiny_model)
@@ -76,7 +77,8 @@ def test_a_scan_finds_what_it_finds_on_a_disk(store, there, prep):
     assert [path for path in gets(store) if not path.endswith("metadata.jsonl")] == [], "remembered"
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "drop", "truncate", "flip", "403"])
+@pytest.mark.parametrize("fault", ["truncate", "flip", *(pytest.param(fault, marks=pytest.mark.slow)
+                                                         for fault in ("500", "503", "drop", "403"))])
 def test_each_request_goes_wrong_once(store, there, prep, fault):
     good = prep("scan", there, "--json").json
     store.proxy.rule = lambda method, path, before: fault if before == 0 and not (
@@ -88,8 +90,8 @@ def test_each_request_goes_wrong_once(store, there, prep, fault):
 
 
 @pytest.mark.parametrize(("fault", "says"), [
-    ("500", "the store answered 500"), ("403", r"the store answered 403 Forbidden \(ExpiredToken\)"),
-    ("flip", "the answer is not what its ETag names")])
+    pytest.param("500", "the store answered 500", marks=pytest.mark.slow), ("403", r"the store answered 403 Forbidden \(ExpiredToken\)"),
+    pytest.param("flip", "the answer is not what its ETag names", marks=pytest.mark.slow)])
 def test_what_stays_wrong_is_one_message(store, there, tiny_model, prep, tmp_path, monkeypatch, fault, says):
     monkeypatch.setenv("LATENTRY_REMOTE_PATIENCE", "0.05")
     store.proxy.rule = lambda method, path, before: fault if path.endswith("c.jpg") else ""
@@ -204,7 +206,7 @@ def test_names_that_differ_in_case_or_form_are_all_read(store, prep, tmp_path):
     (("scan", "{}/photos?key=secret"), 5, "was given with a user, a query or a fragment"),
     (("scan", "{}/set.toml"), 5, "recipe {}/set.toml is in an object store, expected a file on this computer"),
     (("scan", "{}/a.tar"), 5, "source {}/a.tar is a tar in an object store, which is not read there"),
-    (("init", "{}/photos"), 2, "SOURCE {}/photos is in an object store, where prep init does not look"),
+    (("init", "{}/photos"), 2, "SOURCE is {}/photos, in an object store, where prep init does not look"),
     (("mask", "{}/photos", "--with", "alpha", "-o", "{}/masks"), 5, "{}/masks is in an object store, where this"),
     (("encode", "{}/photos", "--model", "m", "--cache", "{}/photos/cache", "-o", "m.json"), 5,
      "cache '{}/photos/cache' lies inside pictures '{}/photos'"),
@@ -220,6 +222,7 @@ def test_a_cache_is_no_source(store, small_there, prep):
     assert done.code == 5 and f"source {store.url}/cache is a cache, which holds no pictures" in done.err
 
 
+@pytest.mark.slow
 def test_masks_are_made_on_this_computer_from_pictures_in_a_store(store, there, prep, tmp_path):
     for place, output in ((there, "here"), (f"{store.url}/photos", "far")):
         done = prep("mask", place, "--with", "threshold", "--threshold", "0.5", "-o", tmp_path / output)
@@ -229,6 +232,7 @@ def test_masks_are_made_on_this_computer_from_pictures_in_a_store(store, there, 
     assert here == far and here
 
 
+@pytest.mark.slow
 def test_a_page_shows_pictures_of_a_store(store, there, tiny_model, prep, tmp_path):
     for place, name in ((there, "here"), (f"{store.url}/photos", "far")):
         encode(prep, place, tmp_path / "cache", tmp_path / f"{name}.json", tiny_model)
