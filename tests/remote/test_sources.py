@@ -90,7 +90,8 @@ def test_each_request_goes_wrong_once(store, there, prep, fault):
 
 
 @pytest.mark.parametrize(("fault", "says"), [
-    pytest.param("500", "the store answered 500", marks=pytest.mark.slow), ("403", r"the store answered 403 Forbidden \(ExpiredToken\)"),
+    pytest.param("500", "the store answered 500", marks=pytest.mark.slow),
+    ("403", r"the store answered 403 Forbidden \(ExpiredToken\)"),
     pytest.param("flip", "the answer is not what its ETag names", marks=pytest.mark.slow)])
 def test_what_stays_wrong_is_one_message(store, there, tiny_model, prep, tmp_path, monkeypatch, fault, says):
     monkeypatch.setenv("LATENTRY_REMOTE_PATIENCE", "0.05")

@@ -89,8 +89,8 @@ def test_the_tree_of_errors_is_its_docstring():
 
 @pytest.mark.parametrize("recipe", [False, True])
 def test_sources_that_are_none(prep, tmp_path, recipe):
-    hint = "" if recipe else ("hint: SOURCE is a directory of pictures, here or in a store (s3://bucket/photos), a .tar "
-                              "(braces and globs allowed) or a recipe .toml\n")
+    hint = "" if recipe else ("hint: SOURCE is a directory of pictures, here or in a store (s3://bucket/photos), "
+                              "a .tar (braces and globs allowed) or a recipe .toml\n")
     (tmp_path / "file.png").touch()
     for path, said in (("file.png", f"error: source {tmp_path}/file.png is not a directory\n"),
                        ("nothing", f"error: source {tmp_path}/nothing does not exist\n")):
