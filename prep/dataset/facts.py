@@ -13,7 +13,7 @@ from prep.digest import digest_bytes, digest_strings
 from prep.fs.memo import Fact
 from prep.images.decode import read_header
 from prep.images.formats.parts import BadPicture, NoDecoder
-from prep.images.mask import focus_in
+from prep.images.mask import focus_in, mean_in
 from prep.images.plugins import decoders
 
 VERSION = 4  # of all facts; raised when the facts of a file or their meaning change
@@ -66,4 +66,6 @@ READERS: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
     "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
     "picture-alpha": _picture_and_focus, "mask-size": _mask_size,
+    "mask-mean": lambda data: {"mean": mean_in(data, "mask")},
+    "alpha-mean": lambda data: {"mean": mean_in(data, "alpha")},
 }

@@ -60,7 +60,7 @@ def needs_worker(kind: str, data: bytes) -> bool:
     """Whether native code parses these bytes for a fact of this kind."""
     if len(data) > MOST_SENT:
         return False
-    if kind in ("mask", "picture-alpha"):  # decoded
+    if kind in ("mask", "picture-alpha", "mask-mean", "alpha-mean"):  # decoded
         return True
     if kind not in ("picture", "mask-size"):
         return False
@@ -135,6 +135,13 @@ def _share(value: Any, where: str) -> int:
     return share
 
 
+def _mean(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    within(mean := float(expect(value, float, where)), 0, 1, where)
+    return mean
+
+
 def _two(values: list[Any], where: str) -> list[Any]:
     if len(values) != 2:
         raise Unparsed(f"{where} has {len(values)} numbers, expected 2")
@@ -148,6 +155,7 @@ def _text(value: Any, where: str) -> str:
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "digest": _text, "width": _side, "height": _side, "alpha": lambda value, where: expect(value, bool, where),
     "code": known_code, "detail": _text, "size": _size, "focus": _focus,
+    "mean": _mean,
 }
 
 

@@ -26,6 +26,19 @@ def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
         return None
 
 
+def mean_in(data: bytes, what: Literal["mask", "alpha"]) -> float | None:
+    """How much of a picture its mask file, or its transparency, lets train, 0 to 1; `None` if it cannot be decoded.
+
+    Raises `NoDecoder`.
+    """
+    try:
+        return float(np.asarray(decode_mask(data) if what == "mask" else alpha_of(data)).mean()) / 255
+    except NoDecoder:
+        raise
+    except BadPicture:
+        return None
+
+
 def focus_of(mask_HW: Pixels) -> Focus | None:
     """The center of mass of a mask, uint8 [H, W], 255 trains; `None` if it is entirely black."""
     total = int(mask_HW.sum(dtype=np.int64))

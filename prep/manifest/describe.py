@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from prep.cache.reader import Reader
 from prep.errors import CacheError, UsageError
 from prep.formatting import printable, printable_name
+from prep.geometry import Size
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import SampleColumns
 from prep.parse import suggest
@@ -67,21 +68,28 @@ def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
 
 def describe(audit: OpenedManifest, number: int, keys: Keys | None = None) -> dict[str, Any]:
     """One sample as a document: sizes, views and texts with the places of their rows, and their keys if given."""
-    row = audit.samples.table.slice(number, 1).to_pylist()[0]
-    bucket = audit.manifest.buckets[row["bucket"]]
+    return describe_columns(audit.samples, audit.manifest.buckets, number,
+                            lambda shard, row: _place(audit, shard, row, keys))
+
+
+def describe_columns(samples: SampleColumns, buckets: Sequence[Size], number: int,
+                     place: Callable[[int, int], Mapping[str, Any] | None]) -> dict[str, Any]:
+    """One sample as a document; `place` describes the row of a shard, both by number."""
+    row = samples.table.slice(number, 1).to_pylist()[0]
+    bucket = buckets[row["bucket"]]
     return {
         "id": row["id"].hex(), "name": row["name"], "source": row["source"], "role": row["role"],
         "picture": row["picture"].hex(), "size": [row["width"], row["height"]], "bucket": list(bucket),
         "repeats": row["repeats"], "weight": row["weight"], "coverage": row["coverage"],
         "views": [
             {"scaled": [view["scaled_width"], view["scaled_height"]], "crop": [view["crop_x"], view["crop_y"]],
-             "flip": view["flip"], "latent": _place(audit, view["latent_shard"], view["latent_row"], keys),
-             "mask": _place(audit, view["mask_shard"], view["mask_row"], keys)}
+             "flip": view["flip"], "latent": place(view["latent_shard"], view["latent_row"]),
+             "mask": place(view["mask_shard"], view["mask_row"])}
             for view in row["views"]
         ],
         "texts": [
             {"caption": text["caption"], "weight": text["weight"],
-             "row": _place(audit, text["shard"], text["row"], keys)}
+             "row": place(text["shard"], text["row"])}
             for text in row["texts"]
         ],
     }

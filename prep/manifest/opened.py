@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
+
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
 from prep.findings import Finding
@@ -50,6 +52,11 @@ class OpenedManifest:
             return found  # reading `shards` raises it
         check_places(self.manifest, facts, found)
         return found
+
+    @cached_property
+    def findings_table(self) -> pa.Table:
+        """The FINDINGS table."""
+        return read_table(self.cache, self.manifest.document["tables"]["findings"], FINDINGS)
 
     @cached_property
     def findings(self) -> list[dict[str, str]]:

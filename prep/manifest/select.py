@@ -1,4 +1,4 @@
-"""Selects and sorts a manifest's samples by text, split, source, bucket, finding and mask, column by column.
+"""Selects and sorts samples by text, split, source, bucket, finding and mask, column by column.
 
 No Python object is made for a sample. Measured at 10^6 samples: tests/benchmarks/bench_view.py.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,7 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.findings import SEVERITIES
-from prep.manifest.opened import OpenedManifest
-from prep.manifest.tables import FINDINGS, read_table
+from prep.manifest.samples import SampleColumns
 
 SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss")
 REMEMBERED = 16  # selections; each takes 4 bytes a sample
@@ -45,12 +45,21 @@ class Query:
     descending: bool = False
 
 
-class Selector:
-    """Answers queries about one manifest. Threads may share one."""
+class Listed(Protocol):
+    """Samples and findings: a manifest, or a data set that is not encoded."""
 
-    def __init__(self, opened: OpenedManifest) -> None:
-        self.opened = opened
-        self.samples = opened.samples
+    @property
+    def samples(self) -> SampleColumns: ...
+    @property
+    def findings_table(self) -> pa.Table: ...
+
+
+class Selector:
+    """Answers queries about one manifest, or one data set. Threads may share one."""
+
+    def __init__(self, listed: Listed) -> None:
+        self._listed = listed
+        self.samples = listed.samples
         self.losses: Column | None = None  # float64 [N], of a run: 1 is usual, NaN was not shown
         self._lock, self._sorting = Lock(), Lock()
         self._known: OrderedDict[Query, Column] = OrderedDict()
@@ -136,7 +145,7 @@ class Selector:
     @cached_property
     def findings(self) -> pa.Table:
         """The FINDINGS table, the worst first, then by path. Raises `CacheError`."""
-        table = read_table(self.opened.cache, self.opened.manifest.document["tables"]["findings"], FINDINGS)
+        table = self._listed.findings_table
         rank = pc.fill_null(pc.index_in(table["severity"], value_set=pa.array(SEVERITIES)), len(SEVERITIES))
         order = pc.sort_indices(table.append_column("rank", rank),
                                 sort_keys=[("rank", "ascending"), ("path", "ascending"), ("code", "ascending")])

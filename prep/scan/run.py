@@ -89,6 +89,22 @@ def run_scan(asked: ScanCall) -> ScanReport:
     return report
 
 
+def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
+    """(what earlier scans found in each picture, with the recipe's policy; the number of pictures that no scan has seen
+    as they are). Opens no picture."""
+    found: list[Finding] = []
+    unseen, memory = 0, ScanMemo(usual_path())
+    try:
+        for item in walk_recipe(recipe):
+            if isinstance(item, Item):
+                known = memory.get(item)[1]
+                unseen += known is None
+                found += known.findings if known is not None else ()
+    finally:
+        memory.close()
+    return apply_policy([_with_policy(one, recipe) for one in found], recipe.scan), unseen
+
+
 def _check(asked: ScanCall) -> None:
     for option, codes in (("--select", asked.select), ("--ignore", asked.ignore)):
         for code in codes:

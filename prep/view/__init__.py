@@ -1,1 +1,1 @@
-"""Shows a manifest in a browser, live and read-only, served to this computer alone."""
+"""Shows pictures, a manifest or a run in a browser, live, served to this computer alone."""

@@ -29,8 +29,9 @@ from prep.findings import CODES
 from prep.manifest.diff import sides_of
 from prep.manifest.diff_samples import changes
 from prep.manifest.opened import OpenedManifest
-from prep.manifest.select import Selector
+from prep.manifest.select import Query
 from prep.parse import Unparsed, one_of
+from prep.view.data import data_of
 from prep.view.diff import Diff, diff_page
 from prep.view.guard import Guard
 from prep.view.memory import Memory
@@ -41,6 +42,8 @@ from prep.view.render import static
 from prep.view.run import RunFiles
 from prep.view.run_pages import run_page
 from prep.view.site import Site
+from prep.view.source.pictures import SourcePictures
+from prep.view.source.state import SourceSet
 
 if TYPE_CHECKING:
     from prep.view.model import ViewedModel  # which imports torch
@@ -62,20 +65,29 @@ def build_app(opened: OpenedManifest, token: str, run: Path | None = None, model
         old = _site(before, f"{base}/before", None, None, root=base)
         diff = Diff(old, site, changes(*sides_of(before, opened)))
         routes = [Route("/diff", _diff(diff), methods=["GET"]), Mount("/before", routes=_routes(old)), *routes]
+    return _guarded(site, routes, token), site
+
+
+def build_source_app(source: SourceSet, token: str) -> tuple[Guard, Site]:
+    """The application about pictures that are not encoded."""
+    site = Site(base=f"/{token}", state=source.data, pictures=SourcePictures(source, Memory()))
+    return _guarded(site, _routes(site), token), site
+
+
+def _guarded(site: Site, routes: list[BaseRoute], token: str) -> Guard:
     app = Starlette(routes=routes, exception_handlers={
         HTTPException: _told(site), Unparsed: _told(site), Problem: _told(site)})
     app.router.redirect_slashes = False
-    return Guard(app, token), site
+    return Guard(app, token)
 
 
 def _site(opened: OpenedManifest, base: str, run: Path | None, model: ViewedModel | None, *, root: str) -> Site:
-    selector, memory = Selector(opened), Memory()
-    selector.prepare()
-    site = Site(base=base, opened=opened, selector=selector, pictures=Pictures(opened, memory), model=model, root=root,
-                run=None if run is None else RunFiles(run, selector.samples, memory))
+    data, memory = data_of(opened), Memory()
+    pictures = Pictures(opened, memory)
+    site = Site(base=base, state=lambda: data, pictures=pictures, rows=pictures, model=model, root=root,
+                run=None if run is None else RunFiles(run, data.selector.samples, memory))
     if site.run is not None:
         _ = site.run.history, site.hardness()
-    _ = selector.codes  # a damaged table of findings is an error before the first page
     return site
 
 
@@ -100,15 +112,16 @@ def _endpoint(make: Callable[[Site, Request], Response], site: Site) -> Made:
 
 
 def _list(site: Site, request: Request) -> Response:
-    manifest = site.opened.manifest
-    query = query_of(request.query_params.multi_items(), manifest.buckets, len(manifest.sources))
-    return HTMLResponse(list_page(site, query, _page(request)))
+    return HTMLResponse(list_page(site, _query(site, request), _page(request)))
 
 
 def _sample(site: Site, request: Request) -> Response:
-    manifest = site.opened.manifest
-    query = query_of(request.query_params.multi_items(), manifest.buckets, len(manifest.sources))
-    return HTMLResponse(sample_page(site, _number(site, request), query))
+    return HTMLResponse(sample_page(site, _number(site, request), _query(site, request)))
+
+
+def _query(site: Site, request: Request) -> Query:
+    data = site.data
+    return query_of(request.query_params.multi_items(), data.buckets, len(data.sources))
 
 
 def _findings(site: Site, request: Request) -> Response:
@@ -152,17 +165,17 @@ def _shade(site: Site, request: Request) -> Response:
 
 
 def _latent(site: Site, request: Request) -> Response:
-    channels = site.opened.manifest.document["latents"]["channels"]
-    channel = _part(request, "channel", channels)
-    return _picture(site.pictures.channel(*_place(site, request), channel))
+    if site.rows is None:
+        raise HTTPException(404)
+    channel = _part(request, "channel", site.rows.channels)
+    return _picture(site.rows.channel(*_place(site, request), channel))
 
 
 def _decode(site: Site, request: Request) -> Response:
     number, view = _place(site, request)
-    model = site.model
-    if model is None:
+    if site.model is None or site.rows is None:
         raise HTTPException(404)
-    return _picture(site.pictures.decoded(number, view, model.decode))
+    return _picture(site.rows.decoded(number, view, site.model.decode))
 
 
 def _static(_site: Site, request: Request) -> Response:

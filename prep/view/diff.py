@@ -50,14 +50,14 @@ def diff_page(diff: Diff, why: str, page: int) -> str:
 
     return diff.after.render(
         "diff.html", why=why, counts=[(name, WHAT.get(name, name), count) for name, count in diff.counts.items()],
-        told=WHAT.get(why, why), total=len(diff.changes), count=len(rows), before=diff.before.name,
+        told=WHAT.get(why, why), total=len(diff.changes), count=len(rows), before=diff.before.data.name,
         pairs=[_pair(diff, row) for row in rows[page * PAIRS:(page + 1) * PAIRS].tolist()],
         pager=pager_of(page, pages, link))
 
 
 def _pair(diff: Diff, row: int) -> dict[str, Any]:
     old, new = int(diff.changes.old[row]), int(diff.changes.new[row])
-    sides = [None if number < 0 else {**card_of(site, number, None), "base": site.base}
+    sides = [None if number < 0 else {**card_of(site.data, number, None), "base": site.base}
              for site, number in ((diff.before, old), (diff.after, new))]
     reasons = [name for name in REASONS if diff.changes.reasons[name][row]]
     captions = [[] if number < 0 else site.selector.samples.captions(number)

@@ -1,4 +1,4 @@
-"""Renders the pages about a manifest: the list of samples, a sample, findings."""
+"""Renders the pages about a data set: the list of samples, a sample, findings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.findings import CODES
-from prep.formatting import format_bytes, format_size
-from prep.manifest.describe import Keys, describe
+from prep.formatting import format_size
 from prep.manifest.select import SORTS, Query
 from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
 from prep.view.params import address
@@ -38,40 +37,38 @@ assert tuple(ORDERS) == SORTS
 
 def list_page(site: Site, query: Query, page: int) -> str:
     """One page of the samples that a query selects; `page` counts from 0. Beyond the last page, the last."""
-    hard = site.hardness()
-    manifest, found = site.opened.manifest, site.selector.select(query)
+    hard, data = site.hardness(), site.data
+    found = data.selector.select(query)
     pages = max(1, -(-len(found) // CARDS))
     page = min(page, pages - 1)
     shown = found[page * CARDS:(page + 1) * CARDS].tolist()
-    given = address(query, manifest.buckets)
-    counts = manifest.document["samples"]
     return site.render(
-        "list.html", query=query, given=given, filtered=query != Query(text=query.text),
+        "list.html", query=query, given=address(query, data.buckets), filtered=query != Query(text=query.text),
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
-        roles=[role for role in ROLES if counts[role]],
-        buckets=[(format_size(one["size"]), sum(one[role] for role in ROLES)) for one in manifest.document["buckets"]],
-        sources=[_source(one) for one in manifest.sources], facts=_facts(site), total=len(site.selector.samples),
-        count=len(found), first=page * CARDS + 1, cards=[card_of(site, number, hard) for number in shown],
-        low=_percent(query.low), high=_percent(query.high), samples=counts, rejected=manifest.document["rejected"],
-        pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, manifest.buckets, page=other + 1)}"))
+        roles=[role for role in ROLES if data.roles[role]],
+        buckets=[(format_size(size), count) for size, count in zip(data.buckets, data.crowds, strict=True)],
+        sources=[_source(one) for one in data.sources], facts=data.facts, total=len(data.selector.samples),
+        count=len(found), first=page * CARDS + 1, cards=[card_of(data, number, hard) for number in shown],
+        low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
+        notes=data.notes,
+        pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.buckets, page=other + 1)}"))
 
 
 def sample_page(site: Site, number: int, query: Query) -> str:
     """Everything about one sample, and the way to its neighbors among those that the query selects."""
-    row, hard = describe(site.opened, number, Keys(site.opened)), site.hardness()
-    manifest = site.opened.manifest
-    found = site.selector.select(query)
+    hard, data = site.hardness(), site.data
+    row, found = data.describe(number), data.selector.select(query)
     places = np.flatnonzero(found == number)
-    given, at = address(query, manifest.buckets), int(places[0]) if len(places) else None
-    back = address(query, manifest.buckets, page=1 + (at or 0) // CARDS)
+    given, at = address(query, data.buckets), int(places[0]) if len(places) else None
+    back = address(query, data.buckets, page=1 + (at or 0) // CARDS)
     weights = sum(text["weight"] for text in row["texts"])
     return site.render(
         "sample.html", number=number, row=row, at=at, count=len(found), back=f"{site.base}/{back}",
         before=None if not at else f"{site.base}/sample/{found[at - 1]}{given}",
         after=None if at is None or at + 1 == len(found) else f"{site.base}/sample/{found[at + 1]}{given}",
         whole=site.pictures.whole(number) is not None, losses=loss_chart(site, number),
-        facts=[*_sample_facts(row, manifest.sources[row["source"]]), *loss_facts(hard, number)],
-        findings=_table(site.selector.findings_of(number)),
+        facts=[*_sample_facts(row, data.sources[row["source"]]), *loss_facts(hard, number)],
+        findings=_table(data.selector.findings_of(number)),
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}
                for text, readings in zip(row["texts"], _readings(site, row), strict=True)],
@@ -95,19 +92,8 @@ def findings_page(site: Site, code: str, page: int) -> str:
 
 def error_page(base: str, status: int, what: str, hint: str = "") -> str:
     """A page that says what is wrong."""
-    return render("error.html", base=base, name="Latentry", status=status, what=what, hint=hint, codes={},
-                  has_run=False, root="")
-
-
-def _facts(site: Site) -> list[tuple[str, str]]:
-    document = site.opened.manifest.document
-    model = document["model"].get("path") or document["model"].get("hub")
-    return [("model", f"{model} ({document['family']}, {document['prediction']})"),
-            *((name, f"{plural(field.rows, 'row')} in {plural(field.shards, 'shard')}, {format_bytes(field.bytes)}: "
-               + ", ".join(f"{array} {facts['dtype']}" for array, facts in field.arrays.items()))
-              for name, field in site.opened.manifest.fields.items()),
-            ("sample prompts", f"{len(document['prompts']['samples']):,}"),
-            ("manifest", site.opened.manifest.digest)]
+    return render("error.html", base=base, name="Latentry", kind="", status=status, what=what, hint=hint, codes={},
+                  has_run=False, root="", encoded=False)
 
 
 def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:
@@ -126,7 +112,7 @@ def _readings(site: Site, row: Mapping[str, Any]) -> Iterator[list[Reading]]:
 
 
 def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    view, latent = row["views"][place], site.pictures.latent(number, place)
+    view, latent = row["views"][place], None if site.rows is None else site.rows.latent(number, place)
     channels = [] if latent is None else statistics(latent[:CHANNELS])
     (wide, high), (left, top) = view["scaled"], view["crop"]
     width, height = row["bucket"]

@@ -49,6 +49,11 @@ class Pictures:
         """Closes the cache's files."""
         self._reader.close()
 
+    @property
+    def channels(self) -> int:
+        """The number of channels of a latent."""
+        return int(self._opened.manifest.document["latents"]["channels"])
+
     def describe(self, sample: int) -> dict[str, Any]:
         """The sample as a document, without keys."""
         return describe(self._opened, sample)

@@ -33,7 +33,7 @@ def run_page(site: Site, run: RunFiles) -> str:
         "run.html", run=run.folder.resolve().name, curves=charts(history), films=strips[:PROMPTS],
         state=f"{STATES[history.status]}: {history.step:,}{of} steps", tone=TONES[history.status],
         stats=_stats(history), hint=HINTS.get(history.status, ""), note=_left_out(len(steps), len(strips)), shown=shown,
-        cards=[card_of(site, number, hard) for number in worst[:shown]],
+        cards=[card_of(site.data, number, hard) for number in worst[:shown]],
         warnings=[(event["step"], str(event.get("text", ""))) for event in history.told
                   if event["event"] == "warning"][-WARNINGS:])
 

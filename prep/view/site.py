@@ -1,7 +1,8 @@
-"""What all pages share: the manifest, its samples and pictures, the run, and the card of a sample."""
+"""What all pages share: the samples and their pictures, the run, and the card of a sample."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.formatting import format_size
-from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Selector
 from prep.report.pages.parts import plural
 from prep.runs.losses import Hardness
+from prep.view.data import Data, Shows
 from prep.view.pictures import Pictures
 from prep.view.render import render
 from prep.view.run import RunFiles
@@ -28,22 +29,28 @@ class Site:
     """What all pages need."""
 
     base: str  # of addresses: "/" and the token
-    opened: OpenedManifest
-    selector: Selector
-    pictures: Pictures
+    state: Callable[[], Data]  # what is shown now
+    pictures: Shows
+    rows: Pictures | None = None  # of the cache; None: nothing is encoded
     run: RunFiles | None = None
     model: ViewedModel | None = None
     root: str = ""  # of the manifest that this one is compared with, or that is compared with this one
 
     @property
-    def name(self) -> str:
-        """The manifest's name, for titles."""
-        return self.opened.manifest.path.name
+    def data(self) -> Data:
+        """What is shown now. A page asks once: the next answer may be another."""
+        return self.state()
+
+    @property
+    def selector(self) -> Selector:
+        """That of what is shown now."""
+        return self.state().selector
 
     def render(self, template: str, **values: Any) -> str:
         """A page of this site."""
-        return render(template, base=self.base, name=self.name, codes=self.selector.codes, has_run=self.run is not None,
-                      root=self.root, **values)
+        data = self.data
+        return render(template, base=self.base, name=data.name, kind=data.kind, codes=data.selector.codes,
+                      has_run=self.run is not None, root=self.root, encoded=self.rows is not None, **values)
 
     def hardness(self) -> Hardness | None:
         """How hard each sample was for the run until now, which the selector then knows, too."""
@@ -54,10 +61,10 @@ class Site:
         return found
 
 
-def card_of(site: Site, number: int, hard: Hardness | None) -> dict[str, Any]:
+def card_of(data: Data, number: int, hard: Hardness | None) -> dict[str, Any]:
     """A sample in a list, for the macro `card`."""
-    samples = site.selector.samples
-    captions, bucket = samples.captions(number), site.opened.manifest.buckets[samples.bucket[number]]
+    samples = data.selector.samples
+    captions, bucket = samples.captions(number), data.buckets[samples.bucket[number]]
     coverage = float(samples.coverage[number])
     return {"number": number, "name": samples.name(number), "caption": captions[0][:LETTERS],
             "letters": len(captions[0]), "more": len(captions) - 1, "role": ROLES[samples.role[number]],

@@ -11,7 +11,7 @@ from PIL import Image
 from small_manifest import write_small
 from synthetic import Scale, build
 from viewed_runs import write_run
-from viewing import viewing_here
+from viewing import viewing_here, viewing_source
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 HOSTILE = ("<script>document.title='owned'</script>.png", "\"><img src=x onerror=\"document.title='owned'\">.png",
@@ -127,6 +127,36 @@ def test_two_manifests_side_by_side(browser, tmp_path_factory, width):
             assert [one for one in browser.run(CHECK) if "breaks" not in one] == [] and browser.complaints() == []
             assert browser.run("document.querySelectorAll('article.pair').length") == 3
             assert browser.run("document.title") != "owned"
+
+
+@pytest.fixture(scope="module")
+def source(browser, tmp_path_factory):
+    """Pictures that are not encoded, with hostile names and captions."""
+    root = tmp_path_factory.mktemp("pictures")
+    for at, (name, text) in enumerate([("a", "plain"), *((f"<img src=x onerror=alert({at})>", text)
+                                                         for at, text in enumerate(HOSTILE))]):
+        (root / f"{name}.png").write_bytes(png("olive" if at else "green"))
+        (root / f"{name}.txt").write_text(text.replace("\x1b", ""))
+    Image.new("L", (128, 144), 90).save(root / "a-masklabel.png")
+    with viewing_source(root, **{"image.resolution": 64, "image.step": 16}) as running:
+        yield running
+
+
+@LOOKS
+def test_the_pages_of_a_source(browser, source, width, scheme):
+    for path in ("", "sample/0", "?q=plain", "findings"):
+        browser.open(source.url + path, width=width, scheme=scheme)
+        shown(browser)
+        assert [one for one in browser.run(CHECK) if "breaks" not in one] == [] and browser.complaints() == []
+        assert browser.run("document.title") != "owned"
+        assert browser.run("document.querySelectorAll('[onerror], [onload], iframe').length") == 0
+    browser.open(source.url + "?mask=yes")
+    browser.run("document.querySelector('.card .name a').focus()")
+    browser.press("Enter")
+    browser.loaded()
+    shown(browser)
+    assert browser.run("[...document.images].every(one => one.naturalWidth > 0)")
+    assert browser.run("document.querySelectorAll('svg .shade image').length") == 1
 
 
 def test_sliders_move_through_time(browser, trained):

@@ -15,12 +15,18 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from prep.cli.options import without_caption_stop
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
-from prep.view.app import build_app
-from prep.view.guard import new_token
+from prep.progress import silent
+from prep.recipe.load import load_recipe
+from prep.view.app import build_app, build_source_app
+from prep.view.guard import Guard, new_token
 from prep.view.model import ViewedModel
 from prep.view.serve import Server, listen
+from prep.view.site import Site
+from prep.view.source.state import SourceSet
+from prep.view.source.survey import survey_source
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,22 @@ def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = N
     viewed = None if model is None else ViewedModel(model, opened.manifest)
     app, site = build_app(opened, token := new_token(), run, viewed,
                           None if before is None else open_manifest(read_manifest(before)))
+    with _served(app, site, token) as running:
+        yield running
+
+
+@contextmanager
+def viewing_source(source: Path, **choices: object) -> Iterator[Viewing]:
+    """The pages of pictures that are not encoded, from a thread of this process; `choices` as for a recipe."""
+    recipe = without_caption_stop(load_recipe(source, choices=choices))
+    app, site = build_source_app(SourceSet(survey_source(recipe, jobs=2, scan=False, progress=silent)),
+                                 token := new_token())
+    with _served(app, site, token) as running:
+        yield running
+
+
+@contextmanager
+def _served(app: Guard, site: Site, token: str) -> Iterator[Viewing]:
     here, ready = listen(0), threading.Event()
     port, server = here.getsockname()[1], Server(app, ready.set)
     thread = threading.Thread(target=server.run_until_stopped, args=(here,))

@@ -198,10 +198,11 @@ def test_a_manifest_has_no_run(tmp_path):
 
 
 def test_what_is_no_run(prep, tmp_path, run):
-    result = prep("view", tmp_path)
-    assert result.code == 2 and result.err == (
-        f"error: {tmp_path} is a directory without a run.json, expected a manifest or a training run\n"
-        "hint: of pictures that are not encoded yet, prep scan SOURCE --html FILE.html makes a page\n")
+    (tmp_path / "empty").mkdir()
+    result = prep("view", tmp_path / "empty", "--quiet")
+    assert result.code == 5 and result.err == (
+        f"error: {tmp_path}/empty has no picture that can be used, and is no training run\n"
+        f"hint: prep scan {tmp_path}/empty says what is there; of a manifest, name its file\n")
     result = prep("view", run.parent / "manifest.json", "--manifest", "x.json")
     assert result.code == 2 and result.err == (
         f"error: --manifest is for a RUN, but {run.parent}/manifest.json is not a directory\nhint: prep view x.json\n")

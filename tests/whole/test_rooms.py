@@ -54,7 +54,8 @@ MAY_IMPORT = {
                "masks"),
     "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
             "loader"),
-    "view": ("fs", "images", "batching", "models", "cache", "manifest", "report", "runs"),
+    "view": ("fs", "images", "captions", "buckets", "batching", "models", "workers", "cache", "sources", "runs",
+             "manifest", "recipe", "dataset", "scan", "encode", "report"),
     "cli": ANY,
 }
 

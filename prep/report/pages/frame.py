@@ -49,13 +49,17 @@ class Origin:
 
 def origin_of(recipe: Recipe, made: date) -> Origin:
     """Returns the origin of a page about a recipe's pictures."""
-    paths = [source.path for source in recipe.sources]
-    names = list(dict.fromkeys(_name_of(path) for path in paths))
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    places = [shown(path) for path in paths]
+    places = [shown(source.path) for source in recipe.sources]
     if len(places) > PLACES:
         places[PLACES:] = [f"and {len(places) - PLACES} more sources"]
-    return Origin(name=", ".join(names[:2]) + more, places=tuple(places), made=made)
+    return Origin(name=name_of(recipe), places=tuple(places), made=made)
+
+
+def name_of(recipe: Recipe) -> str:
+    """The name of a recipe's pictures, for titles: that of their directories."""
+    names = list(dict.fromkeys(_name_of(source.path) for source in recipe.sources))
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 def _name_of(path: Path) -> str:

@@ -1,0 +1,66 @@
+"""What the pages know of a data set: a manifest's, or that of a source that is not encoded yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from prep.batching.split import ROLES
+from prep.formatting import format_bytes
+from prep.geometry import Size
+from prep.manifest.describe import Keys, describe
+from prep.manifest.opened import OpenedManifest
+from prep.manifest.select import Selector
+from prep.report.pages.parts import plural
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set for the pages; samples are numbered as in `selector.samples`."""
+
+    kind: str  # above the title: Manifest, Source
+    name: str
+    selector: Selector
+    buckets: Sequence[Size]
+    sources: Sequence[Path | None]
+    roles: Mapping[str, int]  # samples of each role
+    crowds: Sequence[int]  # samples in each bucket
+    rejected: int
+    facts: Sequence[tuple[str, str]]
+    describe: Callable[[int], dict[str, Any]]  # a sample as a document
+    notes: Sequence[str] = ()  # above the list
+
+
+class Shows(Protocol):
+    """Pictures of samples by number: JPEG or PNG, `None` for what is missing or cannot be decoded."""
+
+    def thumbnail(self, sample: int) -> bytes | None: ...
+    def whole(self, sample: int) -> bytes | None: ...
+    def view(self, sample: int, view: int) -> bytes | None: ...
+    def mask(self, sample: int, view: int, *, shade: bool) -> bytes | None: ...
+    def close(self) -> None: ...
+
+
+def data_of(opened: OpenedManifest) -> Data:
+    """The data of a manifest. Raises `CacheError` if a table is missing or damaged."""
+    manifest, document = opened.manifest, opened.manifest.document
+    selector = Selector(opened)
+    selector.prepare()
+    _ = selector.codes  # a damaged table of findings is an error before the first page
+    return Data(kind="Manifest", name=manifest.path.name, selector=selector, buckets=manifest.buckets,
+                sources=manifest.sources, roles=document["samples"], rejected=document["rejected"],
+                crowds=[sum(one[role] for role in ROLES) for one in document["buckets"]], facts=_facts(opened),
+                describe=lambda number: describe(opened, number, Keys(opened)))
+
+
+def _facts(opened: OpenedManifest) -> list[tuple[str, str]]:
+    document = opened.manifest.document
+    model = document["model"].get("path") or document["model"].get("hub")
+    return [("model", f"{model} ({document['family']}, {document['prediction']})"),
+            *((name, f"{plural(field.rows, 'row')} in {plural(field.shards, 'shard')}, {format_bytes(field.bytes)}: "
+               + ", ".join(f"{array} {facts['dtype']}" for array, facts in field.arrays.items()))
+              for name, field in opened.manifest.fields.items()),
+            ("sample prompts", f"{len(document['prompts']['samples']):,}"),
+            ("manifest", opened.manifest.digest)]

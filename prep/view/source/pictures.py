@@ -1,0 +1,72 @@
+"""The pictures of a source for the pages: each is made from the file that was surveyed, or not at all."""
+
+from __future__ import annotations
+
+from prep.fs.blob import Blob
+from prep.scan.protocol import BlobMessage
+from prep.view.memory import Memory
+from prep.view.pictures import THUMBNAIL, WHOLE
+from prep.view.source.state import SourceSet
+from prep.view.source.survey import mask_of
+from prep.view.source.worker import MAKE, SERVICE, Wanted
+from prep.workers.pool import WorkerLost, WorkerPool
+from prep.workers.service import DECODING
+
+
+class SourcePictures:
+    """The pictures of a source's samples. Threads may share it."""
+
+    def __init__(self, source: SourceSet, memory: Memory) -> None:
+        self._source, self._memory = source, memory
+        self._pool = WorkerPool(SERVICE)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._pool.close()
+
+    def thumbnail(self, sample: int) -> bytes | None:
+        """A small JPEG of the whole picture; `None` if it is missing, has changed, or cannot be decoded."""
+        return self._small(sample, THUMBNAIL)
+
+    def whole(self, sample: int) -> bytes | None:
+        """A JPEG of the whole picture, of at most `WHOLE` pixels a side; `None` as above."""
+        return self._small(sample, WHOLE)
+
+    def view(self, sample: int, view: int) -> bytes | None:
+        """The bucket's pixels as training would see them, a PNG; `None` as above."""
+        item = self._source.shown.seats[sample].item
+        return self._placed("view", sample, view, item.item.picture, item.picture)
+
+    def mask(self, sample: int, view: int, *, shade: bool) -> bytes | None:
+        """A view's mask in pixels of the bucket; `shade`: red where nothing trains, else clear. `None` as above, and
+        for a view without a mask."""
+        shown = self._source.shown
+        item = shown.seats[sample].item
+        blob = mask_of(shown.survey.recipe, item)
+        if blob is None:
+            return None
+        return self._placed("shade" if shade else "cells", sample, view, blob, item.mask or item.picture)
+
+    def _small(self, sample: int, side: int) -> bytes | None:
+        item = self._source.shown.seats[sample].item
+        return self._made(Wanted("small", BlobMessage.of(item.item.picture), item.picture, self._alpha, side))
+
+    def _placed(self, what: str, sample: int, view: int, blob: Blob, digest: str) -> bytes | None:
+        place = self._source.shown.seats[sample].views[view]
+        return self._made(Wanted(what, BlobMessage.of(blob), digest, self._alpha, 0, place.scaled, place.crop,
+                                 place.bucket, place.flip, self._source.shown.survey.recipe.mask_origin == "alpha"))
+
+    @property
+    def _alpha(self) -> str:
+        color = self._source.shown.survey.recipe.image.alpha
+        return "white" if color == "reject" else color
+
+    def _made(self, wanted: Wanted) -> bytes | None:
+        def make() -> bytes | None:
+            try:
+                (made,) = self._pool.ask(MAKE, wanted, DECODING)
+                return made or None
+            except WorkerLost:
+                return None
+
+        return self._memory.get(wanted, make)

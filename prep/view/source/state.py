@@ -1,0 +1,111 @@
+"""A recipe's pictures as the pages show them: the samples that `prep encode` would make of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+from prep.batching.split import ROLES
+from prep.buckets.assign import Assignments
+from prep.dataset.bucketing import buckets_for, family_of
+from prep.dataset.ingest import Ingested
+from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
+from prep.formatting import counted
+from prep.manifest.samples import Sample, Text, View
+from prep.manifest.select import Selector
+from prep.manifest.unencoded import NO_KEY, unencoded
+from prep.recipe.schema import Recipe
+from prep.report.pages.frame import name_of
+from prep.view.data import Data
+from prep.view.source.survey import Survey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """One state of the pictures."""
+
+    survey: Survey
+    data: Data
+    seats: Sequence[PlacedItem]  # by number of the sample
+    notices: Sequence[str]  # on validation, regularization and repeats, for the terminal
+
+
+class SourceSet:
+    """The pictures, whose state may be replaced by another. Threads may share one."""
+
+    def __init__(self, survey: Survey) -> None:
+        self._lock = Lock()
+        self._shown = shown_of(survey)
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """Notices for the terminal."""
+        return self._shown.notices
+
+    @property
+    def shown(self) -> Shown:
+        """The state now."""
+        return self._shown
+
+    def data(self) -> Data:
+        """What is shown now."""
+        return self._shown.data
+
+    def show(self, survey: Survey) -> None:
+        """Shows another survey from now on."""
+        with self._lock:
+            self._shown = shown_of(survey)
+
+
+def shown_of(survey: Survey) -> Shown:
+    """The samples of a survey, in their buckets."""
+    recipe, items = survey.recipe, survey.items
+    listed = Ingested(items=items, findings=survey.findings)
+    bucketing = buckets_for(recipe, listed)
+    seats = sorted(placed_items(recipe, items, roles_of(recipe, items)[0], bucketing),
+                   key=lambda seat: (seat.id, seat.item.item.name))  # the order of the table
+    coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in seats
+                if seat.item.item.label in survey.coverage}
+    tables = unencoded([_sample(recipe, seat) for seat in seats], bucketing.buckets, coverage,
+                       (*survey.findings, *bucketing.findings))
+    selector = Selector(tables)
+    selector.prepare()
+    crowds, roles = Counter(seat.bucket for seat in seats), Counter(seat.role for seat in seats)
+    data = Data(kind="Source", name=name_of(recipe), selector=selector, buckets=bucketing.buckets,
+                sources=[source.path for source in recipe.sources], roles={role: roles[role] for role in ROLES},
+                crowds=[crowds[size] for size in bucketing.buckets], rejected=survey.rejected + _unplaced(bucketing),
+                facts=_facts(recipe), describe=tables.describe, notes=_notes(survey))
+    return Shown(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing))
+
+
+def _sample(recipe: Recipe, seat: PlacedItem) -> Sample:
+    item = seat.item
+    return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
+                  size=item.size, bucket=seat.bucket, repeats=seat.repeats,
+                  weight=recipe.sources[item.item.source].weight,
+                  views=tuple(View(placement=one, latent=NO_KEY, mask=None) for one in seat.views),
+                  texts=tuple(Text(caption=caption, weight=weight, key=NO_KEY) for caption, weight in item.captions))
+
+
+def _unplaced(bucketing: Assignments) -> int:
+    """Pictures that no bucket takes."""
+    return sum(one.severity == "error" for one in bucketing.findings)
+
+
+def _notes(survey: Survey) -> list[str]:
+    if not survey.unseen:
+        return []
+    return [f"{counted(survey.unseen, 'picture')} {'was' if survey.unseen == 1 else 'were'} not scanned as "
+            f"{'it is' if survey.unseen == 1 else 'they are'}, so findings may be missing: start with --scan, or run "
+            "prep scan SOURCE first."]
+
+
+def _facts(recipe: Recipe) -> list[tuple[str, str]]:
+    image, family = recipe.image, family_of(recipe.model)
+    masks = {"none": "none", "alpha": "the pictures' transparency", "file": "files"}[recipe.mask_origin]
+    return [("model", f"{recipe.model.path or 'none'} ({'of no known family' if family is None else family.name})"),
+            ("resolution", ", ".join(map(str, image.resolutions))), ("buckets", image.buckets),
+            ("crop", {"centre": "center"}.get(image.crop, image.crop)), ("mirroring", image.flip), ("masks", masks),
+            ("recipe", "none: defaults and options" if recipe.file is None else str(recipe.file))]

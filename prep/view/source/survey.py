@@ -1,0 +1,116 @@
+"""Reads a recipe's pictures for the pages, with the code of `prep encode`: headers, captions, and how much masks cover.
+
+No picture is decoded, only masks. Facts of files are remembered, and what earlier scans found is recalled, so that the
+next start opens only files that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from prep.dataset.bucketing import rules_of
+from prep.dataset.facts import VERSION, fact_kinds
+from prep.dataset.ingest import KnownItem, ingest
+from prep.dataset.reading import FactReader, NotRead
+from prep.dataset.samples import settle_masks
+from prep.findings import Finding, finding
+from prep.fs.blob import Blob
+from prep.fs.memo import Memo, memo_path
+from prep.progress import DeferredTotal, Progress
+from prep.recipe.schema import Recipe
+from prep.scan.run import ScanCall, recall_scan, run_scan
+
+KINDS = {"file": "mask-mean", "alpha": "alpha-mean"}  # of facts, by where masks come from
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """The usable pictures of a recipe, and what is known of all."""
+
+    recipe: Recipe  # with masks "auto" replaced
+    items: tuple[KnownItem, ...]
+    findings: tuple[Finding, ...]  # of listing, reading and scanning
+    rejected: int  # pictures that cannot be used
+    coverage: Mapping[str, float]  # of masks, 0 to 1, by label
+    unseen: int  # pictures that no scan has decoded as they are
+
+
+def open_facts() -> Memo:
+    """What is remembered of files."""
+    return Memo(memo_path("files", str(VERSION), scope="view"), preload=True)
+
+
+def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) -> Survey:
+    """Surveys a recipe; with `scan`, after decoding every picture. Raises `PathError`, `ConfigError`."""
+    rules_of(recipe)  # reports wrong rules before all pictures are read
+    facts = open_facts()
+    try:
+        with progress("reading", total := DeferredTotal(), "pictures") as tick:
+            found = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
+        settled = settle_masks(recipe, found.items)
+        coverage = coverage_of(settled, found.items, facts, jobs=jobs, progress=progress)
+    finally:
+        facts.close()
+    said, unseen = recall_scan(settled)
+    if scan or not unseen:  # if all is remembered, a scan decodes nothing
+        said = run_scan(ScanCall(recipe=settled, jobs=jobs, model=None, select=(), ignore=(), show=None,
+                                 rehash=False, progress=progress)).findings
+        unseen = 0
+    rejects = [one for one in found.findings if one.severity == "error"]
+    return Survey(recipe=settled, items=found.items, rejected=len(rejects), coverage=coverage, unseen=unseen,
+                  findings=tuple(_each_once([*said, *found.findings, *_without_caption(found.items)])))
+
+
+def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs: int,
+                progress: Progress) -> dict[str, float]:
+    """How much of each picture its mask lets train, 0 to 1, by label; without those that have none, or none that can be
+    read."""
+    masks = [(item.item.label, blob) for item in items if (blob := mask_of(recipe, item)) is not None]
+    if not masks:
+        return {}
+    reader, kind = FactReader(), KINDS[recipe.mask_origin]
+    called = fact_kinds()[kind]
+
+    def mean(blob: Blob) -> float | None:
+        try:
+            return facts.get_or_read(blob, called, partial(reader.read, kind))["mean"]  # type: ignore[no-any-return]
+        except (NotRead, OSError, MemoryError):
+            return None
+
+    with progress("reading masks", len(masks), "masks") as tick, ThreadPoolExecutor(jobs) as pool:
+        try:
+            found = {}
+            for (label, _), part in zip(masks, pool.map(mean, [blob for _, blob in masks]), strict=True):
+                tick(1)
+                if part is not None:
+                    found[label] = part
+            return found
+        finally:
+            reader.close()  # first, since threads wait for answers
+            pool.shutdown(cancel_futures=True)
+
+
+def mask_of(recipe: Recipe, item: KnownItem) -> Blob | None:
+    """The file that a picture's mask comes from; `None` if all of it trains."""
+    origin = "none" if recipe.mask_of(item.item.source) == "none" else recipe.mask_origin
+    if origin == "alpha":
+        return item.item.picture if item.has_alpha else None
+    return item.item.mask if origin == "file" and item.mask is not None else None
+
+
+def _without_caption(items: Sequence[KnownItem]) -> Iterator[Finding]:
+    for item in items:
+        if not any(caption for caption, _ in item.captions):
+            yield finding(item.item.label, "missing-caption", "has no caption, or an empty one")
+
+
+def _each_once(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """The first finding of each code on a picture; an empty caption is a missing one, too."""
+    seen: set[tuple[str, str]] = {(one.path, "missing-caption") for one in findings if one.code == "empty-caption"}
+    for one in findings:
+        if (one.path, one.code) not in seen:
+            seen.add((one.path, one.code))
+            yield one

@@ -1,0 +1,62 @@
+"""Decodes pictures and masks for the pages, in worker processes: a file that crashes its decoder costs one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prep.digest import digest_bytes
+from prep.fs.blob import read_blob
+from prep.geometry import Placement, Size, fits_scaled
+from prep.images.decode import decode_picture, encode_png, quiet_pillow, scale_and_crop
+from prep.images.formats.parts import BadPicture
+from prep.images.mask import alpha_of, decode_mask, place_mask
+from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
+from prep.scan.protocol import BlobMessage
+from prep.workers.service import Service, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to make of a file."""
+
+    what: str  # "small", "view", or of a mask "cells" or "shade"
+    blob: BlobMessage
+    digest: str  # the file's bytes must still match it
+    alpha: str = "white"  # color that transparency is flattened onto
+    side: int = 0  # of "small": pixels of the longer side
+    scaled: Size = (0, 0)  # of the others, their placement
+    crop: tuple[int, int] = (0, 0)
+    bucket: Size = (0, 0)
+    flip: bool = False
+    transparency: bool = False  # whether the mask is the picture's transparency
+
+
+def make(asked: Wanted) -> bytes:
+    """A JPEG or a PNG; b"" for a file that cannot be decoded, or is another one by now."""
+    try:
+        data = read_blob(asked.blob.blob())
+        return _made(asked, data) if digest_bytes(data) == asked.digest else b""
+    except (OSError, MemoryError, BadPicture):
+        return b""
+
+
+def _made(asked: Wanted, data: bytes) -> bytes:
+    place = Placement(scaled=asked.scaled, crop=asked.crop, bucket=asked.bucket, flip=asked.flip)
+    if asked.what == "small":
+        return encode_jpeg(shrink(decode_picture(data, alpha=asked.alpha), asked.side))
+    if asked.what == "view":
+        return encode_png(scale_and_crop(decode_picture(data, alpha=asked.alpha), place))
+    mask = alpha_of(data) if asked.transparency else decode_mask(data)
+    if not fits_scaled(mask.size, place.scaled):
+        return b""
+    pixels = place_mask(mask, place, 1)
+    return encode_shade(pixels) if asked.what == "shade" else encode_png(pixels)
+
+
+def _make(asked: Wanted) -> Iterator[bytes]:
+    yield make(asked)
+
+
+MAKE = Task(name="make", question=Wanted, part=bytes, work=_make)
+SERVICE = Service(module=__name__, tasks=(MAKE,), prepare=quiet_pillow)
