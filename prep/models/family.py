@@ -67,6 +67,10 @@ class TextFacts:
     clip: bool = False  # whether clip_skip means something
     windows: bool = False  # whether text_windows does
     shortest: int = 1  # fewest tokens that a recipe may ask for
+    # Whether the pipeline pads captions to the length it is asked for, and its one text encoder masks the padding. A
+    # row's tokens are then the same for every length that the caption fits into (to the bit on a CPU, where it was
+    # tried), and the shortest is quickest.
+    padding_masked: bool = False
 
     def encode_texts(self, pipeline: Any, texts: Sequence[str], options: TextOptions, device: Any, *,
                      negative: bool) -> Sequence[TextRow]:

@@ -33,8 +33,8 @@ def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     return encode(pipeline, [""], options, device)[0]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=512, longest=512, shapes=shapes,
-                 encode=encode, unconditional=unconditional)
+TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                 max_length=512, longest=512, shapes=shapes, encode=encode, unconditional=unconditional)
 COMPONENTS = {
     "text_encoder": (("transformers", "T5EncoderModel"),),
     "tokenizer": flux.T5_TOKENIZERS,

@@ -42,9 +42,9 @@ def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
 
 
 def _text(max_length: int) -> TextFacts:
-    return TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=max_length,
-                     longest=max_length, shapes=shapes, encode=encode, unconditional=unconditional,
-                     constants={"clean_caption": 0})
+    return TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                     max_length=max_length, longest=max_length, shapes=shapes, encode=encode,
+                     unconditional=unconditional, constants={"clean_caption": 0})
 
 
 COMPONENTS: Mapping[str, tuple[Class, ...]] = {

@@ -63,9 +63,9 @@ def _instruction(pipeline: Any) -> list[str]:
     return lines
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=300, longest=300, shapes=shapes,
-                 encode=encode, unconditional=unconditional, negative=negative,
-                 constants={"clean_caption": 0, "instruction": INSTRUCTION})
+TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                 max_length=300, longest=300, shapes=shapes, encode=encode, unconditional=unconditional,
+                 negative=negative, constants={"clean_caption": 0, "instruction": INSTRUCTION})
 COMPONENTS = {
     "text_encoder": (("transformers", "Gemma2Model"),),
     "tokenizer": (("transformers", "GemmaTokenizer"), ("transformers", "GemmaTokenizerFast")),

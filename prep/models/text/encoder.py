@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -117,8 +118,8 @@ class TextEncoder:
         Trimmed rows are padded with zeros to `tokens`, and have an attention mask: 1 for text, 0 for padding. A batch
         that does not fit into the device's memory is halved. Raises `OutOfMemoryError` if one caption does not fit.
         """
-        rows = self.batches.run(list(captions), lambda texts: self._forward(texts, negative), CAPTION)
-        return [self._kept(row, tokens) or self._again(partial(self._forward, [caption], negative), tokens)
+        rows = self.batches.run(list(captions), lambda texts: self._forward(texts, negative, tokens), CAPTION)
+        return [self._kept(row, tokens) or self._again(partial(self._forward, [caption], negative, tokens), tokens)
                 for caption, row in zip(captions, rows, strict=True)]
 
     @torch.inference_mode()
@@ -144,16 +145,18 @@ class TextEncoder:
             return _padded(row, self._family, self._dtype, tokens)
         return {name: stored(value[None], self._dtype)[0] for name, value in row.items()}
 
-    def _forward(self, captions: Sequence[str], negative: bool) -> Sequence[TextRow]:
-        return _on_host(self._encoders.run(partial(self._call, captions, negative=negative)))
+    def _forward(self, captions: Sequence[str], negative: bool, tokens: int | None) -> Sequence[TextRow]:
+        return _on_host(self._encoders.run(partial(self._call, captions, negative=negative, tokens=tokens)))
 
     def _negative(self) -> Sequence[TextRow]:
         return _on_host([self._encoders.run(self._call_negative)])
 
-    def _call(self, captions: Sequence[str], *, negative: bool) -> Sequence[TextRow]:
+    def _call(self, captions: Sequence[str], *, negative: bool, tokens: int | None = None) -> Sequence[TextRow]:
+        options = self._options
+        if tokens is not None and self._family.text.padding_masked:  # no caption of the group is longer
+            options = replace(options, max_length=min(tokens, options.max_length))
         # A copy, because some pipelines write their template into the list.
-        return self._family.text.encode_texts(self._pipeline, list(captions), self._options, self._device,
-                                              negative=negative)
+        return self._family.text.encode_texts(self._pipeline, list(captions), options, self._device, negative=negative)
 
     def _call_negative(self) -> TextRow:
         return self._family.text.unconditional(self._pipeline, self._options, self._device)

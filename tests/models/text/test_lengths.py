@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from family_cases import CASES, Case, named
 
@@ -47,6 +48,26 @@ def test_counted_lengths_are_those_of_the_rows(case, model, monkeypatch):
     groups = [*counter.groups(CAPTIONS), counter.unconditional()]
     assert groups == [-(-length // GROUP) * GROUP for length in alone]
     assert counter.groups(CAPTIONS, negative=True) == [-(-length // GROUP) * GROUP for length in negative]
+
+
+def test_no_more_padding_is_encoded_than_the_group_has(case, model):
+    """Where the padding is masked, the text encoder reads as many tokens as the group has, and the row is the same."""
+    family = FAMILIES[case.family]
+    options = TextOptions(max_length=family.text.max_length)
+    encoder = TextEncoder(model, family, options, device="cpu", compute="float32", dtype="float32")
+    seen: list[int] = []
+    (part,) = [part for name, part in encoder._pipeline.components.items() if name.startswith("text_encoder")]
+    part.register_forward_pre_hook(
+        lambda module, args, given: seen.append((args[0] if args else given["input_ids"]).shape[1]), with_kwargs=True)
+    for caption in CAPTIONS:
+        whole, length = encoder.encode([caption])[0], seen.pop()
+        tokens = -(-len(whole[ATTENTION_MASK]) // GROUP) * GROUP
+        (short,) = encoder.encode([caption], tokens)
+        left_out = max(0, options.max_length - tokens) if family.text.padding_masked else 0
+        assert seen.pop() == length - left_out
+        for name, array in whole.items():
+            assert np.array_equal(short[name][:len(array)] if "token" in family.text.arrays.get(name, ("token",))
+                                  else short[name], array)
 
 
 def test_a_row_is_the_same_in_any_group_and_beside_any_caption(case, model):
