@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +109,32 @@ def test_the_blocks_of_the_page_run_as_they_stand(place, monkeypatch, capsys):
     assert "pictures, " in said and "samples in" in said and "dict_keys([" in said
 
 
-def run(script, *args):
-    done = subprocess.run([sys.executable, EXAMPLES / script, *map(str, args)], capture_output=True, text=True,
-                          check=False)
+def test_the_notebook_runs_from_its_first_cell_to_its_last(place, monkeypatch, capsys):
+    """Beside a manifest; `display` is what a notebook has."""
+    notebook = json.loads((EXAMPLES / "explore.ipynb").read_text(encoding="utf-8"))
+    assert not any(cell.get("outputs") for cell in notebook["cells"])
+    shown: list[Image.Image] = []
+    names = {"display": shown.append}
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("prep.api.open_manifest", partial(opened_as, api.open_manifest))
+    monkeypatch.setattr("prep.api.batches", partial(opened_as, api.batches))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "explore.ipynb", "exec"), names)
+    said = capsys.readouterr().out
+    assert "48 samples in" in said and "heart" in said and said.count("'hidden': (") == 3
+    assert shown[0].size == names["dataset"].placement(names["number"]).bucket and len(shown) == 6
+
+
+def opened_as(function, name, **options):
+    assert name == "manifest.json"
+    return function("m.json", **options)
+
+
+def run(script, *args, processes=1):
+    several = ("-m", "torch.distributed.run", "--nproc-per-node", processes) if processes > 1 else ()
+    done = subprocess.run([sys.executable, *map(str, several), EXAMPLES / script, *map(str, args)], text=True,
+                          capture_output=True, check=False, env={**os.environ, "ACCELERATE_USE_CPU": "true"})
     assert done.returncode == 0, done.stderr
     return [float(found) for found in re.findall(r"loss ([0-9.]+)", done.stdout)]
 
@@ -127,3 +152,19 @@ def test_the_example_loop_learns_what_train_run_does_and_continues(place, train,
     (first,) = [event["loss"] for event in events if event["event"] == "step"]
     assert losses[0] == pytest.approx(first, abs=6e-5)
     assert len(run("train_lora.py", place / "m.json", model, tmp_path / "lora.safetensors", "--steps", 7)) == 2
+
+
+@pytest.mark.slow
+def test_the_example_with_accelerate_continues_with_more_processes(place, tmp_path):
+    """The losses and weights are those of a run that was never stopped, and of the loop without accelerate."""
+    model = read_manifest(place / "m.json").model
+    whole = run("train_lora_accelerate.py", place / "m.json", model, tmp_path / "whole", "--steps", 4)
+    run("train_lora_accelerate.py", place / "m.json", model, tmp_path / "run", "--steps", 3, "--every", 2)
+    (tmp_path / "run" / "unfinished").mkdir()  # as a stop while a checkpoint is written leaves it
+    rest = run("train_lora_accelerate.py", place / "m.json", model, tmp_path / "run", "--steps", 4, processes=2)
+    assert rest == pytest.approx(whole[2:], abs=2e-4)
+    one, other = (load_file(tmp_path / name / "pytorch_lora_weights.safetensors") for name in ("whole", "run"))
+    assert one.keys() == other.keys() and len(one) > 8
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
+    plain = run("train_lora.py", place / "m.json", model, tmp_path / "lora.safetensors", "--steps", 1)
+    assert whole[0] == pytest.approx(plain[0], abs=2e-4)
