@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, TypeVar, cast
@@ -77,9 +77,14 @@ class WorkerLost(Exception):
 
 
 class WorkerPool:
-    """Workers of a service, shared by any number of threads; there are as many as questions at a time."""
+    """Workers of a service, shared by any number of threads; there are as many as questions at a time.
 
-    def __init__(self, service: Service, *, processes: bool = True, command: Sequence[str] = ("-c", WORKER)) -> None:
+    With `most`, no more questions than that are asked at a time: other threads wait for their turn.
+    """
+
+    def __init__(self, service: Service, *, processes: bool = True, command: Sequence[str] = ("-c", WORKER),
+                 most: int | None = None) -> None:
+        self._turns = nullcontext() if most is None else threading.BoundedSemaphore(most)
         self._command = [sys.executable, "-P", *command, service.module]
         self._processes = processes and can_spawn()
         self._lock = threading.Lock()
@@ -98,6 +103,10 @@ class WorkerPool:
 
     def ask(self, task: Task[Question, Part], question: Question, limits: Limits) -> list[Part]:
         """The parts of the answer to a question. Raises `WorkerLost` if its worker ends before the last part."""
+        with self._turns:
+            return self._ask(task, question, limits)
+
+    def _ask(self, task: Task[Question, Part], question: Question, limits: Limits) -> list[Part]:
         worker = self._take()
         if worker is None:
             return _done_here(task, question)

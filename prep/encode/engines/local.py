@@ -40,12 +40,14 @@ from prep.encode.targets import PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted
+from prep.fs.mirror import is_object
 from prep.models.family import TOKEN
 from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
 from prep.workers.pool import WorkerPool
 
 FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
+FETCHERS = 16  # threads beyond those whose pictures are being decoded
 TAKEN = 8  # tasks of text that a process takes at once, if there are several
 Row = TypeVar("Row")
 Make = Callable[[Job, PictureTarget, WorkerPool], Any]
@@ -73,11 +75,14 @@ def run(job: Job, progress: Progress = silent, tools: Tools | None = None) -> Ou
 
 
 class Tools:
-    """What encodes: threads, each of which waits for a worker process that decodes, and one loaded encoder."""
+    """What encodes: `jobs` worker processes that decode, threads that wait for them, and one loaded encoder.
+
+    There are more threads than workers, so that pictures in a store are read while others are decoded.
+    """
 
     def __init__(self, jobs: int) -> None:
-        self.pool = ThreadPoolExecutor(jobs, thread_name_prefix="decode")
-        self.workers = WorkerPool(SERVICE)
+        self.pool = ThreadPoolExecutor(jobs + FETCHERS, thread_name_prefix="decode")
+        self.workers = WorkerPool(SERVICE, most=jobs)
         self._field, self._encoder = "", None
 
     def encoder(self, field: str, load: Callable[[], Any]) -> Any:
@@ -252,7 +257,7 @@ def _in_order(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:
         window.append((task, key, tools.pool.submit(make, job, works[key], tools.workers)))
-        if len(window) >= 2 * job.batch_size + job.jobs:
+        if len(window) >= 2 * job.batch_size + job.jobs + (FETCHERS if is_object(works[key].blob.file) else 0):
             first, name, future = window.popleft()
             yield first, name, future.result()
     for first, name, future in window:
