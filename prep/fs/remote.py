@@ -145,8 +145,8 @@ def read_listed(url: str, most: int, start: int = 0, length: int | None = None, 
     try:
         return _patiently(url, read, stop, _ranged)
     except _NoRanges:
-        assert length is not None, "only ranges are refused"
-        return b"".join(bytes(part) for part in stream(url, start + length, start=start, stop=stop)), ""
+        raise StoreError(f"{url}: the store sends whole objects only, and no ranges of them, which reading a member of "
+                         "a tar takes", hint="download the tar first; or unpack it into the store") from None
 
 
 def version_of(url: str, *, stop: threading.Event = NEVER) -> str:
@@ -157,6 +157,11 @@ def version_of(url: str, *, stop: threading.Event = NEVER) -> str:
         return _version_of(head(store, key))
 
     return _patiently(ListedUrl(url), ask, stop)
+
+
+def size_in(version: str) -> int:
+    """The size of an object, bytes, in its version."""
+    return int(version.rpartition(" ")[2])
 
 
 _MD5 = re.compile("[0-9a-f]{32}")
@@ -382,6 +387,8 @@ def _sort_out(error: Exception, url: str) -> None:
     if isinstance(error, FileNotFoundError):
         name = "there is no such bucket" if "NoSuchBucket" in str(error) else "there is no such object"
         raise FileNotFoundError(errno.ENOENT, name, url) from None
+    if isinstance(error, ValueError) and "Could not parse path" in str(error):
+        raise FileNotFoundError(errno.ENOENT, "no object can have such a name", url) from None
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         raise _Denied(what) from None
     if "ExpiredToken" in str(error) or "TokenRefreshRequired" in str(error):

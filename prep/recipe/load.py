@@ -51,10 +51,10 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
 def _existing(source: Path) -> Path:
     """The source itself. Raises `PathError` if it is no directory and no tars; whether a prefix in a store has objects
     is seen when they are listed."""
-    if is_tars(source):
-        tars_of(source)
-    elif is_url(source):
+    if is_url(source):
         split_url(source)
+    elif is_tars(source):
+        tars_of(source)
     elif not source.exists():
         raise PathError(f"source {source} does not exist", hint=HINT)
     elif not source.is_dir():

@@ -6,16 +6,20 @@ A worker's limits grow with the size of the file: large honest files are read, a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 from prep.findings import CODES
 from prep.fs.blob import Blob, fetched
+from prep.fs.mirror import ListedUrl, is_object
+from prep.fs.remote import size_in, stream
 from prep.parse import Unparsed
 from prep.sources import table_files, tar_members
 from prep.sources.table_files import TableMessage, TablePart
 from prep.sources.tar_index import Member, Said, lands_outside
-from prep.sources.tar_members import TarPart
+from prep.sources.tar_members import MOST_HEADER, TarMessage, TarPart
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import Limits, Service, Task
 
@@ -30,12 +34,12 @@ def _read_table(asked: TableMessage) -> Iterator[TablePart]:
     return table_files.read_parts(asked.blob())
 
 
-def _read_tar(path: bytes) -> Iterator[TarPart]:
-    return tar_members.read_parts(Path(os.fsdecode(path)))
+def _read_tar(asked: TarMessage) -> Iterator[TarPart]:
+    return tar_members.read_parts(asked)
 
 
 TABLE = Task(name="table", question=TableMessage, part=TablePart, work=_read_table)
-TAR = Task(name="tar", question=bytes, part=TarPart, work=_read_tar)
+TAR = Task(name="tar", question=TarMessage, part=TarPart, work=_read_tar)
 SERVICE = Service(module=__name__, tasks=(TABLE, TAR))
 
 
@@ -58,14 +62,23 @@ def read_table(workers: WorkerPool, table: Blob) -> list[TablePart]:
     return parts
 
 
-def read_tar(workers: WorkerPool, path: Path) -> list[Member | Said]:
+def read_tar(workers: WorkerPool, tar: Blob) -> list[Member | Said]:
     """The usable members of a tar, and findings on the tar, in the worker's order.
 
-    Raises `WorkerLost`, also for members outside the tar's bytes, or that would be unpacked outside their directory: a
-    worker that lists such members has been taken over.
+    Of one in a store this reads the headers, and a worker parses them. Raises `StoreError`; `WorkerLost`, also for
+    members outside the tar's bytes, or that would be unpacked outside their directory: a worker that lists such members
+    has been taken over.
     """
-    parts = workers.ask(TAR, os.fsencode(path), Limits(seconds=SECONDS + _size(path) / TAR_RATE, memory=TAR_MEMORY))
-    size = _size(path)
+    if is_object(tar.file):
+        size = size_in(tar.version)
+        try:
+            asked = TarMessage(os.fsencode(tar.file), size, headers_of(tar.file, size))
+        except FileNotFoundError as error:
+            return [Said(name="", code="unreadable-file", detail=f"cannot be read: {error.strerror}")]
+    else:
+        asked, size = TarMessage(os.fsencode(tar.file)), _size(tar.path)
+    parts = workers.ask(TAR, asked, Limits(seconds=SECONDS + size / TAR_RATE, memory=TAR_MEMORY))
+    size = size if is_object(tar.file) else _size(tar.path)
     try:
         return [one for part in parts for one in _checked(part, size)]
     except Unparsed as error:
@@ -98,3 +111,81 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+# ---- a tar in a store ------------------------------------------------------------------------------------------------
+
+SKIP = 1 << 21  # bytes between headers from which another request is quicker than reading on
+_BLOCK = 512
+_NO_DATA = b"123456"  # kinds of members, such as links and directories, whose size says nothing
+_LONG = b"xgLK"  # kinds of headers that go on in what would be data
+_SIZE = re.compile(rb"\d+ size=(\d{1,20})\n")
+
+
+def headers_of(url: str, size: int) -> list[tuple[int, bytes]]:
+    """What of a tar in a store its listing takes: pieces of it, and where each begins; the last is where it ends.
+
+    Reads on through members below `SKIP`, and asks again beyond larger ones. It follows sizes alone: a worker parses
+    the headers, and finds it if one of them leads elsewhere. Raises `FileNotFoundError`, `StoreError`.
+    """
+    reader, at = _Through(url, size), 0
+    found: list[tuple[int, bytes]] = []
+    replaced: int | None = None  # the size in a header that goes before the member's own
+    while len(header := reader.read(at, _BLOCK)) == _BLOCK and any(header):
+        kind, length = header[156:157], _number(header[124:136])
+        if kind in _LONG and length is not None and length <= MOST_HEADER:
+            data = reader.read(at + _BLOCK, length + -length % _BLOCK)  # `tarfile` looks at all of it
+            if kind == b"x" and (named := _SIZE.search(data)):
+                replaced = int(named[1])
+            found.append((at, header + data))
+        else:
+            found.append((at, header))
+            length, replaced = length if replaced is None else replaced, None
+        if length is None or at + _BLOCK + length > size:
+            break
+        folder = kind == b"\0" and header[:100].partition(b"\0")[0].endswith(b"/")
+        at += _BLOCK + (0 if kind in _NO_DATA or folder else length + -length % _BLOCK)
+    else:
+        found.append((at, header))
+    reader.close()
+    return found
+
+
+def _number(field: bytes) -> int | None:
+    """A number in a header, octal or in base 256; `None` if it is none."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return None
+
+
+class _Through:
+    """Reads an object from its beginning to its end, at places that only go up."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size = ListedUrl(url), size
+        self._at = 0  # of the first byte in hand
+        self._held = b""
+        self._parts: Iterator[Any] = iter(())
+
+    def read(self, start: int, length: int) -> bytes:
+        """The bytes at a place; fewer at the end."""
+        end = min(start + length, self._size)
+        if start > self._at + len(self._held) + SKIP or self._at == 0 == len(self._held):
+            self.close()
+            self._parts, self._at, self._held = stream(self._url, self._size, start=start), start, b""
+        while self._at + len(self._held) < end:
+            part = next(self._parts, None)
+            if part is None:
+                break
+            keep = max(0, min(start - self._at, len(self._held)))
+            self._at, self._held = self._at + keep, self._held[keep:] + bytes(part)
+        first = start - self._at
+        return self._held[first : max(first, end - self._at)]
+
+    def close(self) -> None:
+        """Ends the request under way."""
+        if isinstance(self._parts, Generator):
+            self._parts.close()

@@ -13,14 +13,16 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from prep.findings import CODES
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo, is_at_rest, memo_path
+from prep.fs.mirror import is_object
+from prep.fs.remote import size_in, version_of
 from prep.fs.stamps import blob_stamp
 from prep.parse import Unparsed
 
@@ -63,11 +65,10 @@ class Listings:
         # another Python's tarfile may read the headers differently
         self._memo = Memo(memo_path("tars", f"{VERSION} {sys.hexversion}"), trust=trust)
 
-    def of(self, path: Path, make: Callable[[], Contents]) -> Contents:
-        """The contents of the tar at `path`: remembered if it is unchanged, else from `make`. Raises what `make` does.
-        """
+    def of(self, tar: Blob, make: Callable[[], Contents]) -> Contents:
+        """The contents of a tar: remembered if it is unchanged, else from `make`. Raises what `make` does."""
         begun = time.time_ns()
-        known = _stamped(path)
+        known = _stamped(tar)
         if known is None:
             return make()
         stamp, changed, size = known
@@ -75,7 +76,7 @@ class Listings:
         if found is not None:
             return found
         found = make()
-        if is_at_rest(changed, begun) and _stamped(path) == known and not _may_pass(found):
+        if is_at_rest(changed, begun) and _stamped(replace(tar, version="")) == known and not _may_pass(found):
             self._note(stamp, found)
         return found
 
@@ -103,10 +104,13 @@ def _may_pass(contents: Contents) -> bool:
     return any(not one.name and one.code in _PASSING for one in contents.said)
 
 
-def _stamped(path: Path) -> tuple[bytes, int, int] | None:
-    """(stamp, time of the last change, size) of the tar at `path`; `None` if it cannot be read."""
+def _stamped(tar: Blob) -> tuple[bytes, int, int] | None:
+    """(stamp, time of the last change, size) of a tar; `None` if it cannot be read. Raises `StoreError`."""
     try:
-        return *blob_stamp(Blob(file=str(path))), path.stat().st_size
+        if is_object(tar.file):
+            tar = replace(tar, version=tar.version or version_of(tar.file))
+            return *blob_stamp(tar), size_in(tar.version)
+        return *blob_stamp(tar), tar.path.stat().st_size
     except OSError:
         return None
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import re
 import tarfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from pathlib import PurePosixPath
+from typing import Protocol
 
 import msgspec
 
-from prep.fs.blob import open_file
+from prep.fs.blob import Blob, open_file
 from prep.sources.tar_index import Member, Said, lands_outside
 
 MOST_HEADER = 1 << 20  # bytes of a name or of PAX records; most have some hundred, an extended attribute 64 KiB at most
@@ -29,6 +30,12 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zs
 _META = re.compile(r"(.*/)?(__[^/]*__|\.(?!\.?(/|$))[^/]*)(/.*)?")  # WebDataset's, hidden, and macOS's side files
 _KINDS = {tarfile.SYMTYPE: "a link", tarfile.LNKTYPE: "a hard link", tarfile.FIFOTYPE: "a named pipe",
           tarfile.CHRTYPE: "a device", tarfile.BLKTYPE: "a device", tarfile.GNUTYPE_SPARSE: "a sparse file"}
+
+
+class _Stream(Protocol):
+    def seek(self, place: int, /) -> int: ...
+    def tell(self) -> int: ...
+    def read(self, size: int, /) -> bytes: ...
 
 
 class BadHeader(tarfile.ReadError):
@@ -42,10 +49,50 @@ class TarPart(msgspec.Struct, frozen=True, array_like=True):
     said: list[tuple[bytes, str, str]]  # name, or b"" for the whole tar; code; detail
 
 
-def read_parts(path: Path) -> Iterator[TarPart]:
-    """The usable members of the tar at `path` and its findings, in parts."""
+class TarMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A tar to list: a path, which may not be valid UTF-8; or of one in a store its size and headers."""
+
+    file: bytes
+    size: int = 0  # bytes, of one in a store
+    headers: list[tuple[int, bytes]] | None = None  # of one in a store: places in it, ascending, and the bytes there
+
+
+class Headers:
+    """A stream of a tar of which there are only the headers, at their places."""
+
+    def __init__(self, size: int, headers: list[tuple[int, bytes]]) -> None:
+        self._size, self._headers = size, headers
+        self._starts = [start for start, _ in headers]
+        self._at = 0
+
+    def seek(self, place: int) -> int:
+        """Goes to a place in the tar."""
+        self._at = place
+        return place
+
+    def tell(self) -> int:
+        """The place in the tar."""
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        """The next bytes. Raises `tarfile.ReadError` if they are no headers. `tarfile` reads the last byte of each
+        member to see whether it is there, which the size says."""
+        size = max(0, min(size, self._size - self._at))
+        number = bisect_right(self._starts, self._at) - 1
+        start, data = self._headers[number] if number >= 0 else (0, b"")
+        found = data[self._at - start : self._at - start + size]
+        if len(found) < size and size > 1:
+            raise tarfile.ReadError(f"what follows is not at byte {self._at}, where the headers before it put it")
+        self._at += size
+        return found or bytes(size)
+
+
+def read_parts(asked: TarMessage) -> Iterator[TarPart]:
+    """The usable members of a tar and its findings, in parts."""
     part = TarPart([], [])
-    for one in list_tar(path):
+    found = (list_tar(Blob(file=os.fsdecode(asked.file))) if asked.headers is None else
+             _list(Headers(asked.size, asked.headers), asked.size))
+    for one in found:
         name = one.name.encode("utf-8", "surrogateescape")
         if isinstance(one, Member):
             part.members.append((name, one.offset, one.size))
@@ -68,16 +115,16 @@ class _Walk:
     cut: bool = False  # whether one of them already says that the tar ends too early
 
 
-def list_tar(path: Path) -> Iterator[Member | Said]:
-    """The usable members of the tar at `path`, in order, and findings on the others."""
+def list_tar(tar: Blob) -> Iterator[Member | Said]:
+    """The usable members of a tar of this computer, in order, and findings on the others."""
     try:
-        with open_file(path) as stream:
+        with open_file(tar.path) as stream:
             yield from _list(stream, os.fstat(stream.fileno()).st_size)
     except OSError as error:
         yield Said(name="", code="unreadable-file", detail=f"cannot be read: {error.strerror or error}")
 
 
-def _list(stream: BinaryIO, size: int) -> Iterator[Member | Said]:
+def _list(stream: _Stream, size: int) -> Iterator[Member | Said]:
     start = stream.read(2)
     stream.seek(0)
     if size == 0:
@@ -89,7 +136,7 @@ def _list(stream: BinaryIO, size: int) -> Iterator[Member | Said]:
         yield from _list_members(stream, _Walk(size=size))
 
 
-def _list_members(stream: BinaryIO, walk: _Walk) -> Iterator[Member | Said]:
+def _list_members(stream: _Stream, walk: _Walk) -> Iterator[Member | Said]:
     try:
         for info in _headers(stream, walk):
             one = _use(info, walk)
@@ -108,7 +155,7 @@ def _list_members(stream: BinaryIO, walk: _Walk) -> Iterator[Member | Said]:
         yield said
 
 
-def _headers(stream: BinaryIO, walk: _Walk) -> Iterator[tarfile.TarInfo]:
+def _headers(stream: _Stream, walk: _Walk) -> Iterator[tarfile.TarInfo]:
     """The headers of a tar; leaves the stream after the last. Raises `tarfile.TarError`, `OSError`."""
     # "r:" rules compression out. UTF-8 with surrogates: any bytes are a valid name.
     with _only_tar_errors():
@@ -143,7 +190,7 @@ def _only_tar_errors() -> Iterator[None]:
 class _Bounded:
     """A stream of bounded reads: `tarfile` reads as many bytes at once as a hostile header says, or the whole file."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: _Stream) -> None:
         self._stream = stream
         self.seek, self.tell = stream.seek, stream.tell
 
@@ -154,7 +201,7 @@ class _Bounded:
         return self._stream.read(size)
 
 
-def _at_end(stream: BinaryIO, walk: _Walk) -> Said | None:
+def _at_end(stream: _Stream, walk: _Walk) -> Said | None:
     """The finding on the end of the tar, if any. `tarfile` also stops at an invalid header; only a block of zeros is
     the end, otherwise members are lost."""
     block = stream.read(tarfile.BLOCKSIZE)

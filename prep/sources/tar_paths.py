@@ -1,4 +1,5 @@
-"""Expands a source's path into tars: one, or several by braces and globs, in bounded time for any pattern."""
+"""Expands a source's path into tars, here or in an object store: one, or several by braces and globs, in bounded time
+for any pattern."""
 
 from __future__ import annotations
 
@@ -8,15 +9,19 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from threading import Event
 
 from braceexpand import braceexpand
 
 from prep.errors import PathError
+from prep.fs.mirror import shown
+from prep.fs.remote import list_objects, side_by_side, version_of
 
 MOST_TARS = 1_000_000  # names that braces may expand to
 MOST_CHARACTERS = 1 << 28  # of all these names together
 MOST_FOLDERS = 1_000_000  # directories that a glob may search
+ASKED = 32  # tars of a store at a time
 LONGEST = 4096  # characters of a path; Linux accepts no more bytes
 HINT = ("SOURCE is a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs allowed) "
         "or a recipe .toml")
@@ -46,6 +51,59 @@ def tars_of(path: Path) -> list[Path]:
         raise PathError(f"source {missing[0]} does not exist" + (f", and neither do {len(missing) - 1} others of {path}"
                                                                  if len(missing) > 1 else ""), hint=HINT)
     return list(dict.fromkeys(found))
+
+
+def stored_tars(path: Path) -> list[tuple[Path, str]]:
+    """The tars in a store that `path` names by braces and globs, and their versions: by one request for each, or where
+    there are globs, by one for a thousand objects. Raises `PathError` as `tars_of`; `StoreError`.
+    """
+    found: dict[str, str] = {}
+    try:
+        urls = [shown(one) for one in _expanded(path)]
+        for url in urls:
+            if _GLOB.search(url):
+                matches = _matching_in_store(url)
+                if not matches:
+                    raise PathError(f"source {url} matches no object", hint=HINT)
+                found |= matches
+            else:
+                found.setdefault(url, "")
+    except (ValueError, RecursionError) as error:
+        raise PathError(f"source {shown(path)} cannot be expanded: {error}", hint=HINT) from None
+    left = [url for url, version in found.items() if not version]
+    found |= dict(zip(left, side_by_side(_version_at, left, ASKED, Event()), strict=True))
+    return [(Path(url), version) for url, version in found.items()]
+
+
+def _version_at(url: str) -> str:
+    try:
+        return version_of(url)
+    except FileNotFoundError as error:
+        raise PathError(f"source {url} does not exist: {error.strerror}", hint=HINT) from None
+
+
+def _matching_in_store(url: str) -> dict[str, str]:
+    """The objects that a glob matches, and their versions, in the order of names."""
+    names = PurePosixPath(url.partition("://")[2]).parts
+    start = next(number for number, part in enumerate(names) if _GLOB.search(part))
+    if not start:
+        raise ValueError(f"{names[0]!r} is no bucket")
+    folder, parts = f"{url.partition('://')[0]}://{'/'.join(names[:start])}", _parts(names[start:])
+    return {f"{folder}/{name}": one.version for name, one in list_objects(folder).items()
+            if _fits(parts, PurePosixPath(name).parts)}
+
+
+def _fits(parts: list[_Part], names: tuple[str, ...]) -> bool:
+    """Whether a glob matches a path."""
+    places = _with_empty(parts, frozenset({0}))
+    for name in names:
+        following = {place for place in places if place < len(parts) and parts[place] is None}
+        for place in places - following:
+            part = parts[place] if place < len(parts) else None
+            if part == name or (isinstance(part, re.Pattern) and part.match(name)):
+                following.add(place + 1)
+        places = _with_empty(parts, frozenset(following))
+    return len(parts) in places
 
 
 def _expanded(path: Path) -> list[Path]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prep.errors import PathError
 from prep.findings import Finding, Severity
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
+from prep.fs.mirror import is_object
 from prep.runtime import defer_interrupts
 from prep.sources.item import Item
 from prep.sources.readers import lost_detail, read_tar
@@ -35,7 +35,7 @@ _SAID = {"duplicate-key": "warning", "special-file": "warning", "unsupported-for
 class Tar:
     """A tar of a source, and how to name its items."""
 
-    path: Path
+    whole: Blob  # of one in a store, with its version
     label: str  # prefix of the names of its members
     source: int  # index into the recipe's sources
     prefix: str = ""  # prefix of the labels of its items
@@ -47,8 +47,8 @@ def walk_tar(tar: Tar, *, sidecar: bool, workers: WorkerPool,
 
     A tar that `listings` knows is not opened. Raises `PathError` if the tar is not a file.
     """
-    contents = (contents_of(tar.path, workers) if listings is None else
-                listings.of(tar.path, lambda: contents_of(tar.path, workers)))
+    contents = (contents_of(tar.whole, workers) if listings is None else
+                listings.of(tar.whole, lambda: contents_of(tar.whole, workers)))
     for one in contents.said:
         severity: Severity = _SAID.get(one.code, "error")  # type: ignore[assignment]
         where = f"{tar.label}/{printable_name(one.name)}" if one.name else tar.label
@@ -59,12 +59,13 @@ def walk_tar(tar: Tar, *, sidecar: bool, workers: WorkerPool,
         yield from _sample(tar, key, parts, masks if sidecar else {}, groups)
 
 
-def contents_of(path: Path, workers: WorkerPool) -> Contents:
-    """The contents of the tar at `path`; reads headers only. Raises `PathError`."""
-    if not path.is_file():
+def contents_of(tar: Blob, workers: WorkerPool) -> Contents:
+    """The contents of a tar; looks at headers only. Raises `PathError`, `StoreError`."""
+    path = tar.path
+    if not is_object(tar.file) and not path.is_file():
         raise PathError(f"source {path} is not a file" if path.exists() else f"source {path} does not exist")
     try:
-        found = read_tar(workers, path)
+        found = read_tar(workers, tar)
     except WorkerLost as lost:
         return Contents(groups={}, said=(Said(name="", code="bad-archive", detail=lost_detail(lost)),))
     said = [one for one in found if isinstance(one, Said)]
@@ -137,4 +138,5 @@ def _name(tar: Tar, member: Member) -> str:
 
 
 def _blob(tar: Tar, member: Member) -> Blob:
-    return Blob(file=str(tar.path), offset=member.offset, length=member.size, member=printable_name(member.name))
+    return Blob(file=tar.whole.file, offset=member.offset, length=member.size, member=printable_name(member.name),
+                version=tar.whole.version)

@@ -10,13 +10,14 @@ from pathlib import Path, PurePosixPath
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.fs.mirror import SCHEMES, is_url, shown
+from prep.fs.blob import blob_at
+from prep.fs.mirror import SCHEMES, is_url
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
 from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
-from prep.sources.tar_paths import HINT, tars_of
+from prep.sources.tar_paths import HINT, stored_tars, tars_of
 from prep.sources.tars import Tar, walk_tar
 from prep.workers.pool import WorkerPool
 
@@ -41,8 +42,7 @@ def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table:
         return
     own, unused = masks in ("sidecar", "none", "alpha"), 0
     with closing(Listings(trust=not rehash)) as listings:
-        for place, label in labelled(tars_of(path)):
-            tar = Tar(path=place, label=label, source=source, prefix=prefix)
+        for tar in tars_at(path, source=source, prefix=prefix):
             for one in walk_tar(tar, sidecar=own, listings=listings, workers=workers):
                 if isinstance(one, Item) and isinstance(masks, MaskFolder):
                     yield _with_mask(one, masks)
@@ -58,10 +58,7 @@ def is_tars(path: Path) -> bool:
     """Whether a source's path names tars, not a directory. Raises `PathError` for a pipe, and for a URL that is not
     read."""
     if is_url(path):
-        if path.suffix == ".tar":
-            raise PathError(f"source {shown(path)} is a tar in an object store, which is not read there",
-                            hint="download it first; or name a prefix of pictures: s3://bucket/photos")
-        return False
+        return path.suffix == ".tar"
     scheme = _SCHEME.match(str(path))
     if scheme and not path.exists():
         raise PathError(f"source {path} has the scheme '{scheme.group(1)}', expected a local path, or "
@@ -75,8 +72,16 @@ def tars_in(path: Path) -> int:
 
 
 def places_of(path: Path) -> list[Path]:
-    """The directory, or the tars, that a source's path names. Raises `PathError`."""
-    return tars_of(path) if is_tars(path) else [path]
+    """The directory, or the tars, that a source's path names; in a store, the path itself. Raises `PathError`."""
+    return tars_of(path) if is_tars(path) and not is_url(path) else [path]
+
+
+def tars_at(path: Path, *, source: int = 0, prefix: str = "") -> list[Tar]:
+    """The tars that a source's path names, labelled. Raises `PathError`, `StoreError`."""
+    found = stored_tars(path) if is_url(path) else [(place, "") for place in tars_of(path)]
+    labels = labelled([place for place, _ in found])
+    return [Tar(whole=replace(blob_at(place), version=version), label=label, source=source, prefix=prefix)
+            for (place, label), (_, version) in zip(labels, found, strict=True)]
 
 
 def labelled(places: list[Path]) -> list[tuple[Path, str]]:

@@ -114,7 +114,7 @@ def test_large_files_get_more_of_everything(source, monkeypatch):
                 stream.truncate(size)
     with readers.readers() as workers:
         readers.read_table(workers, blob_at(source / "in/metadata.jsonl"))
-        readers.read_tar(workers, source / "a.tar")
+        readers.read_tar(workers, blob_at(source / "a.tar"))
         readers.read_table(workers, blob_at(source / "gone.csv"))
     (_, table), (_, tar), (_, gone) = asked
     assert (table.seconds, tar.seconds, gone.seconds) == (60 + (1 << 14), 60 + (1 << 10), 60)

@@ -20,7 +20,7 @@ from tarred import member, tar_of
 from walking import contents_of, walk_tar
 
 from prep.fs import memo
-from prep.fs.blob import Blob
+from prep.fs.blob import Blob, blob_at
 from prep.fs.stamps import blob_stamp
 from prep.sources import tar_index as listings
 from prep.sources import tars
@@ -67,7 +67,7 @@ def listed(path: Path, **options) -> list[int]:
     """Asks for the contents, which must be right; one number for each time the tar was listed for it."""
     made: list[int] = []
     with closing(Listings(**options)) as known:
-        found = known.of(path, lambda: made.append(1) or contents_of(path))
+        found = known.of(blob_at(path), lambda: made.append(1) or contents_of(path))
     assert found == contents_of(path)
     assert [list(parts) for parts in found.groups.values()] == [list(one) for one in contents_of(path).groups.values()]
     return made
@@ -120,7 +120,7 @@ def test_a_tar_that_changes_while_it_is_listed_is_not_remembered(folder, tar):
         tar.write_bytes(tar_of(["new.jpg"]))
         return found
 
-    Listings().of(tar, rewrite)
+    Listings().of(blob_at(tar), rewrite)
     assert list(contents_of(tar).groups) == ["new"] and listed(tar)
 
 

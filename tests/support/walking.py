@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.findings import Finding
-from prep.fs.blob import Blob
+from prep.fs.blob import Blob, blob_at
 from prep.sources import directory, tars
 from prep.sources.item import Item
 from prep.sources.readers import SERVICE
@@ -27,13 +27,13 @@ def walk(root: Path, **options: Any) -> Iterator[Item | Finding]:
 def walk_tar(path: Path, *, label: str = "", source: int = 0, sidecar: bool = True,
              **options: Any) -> Iterator[Item | Finding]:
     """The items and findings of a tar, which is called `label` (default: its name)."""
-    tar = Tar(path=path, label=label or path.name, source=source)
+    tar = Tar(whole=blob_at(path), label=label or path.name, source=source)
     return tars.walk_tar(tar, sidecar=sidecar, workers=HERE, **options)
 
 
 def contents_of(path: Path) -> Contents:
     """What a tar holds."""
-    return tars.contents_of(path, HERE)
+    return tars.contents_of(blob_at(path), HERE)
 
 
 def tables_of(root: Path) -> Tables:

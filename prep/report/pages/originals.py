@@ -21,9 +21,8 @@ from prep.manifest.opened import OpenedManifest
 from prep.sources.item import Item
 from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
-from prep.sources.tar_paths import tars_of
 from prep.sources.tars import Tar, walk_tar
-from prep.sources.walk import is_tars, labelled
+from prep.sources.walk import is_tars, tars_at
 
 MOST_BYTES = 1 << 28  # of a picture; larger ones get no thumbnail
 
@@ -35,8 +34,8 @@ class Originals:
         self._sources = opened.manifest.sources
         color = opened.manifest.document["latents"].get("alpha")
         self._alpha = "white" if color is None else "#{:02x}{:02x}{:02x}".format(*color)
-        self._tars: dict[Path, dict[str, Path]] = {}  # by source: its tars by label, the first part of members' names
-        self._members: dict[Path, dict[str, Blob]] = {}
+        self._tars: dict[Path, dict[str, Tar]] = {}  # by source: its tars by label, the first part of members' names
+        self._members: dict[str, dict[str, Blob]] = {}
         self._lock = Lock()
 
     def read(self, sample: Mapping[str, Any]) -> bytes | None:
@@ -67,19 +66,18 @@ class Originals:
             return blob_at(root, name)
         with self._lock:
             if root not in self._tars:
-                self._tars[root] = {label: tar for tar, label in labelled(tars_of(root))}
+                self._tars[root] = {tar.label: tar for tar in tars_at(root)}
             tars = self._tars[root]
             label = next((start for start in _starts(name) if start in tars), None)
-            return None if label is None else self._inside(tars[label], label).get(name)
+            return None if label is None else self._inside(tars[label]).get(name)
 
-    def _inside(self, tar: Path, label: str) -> Mapping[str, Blob]:
+    def _inside(self, tar: Tar) -> Mapping[str, Blob]:
         """The pictures of a tar by name."""
-        if tar not in self._members:
+        if tar.whole.file not in self._members:
             with readers() as workers:
-                found = walk_tar(Tar(path=tar, label=label, source=0), sidecar=False, listings=Listings(),
-                                 workers=workers)
-                self._members[tar] = {one.name: one.picture for one in found if isinstance(one, Item)}
-        return self._members[tar]
+                found = walk_tar(tar, sidecar=False, listings=Listings(), workers=workers)
+                self._members[tar.whole.file] = {one.name: one.picture for one in found if isinstance(one, Item)}
+        return self._members[tar.whole.file]
 
 
 def _starts(name: str) -> list[str]:
