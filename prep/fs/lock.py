@@ -112,8 +112,9 @@ def is_current(handle: IO[bytes], path: Path) -> bool:
 def _wait(root: Path, handle: BinaryIO, exclusive: bool, deadline: float) -> Release:
     while (release := _take(root, handle, exclusive)) is None:
         if time.monotonic() >= deadline:
-            other = "is in use by another process" if exclusive else "is being cleaned by another process"
-            raise CacheError(f"{root} {other}", hint="wait for it to finish, then try again")
+            raise CacheError(f"{root} is in use by another process" if exclusive else
+                             f"{root} is being cleaned by another process",
+                             hint="wait for it to finish, then try again")
         time.sleep(0.05)
     return release
 
