@@ -22,6 +22,8 @@ def scan(
     mask: Annotated[str | None, choice(
         help="where masks are (default: the recipe's setting, else auto)", words=("auto", "none", "sidecar", "alpha"),
         other="DIR")] = None,
+    edits: Annotated[Path | None, typer.Option(help="directory of edited captions and masks, which replace those "
+                                               "beside the pictures")] = None,
     model: Annotated[str | None, typer.Option(help="count the tokens of captions for this pipeline directory or Hub id"
                                               )] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
@@ -43,7 +45,7 @@ def scan(
     from prep.scan.scanner import as_json as document
 
     quiet_pillow()
-    recipe = opt.recipe_from_options(source, mask=mask)
+    recipe = opt.recipe_from_options(source, mask=mask, edits=edits)
     if html is not None:
         check_page_file(html, picture_places(recipe))
     report = run_scan(ScanCall(

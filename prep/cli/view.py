@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +18,12 @@ from prep.recipe.options import BY_NAME
 
 if TYPE_CHECKING:
     from prep.manifest.opened import OpenedManifest
+    from prep.recipe.schema import Recipe
+    from prep.view.edit.editor import Edits
     from prep.view.guard import Guard
     from prep.view.model import ViewedModel
     from prep.view.site import Site
+    from prep.view.source.state import SourceSet
 
 
 NOT_SHOWN = ("model", "dtype", "compute", "max_length", "clip_skip", "text_windows", "text_quantization", "posterior",
@@ -39,6 +43,14 @@ def view(
                                                "changed")] = None,
     scan: Annotated[bool, typer.Option("--scan", help="scan a SOURCE first, as prep scan does; else findings of "
                                        "earlier scans are shown")] = False,
+    edit: Annotated[bool, typer.Option("--edit", help="edit captions and masks of a SOURCE in the pages; they are "
+                                       "written to the directory of --edits (default: SOURCE-edits beside SOURCE)"
+                                       )] = False,
+    sidecars: Annotated[bool, typer.Option("--sidecars", help="with --edit: write them beside the pictures instead"
+                                           )] = False,
+    cache: Annotated[Path | None, typer.Option(
+        help="with --edit: the cache that the pictures are encoded to, to count what encoding again would make; needs "
+        "the recipe's model, or --model")] = None,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,
                                       show_default=False)] = 0,
@@ -50,7 +62,8 @@ def view(
     Pictures are shown before anything is encoded, in the buckets and crops that prep encode would choose. Of a run,
     also its curves, its sampled pictures through time, and the loss of each sample. Ends with Ctrl-C.
 
-    Nothing is changed. Only this computer is answered, and only with the token in the printed address.
+    Nothing is changed, but with --edit what you save. Only this computer is answered, and only with the token in the
+    printed address.
     """
     _require_extra()
     from prep.images.decode import quiet_pillow
@@ -61,10 +74,13 @@ def view(
     token, first = new_token(), ""
     if is_source(what):
         _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN", f"{what} is a source of pictures")
-        app, site = _source(what, token, scan=scan, jobs=jobs, quiet=quiet, model=model, **given)
+        asked = _Asked(what=what, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet, edit=edit,
+                       sidecars=sidecars, cache=cache)
+        app, site = _source(asked, token)
     else:
         options = {BY_NAME[name].flag: value for name, value in given.items()}
-        _refuse({**options, "--scan": scan or None}, "a SOURCE", f"{what} is none")
+        flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None, "--cache": cache}
+        _refuse({**options, **flags}, "a SOURCE", f"{what} is none")
         app, site, first = _encoded(what, token, manifest, model, since)
     _serve(app, site, port, f"{token}/{first}", first, open_browser=open_browser, as_json=as_json)
 
@@ -104,20 +120,78 @@ def is_source(what: Path) -> bool:
     return what.suffix == ".toml" or is_tars(what)
 
 
-def _source(what: Path, token: str, *, scan: bool, jobs: int, quiet: bool, **given: Any) -> tuple[Guard, Site]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """The options for a SOURCE."""
+
+    what: Path
+    given: opt.Given
+    scan: bool
+    jobs: int
+    quiet: bool
+    edit: bool
+    sidecars: bool
+    cache: Path | None
+
+
+def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
     from prep.view.app import build_source_app
     from prep.view.source.state import SourceSet
     from prep.view.source.survey import survey_source
 
-    recipe = opt.without_caption_stop(opt.recipe_from_options(what, **given))
-    survey = survey_source(recipe, jobs=jobs, scan=scan, progress=progress_unless(quiet))
+    if not asked.edit:
+        _refuse({"--sidecars": asked.sidecars or None, "--cache": asked.cache}, "--edit", "it is not given")
+    recipe, folder = _recipe(asked)
+    survey = survey_source(opt.without_caption_stop(recipe), jobs=asked.jobs, scan=asked.scan,
+                           progress=progress_unless(asked.quiet))
     if not survey.items:
-        raise PathError(f"{what} has no picture that can be used, and is no training run",
-                        hint=f"prep scan {shell_name(str(what))} says what is there; of a manifest, name its file")
+        raise PathError(f"{asked.what} has no picture that can be used, and is no training run",
+                        hint=f"prep scan {shell_name(str(asked.what))} says what is there; of a manifest, name its "
+                        "file")
     source = SourceSet(survey)
-    for line in () if quiet else (*source.notices, *source.data().notes):
+    edits = _edits(asked, recipe, folder, source) if asked.edit else None
+    for line in () if asked.quiet else (*source.notices, *source.data().notes):
         say(line)
-    return build_source_app(source, token)
+    return build_source_app(source, token, edits)
+
+
+def _recipe(asked: _Asked) -> tuple[Recipe, Path | None]:
+    """The recipe, and with --edit the directory that edits are written to; `None`: beside the pictures."""
+    if not asked.edit:
+        return opt.recipe_from_options(asked.what, **asked.given), None
+    from prep.fs.paths import resolve
+    from prep.view.edit.places import check_folder, usual_folder
+
+    named = asked.given["edits"]  # which need not exist yet
+    recipe = opt.recipe_from_options(asked.what, **{**asked.given, "edits": None})
+    if asked.sidecars:
+        if named is not None or recipe.edits is not None:
+            raise UsageError("--sidecars is given beside a directory of edits, which would hide what is written",
+                             hint="leave one of them out")
+        return recipe, None
+    folder = resolve(named or recipe.edits or usual_folder(asked.what))
+    check_folder(recipe, folder)
+    return replace(recipe, edits=folder), folder
+
+
+def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
+    from functools import partial
+
+    from prep.view.edit.cost import cost_of
+    from prep.view.edit.editor import Edits
+    from prep.view.edit.places import Places, check_editable
+
+    check_editable(recipe, [one.item for one in source.shown.survey.items], folder)
+    if asked.cache is not None and not recipe.model.path:
+        raise UsageError("--cache is given, but no model is known, so rows cannot be counted",
+                         hint="add --model MODEL, or set path in [model] of the recipe")
+    words = ["prep", "encode", asked.what, *recipe.options, *(() if folder is None else ("--edits", folder)),
+             "--cache", asked.cache or "CACHE", "--dry-run"]
+    if not asked.quiet:
+        say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
+    counted = partial(cost_of, recipe, asked.cache, jobs=asked.jobs) if asked.cache is not None else None
+    return Edits(places=Places(recipe=recipe, folder=folder), cost=counted,
+                 command=" ".join(shell_name(str(word)) for word in words))
 
 
 def _encoded(what: Path, token: str, manifest: Path | None, model: str | None,

@@ -53,7 +53,7 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
         total.count = len(walked)
     items: list[KnownItem] = []
     stopped: list[str] = []
-    for item, result in zip(walked, _surveyed(walked, recipe, facts, jobs), strict=True):
+    for item, result in zip(walked, ingest_items(walked, recipe, facts, jobs=jobs), strict=True):
         tick(1)
         if isinstance(result, KnownItem):
             items.append(result)
@@ -67,8 +67,9 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
     return Ingested(items=tuple(items), findings=tuple(findings), masks=masks)
 
 
-def _surveyed(items: Iterable[Item], recipe: Recipe, facts: Memo, jobs: int) -> Iterator[KnownItem | Finding]:
-    """Surveyed items in order; items with files to read use threads, which would not speed up the others."""
+def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: int) -> Iterator[KnownItem | Finding]:
+    """Surveyed items, or why they cannot be used, in order; items with files to read use threads, which would not speed
+    up the others."""
     waiting: deque[KnownItem | Finding | Future[KnownItem | Finding]] = deque()
     called = fact_kinds()
 

@@ -10,6 +10,7 @@ from prep.findings import Finding
 from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
 from prep.recipe.schema import Recipe
+from prep.sources.edits import EditFolder
 from prep.sources.globs import chosen_by
 from prep.sources.item import Item
 from prep.sources.mask_directory import MaskFolder
@@ -29,6 +30,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
     Raises `PathError`.
     """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
+    edits = None if recipe.edits is None else EditFolder(root=recipe.edits)
     with readers() as workers:
         for number, source in enumerate(recipe.sources):
             mask = recipe.mask_of(number)
@@ -42,7 +44,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
                     yield replace(one, path=prefix + one.path)
                 elif fits(one.name):
                     taken += 1
-                    yield one
+                    yield one if edits is None else edits.apply(one, masks=mask not in ("none", "alpha"))
                 else:
                     left += 1
             if not taken:
@@ -50,6 +52,8 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
                               detail=why_empty(source.path, left))
     for folder in folders.values():
         yield from folder.orphans()
+    if edits is not None:
+        yield from edits.orphans()
 
 
 def why_empty(path: Path, left: int) -> str:

@@ -163,6 +163,7 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
     """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
     places = picture_places(recipe)
     places += [NamedPath(role="masks", path=local_path(folder)) for folder in recipe.mask_folders]
+    places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
     written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
     check_disjoint([*places, *written])
     named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}

@@ -41,8 +41,10 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
             raise PathError(f"recipe {shown(source)} is in an object store, expected a file on this computer",
                             hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
-        return _settle_beside_alpha(validate_recipe(replace(_override(recipe, given),
-                                                            options=_options(recipe, given))))
+        found = validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
+        if found.edits is not None and not found.edits.is_dir():
+            raise PathError(f"edits {found.edits} is not a directory", hint="prep view SOURCE --edit makes one")
+        return _settle_beside_alpha(found)
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
@@ -71,7 +73,8 @@ def _read(path: Path) -> Recipe:
         raise ConfigError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    check_keys(table, ("model", "image", "caption", "mask", "scan", "source", "validation", "prompts"), "the recipe")
+    check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts"),
+               "the recipe")
     caption = _record(CaptionOptions, table, "caption")
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
@@ -79,6 +82,7 @@ def _read(path: Path) -> Recipe:
     masks = _section(table, "mask", ("from", "resize"))
     fraction = _section(table, "validation", ("fraction",)).get("fraction", 0.0)
     prompts = _section(table, "prompts", ("file",)).get("file")
+    edits = _section(table, "edits", ("from",)).get("from")
     return Recipe(
         sources=tuple(sources),
         model=_model(_record(ModelOptions, table, "model"), path.parent),
@@ -86,6 +90,7 @@ def _read(path: Path) -> Recipe:
         caption=caption,
         mask=_mask(expect(masks.get("from", "auto"), str, "mask.from"), path.parent),
         mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
+        edits=None if edits is None else _path(edits, "edits.from", path.parent),
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else _path(prompts, "prompts.file", path.parent),

@@ -91,6 +91,7 @@ class Recipe:
     caption: CaptionOptions = field(default_factory=CaptionOptions)
     mask: MaskFrom = "auto"  # or a directory of masks
     mask_resize: str = "allow"  # allow: scale masks of another size than their picture; another shape is never used
+    edits: Path | None = None  # directory of edited captions and masks, which replace those beside the pictures
     scan: ScanOptions = field(default_factory=ScanOptions)
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None

@@ -52,6 +52,7 @@ KEY_COMMENTS: Mapping[str, str] = {
     "caption.together": "tags joined by this stay together, as one",
     "mask.from": "auto (sidecar, if any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
     "mask.resize": "a mask whose size differs from its picture's: allow (scale it) | reject",
+    "edits.from": "a directory of edited captions and masks: prep view --edit",
     "source.repeats": "how often an epoch shows each of its samples",
     "source.role": "train | validation | prior (regularization)",
     "source.weight": "loss weight of its samples",
@@ -80,6 +81,7 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
              *writer.section("image", _changed(recipe.image, shown, "image")),
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
              *writer.section("mask", _masks(recipe, shown))]
+    lines += writer.section("edits", {} if recipe.edits is None else {"from": recipe.edits})
     scan = {"ignore": recipe.scan.ignore, "severity": dict(recipe.scan.severity)}
     lines += writer.section("scan", {name: value for name, value in scan.items() if value})
     for number, source in enumerate(recipe.sources):

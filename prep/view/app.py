@@ -10,18 +10,26 @@
     /diff                        ?why=REASON&page=NUMBER, beside another manifest; /before/… has all pages of that one
     /decode/NUMBER/VIEW          the latent, decoded by the VAE
     /static/NAME                 style, script and icons
+
+With `--edit`, of pictures:
+
+    /edits                       what was edited; ?cost=yes: what encoding again would make
+    /paint/NUMBER                the whole mask
+    POST /edit/NUMBER/KIND       saves a caption (text) or a mask (PNG); POST /undo/NUMBER/KIND takes the last one back
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from prep.errors import Problem
@@ -33,7 +41,10 @@ from prep.manifest.select import Query
 from prep.parse import Unparsed, one_of
 from prep.view.data import data_of
 from prep.view.diff import Diff, diff_page
-from prep.view.guard import Guard
+from prep.view.edit.editor import KINDS, Editor, Edits, Sent
+from prep.view.edit.pages import BOARD, edits_page
+from prep.view.edit.refused import Refused
+from prep.view.guard import Guard, new_token
 from prep.view.memory import Memory
 from prep.view.pages import error_page, findings_page, list_page, sample_page
 from prep.view.params import number_of, query_of
@@ -68,17 +79,66 @@ def build_app(opened: OpenedManifest, token: str, run: Path | None = None, model
     return _guarded(site, routes, token), site
 
 
-def build_source_app(source: SourceSet, token: str) -> tuple[Guard, Site]:
-    """The application about pictures that are not encoded."""
-    site = Site(base=f"/{token}", state=source.data, pictures=SourcePictures(source, Memory()))
+def build_source_app(source: SourceSet, token: str, edits: Edits | None = None) -> tuple[Guard, Site]:
+    """The application about pictures that are not encoded; with `edits`, they are edited. Raises `PathError`."""
+    pictures = SourcePictures(source, Memory())
+    site = Site(base=f"/{token}", state=source.data, pictures=pictures)
+    if edits is not None:
+        site = replace(site, edit_token=new_token(), editor=Editor(source, edits, pictures.mask_file))
+        return _guarded(site, [*_routes(site), *_edit_routes(site, pictures)], token), site
     return _guarded(site, _routes(site), token), site
 
 
 def _guarded(site: Site, routes: list[BaseRoute], token: str) -> Guard:
     app = Starlette(routes=routes, exception_handlers={
-        HTTPException: _told(site), Unparsed: _told(site), Problem: _told(site)})
+        HTTPException: _told(site), Unparsed: _told(site), Problem: _told(site), Refused: _told(site)})
     app.router.redirect_slashes = False
-    return Guard(app, token)
+    return Guard(app, token, site.edit_token)
+
+
+def _edit_routes(site: Site, pictures: SourcePictures) -> list[BaseRoute]:
+    def paint(request: Request) -> Response:
+        return _picture(pictures.painted(_number(site, request), BOARD))
+
+    def edits(request: Request) -> Response:
+        cost = site.editor.edits.cost if site.editor is not None and "cost" in request.query_params else None
+        return HTMLResponse(edits_page(site, None if cost is None else cost()))
+
+    return [Route("/edits", edits, methods=["GET"]), Route("/paint/{number}", paint, methods=["GET"]),
+            Route("/edit/{number}/{kind}", _posted(site, _saved), methods=["POST"]),
+            Route("/undo/{number}/{kind}", _posted(site, _undone), methods=["POST"])]
+
+
+def _posted(site: Site, make: Callable[[Editor, Sent], str]) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers with what it did, or why not, as text."""
+    def answer(sent: Sent) -> Response:
+        assert site.editor is not None, "there are such addresses only with --edit"
+        try:
+            return PlainTextResponse(make(site.editor, sent))
+        except Refused as error:
+            return PlainTextResponse(error.message, error.status)
+        except OSError as error:
+            return PlainTextResponse(f"it cannot be saved: {error.strerror or error}", 507)
+
+    async def endpoint(request: Request) -> Response:
+        number, kind = _number(site, request), request.path_params["kind"]
+        if kind not in KINDS:
+            raise HTTPException(404)
+        headers = request.headers
+        return await run_in_threadpool(answer, Sent(
+            number=number, kind=kind, sample=headers.get("x-latentry-sample", ""),
+            version=headers.get("x-latentry-version", ""), body=await request.body(),
+            media=headers.get("content-type", "").partition(";")[0].strip().lower()))
+
+    return endpoint
+
+
+def _saved(editor: Editor, sent: Sent) -> str:
+    return f"Saved to {editor.save(sent)}."
+
+
+def _undone(editor: Editor, sent: Sent) -> str:
+    return f"{editor.undo(sent)} is as it was before the last save."
 
 
 def _site(opened: OpenedManifest, base: str, run: Path | None, model: ViewedModel | None, *, root: str) -> Site:
@@ -236,6 +296,8 @@ def _told(site: Site) -> Callable[[Request, Exception], Response]:
 def _described(error: Any) -> tuple[int, str, str]:
     if isinstance(error, HTTPException):
         return error.status_code, "No sample, picture or page has this address.", ""
+    if isinstance(error, Refused):
+        return error.status, error.message, ""
     if isinstance(error, Problem):
         return 500, error.message, error.hint
     return 400, str(error), "Change the address, or begin with all samples."

@@ -1,5 +1,8 @@
 """Stands before the pages: only this computer, only with the token, only GET, and headers that forbid everything else.
 
+With `--edit`, POST is answered, too, if it comes from one of our own pages: with the right `Origin`, with a second
+token in a header of its own, which no other site can send, and with a body of a stated size.
+
 A page of another site must neither read nor steer this server:
 
 - it listens on the loopback address only, so no other computer reaches it;
@@ -23,6 +26,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HOSTS = (b"127.0.0.1", b"localhost")  # any port: a tunnel through SSH may use another one here
 LONGEST = 8192  # bytes of path and query
+MOST_SENT = 1 << 26  # bytes of a body: a mask
+EDIT_HEADER = b"x-latentry-edit"
 POLICY = ("default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; form-action 'self'; "
           "base-uri 'none'; frame-ancestors 'none'")
 HEADERS = {
@@ -41,8 +46,11 @@ def new_token() -> str:
 class Guard:
     """Passes requests with the token on to `app`, whose paths begin after the token; answers all others itself."""
 
-    def __init__(self, app: App, token: str) -> None:
+    def __init__(self, app: App, token: str, edit_token: str = "") -> None:
         self._app = app
+        self._edit_token = edit_token.encode()  # "": nothing is edited
+        fetching = b"connect-src 'self'; script-src" if edit_token else b"script-src"
+        self._headers = [(name, value.replace(b"script-src", fetching)) for name, value in _HEADERS]
         self._token = token.encode()
         self._ticket: bytes | None = None
         self._first = b""
@@ -58,7 +66,7 @@ class Guard:
         refused = self._refusal(scope)
         if refused is not None:
             status, words = refused
-            more = [(b"allow", b"GET, HEAD")] if status == 405 else []
+            more = [(b"allow", b"GET, HEAD, POST" if self._edit_token else b"GET, HEAD")] if status == 405 else []
             if status == 404 and scope["method"] == "GET" and self._redeems(scope["path"]):
                 status, words, more = 303, "This way.", [(b"location", b"/" + self._token + b"/" + self._first)]
             await _answer(status, words, more, head=scope["method"] == "HEAD", send=send)
@@ -67,7 +75,7 @@ class Guard:
 
         async def with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
             await send(message)
 
         await self._app({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, with_headers)
@@ -92,8 +100,24 @@ class Guard:
         token, slash, _ = scope["path"][1:].partition("/")
         if not slash or not secrets.compare_digest(token.encode(), self._token):
             return 404, "Nothing is here. Use the whole address that prep view printed."
+        if scope["method"] == "POST" and self._edit_token:
+            return self._unposted(headers)
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "This server only shows: GET and HEAD."
+        return None
+
+
+    def _unposted(self, headers: dict[bytes, list[bytes]]) -> tuple[int, str] | None:
+        """Why a POST goes no further, beyond what holds for every request."""
+        given, size = headers.get(EDIT_HEADER, []), headers.get(b"content-length", [])
+        if not headers.get(b"origin") or headers.get(b"sec-fetch-site", [b"same-origin"]) != [b"same-origin"]:
+            return 403, "Only a page of this server can send something."
+        if len(given) != 1 or not secrets.compare_digest(given[0], self._edit_token):
+            return 403, "The token of the page is missing, or of another start of prep view: load the page again."
+        if len(size) != 1 or not size[0].isdigit() or headers.get(b"transfer-encoding"):
+            return 411, "The size of what is sent is missing."
+        if len(size[0]) > 9 or int(size[0]) > MOST_SENT:
+            return 413, f"More than {MOST_SENT} bytes are sent."
         return None
 
 

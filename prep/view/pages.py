@@ -15,6 +15,7 @@ from prep.findings import CODES
 from prep.formatting import format_size
 from prep.manifest.select import SORTS, Query
 from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
+from prep.view.edit.pages import edit_of
 from prep.view.params import address
 from prep.view.pictures import statistics
 from prep.view.render import render
@@ -72,7 +73,7 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}
                for text, readings in zip(row["texts"], _readings(site, row), strict=True)],
-        decodes=site.model is not None,
+        decodes=site.model is not None, edit=edit_of(site, number),
         boxes=[_box(view, row) for view in row["views"][:VIEWS]])
 
 
@@ -93,7 +94,7 @@ def findings_page(site: Site, code: str, page: int) -> str:
 def error_page(base: str, status: int, what: str, hint: str = "") -> str:
     """A page that says what is wrong."""
     return render("error.html", base=base, name="Latentry", kind="", status=status, what=what, hint=hint, codes={},
-                  has_run=False, root="", encoded=False)
+                  has_run=False, root="", edits=False, encoded=False)
 
 
 def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from prep.report.pages.frame import environment_of
 STATIC = {"page.css": ("prep.report.pages", "page.css", "text/css; charset=utf-8"),
           "view.css": ("prep.view", "static/view.css", "text/css; charset=utf-8"),
           "view.js": ("prep.view", "static/view.js", "text/javascript; charset=utf-8"),
+          "edit.js": ("prep.view", "static/edit.js", "text/javascript; charset=utf-8"),
           "icon.svg": ("prep.view", "static/icon.svg", "image/svg+xml"),
           "missing.svg": ("prep.view", "static/missing.svg", "image/svg+xml")}
 

@@ -14,6 +14,7 @@ from prep.manifest.select import Selector
 from prep.report.pages.parts import plural
 from prep.runs.losses import Hardness
 from prep.view.data import Data, Shows
+from prep.view.edit.editor import Editor
 from prep.view.pictures import Pictures
 from prep.view.render import render
 from prep.view.run import RunFiles
@@ -34,6 +35,8 @@ class Site:
     rows: Pictures | None = None  # of the cache; None: nothing is encoded
     run: RunFiles | None = None
     model: ViewedModel | None = None
+    editor: Editor | None = None
+    edit_token: str = ""  # in a header of what our own pages send
     root: str = ""  # of the manifest that this one is compared with, or that is compared with this one
 
     @property
@@ -50,7 +53,8 @@ class Site:
         """A page of this site."""
         data = self.data
         return render(template, base=self.base, name=data.name, kind=data.kind, codes=data.selector.codes,
-                      has_run=self.run is not None, root=self.root, encoded=self.rows is not None, **values)
+                      has_run=self.run is not None, root=self.root, edits=self.editor is not None,
+                      encoded=self.rows is not None, **values)
 
     def hardness(self) -> Hardness | None:
         """How hard each sample was for the run until now, which the selector then knows, too."""

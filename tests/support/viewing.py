@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +23,9 @@ from prep.manifest.opened import open_manifest
 from prep.progress import silent
 from prep.recipe.load import load_recipe
 from prep.view.app import build_app, build_source_app
+from prep.view.edit.cost import cost_of
+from prep.view.edit.editor import Edits
+from prep.view.edit.places import Places
 from prep.view.guard import Guard, new_token
 from prep.view.model import ViewedModel
 from prep.view.serve import Server, listen
@@ -77,6 +82,25 @@ class Viewing:
         finally:
             connection.close()
 
+    def form(self, number: int, kind: str) -> dict[str, str]:
+        """The headers that a sample's page sends with its caption or mask."""
+        text = self.get(f"/sample/{number}").text
+        given = dict(re.findall(r'data-(token|sample)="([^"]*)"', text))
+        version = re.search(rf'id="edit-{kind}" [^>]*data-version="([^"]*)"', text)
+        assert version is not None, text
+        return {"origin": f"http://127.0.0.1:{self.port}", "x_latentry_edit": given["token"],
+                "x_latentry_sample": given["sample"], "x_latentry_version": version[1],
+                "content_type": {"caption": "text/plain;charset=utf-8", "mask": "image/png"}[kind]}
+
+    def save(self, number: int, kind: str, body: bytes, **headers: str) -> Answer:
+        """Saves as the page does that shows what is there now."""
+        form = {**self.form(number, kind), **headers}
+        return self.ask("POST", f"{self.base}/edit/{number}/{kind}", body=body, **form)
+
+    def undo(self, number: int, kind: str, **headers: str) -> Answer:
+        """Undoes the last save."""
+        return self.ask("POST", f"{self.base}/undo/{number}/{kind}", body=b"", **{**self.form(number, kind), **headers})
+
     def interrupt(self) -> tuple[int, str, str]:
         """Ctrl-C: the exit code, and what else it has printed."""
         assert self.process is not None
@@ -115,11 +139,19 @@ def viewing_here(manifest: Path, run: Path | None = None, model: Path | None = N
 
 
 @contextmanager
-def viewing_source(source: Path, **choices: object) -> Iterator[Viewing]:
-    """The pages of pictures that are not encoded, from a thread of this process; `choices` as for a recipe."""
-    recipe = without_caption_stop(load_recipe(source, choices=choices))
-    app, site = build_source_app(SourceSet(survey_source(recipe, jobs=2, scan=False, progress=silent)),
-                                 token := new_token())
+def viewing_source(source: Path, edits: Path | None = None, *, sidecars: bool = False, cache: Path | None = None,
+                   **choices: object) -> Iterator[Viewing]:
+    """The pages of pictures that are not encoded, from a thread of this process; `choices` as for a recipe.
+
+    With `edits` or `sidecars`, they are edited.
+    """
+    recipe = replace(load_recipe(source, choices=choices), edits=edits)
+    survey = survey_source(without_caption_stop(recipe), jobs=2, scan=False, progress=silent)
+    edited = None
+    if edits is not None or sidecars:
+        cost = None if cache is None else partial(cost_of, recipe, cache, jobs=1)
+        edited = Edits(places=Places(recipe=recipe, folder=edits), command="prep encode", cost=cost)
+    app, site = build_source_app(SourceSet(survey), token := new_token(), edited)
     with _served(app, site, token) as running:
         yield running
 

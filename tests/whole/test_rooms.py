@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
             "loader"),
     "view": ("fs", "images", "captions", "buckets", "batching", "models", "workers", "cache", "sources", "runs",
-             "manifest", "recipe", "dataset", "scan", "encode", "report"),
+             "manifest", "recipe", "dataset", "scan", "masks", "encode", "report"),
     "cli": ANY,
 }
 

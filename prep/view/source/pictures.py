@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from prep.fs.blob import Blob
+from prep.geometry import Size
 from prep.scan.protocol import BlobMessage
 from prep.view.memory import Memory
 from prep.view.pictures import THUMBNAIL, WHOLE
 from prep.view.source.state import SourceSet
 from prep.view.source.survey import mask_of
-from prep.view.source.worker import MAKE, SERVICE, Wanted
+from prep.view.source.worker import MAKE, PAINT, SERVICE, Painted, Wanted
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import DECODING
 
@@ -46,6 +47,23 @@ class SourcePictures:
         if blob is None:
             return None
         return self._placed("shade" if shade else "cells", sample, view, blob, item.mask or item.picture)
+
+    def painted(self, sample: int, side: int) -> bytes | None:
+        """The whole mask, a gray PNG of at most `side` pixels a side; `None` as in `mask`."""
+        shown = self._source.shown
+        item = shown.seats[sample].item
+        blob = mask_of(shown.survey.recipe, item)
+        if blob is None or item.mask is None:
+            return None
+        return self._made(Wanted("paint", BlobMessage.of(blob), item.mask, side=side))
+
+    def mask_file(self, data: bytes, size: Size) -> bytes | None:
+        """A painted mask as a gray PNG of the picture's size; `None` if it is no PNG of that shape."""
+        try:
+            (made,) = self._pool.ask(PAINT, Painted(data, size), DECODING)
+        except WorkerLost:
+            return None
+        return made or None
 
     def _small(self, sample: int, side: int) -> bytes | None:
         item = self._source.shown.seats[sample].item

@@ -30,6 +30,7 @@ KINDS = {"file": "mask-mean", "alpha": "alpha-mean"}  # of facts, by where masks
 class Survey:
     """The usable pictures of a recipe, and what is known of all."""
 
+    asked: Recipe
     recipe: Recipe  # with masks "auto" replaced
     items: tuple[KnownItem, ...]
     findings: tuple[Finding, ...]  # of listing, reading and scanning
@@ -60,8 +61,8 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
                                  rehash=False, progress=progress)).findings
         unseen = 0
     rejects = [one for one in found.findings if one.severity == "error"]
-    return Survey(recipe=settled, items=found.items, rejected=len(rejects), coverage=coverage, unseen=unseen,
-                  findings=tuple(_each_once([*said, *found.findings, *_without_caption(found.items)])))
+    return Survey(asked=recipe, recipe=settled, items=found.items, rejected=len(rejects), coverage=coverage,
+                  unseen=unseen, findings=tuple(_each_once([*said, *found.findings, *without_caption(found.items)])))
 
 
 def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs: int,
@@ -101,7 +102,8 @@ def mask_of(recipe: Recipe, item: KnownItem) -> Blob | None:
     return item.item.mask if origin == "file" and item.mask is not None else None
 
 
-def _without_caption(items: Sequence[KnownItem]) -> Iterator[Finding]:
+def without_caption(items: Sequence[KnownItem]) -> Iterator[Finding]:
+    """A finding for each item whose captions are all empty."""
     for item in items:
         if not any(caption for caption, _ in item.captions):
             yield finding(item.item.label, "missing-caption", "has no caption, or an empty one")

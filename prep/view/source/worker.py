@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from prep.digest import digest_bytes
 from prep.fs.blob import read_blob
 from prep.geometry import Placement, Size, fits_scaled
-from prep.images.decode import decode_picture, encode_png, quiet_pillow, scale_and_crop
+from prep.images.decode import decode_picture, encode_png, quiet_pillow, read_header, scale_and_crop
 from prep.images.formats.parts import BadPicture
 from prep.images.mask import alpha_of, decode_mask, place_mask
-from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
+from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
+from prep.masks.pixels import read_mask, scaled
 from prep.scan.protocol import BlobMessage
 from prep.workers.service import Service, Task
 
@@ -20,11 +23,11 @@ from prep.workers.service import Service, Task
 class Wanted:
     """What to make of a file."""
 
-    what: str  # "small", "view", or of a mask "cells" or "shade"
+    what: str  # "small", "view", or of a mask "cells", "shade" or "paint", the whole mask
     blob: BlobMessage
     digest: str  # the file's bytes must still match it
     alpha: str = "white"  # color that transparency is flattened onto
-    side: int = 0  # of "small": pixels of the longer side
+    side: int = 0  # of "small" and "paint": pixels of the longer side
     scaled: Size = (0, 0)  # of the others, their placement
     crop: tuple[int, int] = (0, 0)
     bucket: Size = (0, 0)
@@ -48,10 +51,35 @@ def _made(asked: Wanted, data: bytes) -> bytes:
     if asked.what == "view":
         return encode_png(scale_and_crop(decode_picture(data, alpha=asked.alpha), place))
     mask = alpha_of(data) if asked.transparency else decode_mask(data)
+    if asked.what == "paint":
+        return encode_png(scaled(np.asarray(mask), shrunk_size(mask.size, asked.side)))
     if not fits_scaled(mask.size, place.scaled):
         return b""
     pixels = place_mask(mask, place, 1)
     return encode_shade(pixels) if asked.what == "shade" else encode_png(pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class Painted:
+    """A painted mask, and the size of its picture."""
+
+    data: bytes
+    size: Size
+
+
+def mask_of_painted(asked: Painted) -> bytes:
+    """A gray PNG of the picture's size; b"" for what is no PNG, or of another shape."""
+    try:
+        header = read_header(asked.data)
+        if header.format != "PNG" or max(header.size) > max(asked.size):
+            return b""
+        return encode_png(read_mask(asked.data, asked.size))
+    except (MemoryError, BadPicture):
+        return b""
+
+
+def _paint(asked: Painted) -> Iterator[bytes]:
+    yield mask_of_painted(asked)
 
 
 def _make(asked: Wanted) -> Iterator[bytes]:
@@ -59,4 +87,5 @@ def _make(asked: Wanted) -> Iterator[bytes]:
 
 
 MAKE = Task(name="make", question=Wanted, part=bytes, work=_make)
-SERVICE = Service(module=__name__, tasks=(MAKE,), prepare=quiet_pillow)
+PAINT = Task(name="paint", question=Painted, part=bytes, work=_paint)
+SERVICE = Service(module=__name__, tasks=(MAKE, PAINT), prepare=quiet_pillow)

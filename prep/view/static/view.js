@@ -2,7 +2,7 @@
 "use strict";
 document.addEventListener("keydown", event => {
   if (event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
-  if (event.target.closest("input, select, textarea, button, summary, .scroll")) return;
+  if (event.target.closest("input, select, textarea, button, summary, canvas, .scroll")) return;
   const follow = rel => document.querySelector(`a[rel="${rel}"]`)?.click();
   if (event.key === "ArrowLeft") follow("prev");
   else if (event.key === "ArrowRight") follow("next");

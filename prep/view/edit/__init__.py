@@ -1,0 +1,1 @@
+"""Edits captions and masks from the pages: where they are written, what they replaced, and what they change."""

@@ -1,0 +1,242 @@
+"""Saves captions and masks from the pages, and undoes that, while what is on the disk is what the page showed."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+
+from prep.captions.read import BadCaption, judge_captions, read_caption
+from prep.dataset.samples import PlacedItem
+from prep.digest import digest_strings
+from prep.fs import atomic
+from prep.fs.blob import Blob, read_blob
+from prep.fs.untrusted import read_regular
+from prep.geometry import Size
+from prep.recipe.schema import Recipe
+from prep.sources.item import Item
+from prep.view.edit.cost import Cost
+from prep.view.edit.log import Entry, UndoLog, digest_of
+from prep.view.edit.places import Place, Places, check_place
+from prep.view.edit.refresh import refreshed
+from prep.view.edit.refused import Refused
+from prep.view.source.state import SourceSet
+
+MOST_TEXT = 1 << 16  # bytes of the captions of a picture
+MOST_FILE = 1 << 28  # bytes of a caption or a mask on the disk
+KINDS = ("caption", "mask")
+
+MaskMaker = Callable[[bytes, Size], bytes | None]  # an uploaded picture to a mask of this size; None: it is none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Editable:
+    """A caption or a mask for its page."""
+
+    place: str  # where it is written
+    version: str  # of what is there now
+    undo: bool  # whether its last edit can be undone
+    there: bool  # whether the picture has one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edits:
+    """How a source is edited."""
+
+    places: Places
+    command: str  # that encodes again
+    cost: Callable[[], Cost] | None = None  # what that would make; None: no cache or model is known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    """What a page sends."""
+
+    number: int
+    kind: str  # one of KINDS
+    sample: str  # the id of the sample that the page showed
+    version: str  # of the caption or mask that it showed
+    media: str  # type of the body
+    body: bytes
+
+
+class Editor:
+    """Edits the pictures of a source. Threads may share one."""
+
+    def __init__(self, source: SourceSet, edits: Edits, make_mask: MaskMaker) -> None:
+        self.source, self.edits, self.places = source, edits, edits.places
+        self.log = UndoLog(edits.places.undo)
+        self._make_mask, self._lock = make_mask, Lock()
+
+    def editable(self, number: int, kind: str) -> Editable:
+        """What the page of a sample has to know. Raises `Refused` if it cannot be edited."""
+        item = self.source.shown.seats[number].item.item
+        with self._lock:
+            place = self.places.of(item, kind)
+            check_place(place)
+            disk = _on_disk(place)
+            return Editable(place=place.name, version=_version(item, kind, disk),
+                            undo=self._undoable(place, kind, digest_of(disk)) is not None,
+                            there=disk is not None or _blob_of(item, kind) is not None)
+
+    def lines(self, number: int) -> tuple[str, ...]:
+        """A sample's captions as they are edited; none if they cannot be read. Raises `Refused` as `editable`."""
+        item = self.source.shown.seats[number].item.item
+        return _lines_of(item, _on_disk(self.places.of(item, "caption")))
+
+    def no_masks(self, number: int) -> str:
+        """Why the mask of a sample is not edited; "" if it is."""
+        return no_masks(self.source.shown.survey.asked, self.source.shown.seats[number].item.item.source,
+                        sidecars=self.places.folder is None)
+
+    def save(self, sent: Sent) -> str:
+        """Saves captions, one a line, or a mask, a PNG of the picture's shape. Returns where. Raises `Refused`,
+        `OSError`."""
+        data = _captions(sent) if sent.kind == "caption" else self._mask(sent)
+        with self._lock:
+            seat, place, disk = self._checked(sent)
+            if disk != data:
+                self.log.add(place.name, sent.kind, disk, data)
+                _write(place, data)
+                self._refresh(seat, sent.kind, place, gone=False)
+            return place.name
+
+    def undo(self, sent: Sent) -> str:
+        """Restores what the last edit of a caption or mask replaced. As `save`."""
+        with self._lock:
+            seat, place, disk = self._checked(sent)
+            entry = self._undoable(place, sent.kind, digest_of(disk))
+            if entry is None:
+                raise Refused(409, f"there is no edit of {place.name} that can be undone, or it was changed elsewhere "
+                              "since")
+            before = self.log.content(entry)
+            if before is None:
+                atomic.remove(place.path)
+                atomic.sync_dir(place.path.parent)
+            else:
+                _write(place, before)
+            self.log.drop(entry)
+            self._refresh(seat, sent.kind, place, gone=before is None)
+            return place.name
+
+    def changed(self) -> dict[str, int]:
+        """How many captions and masks differ from what they were before all edits, by kind."""
+        first: dict[tuple[str, str], str] = {}
+        last: dict[tuple[str, str], str] = {}
+        with self._lock:
+            for entry in self.log.entries():  # the newest first
+                last.setdefault((entry.kind, entry.place), entry.after)
+                first[entry.kind, entry.place] = entry.before
+        return {kind: sum(found[0] == kind and first[found] != last[found] for found in last) for kind in KINDS}
+
+    def _mask(self, sent: Sent) -> bytes:
+        """The file of a mask. Raises `Refused`."""
+        size = self._seat(sent.number, sent.sample).item.size
+        if why := self.no_masks(sent.number):
+            raise Refused(409, why)
+        if sent.media != "image/png":
+            raise Refused(415, f"a mask is sent as image/png, not as {sent.media or 'nothing'}")
+        data = self._make_mask(sent.body, size)
+        if data is None:
+            raise Refused(400, "the mask is no PNG of the picture's shape")
+        return data
+
+    def _seat(self, number: int, sample: str) -> PlacedItem:
+        seats = self.source.shown.seats
+        if number >= len(seats) or seats[number].id != sample:
+            raise Refused(409, "this page shows another picture by now: load it again")
+        return seats[number]
+
+    def _checked(self, sent: Sent) -> tuple[PlacedItem, Place, bytes | None]:
+        """The sample, the place of its caption or mask, and what is there, if that is what the page showed."""
+        seat = self._seat(sent.number, sent.sample)
+        place = self.places.of(seat.item.item, sent.kind)
+        check_place(place)
+        disk = _on_disk(place)
+        if _version(seat.item.item, sent.kind, disk) != sent.version:
+            raise Refused(409, f"the {sent.kind} was changed elsewhere since this page was loaded: load it again, and "
+                          "edit what is there now")
+        return seat, place, disk
+
+    def _undoable(self, place: Place, kind: str, now: str) -> Entry | None:
+        """The last edit of a place, if its result is still there."""
+        for entry in self.log.entries():
+            if (entry.place, entry.kind) == (place.name, kind):
+                if entry.after == now:
+                    return entry
+                if entry.before != now:
+                    return None  # else it was never made, or is undone already: a process was killed
+        return None
+
+    def _refresh(self, seat: PlacedItem, kind: str, place: Place, *, gone: bool) -> None:
+        self.source.show(refreshed(self.source.shown.survey, seat.item.item, kind, None if gone else place.path))
+
+
+def _captions(sent: Sent) -> bytes:
+    """The file of captions. Raises `Refused`."""
+    if sent.media != "text/plain":
+        raise Refused(415, f"captions are sent as text/plain, not as {sent.media or 'nothing'}")
+    if len(sent.body) > MOST_TEXT:
+        raise Refused(413, f"the captions have {len(sent.body)} bytes, expected at most {MOST_TEXT}")
+    try:
+        lines = judge_captions(sent.body.decode().splitlines())[0]
+    except UnicodeDecodeError:
+        raise Refused(400, "the captions are not UTF-8") from None
+    except BadCaption as error:
+        raise Refused(400, error.detail) from None
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def no_masks(recipe: Recipe, source: int, *, sidecars: bool) -> str:
+    """Why masks of a source are not edited; "" if they are."""
+    origin = recipe.mask_of(source)
+    if origin in ("none", "alpha"):
+        return ("masks are not used (--mask none)" if origin == "none" else
+                "masks are the pictures' transparency (--mask alpha), which is not edited here")
+    if sidecars and origin not in ("auto", "sidecar"):
+        return f"masks come from {origin}, so one beside the picture would not be read: leave --sidecars out"
+    return ""
+
+
+def _write(place: Place, data: bytes) -> None:
+    """Writes a file whole, with the permissions of the one that it replaces. Raises `OSError`."""
+    atomic.make_dirs(place.path.parent)
+    mode = stat.S_IMODE(place.path.stat().st_mode) if place.path.exists() else None
+    atomic.write_atomic(place.path, data, mode=mode)
+
+
+def _on_disk(place: Place) -> bytes | None:
+    """The bytes of the file there; `None` if there is none. Raises `Refused`."""
+    try:
+        return read_regular(place.path, MOST_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise Refused(409, f"{place.name} cannot be read: {error.strerror or error}") from None
+
+
+def _blob_of(item: Item, kind: str) -> Blob | None:
+    return item.caption if kind == "caption" else item.mask
+
+
+def _version(item: Item, kind: str, disk: bytes | None) -> str:
+    """A digest of what the picture's caption or mask is now; "" if it has none."""
+    if disk is not None:
+        return digest_of(disk)
+    blob = _blob_of(item, kind)
+    if blob is None:
+        return digest_strings(item.captions) if kind == "caption" and item.captions else ""
+    try:
+        return digest_of(read_blob(blob))
+    except OSError:
+        return ""
+
+
+def _lines_of(item: Item, disk: bytes | None) -> tuple[str, ...]:
+    try:
+        if disk is not None:
+            return read_caption(disk)
+        return item.captions if item.caption is None else read_caption(read_blob(item.caption), item.caption_format)
+    except (OSError, BadCaption):
+        return ()

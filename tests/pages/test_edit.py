@@ -1,0 +1,171 @@
+"""Editing in a real browser: a caption, a mask by pointer and keys, undo, conflicts, hostile text, narrow and dark."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from viewing import viewing_source
+
+CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
+HOSTILE = "</textarea><script>document.title='owned'</script><img src=x onerror=document.title='owned'> & {{ 7 * 7 }}"
+SMALL = {"image.resolution": 64, "image.step": 16}
+LOOKS = pytest.mark.parametrize(("width", "scheme"), [
+    (1200, "light"), (390, "dark"), pytest.param(1200, "dark", marks=pytest.mark.slow),
+    pytest.param(390, "light", marks=pytest.mark.slow)])
+
+
+@pytest.fixture
+def edits(tmp_path):
+    return tmp_path / "edits"
+
+
+@pytest.fixture
+def server(browser, tmp_path, edits):
+    root = tmp_path / "pictures"
+    root.mkdir()
+    Image.new("RGB", (160, 120), "olive").save(root / "a.png")
+    (root / "a.txt").write_text("of a")
+    with viewing_source(root, edits, **SMALL) as running:
+        yield running
+
+
+def opened(browser, server, **looks):
+    browser.open(server.url + "sample/0", **looks)
+    browser.run("new Promise(done => { const wait = () => document.querySelector('canvas').dataset.ready ? done() : "
+                "setTimeout(wait, 5); wait(); })")
+
+
+def click(browser, where):
+    browser.run(f"document.querySelector('{where}').click()")
+
+
+def saved(browser, form):
+    """Clicks Save, and returns what the page says after it was loaded again."""
+    browser.events.clear()
+    click(browser, f"#{form} [type=submit]")
+    browser.loaded()
+    return browser.run(f"document.querySelector('#{form} [role=status]').textContent")
+
+
+def undone(browser, form):
+    browser.events.clear()
+    click(browser, f"#{form} .undo")
+    browser.loaded()
+    return browser.run(f"document.querySelector('#{form} [role=status]').textContent")
+
+
+def pixels(edits):
+    return np.asarray(Image.open(io.BytesIO((edits / "a-masklabel.png").read_bytes())))
+
+
+@LOOKS
+def test_the_forms_fit(browser, server, width, scheme):
+    opened(browser, server, width=width, scheme=scheme)
+    assert browser.run(CHECK) == [] and browser.complaints() == []
+    assert browser.run("[...document.querySelectorAll('input, textarea')].every(one => one.labels.length)")
+    browser.open(server.url + "edits", width=width, scheme=scheme)
+    assert browser.run(CHECK) == [] and browser.complaints() == []
+
+
+def test_a_caption_is_edited_and_undone(browser, server, edits):
+    opened(browser, server)
+    assert browser.run("words.value") == "of a\n" and browser.run("document.querySelector('.undo').disabled")
+    browser.run("words.value = 'one\\n  two  words'; words.dispatchEvent(new Event('input'))")
+    assert browser.run("document.querySelector('#edit-caption').dataset.changed") == "yes"
+    assert saved(browser, "edit-caption") == "Saved to a.txt."
+    assert (edits / "a.txt").read_text() == "one\ntwo words\n" and browser.run("words.value") == "one\ntwo words\n"
+    assert browser.run("document.activeElement === words")
+    assert undone(browser, "edit-caption") == "a.txt is as it was before the last save."
+    assert browser.run("words.value") == "of a\n" and not (edits / "a.txt").exists()
+    assert browser.complaints() == []
+
+
+def test_a_hostile_caption_stays_text(browser, server, edits):
+    opened(browser, server)
+    browser.run(f"words.value = {HOSTILE!r}")
+    assert saved(browser, "edit-caption") == "Saved to a.txt."
+    assert (edits / "a.txt").read_text() == HOSTILE + "\n" and browser.run("words.value") == HOSTILE + "\n"
+    for path in ("", "sample/0", "edits"):
+        browser.open(server.url + path)
+        assert browser.run("document.title") != "owned" and browser.complaints() == []
+        assert browser.run("document.querySelectorAll('[onerror], main script').length") == 0
+
+
+def test_keys_in_the_text_are_the_texts(browser, server):
+    opened(browser, server)
+    browser.run("words.focus()")
+    for key in ("ArrowLeft", "Escape", "x", "/"):
+        browser.press(key)
+    assert browser.run("location.pathname").endswith("/sample/0") and "x/" in browser.run("words.value")
+    left = "document.querySelector('#edit-caption').dataset.changed"
+    assert browser.run(left) == "yes"  # so the browser would ask before it leaves the page
+    browser.run(f"{left} = ''")
+
+
+def test_a_conflict_is_told_and_nothing_is_lost(browser, server, edits):
+    opened(browser, server)
+    assert server.save(0, "caption", b"by another tab").status == 200
+    browser.run("words.value = 'mine'")
+    click(browser, "#edit-caption [type=submit]")
+    browser.run("new Promise(done => { const wait = () => "
+                "document.querySelector('[role=status]').textContent.includes('elsewhere') ? done() : "
+                "setTimeout(wait, 5); wait(); })")
+    assert browser.run("words.value") == "mine" and (edits / "a.txt").read_text() == "by another tab\n"
+
+
+def test_a_mask_is_painted_with_the_pointer(browser, server, edits):
+    opened(browser, server, height=1600)
+    browser.run("document.querySelector('[name=size]').value = 20; document.querySelector('canvas').scrollIntoView()")
+    box = browser.run("JSON.parse(JSON.stringify(document.querySelector('canvas').getBoundingClientRect()))")
+    for kind, at in (("mousePressed", 0.25), ("mouseMoved", 0.5), ("mouseReleased", 0.5)):
+        browser._call("Input.dispatchMouseEvent", type=kind, x=box["x"] + at * box["width"],
+                      y=box["y"] + 0.5 * box["height"], button="left", buttons=1, clickCount=1)
+    assert saved(browser, "edit-mask") == "Saved to a-masklabel.png."
+    mask = pixels(edits)
+    assert mask.shape == (120, 160) and not mask[60, 40:80].any() and mask[10].min() == mask[110].min() == 255
+    assert mask[60, 0] == mask[60, 120] == 255
+    opened(browser, server)  # what was saved is what is painted on
+    click(browser, "[name=invert]")
+    assert saved(browser, "edit-mask") == "Saved to a-masklabel.png." and np.array_equal(pixels(edits), 255 - mask)
+    assert undone(browser, "edit-mask") == "a-masklabel.png is as it was before the last save."
+    assert np.array_equal(pixels(edits), mask) and browser.complaints() == []
+    undone(browser, "edit-mask")
+    assert not (edits / "a-masklabel.png").exists()
+
+
+def test_a_mask_is_painted_with_keys(browser, server, edits):
+    opened(browser, server)
+    click(browser, "[name=none]")
+    browser.run("document.querySelector('canvas').focus()")
+    for key in ("x", "]", " ", "ArrowLeft", "ArrowLeft", " ", "ArrowUp", " ", "z"):
+        browser.press(key)
+    assert browser.run("location.pathname").endswith("/sample/0")
+    assert browser.run("document.querySelector('[name=size]').value") == "9"
+    assert saved(browser, "edit-mask") == "Saved to a-masklabel.png."
+    mask = pixels(edits)
+    assert mask[60, 80] == 255 and mask[60, 66] == 255 and mask[60, 20] == mask[0, 0] == 0
+    above = mask[:50].any()
+    assert not above  # the last stroke was undone
+
+
+def test_strokes_are_undone_one_by_one(browser, server, edits):
+    opened(browser, server)
+    assert browser.run("document.querySelector('[name=back]').disabled")
+    for name in ("none", "invert", "none"):
+        click(browser, f"[name={name}]")
+    click(browser, "[name=back]")
+    click(browser, "[name=back]")
+    assert saved(browser, "edit-mask") == "Saved to a-masklabel.png." and not pixels(edits).any()
+    opened(browser, server)
+    click(browser, "[name=all]")
+    assert saved(browser, "edit-mask").startswith("Saved") and pixels(edits).min() == 255
+
+
+def test_the_policy_lets_the_page_ask_this_server_alone(browser, server):
+    opened(browser, server)
+    assert browser.run("fetch('https://elsewhere.example/').then(() => 'sent', () => 'stopped')") == "stopped"
+    assert any("connect-src" in one for one in browser.complaints())

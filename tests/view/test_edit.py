@@ -1,0 +1,505 @@
+"""`prep view --edit`: what is saved and where, what is refused, conflicts, undo, kills, and what a re-encode costs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from crashes import Crashed, Disk, state
+from pictures import draw, draw_mask
+from PIL import Image
+from viewing import viewing, viewing_source
+
+from prep.cli.options import without_caption_stop
+from prep.dataset.ingest import ingest
+from prep.errors import ConfigError, PathError, UsageError
+from prep.fs.memo import Memo
+from prep.progress import silent
+from prep.recipe.load import load_recipe
+from prep.recipe.write import render_recipe
+from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
+from prep.view.edit.log import UndoLog
+from prep.view.edit.places import Place, Places, check_editable, check_folder, check_place, usual_folder
+from prep.view.edit.refused import Refused
+from prep.view.guard import MOST_SENT
+from prep.view.source.state import SourceSet
+from prep.view.source.survey import survey_source
+
+SMALL = {"image.resolution": 64, "image.step": 16, "image.shortest": 32}
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """a.png with caption and mask, b.png in a directory with two captions, c.png with nothing."""
+    root = tmp_path / "pictures"
+    draw(root / "a.png", (96, 80), seed=1).with_suffix(".txt").write_text("of a")
+    draw_mask(root / "a-masklabel.png", (96, 80))
+    draw(root / "sub" / "b.png", (80, 96), seed=2).with_suffix(".txt").write_text("one of b\ntwo of b\n")
+    draw(root / "c.png", (96, 96), seed=3)
+    return root
+
+
+@pytest.fixture
+def edits(tmp_path):
+    return tmp_path / "edits"
+
+
+@pytest.fixture
+def server(pictures, edits):
+    with viewing_source(pictures, edits, **SMALL) as running:
+        yield running
+
+
+def number(server, name):
+    found = re.findall(r'<p class="name"><a href="[^"]*/sample/(\d+)"><bdi>(.*?)</bdi>', server.get().text)
+    return {name.replace("<wbr>", ""): int(at) for at, name in found}[name]
+
+
+def png(mode="L", size=(96, 80), color=0):
+    stream = io.BytesIO()
+    Image.new(mode, size, color).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def painted(size=(96, 80)):
+    """What the canvas sends: RGBA, its left quarter black."""
+    picture = Image.new("RGBA", size, "white")
+    picture.paste((0, 0, 0, 255), (0, 0, size[0] // 4, size[1]))
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def captions(recipe):
+    return {one.item.name: tuple(text for text, _ in one.captions)
+            for one in ingest(without_caption_stop(recipe), Memo(None), jobs=1).items}
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_caption_is_written_to_the_edits_and_read_by_encode(server, pictures, edits):
+    before, at = state(pictures), number(server, "sub/b.png")
+    assert "one of b\ntwo of b\n</textarea>" in server.get(f"/sample/{at}").text
+    answer = server.save(at, "caption", "  new  words \r\n\r\nand é <b>\n".encode())
+    assert (answer.status, answer.text) == (200, "Saved to sub/b.txt.")
+    assert (edits / "sub" / "b.txt").read_text() == "new words\nand é <b>\n" and state(pictures) == before
+    text = server.get(f"/sample/{at}").text
+    assert "<bdi>new words</bdi>" in text and "and é &lt;b&gt;\n</textarea>" in text
+    assert server.get("/?q=new+words").text.count('class="card"') == 1
+    assert captions(load_recipe(pictures, choices={"edits": edits})) == {
+        "a.png": ("of a",), "c.png": ("",), "sub/b.png": ("new words", "and é <b>")}
+    assert captions(load_recipe(pictures, choices={}))["sub/b.png"] == ("one of b", "two of b")
+
+
+def test_a_mask_is_written_at_the_size_of_its_picture(server, pictures, edits):
+    before, at = state(pictures), number(server, "a.png")
+    assert server.save(at, "mask", painted((48, 40))).text == "Saved to a-masklabel.png."
+    mask = Image.open(edits / "a-masklabel.png")
+    assert (mask.format, mask.mode, mask.size) == ("PNG", "L", (96, 80)) and state(pictures) == before
+    pixels = np.asarray(mask)
+    assert not pixels[:, :22].any() and (pixels[:, 26:] == 255).all()
+    assert "75.0% of the picture" in server.get(f"/sample/{at}").text
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(server.get(f"/paint/{at}").body))), pixels)
+    found = ingest(without_caption_stop(load_recipe(pictures, choices={"edits": edits})), Memo(None), jobs=1).items
+    assert next(one for one in found if one.item.name == "a.png").item.mask.file == str(edits / "a-masklabel.png")
+
+
+def test_the_first_mask_of_all(pictures, edits):
+    (pictures / "a-masklabel.png").unlink()
+    with viewing_source(pictures, edits, **SMALL) as server:
+        at = number(server, "c.png")
+        assert server.get(f"/paint/{at}").headers["content-type"] == "image/svg+xml"
+        assert 'data-mask="' not in server.get(f"/sample/{at}").text
+        assert server.save(at, "mask", painted((96, 96))).status == 200
+        assert "75.0% of the picture" in server.get(f"/sample/{at}").text
+        assert server.undo(at, "mask").status == 200 and "all: no mask" in server.get(f"/sample/{at}").text
+
+
+def test_sidecars_when_asked(pictures):
+    with viewing_source(pictures, sidecars=True, **SMALL) as server:
+        at = number(server, "sub/b.png")
+        (pictures / "sub" / "b.txt").chmod(0o640)
+        assert server.save(at, "caption", b"beside it").text == "Saved to sub/b.txt."
+        assert (pictures / "sub" / "b.txt").read_text() == "beside it\n"
+        assert (pictures / "sub" / "b.txt").stat().st_mode & 0o777 == 0o640
+        assert server.save(number(server, "c.png"), "mask", painted((96, 96))).status == 200
+    assert {"sub/b.txt", "c-masklabel.png"} <= set(state(pictures)) and not (pictures / ".undo").exists()
+    with viewing_source(pictures, sidecars=True, **SMALL) as server:  # undo after a restart
+        assert server.undo(at, "caption").text == "sub/b.txt is as it was before the last save."
+        assert server.undo(number(server, "c.png"), "mask").status == 200
+    assert (pictures / "sub" / "b.txt").read_text() == "one of b\ntwo of b\n" and len(state(pictures)) == 6
+
+
+def test_pictures_that_share_a_caption(pictures, edits):
+    draw(pictures / "a.jpg", (90, 90), seed=5)
+    with viewing_source(pictures, edits, **SMALL) as server:
+        assert server.save(number(server, "a.jpg"), "caption", b"of both").status == 200
+        assert server.get("/?q=of+both").text.count('class="card"') == 2
+
+
+def test_findings_follow_a_caption(server):
+    at = number(server, "c.png")
+    assert "missing-caption" in server.get("/?finding=missing-caption").text
+    assert server.save(at, "caption", b"one line\nanother").status == 200
+    text = server.get("/findings").text
+    assert "missing-caption" not in text and "caption-multiline" in text
+
+
+# ---- undo and conflicts ----------------------------------------------------------------------------------------------
+
+
+def test_each_save_can_be_undone(server, edits):
+    at = number(server, "a.png")
+    for words in (b"first", b"second", b"first", b"first"):
+        assert server.save(at, "caption", words).status == 200
+    for left in ("second\n", "first\n"):
+        assert server.undo(at, "caption").status == 200 and (edits / "a.txt").read_text() == left
+    assert "1 caption and 0 masks changed" in server.get("/edits").text
+    assert server.undo(at, "caption").status == 200 and not (edits / "a.txt").exists()
+    assert "of a\n</textarea>" in server.get(f"/sample/{at}").text and state(edits) == {}
+    answer = server.undo(at, "caption")
+    assert answer.status == 409 and "there is no edit of a.txt that can be undone" in answer.text
+    assert "0 captions and 0 masks changed" in server.get("/edits").text
+
+
+def test_undo_after_a_restart(pictures, edits):
+    with viewing_source(pictures, edits, **SMALL) as server:
+        at = number(server, "a.png")
+        assert server.save(at, "caption", b"saved").status == 200 and server.save(at, "mask", painted()).status == 200
+    with viewing_source(pictures, edits, **SMALL) as server:
+        assert "saved\n</textarea>" in server.get(f"/sample/{at}").text
+        assert server.undo(at, "caption").status == 200 and server.undo(at, "mask").status == 200
+        assert "of a\n</textarea>" in server.get(f"/sample/{at}").text
+        assert "50.0% of the picture" in server.get(f"/sample/{at}").text
+    assert state(edits) == {}
+
+
+@pytest.mark.parametrize("kind", ["caption", "mask"])
+def test_two_tabs(server, kind):
+    at = number(server, "a.png")
+    bodies = {"caption": (b"of one", b"of two"), "mask": (painted(), png())}[kind]
+    old = server.form(at, kind)
+    assert server.save(at, kind, bodies[0]).status == 200
+    answer = server.ask("POST", f"{server.base}/edit/{at}/{kind}", body=bodies[1], **old)
+    assert answer.status == 409 and answer.text == (
+        f"the {kind} was changed elsewhere since this page was loaded: load it again, and edit what is there now")
+    assert server.ask("POST", f"{server.base}/undo/{at}/{kind}", body=b"", **old).status == 409
+    assert server.save(at, kind, bodies[1]).status == 200
+
+
+def test_an_edit_outside(server, pictures, edits):
+    at = number(server, "a.png")
+    old = server.form(at, "caption")
+    (pictures / "a.txt").write_text("changed by hand")
+    assert server.save(at, "caption", b"x", x_latentry_version=old["x_latentry_version"]).status == 409
+    assert server.save(at, "caption", b"over it").status == 200
+    (edits / "a.txt").write_text("by hand again")
+    answer = server.undo(at, "caption")
+    assert answer.status == 409 and "or it was changed elsewhere since" in answer.text
+    assert (edits / "a.txt").read_text() == "by hand again"
+
+
+def test_another_sample_than_the_page_showed(server):
+    a, c = number(server, "a.png"), number(server, "c.png")
+    answer = server.save(c, "caption", b"x", x_latentry_sample=server.form(a, "caption")["x_latentry_sample"])
+    assert answer.status == 409 and answer.text == "this page shows another picture by now: load it again"
+
+
+def test_what_an_edit_replaced_is_checked(server, edits):
+    at = number(server, "a.png")
+    assert server.save(at, "caption", b"one").status == 200 and server.save(at, "caption", b"two").status == 200
+    (edits / ".undo" / "00000002.before").write_bytes(b"other")
+    assert "what the edit replaced is damaged, so it cannot be undone" in server.undo(at, "caption").text
+    (edits / ".undo" / "00000002.before").unlink()
+    assert "what the edit replaced cannot be read: " in server.undo(at, "caption").text
+    for damage in (b"", b"[]", b"{", b"\xff", b'{"format": "latentry/edit", "version": 2}', b"[" * 100_000):
+        (edits / ".undo" / "00000009.json").write_bytes(damage)
+        assert server.get("/edits").status == 200 and server.get(f"/sample/{at}").status == 200
+    assert (edits / "a.txt").read_text() == "two\n"
+
+
+@pytest.mark.parametrize("kind", ["caption", "mask"])
+def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
+    """What is there is the old or the new, whole; what was saved before can still be undone."""
+    recipe = without_caption_stop(load_recipe(pictures, choices={**SMALL}))
+    recipe = replace(recipe, edits=edits)
+    source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
+    at = next(at for at, seat in enumerate(source.shown.seats) if seat.item.item.name == "a.png")
+    whole = {word: png(color=color) for word, color in (("one", 10), ("two", 20), ("three", 30))}
+    written = {word: f"{word}\n".encode() if kind == "caption" else data for word, data in whole.items()}
+    path = edits / ("a.txt" if kind == "caption" else "a-masklabel.png")
+
+    def editor():
+        return Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
+
+    def sent(word):
+        seat = source.shown.seats[at]
+        return Sent(number=at, kind=kind, sample=seat.id, version=editor().editable(at, kind).version,
+                    media="text/plain" if kind == "caption" else "image/png",
+                    body=word.encode() if kind == "caption" else whole[word])
+
+    editor().save(sent("one"))
+    with monkeypatch.context() as patched:
+        disk = Disk(patched)
+        editor().save(sent("two"))
+        editor().undo(sent("two"))
+    steps = len(disk.seen)
+    assert steps > 10 and path.read_bytes() == written["one"]
+    for stop in range(steps):
+        with monkeypatch.context() as patched:
+            disk = Disk(patched)
+            disk.left = stop
+            with pytest.raises(Crashed):
+                editor().save(sent("two"))
+                editor().undo(sent("two"))
+        assert path.read_bytes() in (written["one"], written["two"]), stop
+        assert editor().editable(at, kind).undo
+        while path.read_bytes() != written["one"]:
+            editor().undo(sent("two"))
+        editor().save(sent("three"))
+        editor().undo(sent("three"))
+        assert path.read_bytes() == written["one"], stop
+    editor().undo(sent("one"))
+    assert not path.exists()
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("headers", "status"), [
+    ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403), ({"sec_fetch_site": "cross-site"}, 403),
+    ({"sec_fetch_site": "none"}, 403), ({"x_latentry_edit": "x"}, 403), ({"x_latentry_edit": ""}, 403),
+    ({"host": "evil.example"}, 403), ({"content_type": "application/json"}, 415), ({"content_type": ""}, 415),
+    ({"content_type": "application/x-www-form-urlencoded"}, 415), ({"content_type": "image/png"}, 415),
+    ({"x_latentry_version": "0" * 64}, 409), ({"x_latentry_sample": "0" * 64}, 409),
+])
+def test_what_is_not_sent_by_our_page(server, edits, headers, status):
+    assert server.save(number(server, "a.png"), "caption", b"x", **headers).status == status
+    assert not edits.exists()
+
+
+def test_a_post_needs_every_part(server, edits):
+    at = number(server, "a.png")
+    form = server.form(at, "caption")
+    for missing in ("origin", "x_latentry_edit", "x_latentry_sample", "x_latentry_version", "content_type"):
+        rest = {name: value for name, value in form.items() if name != missing}
+        assert server.ask("POST", f"{server.base}/edit/{at}/caption", body=b"x", **rest).status in (403, 409, 415)
+    assert server.ask("POST", f"{server.base}/edit/{at}/caption", **form).status == 411
+    assert server.ask("POST", f"{server.base}/edit/{at}/caption", transfer_encoding="chunked", **form).status == 411
+    assert server.ask("POST", f"/{'x' * 43}/edit/{at}/caption", body=b"x", **form).status == 404
+    for path in ("/", f"/sample/{at}", "/edits", f"/paint/{at}"):
+        assert server.ask("POST", server.base + path, body=b"x", **form).status == 405
+    for path in ("9", "-1", "0/../1", "%2e%2e", "a.png", "..%2f..%2fetc"):
+        assert server.ask("POST", f"{server.base}/edit/{path}/caption", body=b"x", **form).status == 404
+    assert server.ask("POST", f"{server.base}/edit/{at}/recipe", body=b"x", **form).status == 404
+    assert server.ask("GET", f"{server.base}/edit/{at}/caption").status == 405
+    assert not edits.exists()
+
+
+def test_what_is_too_large(server, edits):
+    at = number(server, "a.png")
+    assert server.save(at, "caption", b"x" * (MOST_TEXT + 1)).status == 413
+    form = {**server.form(at, "mask"), "content_length": str(MOST_SENT + 1)}
+    assert server.ask("POST", f"{server.base}/edit/{at}/mask", **form).status == 413
+    form["content_length"] = "9" * 30
+    assert server.ask("POST", f"{server.base}/edit/{at}/mask", **form).status in (400, 413)
+    assert not edits.exists()
+
+
+@pytest.mark.parametrize(("body", "told"), [
+    (b"\xff\xfe", "the captions are not UTF-8"), (b"a\x00b", "caption has 1 control characters, expected plain text"),
+    (b"\x1b[31m", "caption has 1 control characters"),
+])
+def test_captions_that_are_none(server, edits, body, told):
+    answer = server.save(number(server, "a.png"), "caption", body)
+    assert answer.status == 400 and told in answer.text and not edits.exists()
+
+
+@pytest.mark.parametrize("body", [b"", b"GIF89a", png(size=(96, 96)), png(size=(192, 160)), painted()[:200],
+                                  b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\0\0\0\0"])
+def test_masks_that_are_none(server, edits, body):
+    answer = server.save(number(server, "a.png"), "mask", body)
+    assert answer.status == 400 and answer.text == "the mask is no PNG of the picture's shape" and not edits.exists()
+
+
+def test_without_edit_nothing_is_posted(pictures):
+    with viewing_source(pictures, **SMALL) as server:
+        assert server.ask("POST", f"{server.base}/edit/0/caption", body=b"x",
+                          origin=f"http://127.0.0.1:{server.port}").status == 405
+        assert server.get("/edits").status == server.get("/paint/0").status == 404
+        assert "connect-src" not in server.get().headers["content-security-policy"]
+        assert 'id="edit"' not in server.get("/sample/0").text
+
+
+def test_links_do_not_lead_out(pictures, edits, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("untouched")
+    edits.mkdir()
+    (edits / "sub").symlink_to(outside)
+    (edits / "a.txt").symlink_to(outside / "secret.txt")
+    with viewing_source(pictures, edits, **SMALL) as server:
+        for name in ("a.png", "sub/b.png"):
+            at = number(server, name)
+            text = server.get(f"/sample/{at}").text
+            assert "Captions are not edited here: " in text and 'id="edit-caption"' not in text
+            form = {**server.form(number(server, "c.png"), "caption"),
+                    "x_latentry_sample": re.search(r'data-sample="(\w+)', text)[1]}
+            answer = server.ask("POST", f"{server.base}/edit/{at}/caption", body=b"x", **form)
+            assert answer.status == 409, name
+    assert [one.name for one in outside.iterdir()] == ["secret.txt"]
+    assert (outside / "secret.txt").read_text() == "untouched"
+    for name in ("../x.txt", ".undo/x.txt"):
+        with pytest.raises(Refused, match="is a link, or lies behind one that leads elsewhere: edit it where it is"):
+            check_place(Place(path=edits / name, root=edits, name=name))
+    (edits / "loop").symlink_to(edits / "loop")
+    with pytest.raises(Refused):
+        check_place(Place(path=edits / "loop" / "x.txt", root=edits, name="loop/x.txt"))
+
+
+def test_a_disk_that_is_full(server, monkeypatch):
+    def full(*_words, **_options):
+        raise OSError(28, "No space left on device")
+
+    at = number(server, "a.png")
+    monkeypatch.setattr("prep.fs.atomic.write", full)
+    answer = server.save(at, "caption", b"x")
+    assert (answer.status, answer.text) == (507, "it cannot be saved: No space left on device")
+    monkeypatch.undo()
+    assert "of a\n</textarea>" in server.get(f"/sample/{at}").text
+
+
+def test_masks_that_are_not_edited(pictures, edits):
+    for mask, told in (("none", "masks are not used (--mask none)"),
+                       ("alpha", "masks are the pictures&#39; transparency (--mask alpha), which is not edited here")):
+        with viewing_source(pictures, edits, mask=mask, **SMALL) as server:
+            text = server.get("/sample/0").text
+            assert told in text and 'id="edit-mask"' not in text
+            form = {**server.form(0, "caption"), "content_type": "image/png"}
+            assert server.ask("POST", f"{server.base}/edit/0/mask", body=painted(), **form).status == 409
+    masks = pictures.parent / "masks"
+    masks.mkdir()
+    (pictures / "a-masklabel.png").rename(masks / "a.png")
+    with viewing_source(pictures, sidecars=True, mask=str(masks), **SMALL) as server:
+        assert "so one beside the picture would not be read" in server.get("/sample/0").text
+    with viewing_source(pictures, edits, mask=str(masks), **SMALL) as server:
+        at = number(server, "a.png")
+        assert server.save(at, "mask", painted()).status == 200
+        assert "75.0% of the picture" in server.get(f"/sample/{at}").text
+
+
+# ---- the recipe and the command --------------------------------------------------------------------------------------
+
+
+def test_edits_in_a_recipe(pictures, edits, prep):
+    edits.mkdir()
+    (edits / "c.txt").write_text("of c")
+    (edits / "none.txt").write_text("of nothing")
+    (edits / "none-masklabel.png").write_bytes(png())
+    recipe = pictures.parent / "dataset.toml"
+    recipe.write_text('[edits]\nfrom = "edits"\n[[source]]\npath = "pictures"\n')
+    found = ingest(load_recipe(recipe, choices={}), Memo(None), jobs=1)
+    assert {one.item.name for one in found.items} == {"a.png", "sub/b.png", "c.png"}
+    assert {(one.code, one.path) for one in found.findings} == {
+        ("orphan-caption", "edits/none.txt"), ("orphan-mask", "edits/none-masklabel.png")}
+    assert "orphan-caption" in prep("scan", recipe, "--quiet").out
+    assert "orphan-mask" in prep("scan", pictures, "--edits", edits, "--quiet").out
+    text = render_recipe(load_recipe(recipe, choices={}), base=recipe.parent)
+    assert '[edits]\nfrom = "edits"' in text
+    with pytest.raises(PathError, match=r"edits .* is not a directory"):
+        load_recipe(pictures, choices={"edits": pictures.parent / "missing"})
+
+
+def test_where_edits_may_be(pictures, edits, tmp_path):
+    recipe = load_recipe(pictures, choices={})
+    assert usual_folder(pictures) == tmp_path / "pictures-edits"
+    assert usual_folder(tmp_path / "dataset.toml") == tmp_path / "dataset-edits"
+    assert usual_folder(tmp_path / "{00..09}.tar") == tmp_path / "edits"
+    for folder in (pictures / "edits", tmp_path):
+        with pytest.raises(PathError):
+            check_folder(recipe, folder)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PathError, match="is a file, expected a directory"):
+        check_folder(recipe, tmp_path / "file")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "latentry.json").write_text("{}")
+    with pytest.raises(PathError, match="would lie in a cache"):
+        check_folder(recipe, tmp_path / "cache" / "edits")
+    two = tmp_path / "two.toml"
+    draw(tmp_path / "more" / "a.png", (96, 96), seed=7)
+    two.write_text('[[source]]\npath = "pictures"\n[[source]]\npath = "more"\n')
+    both = load_recipe(two, choices={})
+    items = [one.item for one in ingest(without_caption_stop(both), Memo(None), jobs=1).items]
+    with pytest.raises(ConfigError, match=r"would share the edited caption a\.txt"):
+        check_editable(both, items, edits)
+    check_editable(both, items, None)
+
+
+def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
+    import tarfile
+
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        tar.add(pictures / "a.png", "a.png")
+    recipe = load_recipe(tmp_path / "all.tar", choices={})
+    with pytest.raises(UsageError, match=r"--sidecars is given, but .* is a tar, in which nothing can be written"):
+        check_editable(recipe, [], None)
+    with viewing_source(tmp_path / "all.tar", tmp_path / "edits", **SMALL) as server:
+        assert server.save(0, "caption", b"of a tar").status == 200
+        assert "<bdi>of a tar</bdi>" in server.get("/sample/0").text
+        assert server.undo(0, "caption").status == 200 and "<bdi>of a tar</bdi>" not in server.get("/sample/0").text
+    monkeypatch.setattr("prep.view.edit.places.user_cache", lambda: None)
+    with pytest.raises(PathError, match="what edits replace cannot be kept: there is no home directory"):
+        _ = Places(recipe=recipe, folder=None).undo
+
+
+def test_numbers_of_edits_are_never_used_twice(tmp_path):
+    log, other = UndoLog(tmp_path / "log"), UndoLog(tmp_path / "log")
+    log.add("a", "caption", b"1", b"2")
+    (tmp_path / "log" / "00000002.before").write_bytes(b"of a process that was killed")
+    assert other.add("b", "mask", b"3", b"4").number == 3
+    assert [one.place for one in log.entries()] == ["b", "a"] and log.content(log.entries()[0]) == b"3"
+
+
+def test_what_encoding_again_would_cost(prep, pictures, edits, tiny_model, tmp_path):
+    (pictures / "c.txt").write_text("of c")
+    words = ("--resolution", 64, "--step", 16, "--model", tiny_model, "--device", "cpu", "--quiet")
+    assert prep("encode", pictures, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", *words).code == 0
+    choices = {"image.resolution": 64, "image.step": 16, "model.path": str(tiny_model)}
+    with viewing_source(pictures, edits, cache=tmp_path / "cache", **choices) as server:
+        def cells():
+            return re.findall(r"<td[^>]*><bdi>(.*?)</bdi></td>", server.get("/edits?cost=yes").text, re.DOTALL)
+
+        assert "Compare with the cache" in server.get("/edits").text
+        assert [cells()[at] for at in (1, 4, 7)] == ["0", "0", "0"]
+        assert server.save(number(server, "c.png"), "caption", b"other words\nand more").status == 200
+        assert server.save(number(server, "a.png"), "mask", painted()).status == 200
+        assert "1 caption and 1 mask changed" in server.get("/edits").text
+        assert cells() == ["latent", "0", "3", "mask", "1", "0", "text", "2", "4"]
+    told = json.loads(prep("encode", pictures, "--edits", edits, "--cache", tmp_path / "cache", "-o",
+                           tmp_path / "m.json", *words, "--dry-run", "--json").out)
+    assert told["encoded"] == {"latent": 0, "mask": 1, "text": 2}
+
+
+def test_the_command(pictures):
+    with viewing(pictures, "--edit", "--resolution", 64, "--step", 16) as running:
+        assert running.save(0, "caption", b"by the command").status == 200
+        assert running.get("/edits").text.count("--edits") == 1
+        assert running.interrupt()[0] == 0
+    assert len(state(pictures.parent / "pictures-edits")) == 2  # the caption, and the note of it
+
+
+def test_options_that_do_not_fit(prep, pictures, edits, small):
+    edits.mkdir()
+    assert "--edit is for a SOURCE" in prep("view", small.manifest.path, "--edit").err
+    assert "--sidecars is for --edit, but it is not given" in prep("view", pictures, "--sidecars").err
+    both = prep("view", pictures, "--edit", "--sidecars", "--edits", edits)
+    assert both.code == 2 and ("--sidecars is given beside a directory of edits, which would hide what is written"
+                               in both.err)
+    assert "--cache is given, but no model is known, so rows cannot be counted" in prep(
+        "view", pictures, "--edit", "--cache", "c", "--quiet").err
+    assert prep("view", pictures, "--edit", "--edits", pictures / "in").code == 5
