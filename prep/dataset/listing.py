@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from prep.dataset.edits import EditFolder
 from prep.findings import Finding
 from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
 from prep.recipe.schema import Recipe
-from prep.sources.edits import EditFolder
 from prep.sources.globs import chosen_by
 from prep.sources.item import Item
 from prep.sources.mask_directory import MaskFolder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.report.pages.parts import Column, Table
-from prep.sources.edits import CAPTION_END, MASK_END, edited_name
 from prep.view.edit.cost import Cost
 from prep.view.edit.editor import KINDS
 from prep.view.edit.refused import Refused

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
 from prep.dataset.listing import picture_places
 from prep.digest import digest_strings
 from prep.errors import ConfigError, PathError, UsageError
 from prep.fs.paths import NamedPath, check_disjoint, in_cache, resolve
 from prep.fs.user_cache import user_cache
 from prep.recipe.schema import Recipe
-from prep.sources.edits import CAPTION_END, MASK_END, edited_name
 from prep.sources.item import Item
 from prep.sources.tree import stem_of
 from prep.sources.walk import is_tars

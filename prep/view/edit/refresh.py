@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prep.captions.read import BadCaption, examine_caption
+from prep.dataset.edits import CAPTION_END, edited_name
 from prep.dataset.ingest import KnownItem, ingest_items
 from prep.dataset.listing import walk_recipe
 from prep.dataset.samples import settle_masks
@@ -15,7 +16,6 @@ from prep.findings import CODES, Finding, finding
 from prep.fs.blob import Blob, read_blob
 from prep.fs.memo import Memo
 from prep.progress import silent
-from prep.sources.edits import CAPTION_END, edited_name
 from prep.sources.item import Item
 from prep.view.source.survey import Survey, coverage_of, without_caption
 
