@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prep.errors import CacheError
+from prep.errors import CacheError, UsageError
 from prep.progress import Progress, silent
 from prep.runtime import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
+    from datasets import IterableDataset
 
     from prep.dataset.preview import EpochPreview
     from prep.encode.report import EncodeReport
@@ -153,6 +154,30 @@ def picture(dataset: CachedDataset, number: int, view: int = 0, *, alpha: str = 
         raise CacheError(f"the picture of '{dataset.name(number)}' is not in its source, or another one by now",
                          hint="encode again, or take the samples for which dataset.path is not None")
     return scale_and_crop(decode_picture(data, alpha=alpha), dataset.placement(number, view))
+
+
+def hf_dataset(manifest: PathLike, role: str = "train", *, groups: int = 64) -> IterableDataset:
+    """The samples of a role (train, validation, prior) as a `datasets.IterableDataset`, read from the cache as it is.
+
+    An example is what `CachedDataset.examples` yields, one for each view of a sample. They come in the manifest's
+    order, in so many `groups` that workers of a `DataLoader`, or ranks (`datasets.distributed`), divide among them.
+    Raises `UsageError` without the extra `datasets`, or for another role; `ManifestError`, `CacheError`.
+    """
+    try:
+        from datasets import IterableDataset as Streamed
+    except ImportError:
+        raise UsageError("hf_dataset needs the package datasets, which is not installed",
+                         hint="pip install 'latentry[datasets]'") from None
+    from prep.batching.split import ROLES
+    from prep.loader.cached import examples_of
+
+    if role not in ROLES:
+        raise UsageError(f"role is '{role}', expected one of: {', '.join(ROLES)}")
+    roles = open_manifest(manifest).index.samples.role
+    numbers = [number for number, found in enumerate(roles.tolist()) if found == ROLES.index(role)]
+    size = max(1, -(-len(numbers) // groups))
+    parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
+    return Streamed.from_generator(examples_of, gen_kwargs={"manifest": os.fspath(manifest), "numbers": parts})
 
 
 def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None = None, steps: int | None = None,

@@ -20,6 +20,7 @@ EXTRAS = {
     "wandb": (("wandb",), "log.wandb"),
     "remote": (("obstore",), "caches in S3, Google Cloud Storage and Azure"),
     "ray": (("ray",), "prep encode --engine ray"),
+    "datasets": (("datasets",), "prep.api.hf_dataset: samples as a datasets.IterableDataset"),
     "view": (("starlette", "uvicorn"), "prep view"),
 }
 

@@ -5,7 +5,7 @@ C channels, h w latent cells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from prep.batching.split import ROLES
 from prep.cache.records import RowRef
 from prep.cache.zarr_view import open_shard
 from prep.errors import UsageError
 from prep.findings import Finding
 from prep.geometry import Placement, Size
-from prep.loader.index import Index
+from prep.loader.index import Index, open_index
 from prep.loader.rows import DTYPES, Rows
-from prep.manifest.document import Manifest
+from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.opened import findings_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -96,6 +97,27 @@ class CachedDataset:
         """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
         return self.index.picture(self._checked(number))
 
+    def examples(self, number: int) -> Iterator[dict[str, Any]]:
+        """A sample as a dict of plain values and arrays, for each of its views.
+
+        `id`, `name`, `role`, `repeats`, `weight`, `captions` and `caption_weights`; `width` and `height` of the
+        picture; `view`, `bucket` (width, height), `scaled`, `crop` and `flip` of the view; `latent`, and `std` if the
+        cache has it; `mask`, or None; `text`: the arrays of each caption's row.
+        """
+        samples = self.index.samples
+        first, end = (int(samples.text_offsets[self._checked(number) + more]) for more in (0, 1))
+        row = self.table.slice(number, 1).select(["width", "height"]).to_pylist()[0]
+        same = {"id": samples.ids[number].tobytes().hex(), "name": samples.name(number),
+                "role": ROLES[int(samples.role[number])], **row, "repeats": int(samples.repeats[number]),
+                "weight": float(samples.weight[number]), "captions": samples.captions(number),
+                "caption_weights": [float(weight) for weight in samples.texts["weight"][first:end]],
+                "text": [self.text(number, caption) for caption in range(end - first)]}
+        for view in range(int(samples.view_offsets[number + 1] - samples.view_offsets[number])):
+            place = self.placement(number, view)
+            yield {**same, "view": view, "bucket": list(place.bucket), "scaled": list(place.scaled),
+                   "crop": list(place.crop), "flip": place.flip, **self.latent(number, view),
+                   "mask": self.mask(number, view)}
+
     def groups(self, field: str) -> Mapping[str, Any]:
         """The shards of a field as read-only `zarr.Group`s by digest: `groups["latent"]` has `key` and the arrays.
 
@@ -131,3 +153,11 @@ class CachedDataset:
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         return number
+
+
+def examples_of(manifest: str, numbers: Sequence[Sequence[int]]) -> Iterator[dict[str, Any]]:
+    """The examples of a manifest's samples, by number, in groups that several processes divide among them."""
+    dataset = CachedDataset(open_index(read_manifest(Path(manifest))))
+    for group in numbers:
+        for number in group:
+            yield from dataset.examples(number)

@@ -84,6 +84,51 @@ def test_a_picture_as_the_encoder_saw_it(place):
         pytest.fail("the demo has no plain picture")
 
 
+def test_samples_as_examples(place):
+    dataset = api.open_manifest(place / "m.json")
+    number = next(number for number in range(len(dataset)) if dataset.mask(number) is not None)
+    (example,) = dataset.examples(number)
+    assert example["name"] == dataset.name(number) and len(example["id"]) == 64
+    assert example["captions"] == dataset.captions(number) and example["caption_weights"] == [1.0]
+    assert tuple(example["bucket"]) == dataset.placement(number).bucket and example["flip"] is False
+    row = dataset.table.slice(number, 1).to_pylist()[0]
+    assert [example[name] for name in ("role", "width", "height", "repeats", "weight")] == [
+        row[name] for name in ("role", "width", "height", "repeats", "weight")]
+    np.testing.assert_array_equal(example["latent"], dataset.latent(number)["latent"])
+    np.testing.assert_array_equal(example["mask"], dataset.mask(number))
+    np.testing.assert_array_equal(example["text"][0]["hidden"], dataset.text(number)["hidden"])
+
+
+def test_without_datasets_there_is_a_way_out(place, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match="hf_dataset needs the package datasets, which is not installed") as error:
+        api.hf_dataset(place / "m.json")
+    assert error.value.hint == "pip install 'latentry[datasets]'"
+
+
+def test_samples_as_a_hugging_face_dataset(place):
+    """In order; every sample once, whoever reads which groups; and a stopped reader goes on."""
+    pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    dataset = api.open_manifest(place / "m.json")
+    wanted = [dataset.name(number) for number, role in enumerate(dataset.table["role"].to_pylist()) if role == "train"]
+    stream = api.hf_dataset(place / "m.json", groups=8)
+    assert [example["name"] for example in stream] == wanted and len(wanted) == 45
+    assert len(list(api.hf_dataset(str(place / "m.json"), "validation"))) == 3
+    parts = [[example["name"] for example in split_dataset_by_node(stream, rank=rank, world_size=2)] for rank in (0, 1)]
+    assert sorted(parts[0] + parts[1]) == sorted(wanted) and all(len(part) > 10 for part in parts)
+    first = next(iter(stream.with_format("torch")))
+    assert list(first["latent"].shape) == [4, first["bucket"][1] // 8, first["bucket"][0] // 8]
+    some = iter(stream)
+    before = [next(some)["name"] for _ in range(7)]
+    rest = api.hf_dataset(place / "m.json", groups=8)
+    rest.load_state_dict(stream.state_dict())
+    assert before + [example["name"] for example in rest] == wanted
+    with pytest.raises(UsageError, match="role is 'test', expected one of: train, validation, prior"):
+        api.hf_dataset(place / "m.json", "test")
+
+
 def test_a_picture_that_changed_is_not_shown(place, tmp_path):
     dataset = api.open_manifest(place / "m.json")
     number = next(number for number in range(len(dataset)) if dataset.path(number) is not None)
@@ -102,10 +147,11 @@ def test_the_blocks_of_the_page_run_as_they_stand(place, monkeypatch, capsys):
     monkeypatch.chdir(place / "demo")
     page = (EXAMPLES.parent / "library.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "library.md", "exec"), {})
-    said = capsys.readouterr().out
+    said, drawn = capsys.readouterr()
+    assert re.search(r"54/54|55/55", drawn) and "picture" in drawn  # the bar of a scan
     assert "pictures, " in said and "samples in" in said and "dict_keys([" in said
 
 
