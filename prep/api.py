@@ -168,13 +168,9 @@ def hf_dataset(manifest: PathLike, role: str = "train", *, groups: int = 64) -> 
     except ImportError:
         raise UsageError("hf_dataset needs the package datasets, which is not installed",
                          hint="pip install 'latentry[datasets]'") from None
-    from prep.batching.split import ROLES
     from prep.loader.cached import examples_of
 
-    if role not in ROLES:
-        raise UsageError(f"role is '{role}', expected one of: {', '.join(ROLES)}")
-    roles = open_manifest(manifest).index.samples.role
-    numbers = [number for number, found in enumerate(roles.tolist()) if found == ROLES.index(role)]
+    numbers = open_manifest(manifest).numbers(role)
     size = max(1, -(-len(numbers) // groups))
     parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
     return Streamed.from_generator(examples_of, gen_kwargs={"manifest": os.fspath(manifest), "numbers": parts})

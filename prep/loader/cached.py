@@ -64,6 +64,12 @@ class CachedDataset:
     def __len__(self) -> int:
         return len(self.index.samples)
 
+    def numbers(self, role: str) -> list[int]:
+        """The samples of a role: train, validation or prior. Raises `UsageError` for another."""
+        if role not in ROLES:
+            raise UsageError(f"role is '{role}', expected one of: {', '.join(ROLES)}")
+        return [int(number) for number in np.flatnonzero(self.index.samples.role == ROLES.index(role))]
+
     def name(self, number: int) -> str:
         """The sample's name: the picture's path in its source."""
         return self.index.samples.name(self._checked(number))

@@ -85,12 +85,12 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef | None, ast.Call]
 
 
 def _told(scope: ast.FunctionDef | None, call: ast.Call, helper: ast.FunctionDef | None, hints: bool) -> list[str]:
-    known = _assigned(scope)
     if _name(call.func) in KINDS:
         given = next((word.value for word in call.keywords if word.arg == "hint"), None) if hints else call.args[0]
-        return [] if given is None else _texts(given, known)
+        return [] if given is None else _texts(given, _assigned(scope))
     if helper is None or hints:
         return []
+    known = _assigned(scope)
     values = [_texts(arg, known) for arg in call.args]
     names = [arg.arg for arg in helper.args.args if arg.arg != "self"]
     bound = {name: [ast.Constant(text) for text in texts] for name, texts in zip(names, values, strict=False)}

@@ -17,6 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers", "tensorboard", "wandb", "remote", "ray", "view", "datasets")
 # Imports that need no line of their own: `markupsafe` is the type of Jinja's own strings.
 WITH_ANOTHER = {"markupsafe": "jinja2"}
+BRINGING = packages_distributions()
 
 
 def normalized(name: str) -> str:
@@ -45,7 +46,7 @@ FOREIGN = sorted({name for top in ("prep", "train") for path in (ROOT / top).rgl
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_every_import_is_declared(name):
-    found = packages_distributions().get(name, [name.replace("_", "-")])
+    found = BRINGING.get(name, [name.replace("_", "-")])
     wanted = declared()
     assert any(normalized(one) in wanted for one in (*found, WITH_ANOTHER.get(name, ""))), (
         f"{name} comes with {found}, expected one of them among the dependencies of pyproject.toml")
@@ -53,7 +54,7 @@ def test_every_import_is_declared(name):
 
 def test_every_dependency_is_imported():
     """What nothing imports should go; rembg may not be installed here."""
-    brought = {normalized(one) for name in FOREIGN for one in packages_distributions().get(name, [name])}
+    brought = {normalized(one) for name in FOREIGN for one in BRINGING.get(name, [name])}
     assert declared() - brought == {"rembg"} - brought
 
 
