@@ -214,3 +214,16 @@ def test_the_example_with_accelerate_continues_with_more_processes(place, tmp_pa
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
     plain = run("train_lora.py", place / "m.json", model, tmp_path / "lora.safetensors", "--steps", 1)
     assert whole[0] == pytest.approx(plain[0], abs=2e-4)
+
+
+@pytest.mark.slow
+def test_the_example_with_lightning_is_the_same_loop(place, tmp_path):
+    """Stopped and continued, its weights are those of the loop with accelerate."""
+    pytest.importorskip("lightning")
+    model = read_manifest(place / "m.json").model
+    run("train_lora_accelerate.py", place / "m.json", model, tmp_path / "other", "--steps", 4)
+    run("train_lora_lightning.py", place / "m.json", model, tmp_path / "run", "--steps", 3, "--every", 2)
+    assert len(run("train_lora_lightning.py", place / "m.json", model, tmp_path / "run", "--steps", 4)) == 2
+    one, other = (load_file(tmp_path / name / "pytorch_lora_weights.safetensors") for name in ("run", "other"))
+    assert one.keys() == other.keys()
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
