@@ -13,7 +13,8 @@ from prep.cli.ticker import progress_unless
 
 
 def gc(
-    cache: opt.CacheArg,
+    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="a cache: a directory or a URL",
+                                          show_default=False)],
     more: Annotated[list[Path] | None, typer.Argument(metavar="MANIFEST", show_default=False, help="more manifests "
                                                       "to keep, so that --keep *.json works")] = None,
     keep: Annotated[list[Path] | None, typer.Option("--keep", help="a manifest whose rows to keep; repeatable",

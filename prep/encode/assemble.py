@@ -20,7 +20,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import CacheError, PathError
 from prep.findings import Finding
-from prep.formatting import printable_name
+from prep.formatting import counted, printable_name
 from prep.fs.memo import Memo
 from prep.fs.mirror import shown, url_of
 from prep.geometry import Size
@@ -34,7 +34,7 @@ from prep.manifest.document import (
     write_manifest,
 )
 from prep.manifest.samples import Sample, build_samples
-from prep.manifest.tables import build_findings, build_shards, write_table
+from prep.manifest.tables import SHARDS, build_findings, build_shards, read_table, write_table
 from prep.models.latents import latent_facts
 from prep.parse import color_of
 
@@ -87,7 +87,18 @@ def write_new(cache: Cache, path: Path, document: Mapping[str, Any]) -> Manifest
     if cache.url is None:
         return write_manifest(path, document)
     (write_manifest if url_of(path) is None else put_manifest)(path, document)
-    return read_manifest(path)
+    manifest = read_manifest(path)
+    _require_shards(cache, manifest)
+    return manifest
+
+
+def _require_shards(cache: Cache, manifest: Manifest) -> None:
+    """Raises `CacheError` if commits of a manifest's shards are gone from a store: `prep gc` ran there meanwhile."""
+    table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["shards"], SHARDS)
+    lost = {digest.as_py().hex() for digest in table["digest"]} - {one.digest for one in load_ledger(cache).shards}
+    if lost:
+        raise CacheError(f"{counted(len(lost), 'shard')} of {shown(manifest.path)} was removed from the store while it "
+                         "was written", hint="run the same command again, which encodes what is missing")
 
 
 def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache.ledger.ledger import shard_bytes
+from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
 from prep.formatting import format_bytes, join_names, printable
 from prep.fs.lock import lock_directory
+from prep.fs.mirror import is_url, local_path, shown
 from prep.maintenance import sweep
+from prep.maintenance.gc_store import check_no_plan, find_garbage_in_store, remove_from_store
 from prep.maintenance.others import OtherManifest, find_others, searched_folders
 from prep.maintenance.sweep import KINDS, Needed, Sweep
 from prep.manifest.document import Manifest, read_manifest
@@ -58,6 +61,8 @@ class GcReport:
         if self.searched and any(document["removed"].values()):
             places = join_names([str(one) for one in self.searched], None)
             lines.append(f"other manifests were searched for only in {places}; name those elsewhere with --keep")
+        elif any(document["removed"].values()):
+            lines.append("other manifests were not searched for in the store; name all of them with --keep")
         lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} kept "
                      f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
@@ -100,6 +105,8 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
     if not keep:
         raise UsageError("no manifest to keep was named, expected --keep MANIFEST at least once",
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
+    if is_url(path):
+        return _collect_in_store(path, keep, guard=guard, asked=asked, dry_run=dry_run, progress=progress)
     cache = open_cache(path, create=False)
     with contextlib.nullcontext() if dry_run else lock_directory(cache.root, exclusive=True):
         manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
@@ -112,6 +119,38 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
                 sweep.remove(cache, found, tick)
     return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others,
                     searched=searched_folders(cache, manifests))
+
+
+def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
+                      progress: Progress) -> GcReport:
+    """As `collect_garbage`, of a cache in an object store. Manifests that are not kept are not looked for."""
+    cache = open_to_encode(path, create=False)
+    manifests = [read_manifest(one) for one in keep]
+    shards: dict[str, int] = {}
+    tables: set[str] = set()
+    for manifest in manifests:
+        if manifest.cache_root != local_path(path):
+            raise CacheError(f"{shown(manifest.path)} is a manifest of the cache {shown(manifest.cache_root)}, "
+                             f"expected one of {cache.url}", hint="name only manifests of this cache, and run prep gc "
+                             "for the other cache separately")
+        named = manifest.document["tables"]
+        copy = Cache(root=manifest.cache_root)
+        shards |= {row["digest"].hex(): row["bytes"] for row in read_table(copy, named["shards"], SHARDS).to_pylist()}
+        tables |= set(named.values())
+    found = find_garbage_in_store(cache, Needed(shards=frozenset(shards), tables=frozenset(tables)), shards,
+                                  guard=guard)
+
+    def unchanged() -> None:
+        for one, manifest in zip(keep, manifests, strict=True):
+            if read_manifest(one).digest != manifest.digest:
+                raise CacheError(f"{shown(one)} was replaced while prep gc ran, so nothing more is removed",
+                                 hint="run prep gc again")
+        check_no_plan(cache, found.sweep.remove["plans"])
+
+    if not dry_run:
+        with progress("removing", sum(map(len, found.sweep.remove.values())), "things") as tick:
+            remove_from_store(cache, found, unchanged, tick)
+    return GcReport(sweep=found.sweep, manifests=len(keep), guard=asked, dry_run=dry_run)
 
 
 def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:

@@ -1,0 +1,160 @@
+"""prep gc in a store: it removes and keeps what it removes and keeps on a disk, whoever else works there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pictures import draw
+
+from prep.cache.plans import write_plan
+from prep.cache.records import Task
+from prep.cache.remote.working import open_to_encode
+from prep.fs.remote import list_objects
+from prep.maintenance import gc_store
+
+PLAN = "has the plan abababababab of an encode that goes on or was interrupted, so nothing is removed"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, tiny_model):
+    """A cache of two manifests that share text rows alone."""
+    from prep.cli.main import app
+
+    root = tmp_path_factory.mktemp("made")
+    (root / "home").mkdir()
+    for number in range(3):
+        draw(root / "photos" / f"{number}.png", (160, 160), seed=number).with_suffix(".txt").write_text(f"a {number}")
+    for name, side in (("kept", 96), ("other", 128)):
+        with pytest.raises(SystemExit) as ending:
+            app(["encode", str(root / "photos"), "--model", str(tiny_model), "--cache", str(root / "home/cache"), "-o",
+                 str(root / f"home/{name}.json"), "--resolution", str(side), "--quiet"])
+        assert not ending.value.code
+    return root / "home"
+
+
+@pytest.fixture
+def both(made, store, tmp_path):
+    """The cache here and in the store."""
+    shutil.copytree(made.parent, tmp_path / "made")
+    store.upload(made)
+    return tmp_path / "made/home"
+
+
+def files(root):
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file() and path.name != "lock"
+            and "lookup" not in path.name}
+
+
+def gc(prep, cache, manifest, *options):
+    done = prep("gc", cache, "--keep", manifest, "--json", *options)
+    return done if done.code else done.json
+
+
+def sweep(store, prep, *options):
+    return gc(prep, f"{store.url}/cache", f"{store.url}/kept.json", "--older-than", "0", *options)
+
+
+def test_what_goes_and_what_stays_is_as_on_a_disk(both, store, prep):
+    here = [gc(prep, both / "cache", both / "kept.json", "--older-than", "0", *more) for more in ((), ("--yes",))]
+    asked = len(store.proxy.asked)
+    there = sweep(store, prep)
+    assert not [method for method, *_ in store.proxy.asked[asked:] if method in ("DELETE", "PUT", "POST")]
+    for one, other in zip((there, sweep(store, prep, "--yes")), here, strict=True):
+        assert one == {**other, "others": [], "searched": []}
+    assert there["removed"]["shards"] and there["removed"]["tables"] == 2
+    assert set(list_objects(store.url)) == files(both)
+    assert prep("verify", f"{store.url}/kept.json").code == 0
+    again = sweep(store, prep, "--yes")
+    assert not any(again["removed"].values())
+
+
+def test_what_is_young_stays(both, store, prep):
+    before = set(list_objects(store.url))
+    found = gc(prep, f"{store.url}/cache", f"{store.url}/kept.json", "--yes")
+    assert not any(found["removed"].values()) and found["guarded"] > 0 and set(list_objects(store.url)) == before
+    told = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", "0")
+    assert "other manifests were not searched for in the store" in told.out and "add --yes to remove" in told.out
+
+
+@pytest.mark.parametrize("step", [0, 1, 4, pytest.param(9, marks=pytest.mark.slow)])
+def test_an_end_at_any_removal_leaves_what_is_needed(both, store, prep, step):
+    left = iter(range(1000))
+    store.proxy.rule = lambda method, path, before: "403" if method in ("DELETE", "POST") and next(left) >= step else ""
+    assert sweep(store, prep, "--yes").code == 7
+    store.proxy.forget()
+    assert prep("verify", f"{store.url}/kept.json").code == 0
+    sweep(store, prep, "--yes")
+    gc(prep, both / "cache", both / "kept.json", "--older-than", "0", "--yes")
+    assert set(list_objects(store.url)) == files(both)
+
+
+def test_with_a_plan_nothing_is_removed(both, store, prep, monkeypatch):
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=("ef" * 32,))])
+    before = set(list_objects(store.url))
+    told = sweep(store, prep, "--yes")
+    assert told.code == 7 and f"{store.url}/cache {PLAN}" in told.err
+    assert set(list_objects(store.url)) == before
+    monkeypatch.setattr(gc_store, "ABANDONED", 0)
+    assert sweep(store, prep, "--yes")["removed"]["plans"] == 1
+
+
+def test_an_encoder_that_begins_meanwhile_is_seen(both, store, prep):
+    def begin(method, path, before):
+        if method in ("DELETE", "POST"):
+            store.server.put(f"{store.prefix}/cache/plans/{'ab' * 32}.arrow", b"a plan")
+        return ""
+
+    shards = {name for name in list_objects(store.url) if "/shards/" in name}
+    store.proxy.rule = begin
+    told = sweep(store, prep, "--yes")
+    assert told.code == 7 and PLAN in told.err
+    assert shards <= set(list_objects(store.url)), "commits went, rows did not"
+    assert prep("verify", f"{store.url}/other.json").code == 0
+
+
+def test_a_manifest_that_is_replaced_meanwhile_is_seen(both, store, prep):
+    def replace(method, path, before):
+        if method in ("DELETE", "POST"):
+            store.server.put(f"{store.prefix}/kept.json", (both / "other.json").read_bytes())
+        return ""
+
+    store.proxy.rule = replace
+    told = sweep(store, prep, "--yes")
+    assert told.code == 7 and f"{store.url}/kept.json was replaced while prep gc ran, so nothing more is removed" in told.err
+    assert prep("verify", f"{store.url}/kept.json").code == 0
+
+
+def test_an_encoder_sees_that_its_shards_go(both, store, prep, tiny_model):
+    """It wanted no row, so it has no plan."""
+    commits = list(list_objects(f"{store.url}/cache/commits"))
+
+    def collect(method, path, before):
+        if method == "PUT" and path.endswith("/new.json"):
+            for name in commits:
+                store.server.delete(f"{store.prefix}/cache/commits/{name}")
+        return ""
+
+    words = ("encode", both.parent / "photos", "--model", tiny_model, "--cache", f"{store.url}/cache", "-o",
+             f"{store.url}/new.json", "--resolution", "96")
+    store.proxy.rule = collect
+    told = prep(*words)
+    assert told.code == 7 and f"of {store.url}/new.json was removed from the store while it was written" in told.err
+    store.proxy.forget()
+    assert prep(*words).code == 0
+    assert prep("verify", f"{store.url}/new.json").code == 0
+
+
+def test_what_is_refused(both, store, prep):
+    told = gc(prep, f"{store.url}/cache", both / "kept.json", "--older-than", "0", "--yes")
+    assert told.code == 7 and f"is a manifest of the cache {both / 'cache'}, expected one of {store.url}" in told.err
+    for name in [name for name in list_objects(f"{store.url}/cache/shards") if "/latent/" in name]:
+        store.server.delete(f"{store.prefix}/cache/shards/{name}")
+    told = sweep(store, prep, "--yes")
+    assert told.code == 7 and "a kept manifest needs a shard that is not whole in the store, " in told.err
+    assert ": nothing was deleted" in told.err
+    told = prep("gc", f"{store.url}/none", "--keep", f"{store.url}/manifest.json")
+    assert told.code == 7 and f"{store.url}/none is not a cache: it has no latentry.json" in told.err
+    assert prep("gc", f"{store.url}/cache").code == 2
