@@ -64,6 +64,7 @@ def test_keys_are_those_of_the_same_tars_on_a_disk(store, tars, tiny_model, prep
     assert gets(store) == [], "all is remembered, whatever names the tars"
 
 
+@pytest.mark.slow
 def test_rows_are_encoded_from_members_and_pages_show_them(store, tars, tiny_model, prep, tmp_path):
     found = encode(prep, f"{store.url}/*.tar", tmp_path / "cache", tmp_path / "m.json", tiny_model)
     assert found["encoded"] == {"latent": 6, "mask": 0, "text": 7}
@@ -71,7 +72,7 @@ def test_rows_are_encoded_from_members_and_pages_show_them(store, tars, tiny_mod
     assert (tmp_path / "m.html").read_text().count("data:image/jpeg") >= 6
 
 
-@pytest.mark.parametrize("fault", ["500", "drop", "truncate"])
+@pytest.mark.parametrize("fault", ["truncate", *(pytest.param(one, marks=pytest.mark.slow) for one in ("500", "drop"))])
 def test_what_goes_wrong_once_is_asked_again(store, tars, prep, fault):
     good = prep("scan", tars / "*.tar", "--json").json
     store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
