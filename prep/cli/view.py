@@ -43,14 +43,15 @@ def view(
                                                "changed")] = None,
     scan: Annotated[bool, typer.Option("--scan", help="scan a SOURCE first, as prep scan does; else findings of "
                                        "earlier scans are shown")] = False,
-    edit: Annotated[bool, typer.Option("--edit", help="edit captions and masks of a SOURCE in the pages; they are "
-                                       "written to the directory of --edits (default: SOURCE-edits beside SOURCE)"
+    edit: Annotated[bool, typer.Option("--edit", help="edit captions and masks of a SOURCE, or of a MANIFEST's "
+                                       "sources, in the pages; they are written to the directory of --edits (default: "
+                                       "SOURCE-edits beside SOURCE)"
                                        )] = False,
     sidecars: Annotated[bool, typer.Option("--sidecars", help="with --edit: write them beside the pictures instead"
                                            )] = False,
     cache: Annotated[Path | None, typer.Option(
         help="with --edit: the cache that the pictures are encoded to, to count what encoding again would make; needs "
-        "the recipe's model, or --model")] = None,
+        "the recipe's model, or --model (default: the MANIFEST's)")] = None,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,
                                       show_default=False)] = 0,
@@ -72,7 +73,12 @@ def view(
     quiet_pillow()
     _here(what)
     token, first = new_token(), ""
-    if is_source(what):
+    if edit and what.is_file() and not is_source(what):
+        asked = _sources_of(what, {**given, "model": model}, cache)
+        asked = replace(asked, scan=scan, jobs=jobs, quiet=quiet, edit=True, sidecars=sidecars)
+        _refuse({"--manifest": manifest, "--since": since}, "showing a MANIFEST or RUN", "--edit shows its sources")
+        app, site = _source(asked, token)
+    elif is_source(what):
         _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN", f"{what} is a source of pictures")
         asked = _Asked(what=what, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet, edit=edit,
                        sidecars=sidecars, cache=cache)
@@ -132,6 +138,23 @@ class _Asked:
     edit: bool
     sidecars: bool
     cache: Path | None
+
+
+def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
+    """The recipe that a manifest was encoded from, with the options of that command and of this one."""
+    from prep.manifest.document import read_manifest
+    from prep.recipe.options import given_by
+
+    found = read_manifest(manifest)
+    recipe, sources = found.document["recipe"], found.sources
+    what = found.folder / recipe if recipe is not None else sources[0] if len(sources) == 1 else None
+    if what is None:
+        raise PathError(f"{manifest} does not say where its pictures are", hint="name them: prep view SOURCE --edit")
+    words = [word if isinstance(word, str) else word.resolve() for word in found.options]
+    own = {name: value for name, value in given.items() if value is not None}
+    every = {**dict.fromkeys(given), **given_by(words), **own}
+    return _Asked(what=_here(what).resolve(), given=every, scan=False, jobs=1, quiet=False, edit=True,
+                  sidecars=False, cache=cache or found.cache_root)
 
 
 def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:

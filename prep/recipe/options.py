@@ -7,7 +7,7 @@ documentation all come from `RECIPE_OPTIONS`. This module imports nothing heavy,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,22 @@ def _given(value: Any, kind: type) -> Any:
     if kind is Path:
         return Path(value)
     return value if kind is not str else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def given_by(words: Sequence[str | Path]) -> dict[str, Any]:
+    """The command-line values, by parameter name, of options as a manifest records them: flags and values in turn.
+
+    Raises `UsageError` for an option of another version.
+    """
+    flags = {one.flag: one for one in RECIPE_OPTIONS}
+    found: dict[str, Any] = {}
+    for flag, value in zip(words[::2], words[1::2], strict=False):
+        if flag not in flags:
+            raise UsageError(f"the manifest was encoded with {flag}, which is no option of this version",
+                             hint="encode it again, or name its recipe")
+        one = flags[str(flag)]
+        found[one.name] = one.kind(str(value)) if one.kind in (int, float, Path) else str(value)
+    return found
 
 
 def choices_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +16,16 @@ from PIL import Image
 from viewing import viewing, viewing_source
 
 from prep.cli.options import without_caption_stop
+from prep.cli.view import _recipe, _sources_of
 from prep.dataset.ingest import ingest
+from prep.digest import canonical, seal
 from prep.errors import ConfigError, PathError, UsageError
 from prep.fs.memo import Memo
 from prep.progress import silent
 from prep.recipe.load import load_recipe
+from prep.recipe.options import given_by
 from prep.recipe.write import render_recipe
+from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
 from prep.view.edit.log import UndoLog
 from prep.view.edit.places import Place, Places, check_editable, check_folder, check_place, usual_folder
@@ -446,8 +451,11 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         tar.add(pictures / "a.png", "a.png")
     recipe = load_recipe(tmp_path / "all.tar", choices={})
-    with pytest.raises(UsageError, match=r"--sidecars is given, but .* is a tar, in which nothing can be written"):
+    with pytest.raises(UsageError, match=r"is a tar, where nothing can be written beside pictures"):
         check_editable(recipe, [], None)
+    stored = replace(recipe, sources=(replace(recipe.sources[0], path=Path("s3:/bucket/pictures")),))
+    with pytest.raises(UsageError, match=r"but s3://bucket/pictures is in a store, where nothing can be written"):
+        check_editable(stored, [], None)
     with viewing_source(tmp_path / "all.tar", tmp_path / "edits", **SMALL) as server:
         assert server.save(0, "caption", b"of a tar").status == 200
         assert "<bdi>of a tar</bdi>" in server.get("/sample/0").text
@@ -483,6 +491,27 @@ def test_what_encoding_again_would_cost(prep, pictures, edits, tiny_model, tmp_p
     told = json.loads(prep("encode", pictures, "--edits", edits, "--cache", tmp_path / "cache", "-o",
                            tmp_path / "m.json", *words, "--dry-run", "--json").out)
     assert told["encoded"] == {"latent": 0, "mask": 1, "text": 2}
+    check_sources_of_manifest(prep, pictures, edits, tiny_model, tmp_path)
+
+
+def check_sources_of_manifest(prep, pictures, edits, tiny_model, tmp_path):
+    """What --edit of a manifest edits, with the options of the command that encoded it, and against its cache."""
+    given = dict.fromkeys([*("edits", "model", "resolution", "step", "flip", "mask", "validation"), "crop"])
+    asked = _sources_of(tmp_path / "m.json", {**given, "flip": "both"}, None)
+    recipe, folder = _recipe(asked)
+    assert (asked.what, asked.cache, folder) == (pictures, tmp_path / "cache", tmp_path / "pictures-edits")
+    assert (recipe.image.resolution, recipe.image.step, recipe.image.flip) == (64, 16, "both")
+    assert recipe.model.path == str(tiny_model)
+    words = ("--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--device", "cpu", "--quiet")
+    recipe_file = tmp_path / "dataset.toml"
+    recipe_file.write_text(f'[image]\nresolution = 64\nstep = 16\n[model]\npath = "{tiny_model}"\n'
+                           '[[source]]\npath = "pictures"\n')
+    assert prep("encode", recipe_file, "--edits", edits, "--validation", 0.4, *words).code == 0
+    asked = _sources_of(tmp_path / "m.json", given, tmp_path / "other")
+    recipe, folder = _recipe(asked)
+    assert (asked.what, asked.cache, folder) == (recipe_file, tmp_path / "other", edits)
+    assert recipe.validation == 0.4 and recipe.edits == edits
+    assert cost_of(recipe, tmp_path / "cache", jobs=1).new == {"latent": 0, "mask": 0, "text": 0}
 
 
 def test_the_command(pictures):
@@ -493,9 +522,27 @@ def test_the_command(pictures):
     assert len(state(pictures.parent / "pictures-edits")) == 2  # the caption, and the note of it
 
 
+def two_sources(small):
+    """The small manifest, as of two sources and no recipe."""
+    document = json.loads(small.manifest.path.read_text())
+    path = small.manifest.path.with_name("two.json")
+    path.write_bytes(canonical(seal({**document, "sources": ["one", "two"], "recipe": None})))
+    return path
+
+
+def test_an_option_of_another_version():
+    assert given_by(("--resolution", "512,1024", "--step", "16", "--mask", Path("m"))) == {
+        "resolution": "512,1024", "step": 16, "mask": "m"}
+    with pytest.raises(UsageError, match="the manifest was encoded with --new, which is no option of this version"):
+        given_by(("--new", "1"))
+
+
 def test_options_that_do_not_fit(prep, pictures, edits, small):
     edits.mkdir()
-    assert "--edit is for a SOURCE" in prep("view", small.manifest.path, "--edit").err
+    result = prep("view", small.manifest.path, "--edit", "--since", "m.json")
+    assert result.code == 2 and "--since is for showing a MANIFEST or RUN, but --edit shows its sources" in result.err
+    result = prep("view", two_sources(small), "--edit")
+    assert result.code == 5 and "does not say where its pictures are" in result.err
     assert "--sidecars is for --edit, but it is not given" in prep("view", pictures, "--sidecars").err
     both = prep("view", pictures, "--edit", "--sidecars", "--edits", edits)
     assert both.code == 2 and ("--sidecars is given beside a directory of edits, which would hide what is written"

@@ -10,6 +10,7 @@ from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
 from prep.dataset.listing import picture_places
 from prep.digest import digest_strings
 from prep.errors import ConfigError, PathError, UsageError
+from prep.fs.mirror import is_url, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, in_cache, resolve
 from prep.fs.user_cache import user_cache
 from prep.recipe.schema import Recipe
@@ -76,8 +77,10 @@ def check_place(place: Place) -> None:
 def check_editable(recipe: Recipe, items: list[Item], folder: Path | None) -> None:
     """Raises `UsageError` or `ConfigError` for pictures whose captions cannot be written as asked."""
     for source in recipe.sources:
-        if folder is None and is_tars(source.path):
-            raise UsageError(f"--sidecars is given, but {source.path} is a tar, in which nothing can be written",
+        stored = is_url(source.path) or url_of(source.path) is not None
+        if folder is None and (stored or is_tars(source.path)):
+            raise UsageError(f"--sidecars is given, but {shown(source.path)} is {'in a store' if stored else 'a tar'}, "
+                             "where nothing can be written beside pictures",
                              hint="leave --sidecars out: edits go to a directory of their own")
     if folder is None or len(recipe.sources) == 1:
         return
