@@ -152,6 +152,7 @@ def test_a_mask_is_painted_with_keys(browser, server, edits):
     assert not above  # the last stroke was undone
 
 
+@pytest.mark.slow
 def test_strokes_are_undone_one_by_one(browser, server, edits):
     opened(browser, server)
     assert browser.run("document.querySelector('[name=back]').disabled")

@@ -228,7 +228,7 @@ def test_what_an_edit_replaced_is_checked(server, edits):
     assert (edits / "a.txt").read_text() == "two\n"
 
 
-@pytest.mark.parametrize("kind", ["caption", "mask"])
+@pytest.mark.parametrize("kind", ["caption", pytest.param("mask", marks=pytest.mark.slow)])
 def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
     """What is there is the old or the new, whole; what was saved before can still be undone."""
     recipe = without_caption_stop(load_recipe(pictures, choices={**SMALL}))
@@ -276,15 +276,18 @@ def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("headers", "status"), [
+NOT_OURS = (
     ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403), ({"sec_fetch_site": "cross-site"}, 403),
     ({"sec_fetch_site": "none"}, 403), ({"x_latentry_edit": "x"}, 403), ({"x_latentry_edit": ""}, 403),
     ({"host": "evil.example"}, 403), ({"content_type": "application/json"}, 415), ({"content_type": ""}, 415),
     ({"content_type": "application/x-www-form-urlencoded"}, 415), ({"content_type": "image/png"}, 415),
     ({"x_latentry_version": "0" * 64}, 409), ({"x_latentry_sample": "0" * 64}, 409),
-])
-def test_what_is_not_sent_by_our_page(server, edits, headers, status):
-    assert server.save(number(server, "a.png"), "caption", b"x", **headers).status == status
+)
+
+
+def test_what_is_not_sent_by_our_page(server, edits):
+    for headers, status in NOT_OURS:
+        assert server.save(number(server, "a.png"), "caption", b"x", **headers).status == status, headers
     assert not edits.exists()
 
 
@@ -316,20 +319,25 @@ def test_what_is_too_large(server, edits):
     assert not edits.exists()
 
 
-@pytest.mark.parametrize(("body", "told"), [
+NO_CAPTIONS = (
     (b"\xff\xfe", "the captions are not UTF-8"), (b"a\x00b", "caption has 1 control characters, expected plain text"),
     (b"\x1b[31m", "caption has 1 control characters"),
-])
-def test_captions_that_are_none(server, edits, body, told):
-    answer = server.save(number(server, "a.png"), "caption", body)
-    assert answer.status == 400 and told in answer.text and not edits.exists()
+)
+NO_MASKS = (b"", b"GIF89a", png(size=(96, 96)), png(size=(192, 160)), painted()[:200],
+            b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\0\0\0\0")
 
 
-@pytest.mark.parametrize("body", [b"", b"GIF89a", png(size=(96, 96)), png(size=(192, 160)), painted()[:200],
-                                  b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR\x7f\xff\xff\xff\x7f\xff\xff\xff\x08\0\0\0\0"])
-def test_masks_that_are_none(server, edits, body):
-    answer = server.save(number(server, "a.png"), "mask", body)
-    assert answer.status == 400 and answer.text == "the mask is no PNG of the picture's shape" and not edits.exists()
+def test_captions_that_are_none(server, edits):
+    for body, told in NO_CAPTIONS:
+        answer = server.save(number(server, "a.png"), "caption", body)
+        assert answer.status == 400 and told in answer.text and not edits.exists()
+
+
+def test_masks_that_are_none(server, edits):
+    for body in NO_MASKS:
+        answer = server.save(number(server, "a.png"), "mask", body)
+        assert answer.status == 400 and answer.text == "the mask is no PNG of the picture's shape"
+    assert not edits.exists()
 
 
 def test_without_edit_nothing_is_posted(pictures):
@@ -454,7 +462,7 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
     with pytest.raises(UsageError, match=r"is a tar, where nothing can be written beside pictures"):
         check_editable(recipe, [], None)
     stored = replace(recipe, sources=(replace(recipe.sources[0], path=Path("s3:/bucket/pictures")),))
-    with pytest.raises(UsageError, match=r"but s3://bucket/pictures is in a store, where nothing can be written"):
+    with pytest.raises(UsageError, match=r"but s3://bucket/pictures is in a store, where nothing can be written beside pictures"):
         check_editable(stored, [], None)
     with viewing_source(tmp_path / "all.tar", tmp_path / "edits", **SMALL) as server:
         assert server.save(0, "caption", b"of a tar").status == 200
@@ -491,11 +499,15 @@ def test_what_encoding_again_would_cost(prep, pictures, edits, tiny_model, tmp_p
     told = json.loads(prep("encode", pictures, "--edits", edits, "--cache", tmp_path / "cache", "-o",
                            tmp_path / "m.json", *words, "--dry-run", "--json").out)
     assert told["encoded"] == {"latent": 0, "mask": 1, "text": 2}
-    check_sources_of_manifest(prep, pictures, edits, tiny_model, tmp_path)
 
 
-def check_sources_of_manifest(prep, pictures, edits, tiny_model, tmp_path):
+@pytest.mark.slow
+def test_the_sources_of_a_manifest(prep, pictures, edits, tiny_model, tmp_path):
     """What --edit of a manifest edits, with the options of the command that encoded it, and against its cache."""
+    (pictures / "c.txt").write_text("of c")
+    edits.mkdir()
+    words = ("--resolution", 64, "--step", 16, "--model", tiny_model, "--device", "cpu", "--quiet")
+    assert prep("encode", pictures, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", *words).code == 0
     given = dict.fromkeys([*("edits", "model", "resolution", "step", "flip", "mask", "validation"), "crop"])
     asked = _sources_of(tmp_path / "m.json", {**given, "flip": "both"}, None)
     recipe, folder = _recipe(asked)

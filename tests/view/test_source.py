@@ -126,6 +126,7 @@ def test_transparency_as_mask(tmp_path):
         assert running.get("/mask/0/0").headers["content-type"] == "image/png"
 
 
+@pytest.mark.slow
 def test_what_a_scan_found_is_shown(prep, photos, monkeypatch, tmp_path):
     """Nothing is decoded again for it."""
     monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "own"))
@@ -147,6 +148,7 @@ def test_what_a_scan_found_is_shown(prep, photos, monkeypatch, tmp_path):
     assert usual_path().parent.parent == tmp_path / "own"
 
 
+@pytest.mark.slow
 def test_the_command(photos):
     with viewing(photos, "--resolution", 64, "--step", 16, "--scan", "--quiet") as running:
         assert running.get().status == 200 and "not scanned" not in running.get().text
