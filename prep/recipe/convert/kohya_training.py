@@ -266,6 +266,9 @@ def _noise(asked: Asked, training: Training) -> None:
     if gamma:
         training.put("noise.perturbation", gamma, "ip_noise_gamma")
     _timesteps(asked, training)
+    if asked.any("debiased_estimation_loss"):
+        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(asked.any("v_parameterization")),
+                              beside="min_snr_gamma" if asked.any("min_snr_gamma") else "")
     if asked.any("zero_terminal_snr"):
         training.put("zero_terminal_snr", True, "zero_terminal_snr")
     guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model

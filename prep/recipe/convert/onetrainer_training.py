@@ -246,8 +246,11 @@ def _loss(asked: Asked, training: Training) -> None:
     kind, strength = str(asked.any("loss_weight_fn") or "CONSTANT"), number_of(asked.any("loss_weight_strength"))
     if kind == "MIN_SNR_GAMMA":
         training.put("loss.min_snr", 5.0 if strength is None else strength, "loss_weight_strength")
+    elif kind == "DEBIASED_ESTIMATION":
+        training.put_debiased("loss_weight_fn", kind, predicts_v=bool(
+            asked.any("rescale_noise_scheduler_to_zero_terminal_snr")))
     elif kind != "CONSTANT":
-        training.note("loss_weight_fn", kind, "only Min-SNR is converted; loss.weighting has others")
+        training.note("loss_weight_fn", kind, "only Min-SNR and debiased estimation are converted")
     if asked.any("rescale_noise_scheduler_to_zero_terminal_snr"):  # which OneTrainer trains to predict v
         training.put("zero_terminal_snr", True, "rescale_noise_scheduler_to_zero_terminal_snr")
         training.put("prediction", "v_prediction", "rescale_noise_scheduler_to_zero_terminal_snr")

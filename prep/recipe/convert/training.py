@@ -44,6 +44,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "lora.targets": ("attention", "all-linear", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
     "quantization": ("none", "fp8", "nf4"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
+    "loss.weighting": ("none", "debiased"),
     "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
     "optimizer.name": tuple(OPTIMIZERS),
     "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
@@ -66,6 +67,17 @@ class Training:
         else:
             low, high = BOUNDS.get(name, (0, 0))
             self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
+
+    def put_debiased(self, key: str, value: Any, *, predicts_v: bool, beside: str = "") -> None:
+        """Weights the loss by 1 / sqrt(SNR), which sd-scripts and OneTrainer limit to SNRs of at most 1,000: they reach
+        that in the first few of a thousand timesteps, whose weights are near zero either way.
+        """
+        if predicts_v:
+            self.note(key, value, "for models that predict v it is another weight, 1 / (SNR + 1): no counterpart")
+        elif beside:
+            self.note(key, value, f"one weighting at a time; {beside} beside it is written")
+        else:
+            self.put("loss.weighting", "debiased", key)
 
     def put_optimizer(self, name: str, values: Mapping[str, tuple[Any, str]]) -> None:
         """Adds the optimizer `name` and its settings: `values` are {setting: (value, key)}, of which it may lack some.

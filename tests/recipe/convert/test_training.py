@@ -511,3 +511,18 @@ def test_how_onetrainer_encodes_captions(folder, more, wanted):
     usual = {"clip_skip": 0, "text_windows": 1, "max_length": 0}
     assert {name: getattr(found.recipe.model, name) for name in usual} == usual | wanted
     assert ("both encoders of SDXL skip alike" in str(notes(found))) == ("XL" in more.get("model_type", ""))
+
+
+@pytest.mark.parametrize(("convert_it", "asked", "predicts_v", "other"), [
+    (of_kohya, {"debiased_estimation_loss": True}, {"v_parameterization": True}, {"min_snr_gamma": 5}),
+    (of_onetrainer, {"loss_weight_fn": "DEBIASED_ESTIMATION"},
+     {"rescale_noise_scheduler_to_zero_terminal_snr": True}, None),
+])
+def test_debiased_estimation(folder, convert_it, asked, predicts_v, other):
+    config, said = convert_it(folder, **asked)
+    assert config.loss.weighting == "debiased" and not said.keys() & asked.keys()
+    config, said = convert_it(folder, **asked, **predicts_v)
+    assert config.loss.weighting == "none" and "1 / (SNR + 1): no counterpart" in said[next(iter(asked))]
+    if other is not None:
+        config, said = convert_it(folder, **asked, **other)
+        assert (config.loss.weighting, config.loss.min_snr) == ("none", 5) and "beside" in said[next(iter(asked))]
