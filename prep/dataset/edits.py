@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from prep.errors import ConfigError
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
@@ -31,10 +32,13 @@ class EditFolder:
     """A directory of edits, which need not exist; records which of them were used."""
 
     root: Path
-    used: set[str] = field(default_factory=set)
+    used: dict[str, Item] = field(default_factory=dict)  # by path: the first item that it replaced something of
 
     def apply(self, item: Item, *, masks: bool) -> Item:
-        """The item with its edited caption and, if `masks`, its edited mask."""
+        """The item with its edited caption and, if `masks`, its edited mask.
+
+        Raises `ConfigError` for an edit that a picture of another source has, too: it was made for one of them.
+        """
         caption, mask = self._found(item, CAPTION_END), self._found(item, MASK_END)
         if caption is not None:
             item = replace(item, caption=caption, caption_format="text", captions=())
@@ -44,7 +48,11 @@ class EditFolder:
         path = self.root / edited_name(item.name, end)
         if not path.is_file():
             return None
-        self.used.add(str(path))
+        other = self.used.setdefault(str(path), item)
+        if other.source != item.source:
+            raise ConfigError(f"{other.label} and {item.label} share the edit {path.relative_to(self.root)}, which was "
+                              "made for one of them", hint="keep the edits of each source in a directory of its own, "
+                              "and encode the sources from recipes of their own; or prep view --edit --sidecars")
         return Blob(file=str(path))
 
     def orphans(self) -> Iterator[Finding]:

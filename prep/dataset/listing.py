@@ -27,7 +27,7 @@ def picture_places(recipe: Recipe) -> list[NamedPath]:
 
 def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Finding]:
     """All items in a recipe's sources, and findings, whose paths are labels like the items'. `rehash` lists tars again.
-    Raises `PathError`.
+    Raises `PathError`, and `ConfigError` for an edit of two sources.
     """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
     edits = None if recipe.edits is None else EditFolder(root=recipe.edits)

@@ -333,6 +333,13 @@ def test_captions_that_are_none(server, edits):
         assert answer.status == 400 and told in answer.text and not edits.exists()
 
 
+def test_an_empty_caption_that_would_leave_the_picture_out(pictures, edits):
+    with viewing_source(pictures, edits, **SMALL, **{"caption.missing": "reject"}) as server:
+        answer = server.save(number(server, "a.png"), "caption", b" \n")
+        assert answer.status == 400 and "the picture would be left out (--missing-caption reject)" in answer.text
+        assert not edits.exists()
+
+
 def test_masks_that_are_none(server, edits):
     for body in NO_MASKS:
         answer = server.save(number(server, "a.png"), "mask", body)
@@ -426,6 +433,21 @@ def test_edits_in_a_recipe(pictures, edits, prep):
     assert '[edits]\nfrom = "edits"' in text
     with pytest.raises(PathError, match=r"edits .* is not a directory"):
         load_recipe(pictures, choices={"edits": pictures.parent / "missing"})
+
+
+def test_an_edit_of_one_source_is_none_of_another(pictures, edits, tmp_path):
+    draw(tmp_path / "more" / "a.png", (96, 80), seed=7)
+    edits.mkdir()
+    (edits / "sub").mkdir()
+    (edits / "sub" / "b.txt").write_text("of b")
+    recipe = tmp_path / "dataset.toml"
+    recipe.write_text('[edits]\nfrom = "edits"\n[[source]]\npath = "pictures"\n[[source]]\npath = "more"\n')
+    found = ingest(without_caption_stop(load_recipe(recipe, choices={})), Memo(None), jobs=1)
+    assert {one.item.label: one.captions[0][0] for one in found.items}["source[0]/sub/b.png"] == "of b"
+    (edits / "a.txt").write_text("of which a?")
+    with pytest.raises(ConfigError, match=r"source\[0\]/a.png and source\[1\]/a.png share the edit a.txt") as error:
+        ingest(load_recipe(recipe, choices={}), Memo(None), jobs=1)
+    assert "a directory of its own" in error.value.hint
 
 
 def test_where_edits_may_be(pictures, edits, tmp_path):

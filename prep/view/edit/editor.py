@@ -96,6 +96,10 @@ class Editor:
         data = _captions(sent) if sent.kind == "caption" else self._mask(sent)
         with self._lock:
             seat, place, disk = self._checked(sent)
+            missing = self.source.shown.survey.asked.caption_of(seat.item.item.source).missing
+            if sent.kind == "caption" and not data and missing == "reject":
+                raise Refused(400, "without a caption the picture would be left out (--missing-caption reject): write "
+                              "one, or start with --missing-caption empty")
             if disk != data:
                 self.log.add(place.name, sent.kind, disk, data)
                 _write(place, data)
