@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from report_pages import MADE, jpeg, origin
+from report_pages import MADE, TEXTS, jpeg, origin
+from run_pages import run_html
 
 from prep.findings import finding
 from prep.report.pages.find import Found, cards_json
@@ -192,6 +193,18 @@ def test_tables_are_ordered_by_their_heads(browser, page):
         assert "".join(browser.run(names)) == wanted, "numbers as numbers; nothing comes last"
     assert browser.run("document.querySelectorAll('#buckets th')[0].getAttribute('aria-sort')") == "descending"
     assert browser.run("document.querySelectorAll('#buckets th')[1].getAttribute('aria-sort')") is None
+
+
+def test_tables_of_a_page_about_a_run_are_sorted(browser, tmp_path):
+    texts = [f"word {number}" for number in range(TEXTS)]
+    (tmp_path / "run.html").write_text(run_html(texts, tmp_path / "run"), encoding="utf-8")
+    browser.open(tmp_path / "run.html")
+    column = "[...document.querySelectorAll('#events tbody tr')].map(row => Number(row.cells[0].textContent))"
+    before = browser.run(column)
+    browser.run("document.querySelector('#events th button').click()")
+    assert browser.run(column) == sorted(before)
+    browser.run("document.querySelector('#events th button').click()")
+    assert browser.run(column) == sorted(before, reverse=True) != before
 
 
 def test_without_its_script_the_page_shows_its_first_cards(browser, page, tmp_path):

@@ -93,7 +93,7 @@ def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], 
                 note="" if changed.rows else "All have their defaults."),
         Section(id="provenance", title="Provenance")]
     origin = Origin(name=run.folder.resolve().name, places=(str(run.folder),), made=made)
-    return render_page("run.html", origin, head=_head(run, history), sections=sections, curves=curves,
+    return render_page("run.html", origin, scripted=True, head=_head(run, history), sections=sections, curves=curves,
                        validation=validation, strips=strips, hardest=hardest, events=events, changed=changed, same=same,
                        facts=[*_times(run, history), *provenance(run)], saved=saved)
 

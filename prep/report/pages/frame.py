@@ -75,14 +75,15 @@ def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:
 
 
 def render_page(template: str, origin: Origin, *, head: Head, sections: Iterable[Section], data: str | None = None,
-                **values: Any) -> str:
+                scripted: bool = False, **values: Any) -> str:
     """Renders a template with its head, its sections in order, and their values.
 
-    With `data`, which `cards_json` makes, the page has the script that reads it. The same values give the same bytes.
+    With `data`, which `cards_json` makes, the page has the script that reads it; so it has if `scripted`, which lets
+    its tables be sorted. The same values give the same bytes.
     """
     by_id = {one.id: one for one in sections}
-    script = "" if data is None else _script()
-    policy = POLICY if data is None else POLICY.replace(MARK, f"{MARK}; script-src '{_hash_of(script)}'")
+    script = _script() if scripted or data is not None else ""
+    policy = POLICY if not script else POLICY.replace(MARK, f"{MARK}; script-src '{_hash_of(script)}'")
     # Safe: the script is ours, and cards_json escapes what could end its element.
     return _environment().get_template(template).render(
         origin=origin, head=head, sections=by_id, policy=Markup(policy), script=Markup(script),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from datetime import date
@@ -52,6 +55,9 @@ def test_a_finished_run(report):
     state = json.loads((run / "checkpoints" / "step-000004" / "state.json").read_text())
     assert all(each["sha256"] in words for each in state["files"].values())
     assert text.count('class="plot"') == 4 and text.count('<figure class="strip">') == 2
+    (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)  # sorts tables
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in text and text.count("<script") == 1
     assert "a red circle" in words and text.count("step 2</span>") == 2
     losses = [event["loss"] for event in read_events(run / "log.jsonl") if event["event"] == "validation"]
     assert document["lowest"]["loss"] == min(losses) and document["validation"] == losses[-1]
