@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +41,7 @@ def selector(tmp_path_factory):
     for number, row in enumerate(rows):
         row["loss"] = None if number % 5 == 0 else number * 7 % 11 / 4
     made.learn(np.array([np.nan if row["loss"] is None else row["loss"] for row in rows]))
-    made.rows = rows
+    made.rows, made.opened = rows, opened
     made.__dict__["findings"] = pa.Table.from_pylist(
         [{"path": path, "code": code, "severity": severity, "detail": ""} for path, code, severity in FOUND],
         schema=FINDINGS)
@@ -133,11 +134,11 @@ def selector_number(selector, number):
     return next(at for at, row in enumerate(selector.rows) if row["name"] == f"0000/{number:08}.png")
 
 
-def test_the_worst_findings_come_first(small, monkeypatch):
+def test_the_worst_findings_come_first(small):
     table = pa.Table.from_pylist([{"path": path, "code": code, "severity": severity, "detail": ""}
                                   for path, code, severity in FOUND], schema=FINDINGS)
-    monkeypatch.setattr("prep.manifest.select.read_table", lambda *_: table)
-    assert [one["severity"] for one in Selector(small).findings.to_pylist()] == [
+    listed = SimpleNamespace(samples=small.samples, findings_table=table)
+    assert [one["severity"] for one in Selector(listed).findings.to_pylist()] == [
         "error", "warning", "warning", "warning", "info"]
 
 

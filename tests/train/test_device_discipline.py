@@ -51,8 +51,9 @@ def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
     assert all(value.isfinite().all() for value in load_file(result).values())
 
 
-@pytest.mark.parametrize("name", ["adamw-schedule-free", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-    "adafactor", "lion", *(["muon"] if hasattr(torch.optim, "Muon") else [])))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adamw-schedule-free", "adafactor", "lion",
+                                  *(["muon"] if hasattr(torch.optim, "Muon") else [])])
 def test_every_optimizer_keeps_to_its_device(elsewhere, name):
     """Also what it keeps, after a resume. bitsandbytes has no kernels for a device that is only played, and
     Prodigy reads `Tensor.data`, which has no device there."""

@@ -36,6 +36,7 @@ def shards(root):
     return sorted(path.name for path in (root / "shards").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_two_processes_make_what_one_makes(encode, tmp_path):
     alone = encode("cpu", "one")
     first = json.loads((tmp_path / "m.json").read_bytes())

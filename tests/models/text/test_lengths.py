@@ -34,10 +34,18 @@ def model(case, tmp_path_factory) -> Path:
     return tiny_pipelines.save(case.build, tmp_path_factory.mktemp(case.build) / "model", **case.options)
 
 
-def test_counted_lengths_are_those_of_the_rows(case, model, monkeypatch):
-    family = FAMILIES[case.family]
-    options = TextOptions(max_length=family.text.max_length)
-    encoder = TextEncoder(model, family, options, device="cpu", compute="float32", dtype="float32")
+def options_of(case: Case) -> TextOptions:
+    return TextOptions(max_length=FAMILIES[case.family].text.max_length)
+
+
+@pytest.fixture(scope="module")
+def encoder(case, model) -> TextEncoder:
+    return TextEncoder(model, FAMILIES[case.family], options_of(case), device="cpu", compute="float32",
+                       dtype="float32")
+
+
+def test_counted_lengths_are_those_of_the_rows(case, model, encoder, monkeypatch):
+    family, options = FAMILIES[case.family], options_of(case)
     rows = encoder.encode(CAPTIONS)
     alone = [len(row[ATTENTION_MASK]) for row in (*rows, encoder.unconditional()) if row is not None]
     assert len(alone) == len(CAPTIONS) + 1 and len(set(alone)) > 3
@@ -50,30 +58,29 @@ def test_counted_lengths_are_those_of_the_rows(case, model, monkeypatch):
     assert counter.groups(CAPTIONS, negative=True) == [-(-length // GROUP) * GROUP for length in negative]
 
 
-def test_no_more_padding_is_encoded_than_the_group_has(case, model):
+def test_no_more_padding_is_encoded_than_the_group_has(case, encoder):
     """Where the padding is masked, the text encoder reads as many tokens as the group has, and the row is the same."""
-    family = FAMILIES[case.family]
-    options = TextOptions(max_length=family.text.max_length)
-    encoder = TextEncoder(model, family, options, device="cpu", compute="float32", dtype="float32")
+    family, options = FAMILIES[case.family], options_of(case)
     seen: list[int] = []
     (part,) = [part for name, part in encoder._pipeline.components.items() if name.startswith("text_encoder")]
-    part.register_forward_pre_hook(
+    hook = part.register_forward_pre_hook(
         lambda module, args, given: seen.append((args[0] if args else given["input_ids"]).shape[1]), with_kwargs=True)
-    for caption in CAPTIONS:
-        whole, length = encoder.encode([caption])[0], seen.pop()
-        tokens = -(-len(whole[ATTENTION_MASK]) // GROUP) * GROUP
-        (short,) = encoder.encode([caption], tokens)
-        left_out = max(0, options.max_length - tokens) if family.text.padding_masked else 0
-        assert seen.pop() == length - left_out
-        for name, array in whole.items():
-            assert np.array_equal(short[name][:len(array)] if "token" in family.text.arrays.get(name, ("token",))
-                                  else short[name], array)
+    try:
+        for caption in CAPTIONS:
+            whole, length = encoder.encode([caption])[0], seen.pop()
+            tokens = -(-len(whole[ATTENTION_MASK]) // GROUP) * GROUP
+            (short,) = encoder.encode([caption], tokens)
+            left_out = max(0, options.max_length - tokens) if family.text.padding_masked else 0
+            assert seen.pop() == length - left_out
+            for name, array in whole.items():
+                assert np.array_equal(short[name][:len(array)] if "token" in family.text.arrays.get(name, ("token",))
+                                      else short[name], array)
+    finally:
+        hook.remove()
 
 
-def test_a_row_is_the_same_in_any_group_and_beside_any_caption(case, model):
+def test_a_row_is_the_same_in_any_group_and_beside_any_caption(case, encoder):
     family = FAMILIES[case.family]
-    options = TextOptions(max_length=family.text.max_length)
-    encoder = TextEncoder(model, family, options, device="cpu", compute="float32", dtype="float32")
     for caption, row in zip(CAPTIONS, encoder.encode(CAPTIONS), strict=True):
         longest = -(-len(row[ATTENTION_MASK]) // GROUP) * GROUP
         (alone,) = encoder.encode([caption], longest)

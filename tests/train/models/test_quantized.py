@@ -137,7 +137,8 @@ def test_a_run_learns_what_one_on_the_same_weights_does(make, setup_of, tmp_path
             torch.testing.assert_close(value, other[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=pytest.mark.slow) if kind == "nf4" else kind for kind in KINDS])
 def test_a_resumed_run_is_the_same_to_the_byte(make, setup_of, tmp_path, kind):
     setup = setup_of(make(), **QUICK, quantization=kind, precision="bf16", lora={"rank": 2, "dropout": 0.1})
     go(setup, tmp_path / "straight")

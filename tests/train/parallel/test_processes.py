@@ -38,7 +38,8 @@ def same(one, other):
         torch.testing.assert_close(value, second[name], rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/faults/test_training.py has two processes, and one that continues them
+@pytest.mark.parametrize("count", [2, 4])
 def test_any_number_of_processes_takes_the_same_steps_and_resumes_the_others_runs(make, train, tmp_path, count):
     path = make().path
     words = ("run", path, *FEW, "--steps", 6, "--set", "micro_batch=2")
