@@ -24,8 +24,8 @@ def scan(
         other="DIR")] = None,
     edits: Annotated[Path | None, typer.Option(help="directory of edited captions and masks, which replace those "
                                                "beside the pictures")] = None,
-    model: Annotated[str | None, typer.Option(help="count the tokens of captions for this pipeline directory or Hub id"
-                                              )] = None,
+    model: Annotated[str | None, typer.Option(help="pipeline directory or Hub id: name captions that its text encoders "
+                                              "cut off")] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
     ignore: Annotated[list[str] | None, opt.codes_option(help="report no findings of this code; repeatable")] = None,
     every: Annotated[bool, typer.Option("--all", help="list every finding by name, however many")] = False,

@@ -18,17 +18,18 @@ from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
 from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache
+from prep.dataset.texts import TextReading, text_options_of
 from prep.digest import canonical
 from prep.encode.assemble import NOT_ENCODED, prompt_document, shard_row, split_prompts, write_new
 from prep.encode.engines.job import Job
 from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.report import shortened
-from prep.encode.resolve import RememberedDigest, text_context_of, text_options_of
+from prep.encode.resolve import RememberedDigest, text_context_of
 from prep.encode.run import open_facts
 from prep.encode.targets import Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
-from prep.encode.truncation import PROMPT, TextReading, Truncated, find_truncated
+from prep.encode.truncation import PROMPT, Truncated, find_truncated
 from prep.errors import CacheError, ManifestError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted, grouped, printable

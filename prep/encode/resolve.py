@@ -11,9 +11,9 @@ from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.ingest import Ingested, ingest
 from prep.dataset.samples import settle_masks
+from prep.dataset.texts import text_options_of
 from prep.encode.targets import Contexts, Targets, targets_of
 from prep.encode.text_groups import TextGroups
-from prep.errors import ConfigError
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
@@ -26,7 +26,7 @@ from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import infer_family, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
-from prep.recipe.schema import ModelOptions, Recipe
+from prep.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,31 +102,6 @@ class RememberedDigest:
 
     def __call__(self, path: Path) -> str:
         return str(self.facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
-
-
-def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:
-    """How a recipe wants text encoded. Raises `ConfigError` for what the family or the model cannot do."""
-    facts, tokens = family.text, chosen.max_length or family.text.max_length
-    if not facts.shortest <= tokens <= facts.longest:
-        wanted = str(facts.longest) if facts.shortest == facts.longest else f"{facts.shortest} to {facts.longest}"
-        raise ConfigError(f"model.max_length is {tokens}, expected {wanted} for family '{family.name}'",
-                          hint="leave it out; longer captions need --text-windows 2 or 3" if facts.windows else
-                          f"leave it out for the family's own, {facts.max_length}")
-    if chosen.text_windows > 1 and not facts.windows:
-        raise ConfigError(f"model.text_windows is {chosen.text_windows}, but the text of family '{family.name}' is not "
-                          "read in windows", hint="leave it out; --max-length sets the number of tokens")
-    if chosen.clip_skip and not facts.clip:
-        raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, but rows of family '{family.name}' have no hidden "
-                          "states of CLIP", hint="leave it out")
-    layers = configs("text_encoder").get("num_hidden_layers") if chosen.clip_skip else None
-    if isinstance(layers, int) and chosen.clip_skip >= layers:
-        raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, expected less than {layers}, the layers of the text "
-                          "encoder", hint="1 is usual for models that were trained with the last layer but one")
-    if chosen.text_quantization != "none" and family.text_compute is None:
-        raise ConfigError(f"model.text_quantization is '{chosen.text_quantization}', but the text encoders of family "
-                          f"'{family.name}' are all CLIP, which is small and never quantized", hint="leave it out")
-    return TextOptions(max_length=tokens, clip_skip=chosen.clip_skip, windows=chosen.text_windows,
-                       quantization=chosen.text_quantization)
 
 
 def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOptions,

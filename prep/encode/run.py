@@ -13,6 +13,7 @@ from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_enc
 from prep.cache.store import Cache, clear_leftovers, leftovers
 from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
+from prep.dataset.texts import TextReading
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.estimate import estimate
@@ -21,7 +22,7 @@ from prep.encode.parts import Part
 from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
 from prep.encode.report import EncodeReport, errors_of, part_report, report_of
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
-from prep.encode.truncation import TextReading, Truncated, find_truncated
+from prep.encode.truncation import Truncated, find_truncated
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, PathError, StoppedError, UsageError
 from prep.formatting import counted
 from prep.fs.lock import PATIENCE, lock_directory

@@ -7,42 +7,24 @@ which covers the caption, the tokenizers, the template and the options.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prep.dataset.texts import TextReading, code_of, detail_of, record_of
 from prep.encode.targets import Targets
 from prep.findings import Finding, finding
 from prep.fs.memo import Memo
-from prep.models.family import Family, TextFacts, TextOptions
+from prep.models.family import TextFacts, TextOptions
 from prep.progress import Progress, phase
 from prep.recipe.validate import MOST_WINDOWS
 
 if TYPE_CHECKING:
     from prep.models.text.truncation import Truncation
 
-KIND = "lost-1"  # of a text row's key: what is lost of its caption; raise the number when `_record` changes
-MOST_LOST = 500  # characters of lost words in a finding
-PART, WHOLE, PROMPT = "caption-over-one-limit", "caption-over-limit", "prompt-over-limit"
+KIND = "lost-1"  # of a text row's key: what is lost of its caption; raise the number when `record_of` changes
+PROMPT = "prompt-over-limit"
 MARKS = 2  # start and end of a window
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextReading:
-    """How a model's text encoders read captions."""
-
-    model: Path
-    family: Family
-    options: TextOptions
-
-    def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
-        """What is lost of each caption. Raises `ModelError`."""
-        from prep.models.loading import quiet_libraries  # here: a run without new captions imports no torch
-        quiet_libraries()
-        from prep.models.text.truncation import TruncationFinder
-
-        return TruncationFinder(self.model, self.family, self.options).find(captions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +57,7 @@ def _records(wants: Targets, reading: TextReading, facts: Memo, progress: Progre
 
 
 def _record(found: Truncation | None) -> bytes:
-    if found is None:
-        return b""
-    lost = "" if found.whole else found.lost if len(found.lost) <= MOST_LOST else f"{found.lost[:MOST_LOST - 1]}…"
-    return json.dumps({"encoder": found.encoder, "tokens": found.tokens, "read": found.read, "lost": lost,
-                       "whole": found.whole}).encode()
+    return b"" if found is None else json.dumps(record_of(found)).encode()
 
 
 def _findings(wants: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:
@@ -88,16 +66,11 @@ def _findings(wants: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:
     for sample, label in zip(wants.samples, wants.labels, strict=True):
         for text in sample.texts:
             if record := records.get(text.key):
-                yield finding(label, PART if record["whole"] else WHOLE, _detail(record))
+                yield finding(label, code_of(record), detail_of(record))
     for prompt in wants.prompts:
         for key in (prompt.positive_key, prompt.negative_key):
             if (record := records.get(key)) and not record["whole"]:
-                yield finding(prompt.prompt, PROMPT, _detail(record))
-
-
-def _detail(record: Mapping[str, Any]) -> str:
-    read = f"{record['encoder']} reads {record['read']} of {record['tokens']} tokens"
-    return f"{read}, {record['whole']} all of them" if record["whole"] else f"{read}, and not '{record['lost']}'"
+                yield finding(prompt.prompt, PROMPT, detail_of(record))
 
 
 def _advice(facts: TextFacts, options: TextOptions, tokens: int) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of
 from prep.dataset.bucketing import least_side_check
 from prep.dataset.listing import walk_recipe
+from prep.dataset.texts import code_of, detail_of, record_of, text_options_of
 from prep.errors import ModelError, UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
+from prep.models.configs import Configs
+from prep.models.families.registry import FAMILIES
+from prep.models.pipeline import infer_family
 from prep.parse import Unparsed
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import Recipe
@@ -136,22 +141,30 @@ def _caption_choice(one: Finding, recipe: Recipe) -> CaptionOptions:
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:
-    """A check that warns of items with a caption, in any of its variants, of more tokens than the encoder takes."""
+    """A check that warns of items with a caption, in any of its variants, that a text encoder does not read whole."""
     from prep.models.hub import locate
     with defer_interrupts():
-        from prep.models.text.tokenizer import TokenCounter  # here: it loads transformers
+        from prep.models.loading import quiet_libraries  # here: they load transformers
+        quiet_libraries()
+        from prep.models.text.truncation import TruncationFinder
 
     try:
         where = locate(model)
     except ModelError as error:
         raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan downloads nothing") from None
-    counter = TokenCounter(where)
+    family = FAMILIES[recipe.model.family or infer_family(where)]
+    finder = TruncationFinder(where, family, text_options_of(family, recipe.model, Configs(where)))
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
-        tokens = counter.longest([text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))])
-        if tokens > counter.limit:
-            yield finding(item.label, "caption-over-limit",
-                          f"{tokens} tokens, expected at most {counter.limit}; the encoder ignores the rest")
+        captions = [text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))]
+        worst: dict[str, Mapping[str, Any]] = {}  # of all variants, by code
+        for one in finder.find(captions):
+            if one is not None:
+                record = record_of(one)
+                worst[code_of(record)] = max(record, worst.get(code_of(record), record),
+                                             key=lambda found: int(found["tokens"]) - int(found["read"]))
+        for code, most in worst.items():
+            yield finding(item.label, code, detail_of(most))
 
     return check
 

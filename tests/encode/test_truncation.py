@@ -103,6 +103,18 @@ def test_what_one_of_two_encoders_reads_whole_is_an_info(encode, photo):
     assert "hint: --max-length 512 reads more of a caption" in encode("flux", "--max-length", 100).out
 
 
+@pytest.mark.parametrize("options", [(), ("--max-length", 100)])
+def test_a_scan_says_what_encode_says(prep, encode, photo, models, tmp_path, options):
+    photo("long", LONG)
+    photo("longest", "word " * 600)
+    photo("short", "word")
+    told = encode("flux", "--json", *options).json["truncated"]
+    recipe = tmp_path / "dataset.toml"
+    recipe.write_text(f"[model]\nmax_length = {options[1] if options else 0}\n[[source]]\npath = 'photos'\n")
+    found = prep("scan", recipe, "--json", "--model", models("flux")).json["findings"]
+    assert [one for one in found if one["code"].startswith("caption-over")] == told and len(told) == 2
+
+
 def test_lines_are_few_and_short_on_a_terminal(encode, photo, monkeypatch):
     for number in range(13):
         photo(f"p{number:02}", f"{number:02} {'word ' * 40}")

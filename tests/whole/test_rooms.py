@@ -113,7 +113,7 @@ LIBRARIES = {
 LAZY = {
     "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.mirror", "prep.fs.remote", "prep.encode.run",
     "prep.encode.text_groups",
-    "prep.encode.truncation", "prep.encode.prompts",
+    "prep.dataset.texts", "prep.encode.prompts",
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",
     "prep.encode.engines.ray", "prep.models.hub", "prep.runtime",
     "prep.models.loading", "prep.doctor.machine",

@@ -20,7 +20,7 @@ from prep.models.configs import Configs
 from prep.models.families.flux2 import DEV, DEV_LAYERS, KLEIN, KLEIN_LAYERS, SYSTEM
 from prep.models.family import TextOptions
 from prep.models.text.encoder import TextEncoder
-from prep.models.text.tokenizer import TokenCounter
+from prep.models.text.truncation import TruncationFinder
 
 OPTIONS = TextOptions(max_length=512)
 
@@ -95,5 +95,5 @@ def test_a_template_file_that_is_damaged(dev, tmp_path, content):
 
 def test_a_tokenizer_without_a_limit_counts_up_to_the_family_s(dev, tmp_path):
     model = as_processor(dev, tmp_path / "model", model_max_length=10**30)
-    counter = TokenCounter(model)
-    assert counter.limit == 512 and counter.longest(["a cat", "a"]) == 5
+    found = TruncationFinder(model, DEV, OPTIONS).count(["a cat", "a"])
+    assert found.limit < 512 and found.tokens == (5, 1)

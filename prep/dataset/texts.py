@@ -1,0 +1,78 @@
+"""How a recipe wants texts encoded, and what is told of captions that text encoders do not read to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prep.errors import ConfigError
+from prep.models.configs import Configs
+from prep.models.family import Family, TextOptions
+from prep.recipe.schema import ModelOptions
+
+if TYPE_CHECKING:
+    from prep.models.text.truncation import Truncation
+
+MOST_LOST = 500  # characters of lost words in a finding
+PART, WHOLE = "caption-over-one-limit", "caption-over-limit"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextReading:
+    """How a model's text encoders read captions."""
+
+    model: Path
+    family: Family
+    options: TextOptions
+
+    def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
+        """What is lost of each caption. Raises `ModelError`."""
+        from prep.models.loading import quiet_libraries  # here: a run without new captions imports no torch
+        quiet_libraries()
+        from prep.models.text.truncation import TruncationFinder
+
+        return TruncationFinder(self.model, self.family, self.options).find(captions)
+
+
+def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:
+    """How a recipe wants text encoded. Raises `ConfigError` for what the family or the model cannot do."""
+    facts, tokens = family.text, chosen.max_length or family.text.max_length
+    if not facts.shortest <= tokens <= facts.longest:
+        wanted = str(facts.longest) if facts.shortest == facts.longest else f"{facts.shortest} to {facts.longest}"
+        raise ConfigError(f"model.max_length is {tokens}, expected {wanted} for family '{family.name}'",
+                          hint="leave it out; longer captions need --text-windows 2 or 3" if facts.windows else
+                          f"leave it out for the family's own, {facts.max_length}")
+    if chosen.text_windows > 1 and not facts.windows:
+        raise ConfigError(f"model.text_windows is {chosen.text_windows}, but the text of family '{family.name}' is not "
+                          "read in windows", hint="leave it out; --max-length sets the number of tokens")
+    if chosen.clip_skip and not facts.clip:
+        raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, but rows of family '{family.name}' have no hidden "
+                          "states of CLIP", hint="leave it out")
+    layers = configs("text_encoder").get("num_hidden_layers") if chosen.clip_skip else None
+    if isinstance(layers, int) and chosen.clip_skip >= layers:
+        raise ConfigError(f"model.clip_skip is {chosen.clip_skip}, expected less than {layers}, the layers of the text "
+                          "encoder", hint="1 is usual for models that were trained with the last layer but one")
+    if chosen.text_quantization != "none" and family.text_compute is None:
+        raise ConfigError(f"model.text_quantization is '{chosen.text_quantization}', but the text encoders of family "
+                          f"'{family.name}' are all CLIP, which is small and never quantized", hint="leave it out")
+    return TextOptions(max_length=tokens, clip_skip=chosen.clip_skip, windows=chosen.text_windows,
+                       quantization=chosen.text_quantization)
+
+
+def record_of(found: Truncation) -> dict[str, Any]:
+    """What is lost of a caption, as JSON allows, with as many words as a finding has."""
+    lost = "" if found.whole else found.lost if len(found.lost) <= MOST_LOST else f"{found.lost[:MOST_LOST - 1]}…"
+    return {"encoder": found.encoder, "tokens": found.tokens, "read": found.read, "lost": lost, "whole": found.whole}
+
+
+def code_of(record: Mapping[str, Any]) -> str:
+    """The finding's code: whether all encoders lose something, or only some of them."""
+    return PART if record["whole"] else WHOLE
+
+
+def detail_of(record: Mapping[str, Any]) -> str:
+    """What is said of a caption that is cut."""
+    read = f"{record['encoder']} reads {record['read']} of {record['tokens']} tokens"
+    return f"{read}, {record['whole']} all of them" if record["whole"] else f"{read}, and not '{record['lost']}'"
