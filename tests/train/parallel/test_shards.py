@@ -83,8 +83,9 @@ def others_read_pieces(train, path, folder, tmp_path):
     (run / "aside").rename(last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [
-    pytest.param("lora", 4, marks=pytest.mark.slow), ("full", 2)])
+    ("lora", 4), ("full", 2)])
 def test_a_run_is_that_of_one_process_and_continued_by_one(make, train, tmp_path, kind, count):
     """Also what is validated and drawn in between, with the average in place of the weights."""
     path, one, run = make(validation=3).path, tmp_path / "one", tmp_path / "divided"
