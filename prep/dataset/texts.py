@@ -13,7 +13,7 @@ from prep.models.family import Family, TextOptions
 from prep.recipe.schema import ModelOptions
 
 if TYPE_CHECKING:
-    from prep.models.text.truncation import Truncation
+    from prep.models.text.truncation import Truncation, TruncationFinder
 
 MOST_LOST = 500  # characters of lost words in a finding
 PART, WHOLE = "caption-over-one-limit", "caption-over-limit"
@@ -27,13 +27,17 @@ class TextReading:
     family: Family
     options: TextOptions
 
-    def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
-        """What is lost of each caption. Raises `ModelError`."""
+    def finder(self) -> TruncationFinder:
+        """Loads the tokenizers. Raises `ModelError`."""
         from prep.models.loading import quiet_libraries  # here: a run without new captions imports no torch
         quiet_libraries()
         from prep.models.text.truncation import TruncationFinder
 
-        return TruncationFinder(self.model, self.family, self.options).find(captions)
+        return TruncationFinder(self.model, self.family, self.options)
+
+    def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
+        """What is lost of each caption. Raises `ModelError`."""
+        return self.finder().find(captions)
 
 
 def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:

@@ -21,6 +21,7 @@ from prep.findings import Finding
 from prep.geometry import Placement, Size
 from prep.loader.index import Index, open_index
 from prep.loader.rows import DTYPES, Rows
+from prep.manifest.describe import describe_columns
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.opened import findings_of
 
@@ -110,18 +111,15 @@ class CachedDataset:
         picture; `view`, `bucket` (width, height), `scaled`, `crop` and `flip` of the view; `latent`, and `std` if the
         cache has it; `mask`, or None; `text`: the arrays of each caption's row.
         """
-        samples = self.index.samples
-        first, end = (int(samples.text_offsets[self._checked(number) + more]) for more in (0, 1))
-        row = self.table.slice(number, 1).select(["width", "height"]).to_pylist()[0]
-        same = {"id": samples.ids[number].tobytes().hex(), "name": samples.name(number),
-                "role": ROLES[int(samples.role[number])], **row, "repeats": int(samples.repeats[number]),
-                "weight": float(samples.weight[number]), "captions": samples.captions(number),
-                "caption_weights": [float(weight) for weight in samples.texts["weight"][first:end]],
-                "text": [self.text(number, caption) for caption in range(end - first)]}
-        for view in range(int(samples.view_offsets[number + 1] - samples.view_offsets[number])):
-            place = self.placement(number, view)
-            yield {**same, "view": view, "bucket": list(place.bucket), "scaled": list(place.scaled),
-                   "crop": list(place.crop), "flip": place.flip, **self.latent(number, view),
+        row = describe_columns(self.index.samples, self.buckets, self._checked(number), lambda *_: None)
+        same = {**{name: row[name] for name in ("id", "name", "role", "repeats", "weight")},
+                "width": row["size"][0], "height": row["size"][1],
+                "captions": [text["caption"] for text in row["texts"]],
+                "caption_weights": [text["weight"] for text in row["texts"]],
+                "text": [self.text(number, caption) for caption in range(len(row["texts"]))]}
+        for view, place in enumerate(row["views"]):
+            yield {**same, "view": view, "bucket": row["bucket"],
+                   **{name: place[name] for name in ("scaled", "crop", "flip")}, **self.latent(number, view),
                    "mask": self.mask(number, view)}
 
     def groups(self, field: str) -> Mapping[str, Any]:

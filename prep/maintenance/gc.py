@@ -130,9 +130,7 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
     tables: set[str] = set()
     for manifest in manifests:
         if manifest.cache_root != local_path(path):
-            raise CacheError(f"{shown(manifest.path)} is a manifest of the cache {shown(manifest.cache_root)}, "
-                             f"expected one of {cache.url}", hint="name only manifests of this cache, and run prep gc "
-                             "for the other cache separately")
+            raise _of_another_cache(manifest, cache)
         named = manifest.document["tables"]
         copy = Cache(root=manifest.cache_root)
         shards |= {row["digest"].hex(): row["bytes"] for row in read_table(copy, named["shards"], SHARDS).to_pylist()}
@@ -159,8 +157,7 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
     for manifest in keep:
         path, root = manifest.path, manifest.cache_root
         if not root.is_dir() or not root.samefile(cache.root):
-            raise CacheError(f"{path} is a manifest of the cache {root}, expected one of {cache.root}",
-                             hint="name only manifests of this cache, and run prep gc for the other cache separately")
+            raise _of_another_cache(manifest, cache)
         named = manifest.document["tables"]
         for name, schema in (("samples", SAMPLES), ("findings", FINDINGS)):
             read_table(cache, named[name], schema)
@@ -169,6 +166,12 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
             shards.add(row["digest"].hex())
         tables |= set(named.values())
     return Needed(shards=frozenset(shards), tables=frozenset(tables))
+
+
+def _of_another_cache(manifest: Manifest, cache: Cache) -> CacheError:
+    return CacheError(f"{shown(manifest.path)} is a manifest of the cache {shown(manifest.cache_root)}, "
+                      f"expected one of {cache.url or cache.root}",
+                      hint="name only manifests of this cache, and run prep gc for the other cache separately")
 
 
 def _check_shard(cache: Cache, path: Path, digest: str, size: int) -> None:

@@ -11,7 +11,7 @@ from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of
 from prep.dataset.bucketing import least_side_check
 from prep.dataset.listing import walk_recipe
-from prep.dataset.texts import code_of, detail_of, record_of, text_options_of
+from prep.dataset.texts import TextReading, code_of, detail_of, record_of, text_options_of
 from prep.errors import ModelError, UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
@@ -143,17 +143,15 @@ def _caption_choice(one: Finding, recipe: Recipe) -> CaptionOptions:
 def _token_check(model: str, recipe: Recipe) -> Check:
     """A check that warns of items with a caption, in any of its variants, that a text encoder does not read whole."""
     from prep.models.hub import locate
-    with defer_interrupts():
-        from prep.models.loading import quiet_libraries  # here: they load transformers
-        quiet_libraries()
-        from prep.models.text.truncation import TruncationFinder
 
     try:
         where = locate(model)
     except ModelError as error:
         raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan downloads nothing") from None
     family = FAMILIES[recipe.model.family or infer_family(where)]
-    finder = TruncationFinder(where, family, text_options_of(family, recipe.model, Configs(where)))
+    options = text_options_of(family, recipe.model, Configs(where))
+    with defer_interrupts():  # it loads transformers
+        finder = TextReading(model=where, family=family, options=options).finder()
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
         captions = [text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))]

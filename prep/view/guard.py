@@ -106,7 +106,6 @@ class Guard:
             return 405, "This server only shows: GET and HEAD."
         return None
 
-
     def _unposted(self, headers: dict[bytes, list[bytes]]) -> tuple[int, str] | None:
         """Why a POST goes no further, beyond what holds for every request."""
         given, size = headers.get(EDIT_HEADER, []), headers.get(b"content-length", [])
