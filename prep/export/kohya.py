@@ -2,9 +2,11 @@
 
 `STEM_WWWWxHHHH_ARCH.npz` has the whole picture's size in its name and, stored without pickles:
 
-    latents          float32 [C, h, w], not scaled
+    latents          float32 [C, h, w]: as the VAE makes them, for the families in `NORMALIZED` as their denoiser takes
+                     them, since sd-scripts' own VAE of these families shifts and scales in `encode`
     original_size    int64 [2]: width, height of the picture
-    crop_ltrb        int64 [4]: left, top, right, bottom of what was encoded, in the scaled picture
+    crop_ltrb        int64 [4]: left and top of what was encoded, in the scaled picture; right and bottom such that
+                     width - right is the left of the mirrored picture, which is all that sd-scripts reads them for
     latents_flipped  float32 [C, h, w], where a mirrored view of the same crop was encoded
     alpha_mask       float32 [H, W] in pixels, 0 to 1, where there is a mask
 
@@ -27,9 +29,11 @@ from prep.cache.values import Values
 from prep.errors import UsageError
 from prep.export import folder
 from prep.export.sample import Sample
+from prep.geometry import Placement
 
 ARCHITECTURES = {"sd15": "sd", "sd21": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "lumina2": "lumina"}
 ONE_SIZE = ("sd", "sdxl")
+NORMALIZED = ("flux", "lumina")
 SAVED = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can name
 
 
@@ -72,17 +76,31 @@ def _arrays(sample: Sample) -> dict[str, Values]:
     views = list(sample.views)
     placed = {view: sample.placement(view) for view in views}
     first = next((view for view in views if not placed[view].flip), views[0])
-    left, top = placed[first].crop
     width, height = sample.bucket
-    found = {"latents": sample.latent(first)["latent"].values(), "original_size": np.array(sample.size),
-             "crop_ltrb": np.array([left, top, left + width, top + height])}
+    found = {"latents": _normalized(sample, first), "original_size": np.array(sample.size),
+             "crop_ltrb": np.array(crop_ltrb(placed[first]))}
     for view in views:
         if not placed[first].flip and placed[view] == replace(placed[first], flip=True):
-            found["latents_flipped"] = sample.latent(view)["latent"].values()
+            found["latents_flipped"] = _normalized(sample, view)
     if (mask := sample.mask(first)) is not None:
         cells = mask.values()[0].astype(np.float32) / 255
         found["alpha_mask"] = cells.repeat(height // cells.shape[0], 0).repeat(width // cells.shape[1], 1)
     return found
+
+
+def crop_ltrb(placement: Placement) -> tuple[int, int, int, int]:
+    """What the caches of a picture that is placed so have as `crop_ltrb`."""
+    (left, top), (width, height) = placement.crop, placement.bucket
+    return left, top, 2 * width + left - placement.scaled[0], 2 * height + top - placement.scaled[1]
+
+
+def _normalized(sample: Sample, view: int) -> Values:
+    """The latent of a view, as sd-scripts' VAE of the family makes it."""
+    document = sample.of.manifest.document
+    values, facts = sample.latent(view)["latent"].values(), document["latents"]
+    if architecture(document["family"]) not in NORMALIZED:
+        return values
+    return (values - np.float32(facts["shift_factor"])) * np.float32(facts["scaling_factor"])
 
 
 def npz(arrays: dict[str, Values]) -> bytes:

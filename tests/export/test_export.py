@@ -110,9 +110,11 @@ def test_kohya_caches_are_as_its_rules_say(prep, encoded, photos, tmp_path):
             assert arrays["latents"].dtype == np.float32
             assert arrays["latents"].shape == (4, sample.bucket[1] // 8, sample.bucket[0] // 8)
             assert arrays["original_size"].tolist() == [width, height]
-            left, top, right, bottom = arrays["crop_ltrb"].tolist()
-            assert (right - left, bottom - top) == sample.bucket
-            assert (left, top) == sample.placement(sample.views[0]).crop
+            placement = sample.placement(sample.views[0])
+            left, top, right, _ = arrays["crop_ltrb"].tolist()
+            assert (left, top) == placement.crop
+            # Of the mirrored picture, sd-scripts takes the target's width less `right` as the left.
+            assert left + (sample.bucket[0] - right) == placement.scaled[0] - sample.bucket[0]
             plain, mirrored = (sample.latent(view)["latent"].values() for view in sample.views)
             np.testing.assert_array_equal(arrays["latents"], plain)
             np.testing.assert_array_equal(arrays["latents_flipped"], mirrored)
@@ -132,6 +134,14 @@ def test_a_picture_at_two_sizes_is_one_file_where_names_say_the_size(prep, photo
         export(tmp_path / "m.json", "kohya", tmp_path / "no")
     monkeypatch.setitem(kohya.ARCHITECTURES, "sd15", "flux")
     export(tmp_path / "m.json", "kohya", tmp_path / "out")
+    facts = read_manifest(tmp_path / "m.json").document["latents"]
+    shift, scale = float(facts["shift_factor"]), float(facts["scaling_factor"])
+    for sample in Samples(open_manifest(read_manifest(tmp_path / "m.json"))):
+        (file,) = (tmp_path / "out").glob(f"{Path(sample.name).stem}_*_flux.npz")
+        with np.load(file) as arrays:  # as flux_models.AutoEncoder encodes
+            wanted = scale * (sample.latent(sample.views[0])["latent"].values() - shift)
+            height, width = wanted.shape[1:]
+            np.testing.assert_allclose(arrays[f"latents_{height}x{width}"], wanted, rtol=1e-5, atol=1e-6)
     with zipfile.ZipFile(tmp_path / "out" / "0_0096x0096_flux.npz") as archive:
         assert archive.testzip() is None
         assert set(archive.namelist()) == {f"{name}_{side}x{side}.npy" for side in (8, 12)
