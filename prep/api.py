@@ -177,10 +177,12 @@ def hf_dataset(manifest: PathLike, role: str = "train", *, groups: int = 64) -> 
 
 
 def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None = None, steps: int | None = None,
-            underfill: str = "partial", seed: int = 0, caption_dropout: float = 0.0, timesteps: int = 1000,
-            masked: bool = False, rank: int | None = None, world: int | None = None) -> BatchStream:
+            underfill: str = "partial", shuffle: str = "global", seed: int = 0, caption_dropout: float = 0.0,
+            timesteps: int = 1000, masked: bool = False, rank: int | None = None,
+            world: int | None = None) -> BatchStream:
     """The batches of training, `steps` steps or without end: an iterable, and a `torch.utils.data.IterableDataset`.
 
+    With `shuffle` "partitioned", each rank reads its own part of the samples, the same one in every epoch.
     `rank` and `world` default to those of `torch.distributed`, if that is initialized. `state_dict` and
     `load_state_dict` continue it exactly. Raises `ManifestError`, `CacheError`, `ConfigError`, `EmptyPlanError`.
     """
@@ -188,7 +190,8 @@ def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None 
     from prep.loader.stream import BatchStream, StreamSettings
 
     settings = StreamSettings(batch_size=batch_size, micro_batch=micro_batch, seed=seed, timesteps=timesteps,
-                              underfill=underfill,  # type: ignore[arg-type]  # checked by the plan
+                              underfill=underfill,  # type: ignore[arg-type]  # both are checked by the plan
+                              shuffle=shuffle,  # type: ignore[arg-type]
                               caption_dropout=caption_dropout, masked=masked)
     return BatchStream(open_index(_manifest(manifest)), settings, steps=steps, rank=rank, world=world)
 

@@ -230,7 +230,8 @@ def _masked(index: Index, config: Config) -> bool:
 def _plan(index: Index, config: Config, planned: int | None) -> StepPlan:
     whole = planned is not None and config.batch_size % planned == 0
     plan = step_plan(index.counts, seed=config.seed, batch_size=config.batch_size,
-                     micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill)
+                     micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill,
+                     shuffle=config.shuffle)
     if not plan.steps_per_epoch:
         require_steps(plan, index.manifest.buckets, index.names(plan.left_out(0)) if sum(plan.counts) else ())
     return plan

@@ -2,7 +2,8 @@
 
 A node downloads the whole of each shard that one of its ranks needs a row of. Which rank shows a sample in an epoch is
 drawn at random, so with N nodes each of a shard's showings falls to a given node with probability 1 / N, and shards
-with more than a few rows go to almost every node: the shuffle is over all samples, and keeps no order on the disk.
+with more than a few rows go to almost every node: the shuffle is over all samples, and keeps no order on the disk. With
+a partitioned shuffle, a node shows its own part of each bucket and needs the shards with rows of that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
+from prep.loader.ahead import shards_with
 from prep.loader.index import Index
 
 TRIED = 64  # steps that are planned to see how long that takes
@@ -43,21 +45,36 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     `room`: bytes for copies of shards on a node; `None`: enough. `samples`: of a larger data set like this one.
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
+    parts = _of_parts(index, plan, nodes, masked=masked) if plan.partitioned else None
     plan = replace(plan, counts=tuple(round(count * times) for count in plan.counts))
     showings = _showings(index, masked=masked)
     sizes = np.array([facts.bytes for facts in index.shards], np.float64)
     used = showings > 0
     whole = float(sizes[used].sum()) * times
+    own = whole if parts is None else parts * times  # what a node reads sooner or later
     first = float((sizes * -np.expm1(showings * np.log1p(-1 / nodes)))[used].sum()) * times if (
-        nodes > 1) else whole
-    missing = 0.0 if room is None else max(0.0, 1 - room / whole)
-    # With room for a part of all shards, a row's shard is there with the probability of that part.
+        nodes > 1 and parts is None) else own
+    missing = 0.0 if room is None else max(0.0, 1 - room / own)
+    # With room for a part of its shards, a row's shard is there with the probability of that part.
     again = float((sizes * showings)[used].sum()) * times / nodes * missing
     return Outlook(
         world=world, nodes=nodes, samples=sum(plan.counts), steps=plan.steps_per_epoch,
         idle=max(0, world - plan.micro_batch), shards=round(int(used.sum()) * times), bytes=round(whole),
         first=round(max(first, again)), later=round(again),
         memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan))
+
+
+def _of_parts(index: Index, plan: StepPlan, nodes: int, *, masked: bool) -> float:
+    """Bytes of the shards that a node's part of the buckets lies in, on average over the nodes."""
+    sizes = np.array([facts.bytes for facts in index.shards], np.int64)
+    total = 0
+    for node in range(nodes):
+        mine = np.zeros(len(index.samples), bool)
+        for bucket, count in enumerate(plan.counts):
+            low, high = (count * one // nodes for one in (node, node + 1))
+            mine[index.samples_of(bucket, np.arange(low, high))] = True
+        total += int(sizes[shards_with(index, mine, masked)].sum())
+    return total / nodes
 
 
 def _showings(index: Index, *, masked: bool) -> Column:

@@ -2,28 +2,33 @@
 
 Two keyed permutations, each looked up in O(1): one of a bucket's occurrences, cut into micro-batches of one bucket;
 then one of the epoch's micro-batches, cut into steps. Nothing is stored or shuffled: any step can be computed first.
+With shuffle `partitioned`, a bucket's occurrences are permuted in parts, one for each place of a micro-batch
+(`prep.batching.parts`), so that each of several computers needs its own part of the rows.
 An *occurrence* is one showing of a sample in an epoch: a bucket with samples of repeats 1 and 3 has occurrences 0..3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prep.batching.parts import Division, outside_rest
 from prep.batching.permutation import permute, permute_each
-from prep.batching.rng import plan_key
+from prep.batching.rng import plan_key, plan_number
 from prep.errors import ConfigError, EmptyPlanError
 from prep.formatting import join_names
 from prep.geometry import Size
 
 Underfill = Literal["drop", "partial", "repeat"]
+Shuffle = Literal["global", "partitioned"]
 Indices = NDArray[np.int64]
+_Made = tuple[Indices, Indices, Indices | None]  # occurrences, turns and places of a micro-batch
 STEPS_AT_ONCE, OCCURRENCES_AT_ONCE = 64, 1 << 14
 
 
@@ -34,6 +39,7 @@ class MicroBatch:
     bucket: int
     occurrences: Indices  # [n]
     turns: Indices  # [n]; 0: first showing in this epoch; above 0: repeated to fill a batch, with draws of its own
+    places: Indices | None = None  # [n]; in a full micro-batch, where ranks have places of their own; None: from 0 on
 
     @property
     def repeated(self) -> NDArray[np.bool_]:
@@ -55,6 +61,12 @@ class StepPlan:
     batch_size: int
     micro_batch: int
     underfill: Underfill
+    shuffle: Shuffle = "global"
+
+    @property
+    def partitioned(self) -> bool:
+        """Whether each place of a micro-batch has its own part of each bucket, and so each rank."""
+        return self.shuffle == "partitioned"
 
     @cached_property
     def batches(self) -> tuple[int, ...]:
@@ -108,7 +120,9 @@ class StepPlan:
         missing: dict[int, list[Indices]] = {}
         for bucket, (count, batches) in enumerate(zip(self.counts, self.batches, strict=True)):
             rest = np.arange(batches * self.micro_batch, count)
-            missing.setdefault(bucket, []).append(permute(rest, count, self._bucket_key(epoch, bucket)))
+            missing.setdefault(bucket, []).append(
+                self._division(epoch, bucket).rest() if self.partitioned
+                else permute(rest, count, self._bucket_key(epoch, bucket)))
         for batch in self._at(epoch, np.arange(self.steps_per_epoch * self.per_step, sum(self.batches))):
             missing[batch.bucket].append(batch.occurrences)
         found = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in missing.items()}
@@ -155,20 +169,49 @@ class StepPlan:
     def _micro_batches(self, epochs: Indices, buckets: Indices, numbers: Indices, laps: Indices
                        ) -> tuple[MicroBatch, ...]:
         """Micro-batch numbers[i] of buckets[i], on its laps[i]-th showing in epochs[i]; all permuted at once."""
-        spans, turns = [], []
-        for bucket, number, lap in zip(buckets.tolist(), numbers.tolist(), laps.tolist(), strict=True):
-            count, end = self.counts[bucket], (number + 1) * self.micro_batch
-            places = np.arange(number * self.micro_batch, end if self.underfill == "repeat" else min(end, count))
-            turns_a_lap = -(-self.batches[bucket] * self.micro_batch // count)  # no two showings share a number
-            spans.append(places % count)
-            turns.append(places // count + lap * turns_a_lap)
         used, which = np.unique(np.stack([epochs, buckets]), axis=1, return_inverse=True)
-        pairs, ends = used.T.tolist(), np.cumsum([len(span) for span in spans])
-        found = permute_each(np.concatenate(spans), np.repeat(which.ravel(), np.diff(ends, prepend=0)),
+        pairs: list[tuple[int, int]] = [(epoch, bucket) for epoch, bucket in used.T.tolist()]
+        permuted = self._permuted_in_parts if self.partitioned else self._permuted
+        made = permuted(pairs, which.ravel(), numbers)
+        laps_turns = [lap * -(-self.batches[bucket] * self.micro_batch // self.counts[bucket])  # no two share a number
+                      for bucket, lap in zip(buckets.tolist(), laps.tolist(), strict=True)]
+        return tuple(MicroBatch(bucket=bucket, occurrences=some, turns=turns + lap, places=places)
+                     for bucket, (some, turns, places), lap in zip(buckets.tolist(), made, laps_turns, strict=True))
+
+    def _permuted(self, pairs: Sequence[tuple[int, int]], which: Indices, numbers: Indices) -> Iterator[_Made]:
+        """The occurrences and turns of micro-batch numbers[i] of pairs[which[i]], an epoch and a bucket."""
+        spans, turns = [], []
+        for number, pair in zip(numbers.tolist(), which.tolist(), strict=True):
+            count, end = self.counts[pairs[pair][1]], (number + 1) * self.micro_batch
+            places = np.arange(number * self.micro_batch, end if self.underfill == "repeat" else min(end, count))
+            spans.append(places % count)
+            turns.append(places // count)
+        ends = np.cumsum([len(span) for span in spans])
+        found = permute_each(np.concatenate(spans), np.repeat(which, np.diff(ends, prepend=0)),
                              [self.counts[bucket] for _, bucket in pairs],
                              [self._bucket_key(epoch, bucket) for epoch, bucket in pairs])
-        return tuple(MicroBatch(bucket=bucket, occurrences=some, turns=turn) for bucket, some, turn in
-                     zip(buckets.tolist(), np.split(found, ends[:-1]), turns, strict=True))
+        return zip(np.split(found, ends[:-1]), turns, [None] * len(turns), strict=True)
+
+    def _permuted_in_parts(self, pairs: Sequence[tuple[int, int]], which: Indices, numbers: Indices) -> Iterator[_Made]:
+        """Like `_permuted`, each part by itself; and the places that the occurrences have in a full micro-batch."""
+        divisions = [self._division(epoch, bucket) for epoch, bucket in pairs]
+        slots = [divisions[pair].slots(number, fill=self.underfill == "repeat")
+                 for number, pair in zip(numbers.tolist(), which.tolist(), strict=True)]
+        ends = np.cumsum([len(each.places) for each in slots])
+        of = np.repeat(which, np.diff(ends, prepend=0))
+        places, rows, known = (np.concatenate([each[number] for each in slots]) for number in range(3))
+        sizes = [max(each.size, 1) for each in divisions]
+        inside = permute_each(rows, of, sizes, [self._bucket_key(epoch, bucket) for epoch, bucket in pairs], places)
+        count, start = (np.array(values)[of] for values in ([each.count for each in divisions],
+                                                            [each.start for each in divisions]))
+        found = outside_rest(places * np.array(sizes)[of] + inside, count, count % self.micro_batch, start)
+        return zip(np.split(np.where(known < 0, found, known), ends[:-1]), [each.turns for each in slots],
+                   [each.places for each in slots], strict=True)
+
+    def _division(self, epoch: int, bucket: int) -> Division:
+        count = self.counts[bucket]
+        start, fill = (plan_number(name, max(count, 1), self.seed, epoch, bucket) for name in ("rest", "fill"))
+        return Division(count=count, micro_batch=self.micro_batch, start=start, fill=fill)
 
     def _bucket_key(self, epoch: int, bucket: int) -> bytes:
         return plan_key("bucket", self.seed, epoch, bucket)
@@ -191,6 +234,7 @@ def step_plan(
     batch_size: int,
     micro_batch: int | None = None,
     underfill: Underfill = "partial",
+    shuffle: Shuffle = "global",
 ) -> StepPlan:
     """The plan for `counts` occurrences by bucket; `micro_batch` defaults to `batch_size`. Raises `ConfigError`."""
     micro = batch_size if micro_batch is None else micro_batch
@@ -200,10 +244,11 @@ def step_plan(
     if batch_size % micro:
         raise ConfigError(f"batch_size is {batch_size}, expected a multiple of micro_batch, {micro}",
                           hint=f"batch_size = {-(-batch_size // micro) * micro}")
-    if underfill not in ("drop", "partial", "repeat"):
-        raise ConfigError(f"underfill is '{underfill}', expected one of: drop, partial, repeat")
+    for name, chosen, kinds in (("underfill", underfill, Underfill), ("shuffle", shuffle, Shuffle)):
+        if chosen not in get_args(kinds):
+            raise ConfigError(f"{name} is '{chosen}', expected one of: {', '.join(get_args(kinds))}")
     return StepPlan(counts=tuple(int(count) for count in counts), seed=seed, batch_size=batch_size, micro_batch=micro,
-                    underfill=underfill)
+                    underfill=underfill, shuffle=shuffle)
 
 
 def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = ()) -> None:

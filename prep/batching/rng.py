@@ -16,6 +16,11 @@ def plan_key(what: str, seed: int, epoch: int, *where: int) -> bytes:
     return hashlib.sha256(canonical(document)).digest()
 
 
+def plan_number(what: str, below: int, seed: int, epoch: int, *where: int) -> int:
+    """A number from 0 to `below` - 1, uniform but for one part in 2⁶⁴ / `below`."""
+    return int.from_bytes(plan_key(what, seed, epoch, *where)[:8], "little") % below
+
+
 def draw_key(seed: int, epoch: int, sample_id: bytes, occurrence: int, purpose: str) -> tuple[int, int]:
     """The Philox key, two 64-bit numbers, for one draw in one showing of a sample."""
     document = {"kind": "draw", "meaning": MEANING, "seed": seed, "epoch": epoch, "sample": sample_id.hex(),

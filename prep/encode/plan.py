@@ -121,15 +121,19 @@ def drop_plan(cache: Cache, planned: EncodePlan, manifest: Path) -> None:
 
 
 def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
-    """Tasks of one field and one shape, their rows sorted by key, in a fixed order."""
+    """Tasks of one field and one shape, their rows sorted by key, in a fixed order.
+
+    Samples that are neighbors in the manifest's table share shards, of each field: those who read a part of the table
+    need a part of the shards.
+    """
     tasks: list[Task] = []
     for field, names in missing.items():
         groups: dict[tuple[int, int], list[str]] = {}
-        for key in names:
+        for key in wanted.wants.in_sample_order(field, names):
             groups.setdefault(wanted.group_of(field, key), []).append(key)
         for group in sorted(groups):
             most = min(TASK_ROWS, max(1, shard_bytes // wanted.row_bytes(field, groups[group][0])))
-            tasks += [_task(field, rows) for rows in _cut(groups[group], most)]
+            tasks += [_task(field, sorted(rows)) for rows in _cut(groups[group], most)]
     return tasks
 
 

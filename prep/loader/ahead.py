@@ -19,7 +19,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.remote.room import allowed
 from prep.cache.remote.shards import Fetcher
 from prep.fs.remote import Stopped
-from prep.loader.draws import BatchRequest
+from prep.loader.draws import BatchRequest, ends_of
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 
@@ -123,15 +123,14 @@ def bytes_by_node(index: Index, plan: StepPlan, *, world: int, nodes: int, maske
     per_node = world // nodes
     for step in range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch):
         for number, part in enumerate(plan.at(step)):
-            starts = np.arange(world + 1) * len(part.occurrences) // world  # as `draws.Share` divides a micro-batch
-            place = np.searchsorted(starts, np.arange(len(part.occurrences)), side="right") - 1
-            rank = (place + number) % world
+            place = np.searchsorted(ends_of(part, plan, world), np.arange(len(part.occurrences)), side="right") - 1
+            rank = place if plan.partitioned else (place + number) % world
             needed[rank // per_node, index.samples_of(part.bucket, part.occurrences)] = True
     sizes = np.array([shard.bytes for shard in index.shards], np.int64)
-    return [int(sizes[_shards(index, mine, masked)].sum()) for mine in needed]
+    return [int(sizes[shards_with(index, mine, masked)].sum()) for mine in needed]
 
 
-def _shards(index: Index, samples: Column, masked: bool) -> Column:
+def shards_with(index: Index, samples: Column, masked: bool) -> Column:
     """The numbers of the shards that have rows of these samples, given as one bool for each; and the empty text's."""
     table = index.samples
     views = np.repeat(samples, np.diff(table.view_offsets))

@@ -48,18 +48,28 @@ class Share:
     # Whether every rank makes as many forward passes as any other: idle ones, too, whose samples do not count.
     level: bool = False
 
-    def of(self, number: int, count: int) -> range:
-        """Places of this rank in micro-batch `number` of a step, which has `count` samples.
+    def of(self, number: int, part: MicroBatch, plan: StepPlan) -> range:
+        """The samples of this rank in `part`, micro-batch `number` of a step.
 
-        Ranks change places from one micro-batch to the next, so that no rank has all the larger parts.
+        Ranks change places from one micro-batch to the next, so that no rank has all the larger parts; with a
+        partitioned shuffle they keep their places, which have parts of the buckets of their own.
         """
-        place = (self.rank - number) % self.world
-        return range(place * count // self.world, (place + 1) * count // self.world)
+        ends = ends_of(part, plan, self.world)
+        place = self.rank if plan.partitioned else (self.rank - number) % self.world
+        return range(int(ends[place]), int(ends[place + 1]))
 
-    def passes(self, number: int, count: int, most: int | None) -> int:
+    def passes(self, number: int, part: MicroBatch, plan: StepPlan, most: int | None) -> int:
         """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
-        own = -(-count // self.world) if self.level else len(self.of(number, count))
+        own = int(np.diff(ends_of(part, plan, self.world)).max()) if self.level else len(self.of(number, part, plan))
         return len(_starts(own, most))
+
+
+def ends_of(part: MicroBatch, plan: StepPlan, world: int) -> Column:
+    """[world + 1]: where the samples of each of so many ranks' places begin in a micro-batch, and where they end."""
+    if part.places is None:
+        return np.arange(world + 1) * len(part.occurrences) // world
+    ends: Column = np.searchsorted(part.places, np.arange(world + 1) * plan.micro_batch // world)
+    return ends
 
 
 WHOLE = Share(rank=0, world=1)
@@ -89,11 +99,11 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
         epoch = step // plan.steps_per_epoch
         for number, part in enumerate(parts):
             timestep = partial(by_bucket[part.bucket].draw, count=timesteps)
-            places = share.of(number, len(part.occurrences))
+            places = share.of(number, part, plan)
             shots = tuple(_shots(index, part, places, (plan.seed, epoch), dropout, timestep))
             for start in _starts(len(places), most):
                 yield BatchRequest(bucket=part.bucket, shots=shots[start : start + (most or len(shots))], noise=noise)
-            idle = share.passes(number, len(part.occurrences), most) - len(_starts(len(places), most))
+            idle = share.passes(number, part, plan, most) - len(_starts(len(places), most))
             for _ in range(idle):
                 one = tuple(_shots(index, part, range(1), (plan.seed, epoch), dropout, timestep))
                 yield BatchRequest(bucket=part.bucket, shots=one, noise=noise, idle=True)
@@ -101,7 +111,7 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
 
 def passes(plan: StepPlan, step: int, *, most: int | None = None, share: Share = WHOLE) -> int:
     """The forward passes of one rank in a step; 0 if there are fewer samples than ranks."""
-    return sum(share.passes(number, len(part.occurrences), most) for number, part in enumerate(plan.at(step)))
+    return sum(share.passes(number, part, plan, most) for number, part in enumerate(plan.at(step)))
 
 
 def _starts(count: int, most: int | None) -> range:
@@ -132,7 +142,10 @@ def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchReque
     def samples(bucket: int) -> int:
         count = plan.counts[bucket]
         largest = min(plan.micro_batch, plan.micro_batch if plan.underfill == "repeat" and count else count)
-        return min(most, -(-largest // world))
+        each = -(-largest // world)
+        if plan.partitioned:  # places of a micro-batch that is not full are not divided evenly
+            each = min(each + 1, -(-plan.micro_batch // world))
+        return min(most, each)
 
     def pixels(bucket: int) -> int:
         width, height = index.manifest.buckets[bucket]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from prep.batching.plan import StepPlan, Underfill, require_steps, step_plan
+from prep.batching.plan import Shuffle, StepPlan, Underfill, require_steps, step_plan
 from prep.errors import CacheError, ConfigError, UsageError
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
@@ -35,6 +35,7 @@ class StreamSettings:
     batch_size: int = 4  # samples of a step, over all ranks
     micro_batch: int | None = None  # samples of a batch, over all ranks; None: batch_size
     underfill: Underfill = "partial"
+    shuffle: Shuffle = "global"
     seed: int = 0
     caption_dropout: float = 0.0
     timesteps: int = 1000  # of the noise schedule
@@ -68,7 +69,8 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(f"caption_dropout is {settings.caption_dropout:g}, expected 0 to 1")
         self.settings, self._index, self._steps, self._next = settings, index, steps, 0
         self.plan: StepPlan = step_plan(index.counts, seed=settings.seed, batch_size=settings.batch_size,
-                                        micro_batch=settings.micro_batch, underfill=settings.underfill)
+                                        micro_batch=settings.micro_batch, underfill=settings.underfill,
+                                        shuffle=settings.shuffle)
         require_steps(self.plan, index.manifest.buckets)
         if settings.masked and "mask" not in index.manifest.fields:
             raise CacheError("masks are asked for, but the manifest has none", hint="prep encode with --mask")
@@ -120,7 +122,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         """
         if state.get("format") != FORMAT or state.get("version") != 1:
             raise ConfigError("that is not the state of a BatchStream, expected what state_dict returned")
-        saved, ours = dict(state["settings"]), asdict(self.settings)
+        saved, ours = {"shuffle": "global", **state["settings"]}, asdict(self.settings)  # version 0.1 had no other
         changed = sorted(name for name in {*saved, *ours} if saved.get(name) != ours.get(name))
         if changed:
             raise ConfigError(f"{changed[0]} is {ours.get(changed[0])!r}, but the saved state is of a stream with "

@@ -5,18 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from fractions import Fraction
+from math import floor
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_plans import micro_batches
 
+from prep.batching.parts import Division
 from prep.batching.plan import require_steps, step_plan
 from prep.errors import ConfigError, EmptyPlanError
+from prep.loader.draws import Share
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 BATCHES = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 3), (16, 4), (8, 1)])
 POLICY = st.sampled_from(["drop", "partial", "repeat"])
+SHUFFLE = st.sampled_from(["global", "partitioned"])
 
 
 def plan_of(counts, **overrides):
@@ -35,33 +40,33 @@ def listed(by_bucket):
     return Counter((bucket, int(one)) for bucket, found in by_bucket.items() for one in found)
 
 
-@given(COUNTS, BATCHES, POLICY, st.integers(0, 3))
-def test_every_occurrence_once_an_epoch_or_listed_as_left_out(counts, batches, policy, epoch):
-    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+@given(COUNTS, BATCHES, POLICY, SHUFFLE, st.integers(0, 3))
+def test_every_occurrence_once_an_epoch_or_listed_as_left_out(counts, batches, policy, shuffle, epoch):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy, shuffle=shuffle)
     everything = Counter((bucket, one) for bucket, count in enumerate(counts) for one in range(count))
     assert shown(plan, epoch) + listed(plan.left_out(epoch)) == everything
     assert policy == "drop" or not plan.left_out(epoch)
 
 
-@given(COUNTS, BATCHES, POLICY, st.integers(0, 3))
-def test_repeated_lists_every_filler(counts, batches, policy, epoch):
-    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+@given(COUNTS, BATCHES, POLICY, SHUFFLE, st.integers(0, 3))
+def test_repeated_lists_every_filler(counts, batches, policy, shuffle, epoch):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy, shuffle=shuffle)
     fillers = Counter((batch.bucket, int(one)) for batch in micro_batches(plan, epoch)
                       for one in batch.occurrences[batch.repeated])
     assert listed(plan.repeated(epoch)) == fillers
     assert policy == "repeat" or not fillers
 
 
-@given(COUNTS, BATCHES, POLICY, st.integers(0, 3))
-def test_sizes_are_those_of_the_steps(counts, batches, policy, epoch):
-    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+@given(COUNTS, BATCHES, POLICY, SHUFFLE, st.integers(0, 3))
+def test_sizes_are_those_of_the_steps(counts, batches, policy, shuffle, epoch):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy, shuffle=shuffle)
     assert plan.sizes(epoch).tolist() == [sum(len(part.occurrences) for part in plan.step(epoch, number))
                                           for number in range(plan.steps_per_epoch)]
 
 
-@given(COUNTS, st.sampled_from([(1, 1), (4, 2), (8192, 4096)]), POLICY, st.integers(0, 200))
-def test_a_step_of_training_is_that_of_its_epoch(counts, batches, policy, step):
-    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy)
+@given(COUNTS, st.sampled_from([(1, 1), (4, 2), (8192, 4096)]), POLICY, SHUFFLE, st.integers(0, 200))
+def test_a_step_of_training_is_that_of_its_epoch(counts, batches, policy, shuffle, step):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill=policy, shuffle=shuffle)
     for one in range(step, step + 3) if plan.steps_per_epoch else ():
         wanted = plan.step(*divmod(one, plan.steps_per_epoch))
         assert [(part.bucket, part.occurrences.tolist(), part.turns.tolist()) for part in plan.at(one)] == \
@@ -84,17 +89,17 @@ def test_sizes_of_steps_and_micro_batches(counts, batches, policy):
         assert bool(steps) == any(counts)
 
 
-@given(COUNTS, BATCHES)
-def test_fillers_never_share_a_turn(counts, batches):
-    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill="repeat")
+@given(COUNTS, BATCHES, SHUFFLE)
+def test_fillers_never_share_a_turn(counts, batches, shuffle):
+    plan = plan_of(counts, batch_size=batches[0], micro_batch=batches[1], underfill="repeat", shuffle=shuffle)
     seen = [(batch.bucket, int(one), int(turn)) for batch in micro_batches(plan, 0)
             for one, turn in zip(batch.occurrences, batch.turns, strict=True)]
     assert len(seen) == len(set(seen))
 
 
-@given(COUNTS, BATCHES, POLICY, st.integers(0, 50))
-def test_any_step_can_be_asked_for_first(counts, batches, policy, step):
-    made = {"batch_size": batches[0], "micro_batch": batches[1], "underfill": policy}
+@given(COUNTS, BATCHES, POLICY, SHUFFLE, st.integers(0, 50))
+def test_any_step_can_be_asked_for_first(counts, batches, policy, shuffle, step):
+    made = {"batch_size": batches[0], "micro_batch": batches[1], "underfill": policy, "shuffle": shuffle}
     straight, resumed = plan_of(counts, **made), plan_of(counts, **made)
     if not straight.steps_per_epoch:
         return
@@ -122,9 +127,52 @@ def test_epochs_and_seeds_differ_and_do_not_alias():
     assert order(3, 5) == order(3, 5)
 
 
-def test_what_is_dropped_changes_with_the_epoch():
-    plan = plan_of([9], batch_size=8, micro_batch=8, underfill="drop")
-    assert {int(plan.left_out(epoch)[0][0]) for epoch in range(60)} == set(range(9))
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
+def test_what_is_dropped_changes_with_the_epoch(shuffle):
+    plan = plan_of([9], batch_size=8, micro_batch=8, underfill="drop", shuffle=shuffle)
+    assert {int(plan.left_out(epoch)[0][0]) for epoch in range(90)} == set(range(9))
+
+
+@pytest.mark.parametrize(("count", "micro"), [(45, 8), (17, 8), (63, 16), (5, 8), (3, 8), (1, 4)])
+def test_parts_leave_out_and_repeat_all_samples_equally_often(count, micro):
+    rest, again = Counter(), Counter()
+    for start in range(count):  # all that there are
+        division = Division(count=count, micro_batch=micro, start=start, fill=start)
+        rest.update(division.rest().tolist())
+        slots = division.slots(division.size, fill=True)
+        again.update(slots.known[slots.turns > 0].tolist())
+    assert [rest[one] for one in range(count)] == [count % micro] * count
+    assert [again[one] for one in range(count)] == [-count % micro] * count
+    plan = plan_of([count], batch_size=micro, micro_batch=micro, shuffle="partitioned")
+    drawn = [plan._division(epoch, 0) for epoch in range(60)]
+    assert len({one.start for one in drawn}) >= min(count, 5) <= len({one.fill for one in drawn}) + 1
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 400), st.sampled_from([4, 8, 16]), st.sampled_from([1, 2, 3, 4]), POLICY)
+def test_with_parts_a_rank_reads_the_same_samples_in_every_epoch(count, micro, world, policy):
+    plan = plan_of([count], batch_size=2 * micro, micro_batch=micro, underfill=policy, shuffle="partitioned")
+    per_part = count / micro
+    for rank in range(world):
+        share, read = Share(rank=rank, world=world), set()
+        for batch in (batch for epoch in range(4) for batch in micro_batches(plan, epoch)):
+            mine = share.of(0, batch, plan)
+            assert len(mine) <= -(-micro // world)
+            read.update(batch.occurrences[mine.start:mine.stop].tolist())
+        low, high = (per_part * (micro * one // world) for one in (rank, rank + 1))
+        strangers = {one for one in read if not low - 2 <= one < high + 2}
+        assert len(strangers) <= (8 if policy == "repeat" else 0)  # what fills a micro-batch: two in an epoch
+
+
+def test_parts_are_permuted_by_themselves_and_anew_for_each_epoch():
+    plan = plan_of([64], batch_size=8, micro_batch=8, shuffle="partitioned")
+    orders = [[tuple(part.occurrences[place] for part in micro_batches(plan, epoch)) for place in range(8)]
+              for epoch in range(30)]
+    assert all(sorted(order[place]) == list(range(8 * place, 8 * place + 8)) for order in orders for place in range(8))
+    assert len({order[place] for order in orders for place in range(8)}) == 240
+    beside = Counter((int(part.occurrences[0]), int(part.occurrences[1]))
+                     for epoch in range(150) for part in micro_batches(plan, epoch))
+    assert len(beside) == 64 and max(beside.values()) < 40  # any two samples of two parts meet, 19 times on average
 
 
 @pytest.mark.parametrize(("overrides", "message", "hint"), [
@@ -133,6 +181,7 @@ def test_what_is_dropped_changes_with_the_epoch():
     ({"batch_size": 6, "micro_batch": 4}, "batch_size is 6, expected a multiple of micro_batch, 4", "batch_size = 8"),
     ({"batch_size": 2, "micro_batch": 4}, "batch_size is 2, expected a multiple of micro_batch, 4", "batch_size = 4"),
     ({"underfill": "pad"}, "underfill is 'pad', expected one of: drop, partial, repeat", ""),
+    ({"shuffle": "local"}, "shuffle is 'local', expected one of: global, partitioned", ""),
 ])
 def test_bad_settings(overrides, message, hint):
     with pytest.raises(ConfigError) as caught:
@@ -181,36 +230,64 @@ def slow_key(what, seed, epoch, *where):
     return hashlib.sha256(text.encode()).digest()
 
 
-def slow_permute(index, size, key):
+def slow_mix(mixed):
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> shift)) * factor % 2**64
+    return mixed ^ (mixed >> 31)
+
+
+def slow_permute(index, size, key, part=None):
     half = 3
     while 4**half < size:
         half += 1
     words = hashlib.sha256(key + b"\0").digest() + hashlib.sha256(key + b"\1").digest()
+    words = [int.from_bytes(words[8 * number:8 * number + 8], "little") for number in range(8)]
+    if part is not None:
+        words = [slow_mix((word + (part + 1) * 0x9E3779B97F4A7C15) % 2**64) for word in words]
     while True:
         high, low = divmod(index, 2**half)
-        for number in range(8):
-            mixed = low ^ int.from_bytes(words[8 * number:8 * number + 8], "little")
-            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-                mixed = (mixed ^ (mixed >> shift)) * factor % 2**64
-            mixed ^= mixed >> 31
-            high, low = low, high ^ mixed % 2**half
+        for word in words:
+            high, low = low, high ^ slow_mix(low ^ word) % 2**half
         index = high * 2**half + low
         if index < size:
             return index
 
 
+def slow_order(count, micro, seed, epoch, bucket, shuffle):
+    """The order of a bucket, and its last micro-batch where it must be full."""
+    words = slow_key("bucket", seed, epoch, bucket)
+    if shuffle == "global":
+        order = [slow_permute(place, count, words) for place in range(count)]
+        return order, (order[len(order) // micro * micro:] + order * micro)[:micro]
+    starts = [int.from_bytes(slow_key(name, seed, epoch, bucket)[:8], "little") % max(count, 1)
+              for name in ("rest", "fill")]
+    size, left = divmod(count, micro)
+    rest, again = ([floor(Fraction(number * count + start, some)) for number in range(some)]
+                   for some, start in zip((left, micro - left), starts, strict=True))
+    others = [one for one in range(count) if one not in rest]
+    parts = [[others[part * size + slow_permute(row, size, words, part)] for row in range(size)]
+             for part in range(micro)]
+    order = [part[row] for row in range(size) for part in parts] + rest
+    of = {}  # part: which of the rest
+    for number, one in enumerate(rest):
+        natural = next((part for part in range(micro) if size and one < max(parts[part])), micro)
+        of[min(natural, micro - left + number) if size else floor(Fraction(number * micro, left))] = one
+    return order, [of[part] if part in of else again.pop(0) for part in range(micro)]
+
+
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
 @pytest.mark.parametrize("underfill", ["drop", "partial", "repeat"])
-def test_steps_agree_with_a_slow_reference(underfill):
+def test_steps_agree_with_a_slow_reference(underfill, shuffle):
     counts, micro, steps, seed, epoch = [7, 0, 12, 1], 3, 2, 11, 4
-    plan = plan_of(counts, seed=seed, batch_size=6, micro_batch=micro, underfill=underfill)
+    plan = plan_of(counts, seed=seed, batch_size=6, micro_batch=micro, underfill=underfill, shuffle=shuffle)
     table = []
     for bucket, count in enumerate(counts):
-        order = [slow_permute(place, count, slow_key("bucket", seed, epoch, bucket)) for place in range(count)]
+        order, full = slow_order(count, micro, seed, epoch, bucket, shuffle)
         chunks = [order[start:start + micro] for start in range(0, count, micro)]
         if underfill == "drop":
             chunks = [chunk for chunk in chunks if len(chunk) == micro]
-        if underfill == "repeat" and chunks:
-            chunks[-1] = (chunks[-1] + order * micro)[:micro]
+        if underfill == "repeat" and count % micro:
+            chunks[-1] = full
         table += [(bucket, chunk) for chunk in chunks]
     stream = [table[slow_permute(place, len(table), slow_key("steps", seed, epoch))] for place in range(len(table))]
     if underfill == "drop":

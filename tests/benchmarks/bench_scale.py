@@ -174,15 +174,21 @@ def stage_counts(root: Path, *, steps: int) -> Work:
 
 
 def stage_tasks(root: Path) -> Work:
-    """Planning and storing what `prep encode` would do with a million pictures, in tasks of ten rows."""
+    """Planning and storing what `prep encode` would do with a million pictures, in tasks of ten rows. Of targets only
+    what a plan reads of them.
+    """
     import hashlib
     from types import SimpleNamespace
 
     from prep.cache.store import open_cache
     from prep.encode.plan import plan
+    from prep.encode.targets import Targets
 
     keys = sorted(hashlib.sha256(str(number).encode()).hexdigest() for number in range(TASKS * TASK_ROWS))
-    wants = SimpleNamespace(keys=lambda: keys, by_field=lambda: {"latent": keys, "mask": [], "text": []})
+    samples = [SimpleNamespace(id=key, name="", views=(SimpleNamespace(latent=key),)) for key in reversed(keys)]
+    wants: Any = SimpleNamespace(samples=samples, keys=lambda: keys,
+                                 by_field=lambda: {"latent": keys, "mask": [], "text": []})
+    wants.in_sample_order = lambda field, some: Targets.in_sample_order(wants, field, some)
     wanted: Any = SimpleNamespace(wants=wants, text_groups=SimpleNamespace(count=lambda keys: None),
                                   group_of=lambda field, key: (64, 64), row_bytes=lambda field, key: 1 << 16)
     cache = open_cache(Path(tempfile.mkdtemp(dir=root)), create=True)

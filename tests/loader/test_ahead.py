@@ -11,9 +11,10 @@ from prep.loader.rows import Rows
 
 @pytest.mark.parametrize(("world", "nodes"), [(1, 1), (2, 2), (4, 2), (6, 3), (12, 4)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_it_is_what_the_requests_of_its_ranks_name(make, setup_of, world, nodes, masked):
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
+def test_it_is_what_the_requests_of_its_ranks_name(make, setup_of, world, nodes, masked, shuffle):
     """With one view and one text, exactly."""
-    setup = setup_of(make(counts=(7, 5)), batch_size=4, micro_batch=2, underfill="partial")
+    setup = setup_of(make(counts=(7, 5)), batch_size=4, micro_batch=2, underfill="partial", shuffle=shuffle)
     index, plan, sizes = setup.index, setup.plan, {shard.digest: shard.bytes for shard in setup.index.shards}
     unconditional = index.manifest.document["prompts"]["unconditional"]["shard"]
     wanted = []

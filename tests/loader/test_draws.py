@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.batching.plan import step_plan
+from prep.batching.plan import MicroBatch, step_plan
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, spread, training, trial, validation
 from prep.loader.index import open_index
@@ -73,11 +73,12 @@ def test_forward_passes_of_a_step_are_counted(make):
     assert [draws.passes(plan, step) for step in range(4)] == [len(plan.at(step)) for step in range(4)]
 
 
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
-def test_ranks_divide_the_shots_of_every_step(make, world):
+def test_ranks_divide_the_shots_of_every_step(make, world, shuffle):
     """Together they have the shots of one process, each once and with the same draws."""
     index = open_index(make(repeats=3).manifest)
-    plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3)
+    plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3, shuffle=shuffle)
     for step in range(2 * plan.steps_per_epoch):
         whole = [shot for request in draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000)
                  for shot in request.shots]
@@ -91,11 +92,12 @@ def test_ranks_divide_the_shots_of_every_step(make, world):
         assert {shot for part in parts for shot in part} == set(whole)
 
 
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_level_shares_have_idle_passes_beside_their_own(make, world):
+def test_level_shares_have_idle_passes_beside_their_own(make, world, shuffle):
     """As many for each rank; what counts is what it would be without them."""
     index = open_index(make(counts=(9, 4), texts=2).manifest)
-    plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3)
+    plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3, shuffle=shuffle)
     idle = 0
     for step in range(plan.steps_per_epoch):
         numbers = set()
@@ -113,7 +115,9 @@ def test_level_shares_have_idle_passes_beside_their_own(make, world):
 
 @given(count=st.integers(0, 50), world=st.integers(1, 9), number=st.integers(0, 20))
 def test_shares_are_nearly_equal(count, world, number):
-    places = [draws.Share(rank=rank, world=world).of(number, count) for rank in range(world)]
+    plan = step_plan([count], seed=0, batch_size=50)
+    part = MicroBatch(bucket=0, occurrences=np.arange(count), turns=np.zeros(count, np.int64))
+    places = [draws.Share(rank=rank, world=world).of(number, part, plan) for rank in range(world)]
     assert sorted(place for part in places for place in part) == list(range(count))
     assert max(map(len, places)) - min(map(len, places)) <= 1
 

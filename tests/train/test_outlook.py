@@ -30,9 +30,10 @@ def read_by(index, plan, ranks, world):
     return sum(facts.bytes for facts in index.shards if facts.digest in seen)
 
 
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
 @pytest.mark.parametrize(("world", "nodes"), [(8, 1), (8, 2), (8, 8), (24, 12)])
-def test_a_first_epoch_downloads_what_the_report_expects(index, world, nodes):
-    plan = step_plan(index.counts, seed=1, batch_size=48)
+def test_a_first_epoch_downloads_what_the_report_expects(index, world, nodes, shuffle):
+    plan = step_plan(index.counts, seed=1, batch_size=48, shuffle=shuffle)
     told = outlook_of(index, plan, world=world, nodes=nodes, masked=True)
     each = world // nodes
     found = [read_by(index, plan, range(node * each, (node + 1) * each), world) for node in range(nodes)]

@@ -43,8 +43,8 @@ def outlook_lines(told: Outlook) -> list[str]:
                  f"({counted(told.shards, 'shard')}) in its first epoch, and {format_bytes(told.later)} in each later "
                  "one")
     if told.later:
-        lines.append("note: a node has no room for all the shards, so it downloads them again and again: samples are "
-                     "shuffled over all shards, and a shard comes whole; more room on the nodes is what helps")
+        lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
+                     "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")
     return lines
 
 

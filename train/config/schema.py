@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from prep.batching.plan import Underfill
+from prep.batching.plan import Shuffle, Underfill
 from prep.loader.timesteps import Distribution
 from train.config.optimizers import OptimizerName
 from train.config.setting import (
@@ -278,6 +278,10 @@ class Config:
                                help="samples per forward pass; smaller takes less memory")
     underfill: Underfill = setting("partial", choices=get_args(Underfill),
                                    help="what to do with a bucket's last, incomplete micro-batch")
+    shuffle: Shuffle = setting("global", choices=get_args(Shuffle),
+                               help="which samples may meet in a micro-batch; global: any; partitioned: one of each of "
+                               "micro_batch equal parts, so that each of several computers downloads its own part of a "
+                               "cache, and not all of it")
     seed: int = setting(0, low=0, high=(1 << 63) - 1, help="random seed")
     precision: Precision = setting("auto", choices=get_args(Precision),
                                    help="precision of the forward pass; auto: bf16 if the GPU supports it; fp16, for "
