@@ -19,7 +19,10 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be joined; write nothing")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Join small shards of CACHE into few large ones. Manifests stay valid; exit 7 for damaged rows."""
+    """Join small shards of CACHE into few large ones. Manifests stay valid; exit 7 for damaged rows.
+
+    In an object store, too: small shards are downloaded, new ones uploaded, and nothing is removed.
+    """
     from prep.maintenance.compact import compact as join_all
 
     done = join_all(cache, shard_bytes=shard_mib << 20, dry_run=dry_run, progress=progress_unless(quiet))

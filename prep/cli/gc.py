@@ -13,8 +13,7 @@ from prep.cli.ticker import progress_unless
 
 
 def gc(
-    cache: Annotated[Path, typer.Argument(metavar="CACHE", help="a cache: a directory or a URL",
-                                          show_default=False)],
+    cache: opt.CacheArg,
     more: Annotated[list[Path] | None, typer.Argument(metavar="MANIFEST", show_default=False, help="more manifests "
                                                       "to keep, so that --keep *.json works")] = None,
     keep: Annotated[list[Path] | None, typer.Option("--keep", help="a manifest whose rows to keep; repeatable",

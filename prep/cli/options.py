@@ -27,7 +27,7 @@ SourceArg = Annotated[Path, typer.Argument(
     "allowed), or a recipe .toml", show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json, here or in an object store: "
                                              "s3://bucket/dataset/manifest.json", show_default=False)]
-CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache directory", show_default=False)]
+CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache: a directory or a URL", show_default=False)]
 Output = Annotated[Path, typer.Option("-o", "--output", help="the manifest to write: a file or a URL")]
 Device = Annotated[str, choice(help="where models run", words=DEVICES, other="cuda:N")]
 Devices = Annotated[str, choice(help="where models run; several, or all GPUs, work side by side",

@@ -1,19 +1,25 @@
-"""Implements `prep compact`: joins small shards while other processes may use the cache, and reports the result."""
+"""Implements `prep compact`: joins small shards while other processes may use the cache, and reports the result.
+
+A cache in a store is worked on in its working copy, like by `prep encode`. Nothing is ever removed there, or replaced.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.records import Reject
-from prep.cache.store import Cache, open_cache
+from prep.cache.remote.working import open_to_encode
+from prep.cache.store import Cache, clear_leftovers
+from prep.errors import CacheError
 from prep.formatting import counted, format_bytes
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.maintenance.join import LostRow, Part, join, plan_joins, rejects_by_shard, unverifiable
-from prep.progress import Progress, Tick
+from prep.maintenance.join import LostRow, Part, join, plan_joins, rejects_by_shard, sources_of, unverifiable
+from prep.progress import Progress
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,6 +39,7 @@ class CompactReport:
     fields: Mapping[str, Tally]
     lost: tuple[LostRow, ...]
     dry_run: bool
+    in_store: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -52,7 +59,7 @@ class CompactReport:
         lines += [f"damaged, and dropped: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
                   for one in document["damaged"]]
         if document["damaged"]:
-            lines.append("to repair, run prep encode again as it was first run")
+            lines.append("to repair, run prep encode again as it was first run" + ", with --recheck" * self.in_store)
         if not document["fields"]:
             return "\n".join(["nothing to join", *lines])
         if not self.dry_run:
@@ -63,34 +70,40 @@ class CompactReport:
 
 
 def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) -> CompactReport:
-    """Joins the small shards of the cache at `path`; after an interruption, the next call does the rest.
+    """Joins the small shards of the cache at `path`, a directory or a URL; after an interruption, the next call does
+    the rest.
 
     Raises `CacheError`, `PathError`.
     """
-    cache = open_cache(path, create=False)
+    cache = open_to_encode(path, create=False)
     if dry_run:
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
         return CompactReport(fields=_expected(parts), lost=(), dry_run=True)
+    if cache.url is not None:
+        with suppress(CacheError), lock_directory(cache.root, exclusive=True):  # unless another process works there
+            clear_leftovers(cache)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
-        with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
-            return _run(cache, ledger, parts, tick)
+        return _run(cache, ledger, parts, progress)
 
 
-def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], tick: Tick) -> CompactReport:
+def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], progress: Progress) -> CompactReport:
     rejects = rejects_by_shard(cache) if parts else {}
-    shunned = unverifiable(cache, parts)
+    sources = sources_of(parts)
+    with progress("checking", len(sources), "shards") as tick:
+        shunned = unverifiable(cache, sources, tick)
     fields: dict[str, Tally] = {}
     lost: list[LostRow] = []
-    for part in parts:
-        said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # store each once
-        shard, missing = join(cache, ledger, part, said, tick, shunned)
-        lost += missing
-        if shard is not None:
-            _add(fields, part, rows=shard.rows, size=shard.bytes)
-    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False)
+    with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
+        for part in parts:
+            said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # store each once
+            shard, missing = join(cache, ledger, part, said, tick, shunned)
+            lost += missing
+            if shard is not None:
+                _add(fields, part, rows=shard.rows, size=shard.bytes)
+    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, in_store=cache.url is not None)
 
 
 def _expected(parts: Sequence[Part]) -> dict[str, Tally]:

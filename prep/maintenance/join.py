@@ -3,7 +3,7 @@
 A shard is small if it has less than half of the rows that fit a shard of the wanted size. The rows of small shards that
 no larger shard has are sorted by key and split into even parts, none of them small if there are two or more: so a
 second call has nothing to do, and after an interruption only missing parts are made. Memory: 40 bytes per row for the
-ledger, and one row.
+ledger, and one row. Rows of a cache in a store are brought here for one part at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.reader import Reader
 from prep.cache.records import Reject, Shard, Task
+from prep.cache.remote.gather import gathered, misplaced
 from prep.cache.shard_check import verify_shard
 from prep.cache.shard_format import ENTRY_BYTES, KEY_BYTES, row_stride
 from prep.cache.shard_header import Header, read_header
@@ -75,14 +76,25 @@ def plan_joins(cache: Cache, ledger: Ledger, *, shard_bytes: int) -> list[Part]:
     return parts
 
 
-def unverifiable(cache: Cache, parts: Iterable[Part]) -> frozenset[str]:
-    """The sources with damage that no checksum locates: their bytes do not match their digests.
+def sources_of(parts: Iterable[Part]) -> list[str]:
+    """The small shards with rows of these parts, sorted."""
+    return sorted({source for part in parts for source in part.sources})
+
+
+def unverifiable(cache: Cache, sources: Sequence[str], tick: Tick = lambda _: None) -> frozenset[str]:
+    """The shards with damage that no checksum locates: their bytes do not match their digests.
 
     Their rows may match their checksums and still belong to another shard; a copy would be trusted forever. Damage is
-    recorded in the cache.
+    recorded in a cache on a disk. Calls `tick(1)` for each shard.
     """
-    sources = sorted({source for part in parts for source in part.sources})
-    return frozenset(source for source in sources if any(one.array is None for one in verify_shard(cache, source)))
+    if cache.url is not None:
+        return misplaced(cache, sources, tick)
+    found = set()
+    for source in sources:
+        if any(one.array is None for one in verify_shard(cache, source)):
+            found.add(source)
+        tick(1)
+    return frozenset(found)
 
 
 def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
@@ -95,9 +107,10 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     """
     kept: list[str] = []
     lost: list[LostRow] = []
-    reader = Reader(cache.root)
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
-    with ShardWriter(cache, part.field, part.arrays) as writer:
+    with (gathered(cache, _rows_by_shard(ledger, part, shunned)) as there,
+          ShardWriter(cache, part.field, part.arrays) as writer):
+        reader = Reader(there.root)
         for key, places in _places(ledger, part):
             if any(place[0] not in shunned and _read(reader, place, values) for place in places):
                 writer.add(key, {name: value.data for name, value in values.items()})
@@ -105,8 +118,8 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
             else:
                 lost.append(LostRow(field=part.field, key=key, places=places))
             tick(1)
+        reader.close()
         shard = writer.finish() if kept else None
-    reader.close()
     if shard is not None:
         task = Task(key=digest_json({"kind": "compact", "meaning": 1, "field": part.field, "rows": kept}),
                     field=part.field, rows=tuple(kept))
@@ -153,10 +166,25 @@ def _cut(ledger: Ledger, field: str, arrays: tuple[ArraySpec, ...], first: Colum
 
 def _shards(ledger: Ledger, first: Column, past: Column) -> Column:
     """The shard numbers at all places in the spans, one span after another."""
-    counts = past - first
-    places = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    shards: Column = ledger.shard[places]
+    shards: Column = ledger.shard[_spread(first, past)]
     return shards
+
+
+def _spread(first: Column, past: Column) -> Column:
+    """All numbers in the spans, one span after another."""
+    counts = past - first
+    places: Column = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return places
+
+
+def _rows_by_shard(ledger: Ledger, part: Part, shunned: Collection[str]) -> dict[str, Column]:
+    """All rows of a part, sorted, in each shard that has any."""
+    places = _spread(part.first, part.past)
+    shards, rows = ledger.shard[places], ledger.row[places]
+    order = np.lexsort((rows, shards))
+    numbers, starts = np.unique(shards[order], return_index=True)
+    found = zip(numbers.tolist(), np.split(rows[order], starts[1:]), strict=True)
+    return {digest: mine for number, mine in found if (digest := ledger.shards[number].digest) not in shunned}
 
 
 def _places(ledger: Ledger, part: Part) -> Iterator[tuple[str, tuple[tuple[str, int], ...]]]:

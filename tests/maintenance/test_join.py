@@ -59,7 +59,7 @@ def run(cache: Cache, shard_bytes: int = TEN) -> tuple[list[Shard], list[LostRow
     rejects = compact.rejects_by_shard(cache)
     made, lost = [], []
     parts = plan_joins(cache, found, shard_bytes=shard_bytes)
-    shunned = compact.unverifiable(cache, parts)
+    shunned = compact.unverifiable(cache, compact.sources_of(parts))
     for part in parts:
         said = [r for one in part.sources for r in rejects.get(one, ())]
         shard, missing = join(cache, found, part, said, tick, shunned)

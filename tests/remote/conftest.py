@@ -16,7 +16,7 @@ from fault_proxy import FaultProxy
 from s3_server import BUCKET, ENVIRONMENT, S3Server
 from small_manifest import write_small
 
-from prep.cache.remote import room, shards
+from prep.cache.remote import gather, room, shards, working
 from prep.fs import remote
 
 
@@ -57,7 +57,9 @@ def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                         "LATENTRY_REMOTE_PATIENCE": "20"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote, "SHORTEST", 0.005)
-    monkeypatch.setattr(shards, "ROOM", room.Room())
+    own = room.Room()
+    for module in (shards, working, gather):
+        monkeypatch.setattr(module, "ROOM", own)
     remote._announced.clear()
     remote._store.cache_clear()
     yield Store(server, proxy, f"{tmp_path.name}-{time.monotonic_ns()}", tmp_path / "copies")

@@ -80,7 +80,7 @@ def test_a_model_beside_the_manifest_is_not_guessed(train, made, store):
 
 
 def test_what_would_write_there_refuses(prep, made, store):
-    told = prep("compact", f"{store.url}/cache")
+    told = prep("view", f"{store.url}/m.json")
     assert told.code == 5 and f"error: {store.url}/" in told.err, told.err
     assert "is in an object store, where this command does not work" in told.err
     told = prep("gc", f"{store.url}/cache", "--keep", made.path)

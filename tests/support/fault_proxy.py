@@ -28,6 +28,7 @@ class FaultProxy:
     def __init__(self, upstream: int) -> None:
         self.rule: Rule = lambda method, path, before: ""
         self.asked: list[tuple[str, str, str]] = []  # method, path, what went wrong
+        self.ranges = 0  # requests for a part of an object
         self.sent = 0  # bytes of bodies that were passed to the client
         self._lock = threading.Lock()
         self.hung = threading.Event()
@@ -51,7 +52,7 @@ class FaultProxy:
         self._released.set()
         with self._lock:
             self._released, self.hung = threading.Event(), threading.Event()
-            self.rule, self.asked, self.sent = (lambda method, path, before: ""), [], 0
+            self.rule, self.asked, self.ranges, self.sent = (lambda method, path, before: ""), [], 0, 0
 
     def count(self, method: str = "", part: str = "") -> int:
         return sum(method in (one, "") and part in path for one, path, _ in self.asked)
@@ -75,6 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.proxy.ranges += "Range" in self.headers
         fault = self.proxy.judge(self.command, self.path)
         if fault in ERRORS:
             data = f"<Error><Code>{ERRORS[fault]}</Code><Message>a secret: a-key</Message></Error>".encode()

@@ -34,6 +34,10 @@ AGAIN = ("upload it again from where it was made: prep push MANIFEST URL --reche
          "if it was encoded into the store, run that prep encode again with --recheck")
 
 
+class Spoiled(CacheError):
+    """A shard that is damaged in the store."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteShard:
     """What a manifest says of a shard: enough to name its files."""
@@ -161,9 +165,9 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.E
     raise _spoiled(remote, digest)
 
 
-def _spoiled(remote: Cache, digest: str) -> CacheError:
-    return CacheError(f"shard {digest} in {url_of(remote.root)} is damaged: its bytes do not match its digest "
-                      f"(downloaded {TRIES} times)", hint=AGAIN)
+def _spoiled(remote: Cache, digest: str) -> Spoiled:
+    return Spoiled(f"shard {digest} in {url_of(remote.root)} is damaged: its bytes do not match its digest "
+                   f"(downloaded {TRIES} times)", hint=AGAIN)
 
 
 def _download(remote: Cache, shard: RemoteShard, staged: Path, check: bool, stop: threading.Event,

@@ -212,7 +212,7 @@ def _take_shard(cache: Cache, commit: Commit, files: Files, stop: threading.Even
             with suppress(Unparsed, FileNotFoundError):
                 shard = _described(cache, commit, files, stop)
                 keys = _keys(cache, shard, stop)
-                _write_hollow(cache, shard, keys)
+                write_hollow(cache, shard, keys)
                 return True
     return False
 
@@ -249,7 +249,7 @@ def _keys(cache: Cache, shard: RemoteShard, stop: threading.Event) -> bytes:
 # ---- shards without rows ---------------------------------------------------------------------------------------------
 
 
-def _write_hollow(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
+def write_hollow(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
     """Adds a shard to the working copy with documents, keys and shard indexes; rows are holes."""
     staged = cache.stage()
     try:
@@ -293,11 +293,11 @@ def with_rows(cache: Cache, digests: Iterable[str]) -> Cache:
     if cache.url is None:
         return cache
     copy = Cache(root=local_path(Path(cache.url)))
-    learn(copy, [_shard_of(cache, digest) for digest in digests])
+    learn(copy, [shard_of(cache, digest) for digest in digests])
     return copy
 
 
-def _shard_of(cache: Cache, digest: str) -> RemoteShard:
+def shard_of(cache: Cache, digest: str) -> RemoteShard:
     """What the header of a shard in a working copy says. Raises `CacheError`."""
     header = read_header(cache, digest)
     shard = RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=0, arrays=header.arrays)
@@ -316,7 +316,7 @@ def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) ->
     if cache.url is None:
         return
     with lock_shard(digest, stop):
-        shard, there = _shard_of(cache, digest), _files(cache, digest, stop)
+        shard, there = shard_of(cache, digest), _files(cache, digest, stop)
         if there == shard.files:  # its group document comes last
             return
         Uploader(cache, cache.url, repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
