@@ -20,6 +20,7 @@ from prep.geometry import Size
 from prep.models.family import TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected
+from prep.workers.ray import ClusterOptions
 
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
@@ -68,11 +69,9 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RayOptions:
+class RayOptions(ClusterOptions):
     """How a Ray cluster is used."""
 
-    address: str = ""  # of a running cluster, or "auto"; "": one is started on this machine
-    workers: int | None = None  # None: as many as the cluster has GPUs for, or one on each node
     gpus: float | None = None  # of each worker; None: one, if the cluster has any and the device is not the CPU
     seconds: float = 3600.0  # that a task may take
 

@@ -9,9 +9,6 @@ committed, so the driver may die, too, and be run again.
 from __future__ import annotations
 
 import math
-import os
-import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -24,70 +21,48 @@ from typing import Any
 from prep.cache.records import Task
 from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.engines.local import TAKEN, bar_of, check_failed
-from prep.encode.engines.ray_worker import Failure, RayWorker
-from prep.errors import CacheError, UsageError, first_line
+from prep.encode.engines.ray_worker import RayWorker
+from prep.errors import UsageError, first_line
 from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs import atomic
 from prep.progress import Progress, Tick, silent
+from prep.workers.ray import (
+    ATTEMPTS,
+    BEAT,
+    MOST_LOST,
+    PACE,
+    SILENCE,
+    START,
+    Failure,
+    Share,
+    actors_of,
+    asked_to_beat,
+    connected,
+    library,
+    lost_note,
+    none_started,
+    too_many_lost,
+    unused_note,
+)
 
-ATTEMPTS = 3  # of a task
 AHEAD = 2  # blocks that an actor has: one that it encodes, and the next
-PACE = 0.2  # seconds between two looks at the workers, at most
-BEAT = 2.0  # seconds between two questions whether a worker still answers
-SILENCE = 60.0  # seconds without an answer after which a worker is replaced
-START = 300.0  # seconds until the first worker must have started
-MOST_LOST = 5  # workers in a row that may be lost before any has finished a block; besides one for each
 
 
 def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
     """Runs every task of `job` on the cluster. Raises as `local.run` does, and `UsageError` without a cluster."""
-    ray = _library()
+    ray = library()
     if job.device == "all" or "," in job.device:
         raise UsageError(f"--device is '{job.device}' with --engine ray, expected one device",
                          hint="omit --device: each worker of the cluster uses the GPUs that Ray gives to it")
-    with _connected(ray, options), _token(job) as token:
-        cluster = _Cluster.of(ray, job, options)
+    with connected(ray, options.address), _token(job) as token:
+        cluster = Share.of(ray, options.workers, 0.0 if options.gpus is None and job.device == "cpu" else options.gpus)
         with ExitStack() as stack:
             driver = _Driver(ray, job, cluster, token, options, _Bars(job, progress, stack))
             try:
                 return driver.run()
             finally:
                 driver.close()
-
-
-def _library() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else Ray prints on stdout what raylets report
-    try:
-        import ray  # here: an extra
-        import ray.exceptions
-    except ImportError:
-        raise UsageError("--engine ray needs the package ray, which is not installed",
-                         hint="pip install 'latentry[ray]', on all nodes") from None
-    return ray
-
-
-@contextmanager
-def _connected(ray: Any, options: RayOptions) -> Iterator[None]:
-    """A connection to the cluster. Raises `UsageError`."""
-    if ray.is_initialized():  # by a caller, who keeps it
-        yield
-        return
-    named = {"address": options.address} if options.address else {"address": "local", "include_dashboard": False}
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(**named, log_to_driver=False, configure_logging=False)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray takes it, to exit at once
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise UsageError(f"no connection to the Ray cluster '{options.address or 'local'}': {first_line(error)}",
-                         hint="start one with ray start --head, and ray start --address HOST:6379 on the other nodes; "
-                         "without --address, prep starts one on this machine") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager
@@ -99,32 +74,6 @@ def _token(job: Job) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             atomic.remove_tree(path)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Cluster:
-    """How many workers a cluster gets, and what each of them has."""
-
-    workers: int
-    cpus: int
-    gpus: float
-    jobs: int  # threads that decode
-
-    @classmethod
-    def of(cls, ray: Any, job: Job, options: RayOptions) -> _Cluster:
-        """Raises `UsageError` for a cluster that has too little for one worker."""
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        total = sum(node.get("GPU", 0) for node in nodes)
-        gpus = options.gpus if options.gpus is not None else float(bool(total) and job.device != "cpu")
-        if not nodes or gpus > max(node.get("GPU", 0) for node in nodes):
-            raise UsageError(f"no node of the Ray cluster has {gpus:g} GPUs and a CPU, which a worker needs",
-                             hint="change --num-gpus-per-worker; ray status shows what the cluster has")
-        there = sum(math.floor(node.get("GPU", 0) / gpus) for node in nodes) if gpus else len(nodes)
-        workers = options.workers or there
-        share = math.ceil(workers / len(nodes))
-        least = int(min(node["CPU"] for node in nodes))
-        return cls(workers=workers, cpus=1 if gpus else max(1, least // share), gpus=gpus,
-                   jobs=max(1, job.jobs // share))
 
 
 @dataclass(eq=False, slots=True)
@@ -155,12 +104,11 @@ class _Worker:
 class _Driver:
     """Sends blocks to workers, collects what they answer, and replaces workers that are lost."""
 
-    def __init__(self, ray: Any, job: Job, cluster: _Cluster, token: Path, options: RayOptions, bars: _Bars) -> None:
+    def __init__(self, ray: Any, job: Job, cluster: Share, token: Path, options: RayOptions, bars: _Bars) -> None:
         self._ray, self._cluster, self._token, self._limit = ray, cluster, token, options.seconds
-        self._job, self._bars = replace(job, jobs=cluster.jobs), bars
+        self._job, self._bars = replace(job, jobs=max(1, job.jobs // cluster.on_node)), bars
         self._empty = self._job.share(())
-        self._class = ray.remote(concurrency_groups={"beat": 1}, max_restarts=0, max_task_retries=0,
-                                 num_cpus=cluster.cpus, num_gpus=cluster.gpus, scheduling_strategy="SPREAD")(RayWorker)
+        self._class = actors_of(ray, RayWorker, cluster)
         self._left = deque(_blocks(job.tasks))
         self._workers: list[_Worker] = []
         self._size = cluster.workers  # how many there should be
@@ -180,7 +128,7 @@ class _Driver:
             self._collect()
             self._watch()
         if self._lost:
-            self._note(f"note: {counted(self._lost, 'worker')} of the Ray cluster lost and replaced")
+            self._note(lost_note(self._lost))
         return Outcome(encoded=dict(self._encoded), transient=tuple(self._transient), notices=tuple(self._notices),
                        failed=self._failed)
 
@@ -240,7 +188,7 @@ class _Driver:
         self._size -= 1
         if not self._size and answer.problem is not None:
             raise answer.problem
-        self._note(f"note: a worker of the Ray cluster was not used: {answer.said}")
+        self._note(unused_note(answer.said))
 
     def _has_encoded(self, worker: _Worker, answer: Outcome | Failure) -> None:
         """Takes the answer of a worker's first block."""
@@ -272,9 +220,7 @@ class _Driver:
         if blocks:
             self._retry(blocks[0], said)
         if self._lost_in_row > MOST_LOST + self._cluster.workers:
-            raise CacheError(f"{self._lost_in_row} workers of the Ray cluster were lost in a row, and none finished a "
-                             f"task; the last: {said}", hint="ray status and the logs of Ray say more; finished work "
-                             "is kept: run the same command again")
+            raise too_many_lost(self._lost_in_row, said)
 
     def _retry(self, block: _Block, said: str) -> None:
         """Has the tasks of a block done again, one by one; after the last attempt they become findings."""
@@ -309,15 +255,13 @@ class _Driver:
             elif worker.starting is None:
                 self._hear(worker, now)
             elif not self._started and now - worker.since > START:
-                raise UsageError(f"no worker started on the Ray cluster within {START:g} s; each needs "
-                                 f"{counted(self._cluster.cpus, 'CPU')} and {self._cluster.gpus:g} GPUs",
-                                 hint="ray status shows what is free; --workers and --num-gpus-per-worker ask for less")
+                raise none_started(self._cluster)
 
     def _hear(self, worker: _Worker, now: float) -> None:
         """Asks a worker how far it is, from time to time."""
         if worker.beat is None:
             if now - worker.asked >= BEAT:
-                worker.beat = worker.actor.beat.options(concurrency_group="beat").remote()
+                worker.beat = asked_to_beat(worker.actor)
                 worker.asked = now
             return
         if not self._ray.wait([worker.beat], timeout=0)[0]:

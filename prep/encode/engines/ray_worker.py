@@ -10,25 +10,17 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 from pathlib import Path
 
 from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache, open_cache
 from prep.encode.engines import local
 from prep.encode.engines.job import Job, Outcome
-from prep.errors import CacheError, Problem, UsageError
+from prep.errors import CacheError, Problem
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.progress import Tick, Total
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """Why a worker could not start, or a block could not be encoded."""
-
-    problem: Problem | None  # None: an error that may not come again
-    said: str  # in a line
+from prep.workers.ray import Failure, check_version
 
 
 class RayWorker:
@@ -83,10 +75,7 @@ def _cache_on_node(cache: Cache, token: Path, wanted: str) -> Cache:
 
     Raises `UsageError` for another version, `CacheError` if this node has no cache at that path, or another one.
     """
-    found = version("latentry")
-    if found != wanted:
-        raise UsageError(f"node {platform.node()} has Latentry {found}, expected {wanted}, as the command",
-                         hint="install the same version on all nodes: its keys and rows belong together")
+    check_version(wanted)
     if cache.url is not None:
         return open_to_encode(Path(cache.url), create=False)
     open_cache(cache.root, create=False)

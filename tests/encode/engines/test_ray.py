@@ -19,9 +19,10 @@ from prep.encode.engines import ray as engine
 from prep.encode.engines import ray_worker
 from prep.encode.engines.claims import Claims
 from prep.encode.engines.job import Outcome, RayOptions
-from prep.encode.engines.ray_worker import Failure, RayWorker
+from prep.encode.engines.ray_worker import RayWorker
 from prep.errors import CacheError, ModelError, Problem, UsageError
 from prep.progress import silent
+from prep.workers.ray import Failure, Share
 
 FIELDS = ("mask", "mask", *["text"] * 10, *["latent"] * 6)
 
@@ -76,7 +77,7 @@ def run(tmp_path, monkeypatch):
 
         go.made = []
         go.ray = FakeRay(watched, **cluster)
-        monkeypatch.setattr(engine, "_library", lambda: go.ray)
+        monkeypatch.setattr(engine, "library", lambda: go.ray)
         monkeypatch.setattr(engine.time, "monotonic", go.ray.monotonic)
         outcome = engine.run(job or Job(cache=cache, tasks=TASKS), options or RayOptions(workers=2), progress)
         assert sorted(go.ray.killed) == sorted({actor.number for actor in go.ray.actors})
@@ -226,10 +227,10 @@ def test_a_cluster_without_what_a_worker_needs(run):
     ([{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}], {}, (6, 1, 1.0)),
     ([{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 3.0}], {"gpus": 2.0}, (3, 1, 2.0)),
     ([{"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0}], {"gpus": 0.0}, (2, 2, 0.0)),
-    ([{"CPU": 1.0}], {"workers": 3}, (3, 1, 0.0)),
+    ([{"CPU": 1.0}], {"workers": 3, "gpus": None}, (3, 1, 0.0)),
 ])
 def test_how_many_workers_a_cluster_gets(resources, options, wanted):
-    found = engine._Cluster.of(FakeRay(done, resources=resources), Job(cache=None, tasks=[]), RayOptions(**options))
+    found = Share.of(FakeRay(done, resources=resources), **{"workers": None, "gpus": None, **options})
     assert (found.workers, found.cpus, found.gpus) == wanted
 
 
@@ -280,7 +281,7 @@ def test_several_devices_are_not_for_a_worker(run, device):
 def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="--engine ray needs the package ray, which is not installed") as error:
-        engine._library()
+        engine.library()
     assert error.value.hint == "pip install 'latentry[ray]', on all nodes"
 
 

@@ -1,0 +1,147 @@
+"""Reaches Ray clusters: the room of Ray, for all commands that run on one. Importing this imports no Ray."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from prep.errors import CacheError, Problem, UsageError, first_line
+from prep.formatting import counted
+
+ATTEMPTS = 3  # of a task
+PACE = 0.2  # seconds between two looks at the workers, at most
+BEAT = 2.0  # seconds between two questions whether a worker still answers
+SILENCE = 60.0  # seconds without an answer after which a worker is replaced
+START = 300.0  # seconds until the first worker must have started
+MOST_LOST = 5  # workers in a row that may be lost before any has finished a task; besides one for each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterOptions:
+    """Which Ray cluster is used, and how much of it."""
+
+    address: str = ""  # of a running cluster, or "auto"; "": one is started on this machine
+    workers: int | None = None  # None: as many as the cluster has GPUs for, or one on each node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a worker could not start, or could not do what it was asked."""
+
+    problem: Problem | None  # None: an error that may not come again
+    said: str  # in a line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """How many workers a cluster gets, and what each of them has."""
+
+    workers: int
+    cpus: int
+    gpus: float
+    on_node: int  # workers of one node, at most
+
+    @classmethod
+    def of(cls, ray: Any, workers: int | None, gpus: float | None) -> Share:
+        """The share of each of `workers` (`None`: one for `gpus` GPUs, or one on each node). `gpus` `None`: one GPU if
+        the cluster has any.
+
+        Raises `UsageError` for a cluster that has too little for one worker.
+        """
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        total = sum(node.get("GPU", 0) for node in nodes)
+        gpus = float(bool(total)) if gpus is None else gpus
+        if not nodes or gpus > max(node.get("GPU", 0) for node in nodes):
+            raise UsageError(f"no node of the Ray cluster has {gpus:g} GPUs and a CPU, which a worker needs",
+                             hint="change --num-gpus-per-worker; ray status shows what the cluster has")
+        there = sum(math.floor(node.get("GPU", 0) / gpus) for node in nodes) if gpus else len(nodes)
+        workers = workers or there
+        on_node = math.ceil(workers / len(nodes))
+        least = int(min(node["CPU"] for node in nodes))
+        return cls(workers=workers, cpus=1 if gpus else max(1, least // on_node), gpus=gpus, on_node=on_node)
+
+
+def library() -> Any:
+    """Ray, which an extra installs. Raises `UsageError`."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else Ray prints on stdout what raylets report
+    try:
+        import ray  # here: an extra
+        import ray.exceptions
+    except ImportError:
+        raise UsageError("--engine ray needs the package ray, which is not installed",
+                         hint="pip install 'latentry[ray]', on all nodes") from None
+    return ray
+
+
+@contextmanager
+def connected(ray: Any, address: str) -> Iterator[None]:
+    """A connection to the cluster at `address`, as in `ClusterOptions`. Raises `UsageError`."""
+    if ray.is_initialized():  # by a caller, who keeps it
+        yield
+        return
+    named = {"address": address} if address else {"address": "local", "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**named, log_to_driver=False, configure_logging=False)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray takes it, to exit at once
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UsageError(f"no connection to the Ray cluster '{address or 'local'}': {first_line(error)}",
+                         hint="start one with ray start --head, and ray start --address HOST:6379 on the other nodes; "
+                         "without --address, prep starts one on this machine") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def actors_of(ray: Any, kind: type, share: Share, **options: Any) -> Any:
+    """What makes actors of a class, each with its share. Ray repeats nothing, and answers `beat` beside other work."""
+    return ray.remote(concurrency_groups={"beat": 1}, max_restarts=0, max_task_retries=0, num_cpus=share.cpus,
+                      num_gpus=share.gpus, scheduling_strategy="SPREAD", **options)(kind)
+
+
+def asked_to_beat(actor: Any) -> Any:
+    """The reference of a worker's answer that it still works."""
+    return actor.beat.options(concurrency_group="beat").remote()
+
+
+def check_version(wanted: str) -> None:
+    """In a worker: raises `UsageError` unless its node has the command's version of Latentry."""
+    found = version("latentry")
+    if found != wanted:
+        raise UsageError(f"node {platform.node()} has Latentry {found}, expected {wanted}, as the command",
+                         hint="install the same version on all nodes: its keys and rows belong together")
+
+
+def none_started(share: Share) -> UsageError:
+    """The error for a cluster that has no room for a worker."""
+    return UsageError(f"no worker started on the Ray cluster within {START:g} s; each needs "
+                      f"{counted(share.cpus, 'CPU')} and {share.gpus:g} GPUs",
+                      hint="ray status shows what is free; --workers and --num-gpus-per-worker ask for less")
+
+
+def too_many_lost(count: int, said: str) -> CacheError:
+    """The error for workers that die one after the other."""
+    return CacheError(f"{count} workers of the Ray cluster were lost in a row, and none finished a task; the last: "
+                      f"{said}", hint="ray status and the logs of Ray say more; finished work is kept: run the same "
+                      "command again")
+
+
+def lost_note(count: int) -> str:
+    """The notice after workers were lost."""
+    return f"note: {counted(count, 'worker')} of the Ray cluster lost and replaced"
+
+
+def unused_note(said: str) -> str:
+    """The notice on a worker that does not fit its node."""
+    return f"note: a worker of the Ray cluster was not used: {said}"
