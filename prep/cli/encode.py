@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from prep.encode.engines.job import RayOptions
     from prep.encode.report import EncodeReport
 
-ENGINES = ("local", "ray")
-
 
 @opt.with_recipe_options()
 def encode(
@@ -41,10 +39,8 @@ def encode(
     part: Annotated[str | None, typer.Option(
         metavar="I/N", help="encode only share I of N, from 0 to N-1, and write no manifest: prep seal does that when "
         "all shares are encoded, each by a job with the same options", show_default=False)] = None,
-    engine: Annotated[str, choice(help="what encodes: this machine, or a Ray cluster", words=ENGINES)] = "local",
-    address: Annotated[str | None, typer.Option(
-        metavar="ADDRESS", help="with --engine ray: the cluster, as HOST:PORT or auto; without, one is started on this "
-        "machine", show_default=False)] = None,
+    engine: Annotated[str, choice(help="what encodes: this machine, or a Ray cluster", words=opt.ENGINES)] = "local",
+    address: opt.Address = None,
     workers: Annotated[int | None, typer.Option(
         help="with --engine ray: processes that encode (default: one per GPU, or per node)", min=1,
         show_default=False)] = None,
@@ -113,13 +109,7 @@ def _ray_options(engine: str, address: str | None, workers: int | None, gpus: fl
     from prep.encode.engines.job import RayOptions
 
     given = {"--address": address, "--workers": workers, "--num-gpus-per-worker": gpus, "--task-seconds": seconds}
-    if engine == "ray":
-        default = RayOptions()
-        return RayOptions(address=address or "", workers=workers, gpus=gpus,
-                          seconds=default.seconds if seconds is None else seconds)
-    if engine not in ENGINES:
-        raise UsageError(f"--engine is '{engine}', expected {' or '.join(ENGINES)}")
-    for flag, value in given.items():
-        if value is not None:
-            raise UsageError(f"{flag} is given without --engine ray, expected both", hint="add --engine ray")
-    return None
+    if not opt.is_ray(engine, given):
+        return None
+    return RayOptions(address=address or "", workers=workers, gpus=gpus,
+                      seconds=RayOptions().seconds if seconds is None else seconds)

@@ -66,6 +66,22 @@ def codes_option(*flags: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*flags, help=help, metavar="CODE", autocompletion=completed)
 
 
+ENGINES = ("local", "ray")
+Address = Annotated[str | None, typer.Option(
+    metavar="ADDRESS", help="with --engine ray: the cluster, as HOST:PORT or auto; without, one is started on this "
+    "machine", show_default=False)]
+
+
+def is_ray(engine: str, given: Mapping[str, object]) -> bool:
+    """Whether --engine is ray. Raises `UsageError` for another word, and for options that are `given` without it."""
+    if engine not in ENGINES:
+        raise UsageError(f"--engine is '{engine}', expected {' or '.join(ENGINES)}")
+    for flag, value in given.items():
+        if engine != "ray" and value is not None:
+            raise UsageError(f"{flag} is given without --engine ray, expected both", hint="add --engine ray")
+    return engine == "ray"
+
+
 def seconds_of(text: str, option: str) -> float:
     """The seconds of a time like 0, 90s, 30m, 12h or 7d. Raises `UsageError`."""
     found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)

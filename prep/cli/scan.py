@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, screen_width
+from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
 from prep.cli.ticker import progress_unless
@@ -33,7 +33,12 @@ def scan(
                                               )] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 for warnings, too")] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
-    jobs: Annotated[int, typer.Option(help="processes that decode", min=1)] = opt.JOBS,
+    jobs: Annotated[int, typer.Option(help="processes that decode; with --engine ray each worker has as many as CPUs",
+                                      min=1)] = opt.JOBS,
+    engine: Annotated[str, choice(help="what decodes: this machine, or a Ray cluster", words=opt.ENGINES)] = "local",
+    address: opt.Address = None,
+    workers: Annotated[int | None, typer.Option(help="with --engine ray: workers, which share the CPUs of their nodes "
+                                                "(default: one on each node)", min=1, show_default=False)] = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Check every picture, caption and mask. Pictures are decoded to the last pixel; exit 1 for errors."""
@@ -43,15 +48,18 @@ def scan(
     from prep.report.terminal.scan import findings_table
     from prep.scan.run import ScanCall, run_scan
     from prep.scan.scanner import as_json as document
+    from prep.workers.ray import ClusterOptions
 
     quiet_pillow()
+    remote = opt.is_ray(engine, {"--address": address, "--workers": workers})
     recipe = opt.recipe_from_options(source, mask=mask, edits=edits)
     if html is not None:
         check_page_file(html, picture_places(recipe))
     report = run_scan(ScanCall(
         recipe=recipe, jobs=jobs, model=model, select=select or (), ignore=ignore or (), rehash=rehash,
         show=None if html is None else partial(write_scan_page, html, origin_of(recipe, date.today())),
-        progress=progress_unless(quiet)))
+        cluster=ClusterOptions(address=address or "", workers=workers) if remote else None,
+        notice=(lambda _: None) if quiet else say, progress=progress_unless(quiet)))
     if as_json:
         put_json(document(report))
     else:

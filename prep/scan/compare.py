@@ -16,11 +16,11 @@ from prep.scan.duplicates.copies import ScannedPicture
 from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, near_duplicates, whole_correlation
 from prep.scan.duplicates.signature import LIMIT as MOST
 from prep.scan.duplicates.signature import Pair, likely_pairs
+from prep.scan.examiner import Examiner
 from prep.scan.memo import ScanMemo
-from prep.scan.protocol import BlobMessage, PictureMessage
+from prep.scan.protocol import PictureMessage
 from prep.scan.worker import PIXELS, THUMB
-from prep.workers.pool import WorkerLost, WorkerPool
-from prep.workers.service import Limits, Task
+from prep.workers.service import Task
 
 T = TypeVar("T")
 
@@ -29,10 +29,9 @@ AT_ONCE = 256  # pairs whose thumbnails are in memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoders:
-    """What it takes to decode a picture again: workers, limits, threads, and the memory of earlier results."""
+    """What it takes to decode a picture again: an examiner, threads, and the memory of earlier results."""
 
-    workers: WorkerPool
-    limits: Limits
+    examiner: Examiner
     pool: Executor
     memory: ScanMemo
     lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or whose worker was lost
@@ -103,8 +102,4 @@ def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
 
 def _asked(makers: Decoders, task: Task[PictureMessage, T], picture: ScannedPicture) -> T | None:
     """A worker's answer about a picture; `None` if it can no longer be decoded, or the worker is lost."""
-    question = PictureMessage(BlobMessage.of(picture.picture), picture.identity.file)
-    try:
-        return next(iter(makers.workers.ask(task, question, makers.limits)), None)
-    except WorkerLost:
-        return None
+    return makers.examiner.again(task, picture.picture, picture.identity.file)

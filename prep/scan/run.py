@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +26,12 @@ from prep.runtime import defer_interrupts
 from prep.scan.examine import Examined
 from prep.scan.memo import ScanMemo, usual_path
 from prep.scan.protocol import BlobMessage, PreviewMessage
+from prep.scan.ray import on_cluster
 from prep.scan.scanner import Check, ScanReport, nothing_else, scan
 from prep.scan.worker import LIMITS, PREVIEW, SERVICE
 from prep.sources.item import Item
 from prep.workers.pool import WorkerLost, WorkerPool
+from prep.workers.ray import ClusterOptions
 
 SIDE = 320  # pixels of a preview's longer side
 UNSAID = {"missing-caption", "empty-caption"}
@@ -51,6 +54,8 @@ class ScanCall:
     show: Show | None  # writes a page of the report
     rehash: bool
     progress: Progress
+    cluster: ClusterOptions | None = None  # None: this computer examines pictures
+    notice: Callable[[str], None] = lambda _: None
 
 
 def run_scan(asked: ScanCall) -> ScanReport:
@@ -75,13 +80,11 @@ def run_scan(asked: ScanCall) -> ScanReport:
         small[item.label] = examined.usable
         return (*tokens(item, examined), short)
 
-    memory = ScanMemo(usual_path(), trust=not asked.rehash)
-    try:
+    elsewhere = nullcontext() if asked.cluster is None else on_cluster(asked.cluster, recipe, asked.notice)
+    with elsewhere as examiner, closing(ScanMemo(usual_path(), trust=not asked.rehash)) as memory:
         report = scan(walk_recipe(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
-                      memory=memory, check=check, compare=bool(wanted),
+                      memory=memory, check=check, compare=bool(wanted), examiner=examiner,
                       total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
-    finally:
-        memory.close()
     broken = {one.path for one in report.findings if one.severity == "error"}
     left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
     left |= {name for name, usable in small.items() if usable}

@@ -10,32 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Event
 from typing import Any
 
 from prep.findings import Finding, finding
-from prep.fs.blob import fetched
-from prep.fs.mirror import is_object
-from prep.fs.remote import side_by_side
-from prep.parse import Unparsed
 from prep.progress import Progress, Tick, Total, silent
 from prep.scan.compare import Decoders, find_near, pixel_digests
 from prep.scan.duplicates.copies import ScannedPicture, exact_copies, near_findings, skipped_finding
 from prep.scan.duplicates.correlation import LIMIT, Thumb
 from prep.scan.examine import Examined
+from prep.scan.examiner import Examiner, LocalExaminer, Looked
 from prep.scan.memo import ScanMemo, Stamp
-from prep.scan.protocol import ItemMessage
 from prep.scan.quality import odd_lengths
-from prep.scan.worker import EXAMINE, LIMITS, SERVICE
+from prep.scan.worker import LIMITS, SERVICE
 from prep.sources.item import Item
-from prep.workers.pool import WorkerLost, WorkerPool
+from prep.workers.pool import WorkerPool
 from prep.workers.service import Limits
-
-BATCH = 8  # items per request: the exchange costs a twentieth of decoding a picture
-FETCHERS = 8  # requests at a time, of each thread
-SINGLE = 4  # items per worker that are sent singly at first, so that all workers have something to do
 
 Check = Callable[[Item, Examined], Iterable[Finding]]  # further findings on an item
 
@@ -60,31 +52,30 @@ def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
 
 def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, workers: WorkerPool | None = None,
          limits: Limits = LIMITS, memory: ScanMemo | None = None, check: Check = nothing_else, compare: bool = True,
-         total: Total = None) -> ScanReport:
+         total: Total = None, examiner: Examiner | None = None) -> ScanReport:
     """The report on `items`, which also contains the findings among them.
 
-    `jobs` of `workers` (default: a new pool), which end with the scan, decode within `limits`. `compare`: search for
-    near-duplicates. `total`: the number of items, for the progress bar.
+    `jobs` of `workers` (default: a new pool) decode within `limits`, or `examiner` does; they end with the scan.
+    `compare`: search for near-duplicates. `total`: the number of items, for the progress bar.
     """
-    with workers or WorkerPool(SERVICE) as decoders, ThreadPoolExecutor(jobs) as pool:
-        work = _Work(workers=decoders, limits=limits, pool=pool, jobs=jobs, memory=memory or ScanMemo(None))
+    asked = examiner or LocalExaminer(workers or WorkerPool(SERVICE), limits, jobs)
+    with closing(asked), ThreadPoolExecutor(asked.calls) as pool:  # a thread may start one more while they end
+        work = _Work(examiner=asked, pool=pool, memory=memory or ScanMemo(None))
         try:
             with progress("scanning", total, "pictures") as tick:
                 findings, album, counts = _gather(_examined(items, work), check, tick)
             return _report(findings, album, counts, work, progress, compare)
         finally:
-            decoders.close()  # first: threads of the pool may wait for them
+            asked.close()  # first: threads of the pool may wait for its workers
             pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What the scan works with: workers, limits, threads and memory."""
+    """What the scan works with."""
 
-    workers: WorkerPool
-    limits: Limits
+    examiner: Examiner
     pool: ThreadPoolExecutor
-    jobs: int
     memory: ScanMemo
 
 
@@ -133,7 +124,7 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
 def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
             compare: bool) -> ScanReport:
     """The report, with findings on copies added."""
-    makers = Decoders(workers=work.workers, limits=work.limits, pool=work.pool, memory=work.memory)
+    makers = Decoders(examiner=work.examiner, pool=work.pool, memory=work.memory)
     copied, distinct = exact_copies(album.seen, lambda suspects: pixel_digests(suspects, makers))
     findings += copied
     if compare:
@@ -156,7 +147,7 @@ def as_json(report: ScanReport) -> dict[str, Any]:
 
 def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[Item, Examined] | Finding]:
     """Findings as they arrive, and items once examined, in any order: a slow item does not delay the others."""
-    done: SimpleQueue[Future[list[_Looked]]] = SimpleQueue()
+    done: SimpleQueue[Future[list[_Found]]] = SimpleQueue()
     batch: list[tuple[Item, Stamp | None]] = []
     sent = under_way = 0
 
@@ -174,10 +165,10 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
             continue
         batch.append((item, stamp))
         sent += 1
-        if len(batch) >= (1 if sent <= SINGLE * work.jobs else BATCH):
+        if len(batch) >= work.examiner.group(sent):
             submit()
             under_way += 1
-        while under_way > 2 * work.jobs or not done.empty():
+        while under_way > 2 * work.examiner.calls or not done.empty():
             yield from _noted(done.get(), work.memory)
             under_way -= 1
     if batch:
@@ -187,51 +178,18 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
         yield from _noted(done.get(), work.memory)
 
 
-_Looked = tuple[Item, Stamp | None, Examined, bool]  # the last: whether a worker answered
+_Found = tuple[Item, Stamp | None, Looked]
 
 
-def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_Looked]:
-    """The results of each item; if the worker is lost, each item is sent alone, to find the one responsible.
-
-    Raises `StoreError`.
-    """
-    held = _fetched([item for item, _ in batch])
-    batch = [(item, stamp if one is item or work.memory.is_current(one, stamp) else None)
-             for one, (item, stamp) in zip(held, batch, strict=True)]
-    try:
-        question = tuple(ItemMessage.of(one) for one in held)
-        found = [one.examined() for one in work.workers.ask(EXAMINE, question, work.limits)]
-        if len(found) != len(batch):
-            raise Unparsed(f"an answer has {len(found)} items, expected {len(batch)}")
-        return [(item, stamp, examined, True) for (item, stamp), examined in zip(batch, found, strict=True)]
-    except WorkerLost as lost:
-        code, detail = _as_finding(lost, work.limits)
-    except Unparsed as error:
-        code, detail = "decoder-crashed", f"the decoder gave an invalid answer: {error}"
-    if len(batch) > 1:
-        return [looked for one in batch for looked in _examine([one], work)]
-    ((item, stamp),) = batch
-    said = finding(item.label, code, detail)
-    return [(item, stamp, Examined(findings=(said,), identity=None, thumb=None, captions=()), False)]
+def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_Found]:
+    """The results of each item, with the stamps of those that still are as they were listed. Raises `StoreError`."""
+    found = work.examiner.examine([item for item, _ in batch])
+    return [(item, stamp if one.read is None or work.memory.is_current(one.read, stamp) else None, one)
+            for (item, stamp), one in zip(batch, found, strict=True)]
 
 
-def _fetched(items: Sequence[Item]) -> list[Item]:
-    """The items, with the bytes of what they have in stores."""
-    blobs = [blob for item in items for blob in item.blobs if is_object(blob.file)]
-    found = dict(zip(blobs, side_by_side(fetched, blobs, FETCHERS, Event()), strict=True)) if blobs else {}
-    return [item.with_blobs(found) if found else item for item in items]
-
-
-def _as_finding(lost: WorkerLost, limits: Limits) -> tuple[str, str]:
-    """(code, detail) of the finding on a picture that cost a worker."""
-    return {"slow": ("decoder-hung", f"was not decoded within {limits.seconds:g} seconds"),
-            "memory": ("too-large", "takes more memory than there is"),
-            "closed": ("decoder-crashed", "the scan ended before it was decoded"),
-            "crash": ("decoder-crashed", f"the decoder ended {lost.detail}")}[lost.cause]
-
-
-def _noted(future: Future[list[_Looked]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:
-    for item, stamp, examined, lived in future.result():
-        if lived:  # a lost worker is not remembered: memory or load may be at fault, and the next scan tries again
-            memory.note(stamp, item, examined)
-        yield item, examined
+def _noted(future: Future[list[_Found]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:
+    for item, stamp, looked in future.result():
+        if looked.lived:  # a lost worker is not remembered: memory or load may be at fault; the next scan tries again
+            memory.note(stamp, item, looked.examined)
+        yield item, looked.examined

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pictures import draw, draw_mask
 
 pytest.register_assert_rewrite("account", "harness")
-from harness import Launcher, Stage  # noqa: E402  # after that
+from harness import ENVIRONMENT, Launcher, Stage  # noqa: E402  # after that
 
+SUPPORT = Path(__file__).parents[1] / "support"
 SIZES = [(96, 96), (100, 96), (144, 64), (140, 66), (64, 144)]
 
 
@@ -42,6 +45,25 @@ def stage(launch: Launcher, setting: tuple[Path, Path], tmp_path: Path) -> Itera
     (tmp_path / "whole").mkdir()
     yield Stage(launch=launch, pictures=pictures, model=model, home=tmp_path / "whole")
     assert [_stamps(pictures), _stamps(model)] == before, "a run has written to what is the user's"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster: a head without a worker, and two nodes with one CPU each."""
+    from ray.cluster_utils import Cluster
+
+    before = dict(os.environ)
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", PYTHONPATH=f"{ENVIRONMENT['PYTHONPATH']}:{SUPPORT}")
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False,
+                                                         "object_store_memory": 80 << 20})
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=1, object_store_memory=80 << 20)
+        yield made
+    finally:
+        made.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _stamps(root: Path) -> dict[str, tuple[int, int, bytes]]:

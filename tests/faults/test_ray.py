@@ -43,30 +43,6 @@ QUICK = {("actor", 47)}
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A head without a worker, and two nodes with one CPU each."""
-    from ray.cluster_utils import Cluster
-
-    before = dict(os.environ)
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0",
-                      PYTHONPATH=f"{ENVIRONMENT['PYTHONPATH']}:{SUPPORT}")
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False,
-                                                         "object_store_memory": 80 << 20})
-    try:
-        for _ in range(2):
-            add_node(made)
-        yield made
-    finally:
-        made.shutdown()
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def add_node(cluster):
-    return cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
-
-
-@pytest.fixture(scope="module")
 def prepared(launch, tiny_model, tmp_path_factory):
     """Pictures with masks; a cache with all rows but those of masks; what the local engine makes of it."""
     from harness import Stage
@@ -148,7 +124,7 @@ def test_a_kill(there, cluster, fault, at):
     if node is not None and fault == "node":
         lost = next(one for one in cluster.worker_nodes if one.node_id == node)
         cluster.remove_node(lost, allow_graceful=False)
-        add_node(cluster)
+        cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
     if node is not None and fault == "driver":
         process.kill()
         process.communicate()

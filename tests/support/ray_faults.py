@@ -1,7 +1,8 @@
-"""A worker of the Ray engine that dies at a change of the disk. It is imported by name in the workers of a cluster.
+"""Workers on Ray that die: of prep encode at a change of the disk, of prep scan before it examines pictures. They are
+imported by name in the workers of a cluster.
 
-`fault.json` beside the cache says where: {"kind": "actor" | "node" | "driver" | "none", "at": n}. The n-th change that
-any worker makes leaves a file `reached` with the node's id; then an actor kills itself, others wait to be killed.
+`fault.json` beside the cache says where: {"kind": "actor" | "node" | "driver" | "none", "at": n}. The n-th change (or
+call) of any worker leaves a file `reached` with the node's id; then an actor kills itself, others wait to be killed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ from pathlib import Path
 
 from prep.encode.engines.ray_worker import RayWorker
 from prep.fs import atomic
+from prep.scan.ray_worker import ScanWorker
+
+
+class FaultyScanner(ScanWorker):
+    """`fault.json` is in the directory in FAULTS, and so are the other files."""
+
+    def examine(self, items):
+        home = Path(os.environ["FAULTS"])
+        return counted(super().examine, home, json.loads((home / "fault.json").read_text()))(items)
 
 
 class FaultyWorker(RayWorker):

@@ -1,0 +1,85 @@
+"""A worker of a scan on a Ray cluster: on some node it examines pictures in processes of its own, with their limits.
+
+It reads pictures itself, from the disk or the store. Nothing here imports Ray: `ray.py` beside this makes an actor of
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from prep.errors import PathError, Problem, UsageError
+from prep.fs.blob import Blob
+from prep.images.plugins import decoders
+from prep.scan.examiner import LocalExaminer, Looked
+from prep.scan.worker import LIMITS, SERVICE
+from prep.sources.item import Item
+from prep.workers.pool import WorkerPool
+from prep.workers.ray import Failure, check_version
+
+
+class ScanWorker:
+    """Some threads of Ray use it at the same time, and one more asks whether it still works."""
+
+    def __init__(self) -> None:
+        self._examiner: LocalExaminer | None = None
+
+    def start(self, version: str, formats: str, directory: str, places: Mapping[str, int], cpus: int) -> Failure | None:
+        """Gets ready, if this node judges pictures as the command does, and has the same ones.
+
+        `version` and `formats` are the command's, `directory` is where it runs, `places` are the times at which its
+        sources were last changed (ns); paths may be relative to it.
+        """
+        with suppress(OSError):  # a node that lacks it may still have all of the paths
+            os.chdir(directory)
+        try:
+            check_version(version)
+            _check_node(formats, places)
+        except Problem as problem:
+            return Failure(problem=problem, said=problem.message)
+        self._examiner = LocalExaminer(WorkerPool(SERVICE, most=cpus), LIMITS, cpus)
+        return None
+
+    def examine(self, items: Sequence[Item]) -> list[Looked] | Failure:
+        """As `Examiner.examine`."""
+        found: list[Looked] | Failure = self._tried("examine", items)
+        return found
+
+    def again(self, task: str, picture: Blob, file: str | None) -> Any:
+        """As `Examiner.again`, of a task by its name."""
+        (found,) = (one for one in SERVICE.tasks if one.name == task)
+        return self._tried("again", found, picture, file)
+
+    def beat(self) -> int:
+        """That it answers means that the process works."""
+        return 0
+
+    def _tried(self, name: str, *values: Any) -> Any:
+        try:
+            return getattr(self._examiner, name)(*values)
+        except Problem as problem:
+            return Failure(problem=problem, said=problem.message)
+        except Exception as error:
+            return Failure(problem=None, said=f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _check_node(formats: str, places: Mapping[str, int]) -> None:
+    """Raises `UsageError` for other decoders, `PathError` for another directory at the path of a source."""
+    node = platform.node()
+    if decoders() != formats:
+        raise UsageError(f"node {node} decodes pictures with {decoders()}, expected {formats}, as the command",
+                         hint="install the same version and the same extras on all nodes")
+    for path, changed in places.items():
+        try:
+            found = os.stat(path).st_mtime_ns  # noqa: PTH116  # as it was typed
+        except OSError as error:
+            raise PathError(f"{path} cannot be read on node {node}: {error.strerror}", hint=SHARED) from None
+        if found != changed:
+            raise PathError(f"{path} on node {node} is another one than on the node of the command", hint=SHARED)
+
+
+SHARED = "keep the pictures on a disk that all nodes share, under one path, or in an object store"

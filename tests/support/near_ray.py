@@ -1,0 +1,81 @@
+"""As much of Ray as a scan uses, in this process: actors are objects that threads call, and that die as they are told.
+
+`behave(number, name)` is called before a worker answers `name`; it may raise `RayError`, after which the worker is
+dead, return `Never`, or another answer than `None` in place of the worker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event, Lock
+from types import SimpleNamespace
+from typing import Any
+
+from fake_ray import Never, RayError
+
+
+@dataclass(eq=False)
+class Reference:
+    actor: Actor
+    name: str
+    values: tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class Actor:
+    ray: NearRay
+    number: int
+    worker: Any
+    dead: Event = field(default_factory=Event)
+
+    def __getattr__(self, name: str) -> Any:
+        call = SimpleNamespace(remote=lambda *values: Reference(self, name, values))
+        call.options = lambda **_: call
+        return call
+
+
+@dataclass(eq=False)
+class NearRay:
+    behave: Callable[[int, str], Any] = lambda number, name: None
+    resources: list[dict[str, float]] = field(default_factory=lambda: [{"CPU": 1.0}, {"CPU": 1.0}])
+    actors: list[Actor] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    exceptions = SimpleNamespace(RayError=RayError)
+    lock: Any = field(default_factory=Lock)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": one} for one in self.resources]
+
+    def remote(self, **options: Any) -> Any:
+        self.options = options
+
+        def of(kind: type) -> Any:
+            def made() -> Actor:
+                self.actors.append(Actor(self, len(self.actors), kind()))
+                return self.actors[-1]
+
+            return SimpleNamespace(remote=made)
+
+        return of
+
+    def wait(self, references: list[Reference], timeout: float) -> tuple[list[Reference], list[Reference]]:
+        (one,) = references
+        there = one.actor.dead.is_set() or self.behave(one.actor.number, f"{one.name}?") is not Never
+        return (references, []) if there else ([], references)
+
+    def get(self, one: Reference) -> Any:
+        try:
+            with self.lock:
+                answer = None if one.actor.dead.is_set() else self.behave(one.actor.number, one.name)
+        except RayError:
+            one.actor.dead.set()
+            raise
+        if answer is Never:
+            assert one.actor.dead.wait(30)
+        if one.actor.dead.is_set():
+            raise RayError("The actor died.\nIts node is gone.")
+        return getattr(one.actor.worker, one.name)(*one.values) if answer is None else answer
+
+    def kill(self, actor: Actor) -> None:
+        actor.dead.set()
