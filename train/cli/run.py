@@ -49,10 +49,11 @@ def run(
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
     with joined() as ranks:
         with _preparing(ranks):
-            start = _start_of(folder, resume, start_from, adopt, init_from)
+            start = _start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
             asked = opt.request_of(manifest, model, download, allow_other_encoders, init_from)
             setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
+        with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
         ranks = replace(ranks, sharded=setup.config.parallel.shard and ranks.world > 1)
@@ -138,13 +139,14 @@ def _device(asked: str, ranks: Ranks) -> str:
     return f"cuda:{ranks.local}" if asked in ("auto", "cuda") and torch.cuda.is_available() else asked
 
 
-def _start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None) -> Start | None:
+def _start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None,
+              ranks: Ranks) -> Start | None:
     """The checkpoint to continue from, if --resume is given. Raises `UsageError` for options that contradict it."""
     if resume:
         if init_from is not None:
             raise UsageError("--init-from is given with --resume, but a resumed run has its own weights",
                              hint="omit one of them")
-        return _start(folder, start_from)
+        return _start(folder, start_from, ranks)
     if start_from is not None or adopt:
         raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
     return None
@@ -187,7 +189,7 @@ def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
     return read_run(folder).origin if (folder / "run.json").is_file() else Origin()
 
 
-def _start(folder: Path, named: str | None) -> Start:
+def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
     from prep.errors import PathError
     from train.runs.resume import find_start
 
@@ -195,6 +197,9 @@ def _start(folder: Path, named: str | None) -> Start:
         return find_start(folder, named)
     except PathError as error:
         error.hint = "omit --from to use the newest" if named else "omit --resume to start this run"
+        if not ranks.first:  # which would have failed as well, if it had none
+            error.hint = (f"copy {folder} from the first rank's machine, since only that rank writes there, or use a "
+                          "disk that all machines share")
         raise
 
 
