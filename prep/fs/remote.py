@@ -276,6 +276,22 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
     return dict(sorted(found.items()))
 
 
+def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
+    """The sizes of the objects directly below a URL, by their names, sorted: none that has another / in its name.
+
+    Raises `StoreError`.
+    """
+    prefix = "/".join((*split_url(url)[2:], "")).lstrip("/")
+
+    def ask(store: ObjectStore, _: str) -> dict[str, int]:
+        from obstore import list_with_delimiter
+
+        objects = list_with_delimiter(store, prefix or None)["objects"]
+        return {one["path"].removeprefix(prefix): int(one["size"]) for one in objects}
+
+    return dict(sorted(_patiently(url, ask, stop).items()))
+
+
 _NO_PATH = re.compile(r'invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: )', re.DOTALL)
 
 

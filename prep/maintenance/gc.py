@@ -18,7 +18,7 @@ from prep.fs.lock import lock_directory
 from prep.fs.mirror import is_url, local_path, shown
 from prep.maintenance import sweep
 from prep.maintenance.gc_store import check_no_plan, find_garbage_in_store, remove_from_store
-from prep.maintenance.others import OtherManifest, find_others, searched_folders
+from prep.maintenance.others import OtherManifest, find_others, find_others_in_store, searched_folders
 from prep.maintenance.sweep import KINDS, Needed, Sweep
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
@@ -46,9 +46,9 @@ class GcReport:
                 "bytes": sum(self.sweep.sizes.values()), "sizes": dict(self.sweep.sizes),
                 "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
                 "guarded": self.sweep.guarded,
-                "others": [{"manifest": str(one.path), "shards": one.shards, "tables": one.tables}
+                "others": [{"manifest": shown(one.path), "shards": one.shards, "tables": one.tables}
                            for one in self.others],
-                "searched": [str(one) for one in self.searched]}
+                "searched": [shown(one) for one in self.searched]}
 
     def as_text(self) -> str:
         """The report as a few lines of text."""
@@ -59,10 +59,10 @@ class GcReport:
         kept = document["kept"]
         lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
         if self.searched and any(document["removed"].values()):
-            places = join_names([str(one) for one in self.searched], None)
+            places = join_names([shown(one) for one in self.searched], None)
             lines.append(f"other manifests were searched for only in {places}; name those elsewhere with --keep")
         elif any(document["removed"].values()):
-            lines.append("other manifests were not searched for in the store; name all of them with --keep")
+            lines.append("other manifests were not searched for; name all of them with --keep")
         lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} kept "
                      f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
@@ -82,7 +82,8 @@ WORDS = {"commits": ("commit", "commits"), "shards": ("shard", "shards"), "table
 
 def describe_other(other: OtherManifest, *, dry_run: bool) -> str:
     """What a manifest that is not kept loses, and how to prevent or repair that."""
-    name, needed = printable(str(other.path)), f"{_count(other.shards, 'shards')} and {_count(other.tables, 'tables')}"
+    name = printable(shown(other.path))
+    needed = f"{_count(other.shards, 'shards')} and {_count(other.tables, 'tables')}"
     if dry_run:
         return (f"{name} uses this cache and is not kept: {needed} that it needs would be removed; "
                 f"--keep {shlex.quote(name)} keeps them")
@@ -106,7 +107,8 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
         raise UsageError("no manifest to keep was named, expected --keep MANIFEST at least once",
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
     if is_url(path):
-        return _collect_in_store(path, keep, guard=guard, asked=asked, dry_run=dry_run, progress=progress)
+        return _collect_in_store(path, keep, guard=guard, asked=asked, dry_run=dry_run, progress=progress,
+                                 notice=notice)
     cache = open_cache(path, create=False)
     with contextlib.nullcontext() if dry_run else lock_directory(cache.root, exclusive=True):
         manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
@@ -122,8 +124,8 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
 
 
 def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
-                      progress: Progress) -> GcReport:
-    """As `collect_garbage`, of a cache in an object store. Manifests that are not kept are not looked for."""
+                      progress: Progress, notice: Callable[[str], None]) -> GcReport:
+    """As `collect_garbage`, of a cache in an object store."""
     cache = open_to_encode(path, create=False)
     manifests = [read_manifest(one) for one in keep]
     shards: dict[str, int] = {}
@@ -137,6 +139,9 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
         tables |= set(named.values())
     found = find_garbage_in_store(cache, Needed(shards=frozenset(shards), tables=frozenset(tables)), shards,
                                   guard=guard)
+    others = find_others_in_store(cache, manifests, found.sweep)
+    for line in (*others.notices, *(() if dry_run else (describe_other(one, dry_run=False) for one in others.found))):
+        notice(line)
 
     def unchanged() -> None:
         for one, manifest in zip(keep, manifests, strict=True):
@@ -148,7 +153,8 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
     if not dry_run:
         with progress("removing", sum(map(len, found.sweep.remove.values())), "things") as tick:
             remove_from_store(cache, found, unchanged, tick)
-    return GcReport(sweep=found.sweep, manifests=len(keep), guard=asked, dry_run=dry_run)
+    return GcReport(sweep=found.sweep, manifests=len(keep), guard=asked, dry_run=dry_run, others=others.found,
+                    searched=others.searched)
 
 
 def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:

@@ -1,7 +1,7 @@
 """Finds manifests that use a cache but are not kept, before `prep gc` removes what they need.
 
-A cache does not know its manifests, so only some directories are searched: those of the kept manifests, and the parent
-of the cache. Manifests elsewhere are not found.
+A cache does not know its manifests, so only some directories are searched, or prefixes of a store: those of the kept
+manifests, and the parent of the cache. Manifests elsewhere are not found.
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
+from prep.cache.remote.documents import fetch_tables
 from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError
+from prep.fs.mirror import is_url, local_path, shown, url_of
+from prep.fs.remote import StoreError, list_folder, read_range, side_by_side
 from prep.fs.untrusted import read_regular
 from prep.maintenance.sweep import Sweep
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
 from prep.manifest.tables import SHARDS, read_table
 
 MOST_FILES = 4096  # *.json files that are checked per directory
+START = 1024  # bytes of a file that tell whether it is a manifest
+JOBS = 32  # objects looked at side by side: small requests, which mostly wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +38,15 @@ class OtherManifest:
     tables: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Others:
+    """What `find_others_in_store` found, and where it looked."""
+
+    found: tuple[OtherManifest, ...]
+    searched: tuple[Path, ...]
+    notices: tuple[str, ...]  # on places that could not be searched
+
+
 def searched_folders(cache: Cache, keep: Sequence[Manifest]) -> tuple[Path, ...]:
     """The directories that `find_others` searches, each once, sorted; it does not search those inside of them."""
     beside = (path for manifest in keep for path in (manifest.path.parent, manifest.folder))
@@ -41,20 +56,70 @@ def searched_folders(cache: Cache, keep: Sequence[Manifest]) -> tuple[Path, ...]
 def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[OtherManifest, ...]:
     """The manifests that lose shards or tables by `sweep`, sorted by path. Skips what cannot be read."""
     known = {_mark(manifest.path) for manifest in keep}
-    shards, tables, found = set(sweep.remove["shards"]), set(sweep.remove["tables"]), []
+    found: list[OtherManifest] = []
     for path in _candidates(searched_folders(cache, keep)):
         with contextlib.suppress(OSError, ManifestError, CacheError):
             if _mark(path) in known:
                 continue
             known.add(_mark(path))
             manifest = read_manifest(path, fetch=False)
-            if not manifest.cache_root.samefile(cache.root):
-                continue
-            loses = OtherManifest(path=path, shards=len(_shards(cache, manifest) & shards),
-                                  tables=len(set(manifest.document["tables"].values()) & tables))
-            if loses.shards or loses.tables:
-                found.append(loses)
+            if manifest.cache_root.samefile(cache.root):
+                found += _losing(path, manifest, sweep)
     return tuple(sorted(found, key=lambda one: str(one.path)))
+
+
+def find_others_in_store(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
+    """As `find_others`, of a cache in a store. Skips places that may not be listed, and says so.
+
+    A URL as a path is as `Path` makes it.
+    """
+    root = Path(str(cache.url))
+    folders = {shown(folder): folder for folder in (root.parent, *(_folder(one, manifest) for manifest in keep
+                                                                  for one in (manifest.path.parent, manifest.folder)))}
+    known, found = {_name(one.path) for one in keep}, list[OtherManifest]()
+    searched, notices = list[Path](), list[str]()
+    for name, folder in sorted(folders.items()):
+        try:
+            paths = _stored_candidates(folder) if is_url(folder) else list(_candidates([folder]))
+            searched.append(folder)
+        except StoreError as error:
+            notices.append(f"note: other manifests were not searched for in {name}: {error.message}")
+            continue
+        for path in paths:
+            with contextlib.suppress(OSError, ManifestError, CacheError):
+                if _name(path) in known:
+                    continue
+                known.add(_name(path))
+                manifest = read_manifest(path, fetch=False)
+                if manifest.cache_root == local_path(root):
+                    fetch_tables(manifest.cache_root, [manifest.document["tables"]["shards"]])
+                    found += _losing(path, manifest, sweep)
+    return Others(found=tuple(sorted(found, key=lambda one: str(one.path))), searched=tuple(searched),
+                  notices=tuple(notices))
+
+
+def _folder(folder: Path, manifest: Manifest) -> Path:
+    """A kept manifest's directory, or the URL of its prefix."""
+    return folder.resolve() if url_of(manifest.path) is None else Path(shown(folder))
+
+
+def _name(path: Path) -> str:
+    return shown(path) if is_url(path) or url_of(path) is not None else str(path.resolve())
+
+
+def _stored_candidates(folder: Path) -> list[Path]:
+    """The objects directly below a URL that start like a manifest. Raises `StoreError`."""
+    url, stop = shown(folder), Event()
+    names = [name for name, size in list_folder(url).items() if name.endswith(".json") and 0 < size <= LIMIT]
+
+    def begins(name: str) -> bool:
+        try:
+            return looks_like_manifest(read_range(f"{url}/{name}", 0, START, stop=stop))
+        except FileNotFoundError:  # removed since it was listed
+            return False
+
+    names = names[:MOST_FILES]
+    return [folder / name for name, good in zip(names, side_by_side(begins, names, JOBS, stop), strict=True) if good]
 
 
 def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
@@ -70,14 +135,19 @@ def _begins_as_manifest(path: Path) -> bool:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= LIMIT:
             return False
-        return looks_like_manifest(read_regular(Path(os.path.realpath(path)), LIMIT)[:1024])
+        return looks_like_manifest(read_regular(Path(os.path.realpath(path)), LIMIT)[:START])
     except OSError:
         return False
 
 
-def _shards(cache: Cache, manifest: Manifest) -> set[str]:
-    table = read_table(cache, manifest.document["tables"]["shards"], SHARDS)
-    return {digest.as_py().hex() for digest in table["digest"]}
+def _losing(path: Path, manifest: Manifest, sweep: Sweep) -> Iterator[OtherManifest]:
+    """A manifest of the cache, if it loses something. Raises `CacheError`."""
+    tables = manifest.document["tables"]
+    shards = read_table(Cache(root=manifest.cache_root), tables["shards"], SHARDS)
+    lost = {digest.as_py().hex() for digest in shards["digest"]} & set(sweep.remove["shards"])
+    loses = OtherManifest(path=path, shards=len(lost), tables=len(set(tables.values()) & set(sweep.remove["tables"])))
+    if loses.shards or loses.tables:
+        yield loses
 
 
 def _mark(path: Path) -> tuple[int, int]:

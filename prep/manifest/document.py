@@ -98,12 +98,12 @@ class Manifest:
 def read_manifest(path: Path, *, fetch: bool = True) -> Manifest:
     """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version.
 
-    A manifest in an object store is fetched, and of a cache there what is needed besides shards; with `fetch` False, a
-    manifest on a disk is only read. Raises `CacheError`, and `PathError` for an odd URL.
+    A manifest in an object store is fetched, and of a cache there what is needed besides shards; with `fetch` False,
+    only the manifest itself. Raises `CacheError`, and `PathError` for an odd URL.
     """
     path = local_path(path)
     if url_of(path) is not None:
-        return _fetched(path)
+        return _fetched(path, tables=fetch)
     try:
         with path.open("rb") as file:
             data = without_mark(file.read(LIMIT + 1))
@@ -116,8 +116,8 @@ def read_manifest(path: Path, *, fetch: bool = True) -> Manifest:
     return manifest
 
 
-def _fetched(path: Path) -> Manifest:
-    """The manifest in a store whose local copy is `path`."""
+def _fetched(path: Path, *, tables: bool) -> Manifest:
+    """The manifest in a store whose local copy is `path`, and its tables."""
     try:
         manifest = _parsed(path, without_mark(fetch_small(path, LIMIT)))
     except OSError as error:
@@ -127,7 +127,8 @@ def _fetched(path: Path) -> Manifest:
     if is_url(cache) or beside(path, cache) is None:
         raise ManifestError(f"{shown(path)} names the cache {cache}, which is outside its bucket",
                             hint="upload both into one bucket: prep push MANIFEST URL")
-    fetch_tables(manifest.cache_root, manifest.document["tables"].values())
+    if tables:
+        fetch_tables(manifest.cache_root, manifest.document["tables"].values())
     return manifest
 
 

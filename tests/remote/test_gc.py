@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pictures import draw
 from prep.cache.plans import write_plan
 from prep.cache.records import Task
 from prep.cache.remote.working import open_to_encode
+from prep.digest import canonical, seal
 from prep.fs.remote import list_objects
 from prep.maintenance import gc_store
 
@@ -62,7 +64,8 @@ def test_what_goes_and_what_stays_is_as_on_a_disk(both, store, prep):
     there = sweep(store, prep)
     assert not [method for method, *_ in store.proxy.asked[asked:] if method in ("DELETE", "PUT", "POST")]
     for one, other in zip((there, sweep(store, prep, "--yes")), here, strict=True):
-        assert one == {**other, "others": [], "searched": []}
+        mine = [{**lost, "manifest": f"{store.url}/{Path(lost['manifest']).name}"} for lost in other["others"]]
+        assert one == {**other, "others": mine, "searched": [store.url]} and len(mine) == 1
     assert there["removed"]["shards"] and there["removed"]["tables"] == 2
     assert set(list_objects(store.url)) == files(both)
     assert prep("verify", f"{store.url}/kept.json").code == 0
@@ -75,7 +78,46 @@ def test_what_is_young_stays(both, store, prep):
     found = gc(prep, f"{store.url}/cache", f"{store.url}/kept.json", "--yes")
     assert not any(found["removed"].values()) and found["guarded"] > 0 and set(list_objects(store.url)) == before
     told = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", "0")
-    assert "other manifests were not searched for in the store" in told.out and "add --yes to remove" in told.out
+    assert f"other manifests were searched for only in {store.url}; name those elsewhere with --keep" in told.out
+    assert "add --yes to remove" in told.out
+
+
+def test_manifests_that_would_lose_rows_are_named_first(both, store, prep, tmp_path):
+    """Those beside the kept ones and beside the cache, in the store and here; and nothing more is read of others."""
+    there = f"{store.url}/other.json"
+    for name, data in (("notes.json", b'{"mine": 1}'), ("torn.json", (both / "other.json").read_bytes()[:300]),
+                       ("empty.json", b""), ("deep/other.json", (both / "other.json").read_bytes())):
+        store.server.put(f"{store.prefix}/{name}", data)
+    document = json.loads((both / "other.json").read_bytes())
+    del document["self"]
+    for name, cache in (("here", f"{store.url}/cache"), ("another", f"{store.url}/elsewhere")):
+        (tmp_path / f"{name}.json").write_bytes(canonical(seal({**document, "cache": cache})))
+    shutil.copy(tmp_path / "here.json", tmp_path / "kept here.json")
+    asked = len(store.proxy.asked)
+    lines = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", 0).out.splitlines()
+    needed = f"{there} uses this cache and is not kept: 1 shard and 2 tables that it needs"
+    said = f"{needed} would be removed; --keep {there} keeps them"
+    assert [line for line in lines if "is not kept" in line] == [said]
+    samples = document["tables"]["samples"]
+    assert not [path for _, path, _ in store.proxy.asked[asked:] if samples in path], "of others, the shards table only"
+    found = gc(prep, f"{store.url}/cache", tmp_path / "kept here.json", "--older-than", "0")
+    assert [one["manifest"] for one in found["others"]] == [f"{store.url}/kept.json"]
+    assert found["searched"] == [str(tmp_path), store.url]
+    found = gc(prep, f"{store.url}/cache", f"{store.url}/kept.json", "--keep", tmp_path / "kept here.json",
+               "--older-than", "0")
+    assert found["others"] == [] and not any(found["removed"].values())
+    done = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", 0, "--yes")
+    said = f"{needed} are removed; delete it, or run its prep encode again"
+    assert done.code == 0 and said in done.err and said in done.out
+
+
+def test_a_place_that_may_not_be_listed_is_told(both, store, prep):
+    """As with credentials for the cache alone."""
+    store.proxy.rule = lambda method, path, before: "403" if "delimiter" in path else ""
+    told = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", 0)
+    assert told.code == 0
+    assert f"note: other manifests were not searched for in {store.url}: {store.url}: the store answered " in told.err
+    assert "other manifests were not searched for; name all of them with --keep" in told.out
 
 
 @pytest.mark.parametrize("step", [1, *(pytest.param(step, marks=pytest.mark.slow) for step in (0, 4, 7))])
