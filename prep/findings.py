@@ -117,6 +117,13 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mask-not-gray": ("warning", "mask has colors or transparency", "save it as gray"),
     "orphan-mask": ("warning", "mask without a picture", "remove it, or find its picture"),
     "masks-unused": ("info", "masks beside the pictures are not used", "--mask sidecar"),
+    # from importing latents that another program cached
+    "no-latents": ("error", "a picture without a cache of latents beside it", "prep encode encodes it"),
+    "stale-latents": ("error", "latents of a picture of another size", "make them again, or prep encode"),
+    "bad-latents": ("error", "a cache of latents that is damaged, or not as sd-scripts makes them",
+                    "make it again, or prep encode"),
+    "latents-shared": ("error", "two pictures of one stem share a cache of latents", "rename one, and make both again"),
+    "latents-unused": ("info", "another cache of latents of the same picture", "remove what is stale"),
     # from bucketing and encoding, not from a scan
     "heavy-crop": ("warning", "more of a picture is cropped than --max-crop", "crop it by hand, or use more buckets"),
     "heavy-upscale": ("warning", "a picture is enlarged more than --max-upscale", "remove it, or set [image] upscale"),

@@ -6,6 +6,9 @@ share; the manifest stores it, so that an edited caption can be keyed without th
 
     latent   picture digest, placement, [red, green, blue] below transparent pixels, if any;
              context: image policy, VAE fingerprint, posterior, dtypes
+    imported latent
+             picture digest, digest of the file that had it, placement;
+             context: origin, fingerprint of the VAE that it is said to be of, dtype
     mask     mask file's digest (or the picture's, for its alpha), placement; context: origin, factor
     text     the final caption string; context: text fingerprint, max length, layout, dtypes, and what else the family's
              pipeline makes rows from. A negative prompt has a key of its own where `negatives` is in the context
@@ -25,6 +28,7 @@ Context = Mapping[str, str | int | Mapping[str, str | int]]
 LATENT_MEANING = 1
 MASK_MEANING = 1
 TEXT_MEANING = 1
+IMPORTED_MEANING = 1
 
 
 class LatentKeys:
@@ -43,6 +47,19 @@ class LatentKeys:
         color = "null" if alpha is None else integers(alpha)
         first, second, third, last = self._parts
         return digest_spelled(f"{first}{color}{second}{string(picture)}{third}{_spell(placement)}{last}")
+
+
+class ImportedLatentKeys:
+    """The keys of latents that another program made, which no latent that is encoded here can have."""
+
+    def __init__(self, context: Context) -> None:
+        self._parts = json_template({"kind": "imported latent", "context": context, "file": HOLE, "picture": HOLE,
+                                     "placement": HOLE})
+
+    def key(self, picture: str, file: str, placement: Placement) -> str:
+        """The key of the latent of the picture with digest `picture`, in the file with digest `file`."""
+        first, second, third, last = self._parts
+        return digest_spelled(f"{first}{string(file)}{second}{string(picture)}{third}{_spell(placement)}{last}")
 
 
 class MaskKeys:
@@ -107,6 +124,11 @@ def latent_context(*, image: Mapping[str, str | int], vae: str, posterior: str, 
     policy = {name: value for name, value in image.items() if not name.startswith("mask_")}
     return {"meaning": LATENT_MEANING, "image": policy, "vae": vae, "posterior": posterior, "compute": compute,
             "stored": stored, **({"tile": tile} if tile else {})}
+
+
+def imported_context(*, origin: str, vae: str, stored: str) -> dict[str, Any]:
+    """What all imported latents of a run share: who cached them, the VAE that they are said to be of, dtype."""
+    return {"meaning": IMPORTED_MEANING, "origin": origin, "vae": vae, "posterior": "sample", "stored": stored}
 
 
 def mask_context(*, image: Mapping[str, str | int], origin: str, factor: int) -> dict[str, Any]:

@@ -90,17 +90,22 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
                       steps=_steps(config, plan), family=FAMILIES[manifest.family], shards=shards)
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
-                       notes=(*_notes(initial, config), *(() if index is None else room_notes(index))))
+                       notes=(*_notes(initial, config, manifest), *(() if index is None else room_notes(index))))
 
 
-def _notes(initial: Initial | None, config: Config) -> Iterator[str]:
-    """What is no fault, but worth knowing: unused tensors, a learning rate far from the optimizer's usual one."""
+def _notes(initial: Initial | None, config: Config, manifest: Manifest) -> Iterator[str]:
+    """What is no fault, but worth knowing: unused tensors, a learning rate far from the usual one, latents of
+    another program."""
     if initial is not None and initial.unused:
         yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
     given = config.optimizer
     usual = OPTIMIZERS[given.name].lr
     if given.lr < usual / 200 or given.lr > usual * 200:
         yield f"optimizer.lr is {given.lr:g}; '{given.name}' is usually given {usual:g}"
+    imported = manifest.document["latents"].get("imported")
+    if imported is not None and not imported["verified"]:
+        yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
+               f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
 
 
 class _Noting:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prep.arrays import ArraySpec
+from prep.arrays import ArraySpec, DType
 from prep.cache.reader import Reader
 from prep.errors import CacheError
 
@@ -24,6 +24,20 @@ def values_of(spec: ArraySpec, data: Bytes) -> Values:
     if spec.dtype == "bfloat16":  # the upper half of a float32
         return (data.view("<u2").astype("<u4") << 16).view("<f4").reshape(shape)
     return data.view({"float16": "<f2", "float32": "<f4"}[spec.dtype]).astype(np.float32).reshape(shape)
+
+
+def stored_values(values: Values, dtype: DType) -> Values | None:
+    """Float32 numbers as rows store them, bfloat16 as uint16 of its bits, rounded to the nearest, ties to even; `None`
+    unless all of them are finite so."""
+    if not np.isfinite(values).all():
+        return None
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):
+            kept = values.astype("<f2" if dtype == "float16" else "<f4")
+        return kept if np.isfinite(kept).all() else None
+    bits = values.astype("<f4").view("<u4")
+    upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return None if ((upper & 0x7F80) == 0x7F80).any() else upper
 
 
 def read_values(reader: Reader, place: Mapping[str, Any] | None, array: str) -> Values | None:

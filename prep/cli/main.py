@@ -17,6 +17,7 @@ from prep.cli.doctor import doctor
 from prep.cli.encode import encode
 from prep.cli.export import export
 from prep.cli.gc import gc
+from prep.cli.import_latents import import_latents
 from prep.cli.init import init
 from prep.cli.inspect_manifest import inspect
 from prep.cli.mask import mask
@@ -32,8 +33,8 @@ from prep.cli.verify import verify
 from prep.cli.view import view
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, seal, prompts, inspect, view, verify, diff, gc, compact, export,
-                pack, unpack, push, pull, clean, convert, models, codes, doctor, demo))
+               (init, scan, bucket, mask, encode, seal, import_latents, prompts, inspect, view, verify, diff, gc,
+                compact, export, pack, unpack, push, pull, clean, convert, models, codes, doctor, demo))
 
 
 def main() -> NoReturn:

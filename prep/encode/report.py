@@ -64,13 +64,17 @@ class EncodeReport:
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
         lines += [] if self.estimate is None else self.estimate.as_lines()
         lines += rejected_lines(self.rejected, every=every)
-        lines += _truncated_lines(self.truncated, every=every)
+        lines += self.truncated_lines(every=every)
         if self.part is not None and not self.dry_run:
             lines.append(self._part_words)
         elif not self.dry_run:
             roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
             lines.append(f"{printable(shown(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
         return "\n".join(lines)
+
+    def truncated_lines(self, *, every: bool) -> list[str]:
+        """The lines about captions and prompts that are cut; unless `every`, the first ones, shortened."""
+        return _truncated_lines(self.truncated, every=every)
 
     @property
     def _part_words(self) -> str:

@@ -12,7 +12,7 @@ from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.ingest import Ingested, ingest
 from prep.dataset.samples import settle_masks
 from prep.dataset.texts import text_options_of
-from prep.encode.targets import Contexts, Targets, targets_of
+from prep.encode.targets import Contexts, LatentSource, Targets, targets_of
 from prep.encode.text_groups import TextGroups
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
@@ -44,6 +44,7 @@ class ResolvedRecipe:
     wants: Targets
     text_options: TextOptions
     text_groups: TextGroups
+    latents_from: LatentSource | None  # None: the VAE makes latents
     file_digest: FileDigest  # of the model's files, remembered for unchanged files
 
     def expected(self, field: str, name: str) -> Expected:
@@ -64,7 +65,7 @@ class ResolvedRecipe:
 
 
 def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
-                   progress: Progress = silent) -> ResolvedRecipe:
+                   latents_from: LatentSource | None = None, progress: Progress = silent) -> ResolvedRecipe:
     """Resolves `recipe` and `prompts` to keys and rows. Raises `PathError`, `ConfigError`, `ModelError`."""
     family = recipe.model.family or infer_family(model)
     options = text_options_of(FAMILIES[family], recipe.model, Configs(model))
@@ -86,11 +87,17 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     recipe = settle_masks(recipe, surveyed.items)
     if recipe.mask_origin == "none":
         contexts = replace(contexts, mask=None)
-    buckets = buckets_for(recipe, surveyed)
-    wants = targets_of(recipe, surveyed, buckets, contexts, prompts)
+    notes: tuple[str, ...] = ()
+    if latents_from is None:
+        buckets = buckets_for(recipe, surveyed)
+    else:
+        contexts = replace(contexts, latent=latents_from.context(contexts.latent))
+        surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
+    wants = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
+    wants = replace(wants, notices=(*wants.notices, *notes))
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
                           contexts=contexts, file_digest=file_digest, survey=surveyed,
-                          bucketing=buckets, wants=wants, text_options=options,
+                          bucketing=buckets, wants=wants, text_options=options, latents_from=latents_from,
                           text_groups=TextGroups(model, specs.family, options, wants.texts))
 
 

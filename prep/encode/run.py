@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from prep.encode.parts import Part
 from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
 from prep.encode.report import EncodeReport, errors_of, part_report, report_of
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
+from prep.encode.targets import LatentSource
 from prep.encode.truncation import Truncated, find_truncated
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, PathError, StoppedError, UsageError
 from prep.formatting import counted
@@ -65,6 +66,8 @@ class EncodeCall:
     part: Part | None = None  # the share of the plan to encode, without a manifest; None: everything
     ray: RayOptions | None = None  # the cluster that encodes; None: this machine
     grace: float = GRACE  # seconds to complete tasks after a signal that asks to stop
+    latents_from: LatentSource | None = None  # None: the VAE makes latents
+    check: Callable[[Prepared], Prepared] | None = None  # what else is done before anything is written
 
     @classmethod
     def of_seal(cls, *, recipe: Recipe, cache: Path, output: Path, jobs: int, rehash: bool, download: bool,
@@ -109,6 +112,8 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     ready = prepare(call)
     if call.dry_run:
         return replace(_dry_run(ready), truncated=ready.truncated)
+    if call.check is not None:
+        ready = call.check(ready)
     cache = open_to_encode(call.cache, create=True)
     ready.facts.save()
     if call.recheck:
@@ -134,7 +139,8 @@ def prepare(call: EncodeCall) -> Prepared:
     named = call.recipe.prompts
     prompt_bytes, prompts = (None, []) if named is None else read_small_prompts(named)
     facts = open_facts(cache, trust=not call.rehash)
-    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, progress=call.progress)
+    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, latents_from=call.latents_from,
+                            progress=call.progress)
     call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
     frame = fixed_fields(wanted, cache, output)
     _require_samples(call, wanted)
@@ -276,13 +282,15 @@ def _executed(job: Job, call: EncodeCall) -> Outcome:
 
 
 def _job(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
-    call, wanted = ready.call, ready.wanted
+    call, wanted, source = ready.call, ready.wanted, ready.wanted.latents_from
     return Job(cache=cache, model=ready.model,
+              latents=None if source is None else source.rows(wanted.specs.family, wanted.specs.dtype,
+                                                              ready.frame["latents"]),
                vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
               specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
-              compute={name: str(wanted.contexts.by_field()[name]["compute"]) for name in ("latent", "text")},
+              compute={name: str(wanted.contexts.by_field()[name].get("compute", "")) for name in ("latent", "text")},
               tile=call.recipe.model.tile, device=call.device, encoder_memory=call.encoder_memory,
               batch_size=call.batch_size, jobs=call.jobs, compiled=call.compiled,
               max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)

@@ -8,20 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+
+from prep.arrays import DType
 from prep.buckets.assign import Assignments
+from prep.cache.records import Reject
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
+from prep.fs.memo import Memo
 from prep.geometry import Placement, Size
-from prep.keys import LatentKeys, MaskKeys, TextKeys
+from prep.keys import ImportedLatentKeys, LatentKeys, MaskKeys, TextKeys
 from prep.manifest.samples import Sample, Text, View
+from prep.models.family import Family
 from prep.parse import RGB, color_of
 from prep.recipe.prompts import Prompt, PromptSettings
 from prep.recipe.schema import Recipe
+
+EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
+Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +134,38 @@ class Targets:
         return sorted([*self.latents, *self.masks, *self.texts])
 
 
+class LatentRows(Protocol):
+    """Makes rows of latents without a VAE. It can be sent to other processes."""
+
+    def row(self, target: PictureTarget) -> Made:
+        """The row of a target, or why there is none."""
+
+
+class LatentSource(Protocol):
+    """Latents that another program made of a recipe's pictures."""
+
+    def context(self, usual: Mapping[str, Any]) -> dict[str, Any]:
+        """The key context of its rows, from that of rows that the VAE makes."""
+
+    def place(self, recipe: Recipe, surveyed: Ingested, family: Family, facts: Memo, jobs: int
+              ) -> tuple[Ingested, Assignments, tuple[str, ...]]:
+        """The pictures that have latents, and their buckets; other pictures become findings. With notes."""
+
+    def target(self, item: KnownItem, placement: Placement, keys: ImportedLatentKeys) -> PictureTarget:
+        """The target of a placed picture's latent."""
+
+    def rows(self, family: Family, dtype: DType, latents: Mapping[str, Any]) -> LatentRows:
+        """What makes the rows; `latents` says how the model's VAE has them normalized."""
+
+    def described(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+
+
 def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
-               prompts: Sequence[Prompt]) -> Targets:
+               prompts: Sequence[Prompt], latents_from: LatentSource | None = None) -> Targets:
     """The targets of a recipe; `bucketing` numbers its items in the survey's order."""
     roles = roles_of(recipe, survey.items)[0]
-    keys = _Keys.of(recipe, contexts)
+    keys = _Keys.of(recipe, contexts, latents_from)
     samples: list[Sample] = []
     labels: list[str] = []
     latents: dict[str, PictureTarget] = {}
@@ -172,16 +208,21 @@ class _Keys:
     text: TextKeys
     origin: str | None  # of masks: "file" or "alpha"
     alpha: RGB | None  # color that transparency is flattened onto; None: transparency is refused
+    imported: tuple[LatentSource, ImportedLatentKeys] | None  # instead of `latent`
 
     @classmethod
-    def of(cls, recipe: Recipe, contexts: Contexts) -> _Keys:
+    def of(cls, recipe: Recipe, contexts: Contexts, latents_from: LatentSource | None) -> _Keys:
         mask, alpha = contexts.mask, recipe.image.alpha
         return cls(latent=LatentKeys(contexts.latent), mask=None if mask is None else MaskKeys(mask),
+                   imported=None if latents_from is None else (latents_from, ImportedLatentKeys(contexts.latent)),
                    text=TextKeys(contexts.text), origin=None if mask is None else mask["origin"],
                    alpha=None if alpha == "reject" else color_of(alpha))
 
 
 def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
+    if keys.imported is not None:
+        latents_from, own = keys.imported
+        return latents_from.target(item, placement, own)
     key = keys.latent.key(item.picture, placement, keys.alpha if item.has_alpha else None)
     return PictureTarget(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
                          placement=placement)

@@ -73,6 +73,16 @@ def decode_picture(data: bytes, *, alpha: str) -> Image.Image:
     return decode_layers(data, alpha=alpha)[1]
 
 
+def decode_as_stored(data: bytes) -> Image.Image:
+    """The first picture in `data` as programs see it that ignore color profiles and transparency: mode RGB, upright.
+
+    Raises `BadPicture`.
+    """
+    color, _, _, header = load_layers(data)
+    with as_bad_picture("corrupt-data"):
+        return upright(to_srgb(color, None), header)
+
+
 def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) from decoding once: as `read_header`, `decode_picture`, `alpha_of`."""
     color, transparency, profile, header = load_layers(data)

@@ -128,7 +128,9 @@ class _Keys:
     def __init__(self, audit: OpenedManifest) -> None:
         fields, latents = audit.manifest.fields, audit.manifest.document["latents"]
         contexts = {name: field.context for name, field in fields.items()}
-        self._latents = LatentKeys(contexts["latent"]) if "latent" in contexts and "alpha" in latents else None
+        # Keys of imported latents have digests of files that the manifest does not store.
+        known = "latent" in contexts and "alpha" in latents and "imported" not in latents
+        self._latents = LatentKeys(contexts["latent"]) if known else None
         self._masks = MaskKeys(contexts["mask"]) if contexts.get("mask", {}).get("origin") == "alpha" else None
         self._texts = TextKeys(contexts["text"]) if "text" in contexts else None
         self.knows_masks = self._masks is not None

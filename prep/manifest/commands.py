@@ -23,13 +23,18 @@ def encode_command(manifest: Manifest, *options: Path | str) -> str:
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
     given = (*_without(manifest.options, set(options)), *options)
+    imported = manifest.document["latents"].get("imported")
+    if imported is not None:
+        return command_of(named, ("--from", imported["from"], *imported["options"], *given), manifest.cache_root,
+                          manifest.path, verb="import")
     return command_of(named, given, manifest.cache_root, manifest.path)
 
 
-def command_of(source: Path, options: Iterable[Path | str], cache: Path, manifest: Path) -> str:
-    """The `prep encode` command of a recipe (or source) and its options."""
+def command_of(source: Path, options: Iterable[Path | str], cache: Path, manifest: Path, *, verb: str = "encode"
+               ) -> str:
+    """The `prep encode` (or other) command of a recipe (or source) and its options."""
     given = "".join(f" {_here(word)}" for word in options)
-    return f"prep encode {_here(source)}{given} --cache {_here(cache)} -o {_here(manifest)}"
+    return f"prep {verb} {_here(source)}{given} --cache {_here(cache)} -o {_here(manifest)}"
 
 
 def mending(manifest: Manifest) -> str:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from prep.cache.reader import Reader
 from prep.errors import CacheError, UsageError
-from prep.formatting import printable, printable_name
+from prep.formatting import counted, printable, printable_name
 from prep.geometry import Size
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import SampleColumns
@@ -39,6 +39,16 @@ def describe_manifest(audit: OpenedManifest) -> dict[str, Any]:
         "rejected": document["rejected"],
         "findings": audit.findings,
     }
+
+
+def import_line(latents: Mapping[str, Any]) -> str:
+    """What another program made of a manifest's latents, and whether any was compared; "" for encoded ones."""
+    imported = latents.get("imported")
+    if imported is None:
+        return ""
+    how = f"VAE verified: {counted(imported['verified'], 'latent')} compared" if imported["verified"] else \
+        "VAE unverified"
+    return f"imported from {imported['from']}, {how}"
 
 
 def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:

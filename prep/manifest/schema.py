@@ -113,7 +113,8 @@ def _check_model(model: dict[str, Any]) -> None:
 
 
 def _check_latents(latents: dict[str, Any], family: Family) -> None:
-    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std", "alpha"), "latents")
+    known_keys(latents, ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std", "alpha", "imported"),
+               "latents")
     for name, wanted in (("channels", family.latent_channels), ("factor", family.factor)):
         if count(latents.get(name), f"latents.{name}") != wanted:
             raise Unparsed(f"latents.{name} is {latents[name]}, expected {wanted} for family '{family.name}'")
@@ -126,6 +127,17 @@ def _check_latents(latents: dict[str, Any], family: Family) -> None:
         _check_statistics(latents, family)
     if latents.get("alpha") is not None:
         check_color(latents["alpha"], "latents.alpha")
+    if "imported" in latents:
+        _check_imported(expect(latents["imported"], dict, "latents.imported"))
+
+
+def _check_imported(imported: dict[str, Any]) -> None:
+    """Checks what says that another program made the latents."""
+    _exactly(imported, ("from", "verified", "options"), "latents.imported")
+    one_of(imported["from"], ("kohya-npz",), "latents.imported.from")
+    count(imported["verified"], "latents.imported.verified")
+    list_of(imported["options"], lambda value, where: one_of(value, ("--bucket-no-upscale",), where),
+            "latents.imported.options")
 
 
 def _check_statistics(latents: dict[str, Any], family: Family) -> None:

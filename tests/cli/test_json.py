@@ -81,6 +81,9 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("inspect", a, "--sample", "0.png")
     checked("diff", a, b)
     checked("diff", a, a)
+    assert checked("export", a, "--to", "kohya", "-o", tmp_path / "kohya")["files"]
+    assert checked("import", tmp_path / "kohya", "--from", "kohya-npz", "--model", tiny_model, "--cache", cache, "-o",
+                   tmp_path / "imported.json", "--device", "cpu")["imported"]
     checked("compact", cache, "--dry-run")
     checked("compact", cache)
     checked("gc", cache, "--keep", b, "--older-than", "0")

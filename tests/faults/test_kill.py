@@ -12,10 +12,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
+import sd_scripts
 from account import account, state
-from harness import ENVIRONMENT, FORKS
+from harness import ENVIRONMENT, FORKS, OPTIONS, Stage
 
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.store import Cache
@@ -106,6 +108,37 @@ def test_killed_while_a_damaged_shard_is_mended(stage, tmp_path, part):
         kill(there, point, points, there.encode())
         account(there.home)
         assert sum(there.recover(wanted)["encoded"].values()) <= 1
+        shutil.rmtree(there.home)
+
+
+class Importing(Stage):
+    """A stage whose `encode` imports what sd-scripts cached."""
+
+    def at(self, home):
+        home.mkdir(exist_ok=True)
+        return replace(self, home=home)
+
+    def encode(self, *options, name="m.json"):
+        return ["import", str(self.pictures), "--from", "kohya-npz", "--model", str(self.model), "--cache",
+                str(self.cache), "-o", str(self.home / name), "--mask", "sidecar", "--verify", "0", *OPTIONS[4:]]
+
+
+@PART
+def test_killed_while_latents_are_imported(stage, tmp_path, part):
+    pictures = shutil.copytree(stage.pictures, tmp_path / "pictures")
+    vae = sd_scripts.load_vae(stage.model)
+    for path in sorted(pictures.glob("?.png")):
+        sd_scripts.cache_latents(path, vae, "sd", sd_scripts.buckets(96, 16))
+    stage = Importing(launch=stage.launch, pictures=pictures, model=stage.model, home=stage.home)
+    points = stage.points(stage.encode())
+    wanted, whole = state(stage.home), account(stage.home)
+    for point in of(points, part, 4):
+        there = stage.at(tmp_path / str(point))
+        kill(there, point, points, there.encode())
+        left = account(there.home)
+        assert set(left.commits) <= set(whole.commits) and set(left.shards) <= set(whole.shards)
+        assert not left.manifests or state(there.home)["m.json"] == wanted["m.json"]
+        assert there.recover(wanted)["samples"]["train"] == 5
         shutil.rmtree(there.home)
 
 

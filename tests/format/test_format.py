@@ -170,11 +170,14 @@ def test_the_schema_requires_what_the_code_requires():
     optional = {row[0] for row in rows(section(4), "key") if row[2].startswith("optional")}
     lacking = {name for name in SCHEMA["properties"]["latents"]["properties"]
                if name not in SCHEMA["properties"]["latents"]["required"]}
-    assert {f"latents.{name}" for name in lacking} == {"latents.alpha", "latents.mean", "latents.std"}
+    assert {f"latents.{name}" for name in lacking} == {"latents.alpha", "latents.mean", "latents.std",
+                                                       "latents.imported"}
     prompt = SCHEMA["properties"]["prompts"]["properties"]["samples"]["items"]
     assert set(prompt["properties"]) - set(prompt["required"]) == {"settings"}
     assert set(prompt["properties"]["settings"]["properties"]) == {*document.PROMPT_NUMBERS, "guidance"}
-    assert optional == {"latents.alpha", "latents.mean", "latents.std", *(
+    imported = {f"latents.imported.{name}"
+                for name in SCHEMA["properties"]["latents"]["properties"]["imported"]["required"]}
+    assert optional == {"latents.alpha", "latents.mean", "latents.std", "latents.imported", *imported, *(
         f"prompts.samples[].{name}" for name in dotted(
         {"properties": {"settings": prompt["properties"]["settings"]}}))}
 
@@ -225,6 +228,8 @@ def placement(spelled: dict) -> Placement:
 KEY_OF = {
     "latent": lambda d: latent_key(d["picture"], placement(d["placement"]),
                                         None if d["alpha"] is None else tuple(d["alpha"]), d["context"]),
+    "imported": lambda d: keys.ImportedLatentKeys(d["context"]).key(d["picture"], d["file"],
+                                                                    placement(d["placement"])),
     "mask": lambda d: mask_key(d["origin"], placement(d["placement"]), d["context"]),
     "text": lambda d: keys.text_key(d["caption"], d["context"]),
     "negative": lambda d: keys.negative_key(d["negative"], d["context"]),
@@ -246,7 +251,8 @@ def test_golden_vectors_are_digests_of_their_own_text_and_what_the_code_makes(ki
 
 def test_the_members_of_a_key_are_those_of_its_vector():
     for row, spelled in rows(section(5), "row"):
-        kind = {"text of no prompt": "unconditional", "negative text": "negative"}.get(row, row)
+        kind = {"text of no prompt": "unconditional", "negative text": "negative",
+                "imported latent": "imported"}.get(row, row)
         members = set(re.findall(r'"(\w+)":', spelled))
         for _, text in blocks("json", f"{kind} "):
             assert set(json.loads(text)) == members, row

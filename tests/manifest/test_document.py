@@ -113,6 +113,12 @@ WRONG = {
                "latents.alpha is [255, 255, 256], expected red, green and blue from 0 to 255"),
     "color of two": ({"latents": {**DOCUMENT["latents"], "alpha": [0, 0]}}, "expected red, green and blue"),
     "color in words": ({"latents": {**DOCUMENT["latents"], "alpha": "white"}}, "latents.alpha is 'white'"),
+    "imported from elsewhere": ({"latents": {**DOCUMENT["latents"], "imported": {
+        "from": "x", "verified": 0, "options": []}}}, "latents.imported.from is 'x', expected one of: kohya-npz"),
+    "imported, with an option": ({"latents": {**DOCUMENT["latents"], "imported": {
+        "from": "kohya-npz", "verified": 0, "options": ["--cache"]}}}, "latents.imported.options"),
+    "imported, half": ({"latents": {**DOCUMENT["latents"], "imported": {"from": "kohya-npz", "verified": 0}}},
+                       "latents.imported lacks 'options'"),
     "scale not finite": ({"latents": {**DOCUMENT["latents"], "scaling_factor": "nan"}}, "expected a decimal number"),
     "prediction": ({"prediction": "sample"}, "prediction is 'sample', expected one of: epsilon, v_prediction"),
     "bucket": ({"buckets": [{"size": [1, 2, 3], "train": 0, "validation": 0, "prior": 0}]}, "buckets[0].size"),

@@ -30,6 +30,9 @@ GOLDEN = {
                "debb3f5ca05d577795fa295b1bf529d3b6c459e38b8227949ddce806b00bd43d"),
     "latent with alpha": (latent_key(PICTURE, PLACEMENT, (255, 255, 255), LATENT),
                           "0c206235a85d6629024a6a93e72039a9728999135a1c3e132b0e634536621ec1"),
+    "imported latent": (keys.ImportedLatentKeys(keys.imported_context(
+        origin="kohya-npz", vae="ab" * 32, stored="bfloat16")).key(PICTURE, "23" * 32, PLACEMENT),
+        "b5138e55a059719479a45328eabc158dad4c9d6e8c166e19a7876d6432fc4e5e"),
     "mask": (mask_key(PICTURE, PLACEMENT, MASK),
              "da4b9c854c2f7ce26901d94e7b4481a8f1584e3e7c876b0d7b11c41968abdcb4"),
     "text": (keys.text_key("a red dog", TEXT),

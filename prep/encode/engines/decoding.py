@@ -15,7 +15,7 @@ from prep.digest import digest_bytes
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage
 from prep.fs.blob import error_code, read_blob
 from prep.geometry import fits_scaled
-from prep.images.decode import decode_picture, quiet_pillow, scale_and_crop
+from prep.images.decode import decode_as_stored, decode_picture, quiet_pillow, scale_and_crop
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import alpha_of, decode_mask, place_mask
 from prep.workers.service import DECODING, Service, Task
@@ -43,6 +43,8 @@ def _made(asked: PictureMessage, data: bytes) -> np.ndarray[tuple[int, ...], np.
     placement = asked.placement()
     if asked.reading == "picture":
         return scale_and_crop(decode_picture(data, alpha=asked.color), placement)
+    if asked.reading == "stored":
+        return scale_and_crop(decode_as_stored(data), placement)
     mask = alpha_of(data) if asked.reading == "alpha" else decode_mask(data)
     if not fits_scaled(mask.size, placement.scaled):
         width, height = mask.size

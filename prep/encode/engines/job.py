@@ -13,7 +13,7 @@ from typing import Any
 from prep.cache.records import Task
 from prep.cache.store import Cache
 from prep.encode.engines.claims import Claims
-from prep.encode.targets import Targets
+from prep.encode.targets import LatentRows, Targets
 from prep.encode.text_groups import TextGroups
 from prep.findings import Finding
 from prep.geometry import Size
@@ -48,6 +48,7 @@ class Job:
     jobs: int  # threads that decode
     max_rejects: int  # rows that may fail before the run stops
     compiled: bool = False  # whether encoders are compiled; not in the keys
+    latents: LatentRows | None = None  # what makes latents; None: the VAE
     claims: Claims = field(default_factory=Claims)
 
     def share(self, tasks: Sequence[Task]) -> Job:

@@ -27,8 +27,8 @@ from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job, Outcome, provenance
 from prep.encode.engines.rows import (
     NOT_FINITE,
-    Made,
     by_kind,
+    imported_row,
     latent_rows,
     mask_row,
     picture_pixels,
@@ -36,7 +36,7 @@ from prep.encode.engines.rows import (
     text_rows,
 )
 from prep.encode.engines.writing import WritingThread
-from prep.encode.targets import PictureTarget
+from prep.encode.targets import Made, PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted
@@ -160,7 +160,8 @@ def bar_of(job: Job, field: str, progress: Progress) -> AbstractContextManager[T
     fields = [name for name in FIELDS if any(task.field == name for task in job.tasks)]
     rows = sum(len(task.rows) for task in job.tasks if task.field == field)
     which = f" ({fields.index(field) + 1} of {len(fields)})" if len(fields) > 1 else ""
-    return progress(f"encoding {FIELDS[field]}{which}", rows, "rows")
+    verb = "importing" if field == "latent" and job.latents is not None else "encoding"
+    return progress(f"{verb} {FIELDS[field]}{which}", rows, "rows")
 
 
 def _encode_masks(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
@@ -219,6 +220,11 @@ def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                     progress: Progress) -> None:
     left = _left(job, tasks)
     if left is None:
+        return
+    if job.latents is not None:
+        with bar_of(job, "latent", progress) as tick:
+            for task, rows in _ahead(job, left, tools, imported_row, job.wants.latents):
+                sink.take(task, rows, tick, "cpu")
         return
     with phase(progress, "loading the VAE"):
         encoder = tools.encoder("latent", lambda: _vae_encoder(job))

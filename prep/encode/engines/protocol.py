@@ -12,7 +12,8 @@ from prep.fs.blob import Blob, fetched
 from prep.geometry import Placement, Size
 from prep.parse import Unparsed
 
-Reading = Literal["picture", "mask", "alpha"]  # what is made of a file: pixels, or a mask of it or of its transparency
+# What is made of a file: pixels; pixels as other programs see them; a mask of it, or of its transparency.
+Reading = Literal["picture", "stored", "mask", "alpha"]
 
 
 class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -54,7 +55,8 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     def shape(self) -> tuple[int, ...]:
         """Of the pixels: [H, W, 3] of a picture, [h, w] of a mask."""
         wide, high = self.bucket
-        return (high, wide, 3) if self.reading == "picture" else (high // self.factor, wide // self.factor)
+        pixels = self.reading in ("picture", "stored")
+        return (high, wide, 3) if pixels else (high // self.factor, wide // self.factor)
 
 
 class PixelsMessage(msgspec.Struct, frozen=True, array_like=True):

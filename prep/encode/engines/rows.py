@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from prep.cache.records import Reject, Task
 from prep.encode.engines.decoding import DECODE, LIMITS
 from prep.encode.engines.job import Job
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
-from prep.encode.targets import PictureTarget, TextTarget
+from prep.encode.targets import Made, PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.fs.blob import error_code
 from prep.parse import Unparsed
@@ -20,8 +20,6 @@ from prep.workers.pool import WorkerLost, WorkerPool
 
 A = TypeVar("A")
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
-EncodedRow = Mapping[str, np.ndarray[Any, Any]]  # array name → one row, bfloat16 as uint16
-Made = EncodedRow | Reject | Finding  # a row; a permanent failure; a failure of this run
 NOT_FINITE = "not-finite"
 TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
@@ -83,6 +81,11 @@ def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str
 
 def picture_pixels(job: Job, work: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
     return _decoded(job, work, "picture", decoders)
+
+
+def imported_row(job: Job, work: PictureTarget, _decoders: WorkerPool) -> Made:
+    assert job.latents is not None, "a job with imported latents says what makes them"
+    return job.latents.row(work)
 
 
 def mask_row(job: Job, work: PictureTarget, decoders: WorkerPool) -> Made:

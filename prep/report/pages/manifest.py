@@ -15,7 +15,7 @@ from prep.formatting import format_bytes, format_size
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
 from prep.geometry import Size
-from prep.manifest.describe import describe_manifest
+from prep.manifest.describe import describe_manifest, import_line
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.statistics import LatentStatistics, Outlier
 from prep.progress import Tick
@@ -158,7 +158,9 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     model = document["model"].get("path") or document["model"].get("hub")
     masks = document["masks"]
     trains = "" if masks["coverage"] is None else f"; on average {masks['coverage']:.1%} of the picture trains"
+    imported = import_line(document["latents"])
     return [("model", f"{model} ({document['family']}, {document['prediction']})"),
+            *([("latents", imported)] if imported else []),
             ("masks", f"{plural(masks['samples'], 'sample')}{trains}"),
             ("sample prompts", f"{len(document['prompts']):,}"), ("manifest", document["digest"]),
             *((f"{name} fingerprint", digest) for name, digest in document["models"].items())]

@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prep.formatting import counted, format_bytes, format_size, grouped, join_names, shell_name
+from prep.manifest.describe import import_line
 from prep.report.terminal.scan import HEADS, finding_parts, finding_rows
 from prep.report.terminal.tables import Table, page, records, table
 
 
 def inspect_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
     """The output of `prep inspect` for a manifest."""
-    model = document["model"].get("path") or document["model"].get("hub")
+    model, imported = document["model"].get("path") or document["model"].get("hub"), import_line(document["latents"])
     facts = [("family", f"{document['family']}, {document['prediction']}"), ("model", str(model)),
              *((f"{name} fingerprint", digest[:16]) for name, digest in document["models"].items()),
+             *([("latents", imported)] if imported else []),
              ("samples", ", ".join(f"{grouped(count)} {role}" for role, count in document["samples"].items())),
              ("masks", _mask_line(document["masks"])), ("sample prompts", str(len(document["prompts"]))),
              ("rejected", grouped(document["rejected"])), ("manifest", document["digest"][:16])]

@@ -36,6 +36,7 @@ class Job:
     device: str = "auto"
     jobs: int = 4
     max_rejects: int = 10
+    latents: Any = None
     claims: Claims = field(default_factory=Claims)
 
     @property

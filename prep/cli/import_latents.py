@@ -1,0 +1,71 @@
+"""`prep import`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prep.cli import options as opt
+from prep.cli.console import put, put_json, say, screen_width
+from prep.cli.options import quiet_pillow
+from prep.cli.signature import choice
+from prep.cli.ticker import progress_unless
+from prep.errors import EXIT_FINDINGS
+
+ORIGINS = ("kohya-npz",)
+# What the caches decide, or what they do not have.
+WITHOUT = ("posterior", "tile", "step", "buckets", "sizes", "crop", "views", "min_bucket", "upscale")
+
+
+@opt.with_recipe_options(without=WITHOUT)
+def import_latents(
+    source: opt.SourceArg,
+    origin: Annotated[str, choice("--from", words=ORIGINS, help="what made the latents; kohya-npz: sd-scripts' .npz "
+                                  "files beside the pictures, of SD 1.x, 2.1, SDXL, SD 3, FLUX.1 or Lumina 2")],
+    cache: Annotated[Path, typer.Option(help="the cache, created if missing: a directory, or a URL like "
+                                        "s3://bucket/cache", show_default=False)],
+    output: opt.Output = Path("manifest.json"),
+    given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
+    verify: Annotated[int, typer.Option(help="latents that are compared with what the model's VAE makes of their "
+                                        "pictures; 0: none, and the manifest says so", min=0)] = 8,
+    bucket_no_upscale: Annotated[bool, typer.Option(
+        "--bucket-no-upscale", help="sd-scripts had bucket_no_upscale: it cropped pictures with no more pixels than "
+        "the square of --resolution without scaling them")] = False,
+    device: opt.Device = "auto",
+    jobs: opt.Jobs = opt.JOBS,
+    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
+    recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and import or encode "
+                                          "damaged rows again")] = False,
+    download: opt.Download = False,
+    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
+    as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+) -> None:
+    """Make a manifest of latents that sd-scripts cached; captions and masks are encoded.
+
+    Pictures without a cache, or with one of another size, are skipped with a finding. The same command continues an
+    interrupted import.
+    """
+    from prep.imports.run import ImportCall, run_import
+
+    quiet_pillow()
+    recipe = opt.recipe_from_options(source, **given)
+    begun = time.monotonic()
+    report = run_import(ImportCall(
+        recipe=recipe, origin=origin, cache=cache, output=output, device=device, jobs=jobs, verify=verify,
+        no_upscale=bucket_no_upscale, rehash=rehash, recheck=recheck, download=download,
+        progress=progress_unless(quiet)))
+    seconds = time.monotonic() - begun
+    for line in report.notices if not quiet else ():
+        say(line)
+    if as_json:
+        put_json(report.as_json(seconds))
+    else:
+        put(report.as_text(seconds, every=screen_width() is None))
+    if strict and report.encoded.rejected:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+import_latents.__name__ = "import"  # the name of the command; no function can be defined so

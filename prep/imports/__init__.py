@@ -1,0 +1,1 @@
+"""Makes rows of latents that other programs cached, instead of encoding pictures."""
