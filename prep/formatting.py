@@ -24,7 +24,7 @@ def format_size(size: Sequence[int]) -> str:
 
 def format_bytes(count: int) -> str:
     """A number of bytes with a unit, like 1.5 MiB."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+    for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if count >= 1 << power:
             return f"{count / (1 << power):.1f} {unit}"
     return counted(count, "byte")

@@ -17,6 +17,7 @@ from prep.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from prep.encode.engines.job import RayOptions
+    from prep.encode.forecast.simulate import Scale
     from prep.encode.report import EncodeReport
 
 
@@ -67,7 +68,17 @@ def encode(
         "--dry-run", help="show which rows are missing, their size and the weights of the encoders; write nothing"
         )] = False,
     measure: Annotated[bool, typer.Option(
-        "--measure", help="with --dry-run: encode a few rows, and estimate time and peak memory of the run")] = False,
+        "--measure", help="with --dry-run or --simulate: encode a few rows to estimate time and peak memory")] = False,
+    simulated: Annotated[bool, typer.Option(
+        "--simulate", help="with --pictures: show what that many pictures like these would take; write nothing"
+        )] = False,
+    pictures: Annotated[float | None, typer.Option(
+        help="with --simulate: how many pictures, like 1e9", min=1, show_default=False)] = None,
+    gpus: Annotated[int | None, typer.Option(
+        help="with --simulate: devices like this one that encode (default: 1)", min=1, show_default=False)] = None,
+    store_latency: Annotated[float | None, typer.Option(
+        help="with --simulate: milliseconds in which an object store answers a request, for a cache in one", min=0,
+        show_default=False)] = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
@@ -75,6 +86,8 @@ def encode(
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
+    scale = _scale(simulated, pictures, gpus, store_latency)
+    dry_run = dry_run or simulated
     if measure and not dry_run:
         raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
     recipe = opt.recipe_from_options(source, **given)
@@ -82,7 +95,7 @@ def encode(
     report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
-        recheck=recheck, download=download, dry_run=dry_run, measure=measure, compiled=compiled,
+        recheck=recheck, download=download, dry_run=dry_run, measure=measure, scale=scale, compiled=compiled,
         part=None if part is None else parse_part(part), grace=grace,
         ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds),
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
@@ -101,6 +114,21 @@ def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) ->
         put_json(report.as_json(seconds))
     else:
         put(report.as_text(seconds, every=screen_width() is None))
+
+
+def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: float | None) -> Scale | None:
+    """What to simulate; `None` if that was not asked. Raises `UsageError`."""
+    from prep.encode.forecast.simulate import Scale
+
+    given = {"--pictures": pictures, "--gpus": gpus, "--store-latency": latency}
+    first = next((name for name, value in given.items() if value is not None), None)
+    if not simulated:
+        if first is not None:
+            raise UsageError(f"{first} is given without --simulate, expected both", hint="add --simulate")
+        return None
+    if pictures is None:
+        raise UsageError("--simulate is given without --pictures, expected both", hint="add --pictures 1e9")
+    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else latency / 1000)
 
 
 def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,

@@ -132,9 +132,14 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
         for key in wanted.wants.in_sample_order(field, names):
             groups.setdefault(wanted.group_of(field, key), []).append(key)
         for group in sorted(groups):
-            most = min(TASK_ROWS, max(1, shard_bytes // wanted.row_bytes(field, groups[group][0])))
+            most = rows_of_task(wanted.row_bytes(field, groups[group][0]), shard_bytes)
             tasks += [_task(field, sorted(rows)) for rows in _cut(groups[group], most)]
     return tasks
+
+
+def rows_of_task(row_bytes: int, shard_bytes: int) -> int:
+    """The most rows of so many bytes that a task has."""
+    return min(TASK_ROWS, max(1, shard_bytes // row_bytes))
 
 
 def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:

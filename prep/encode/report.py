@@ -11,7 +11,8 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.encode.engines.job import Outcome
-from prep.encode.estimate import Estimate
+from prep.encode.forecast.estimate import Estimate
+from prep.encode.forecast.simulate import Simulated
 from prep.encode.parts import Part
 from prep.encode.plan import EncodePlan
 from prep.encode.resolve import ResolvedRecipe
@@ -41,6 +42,7 @@ class EncodeReport:
     masks: Mapping[str, int] | None = None  # how many were found and used; None: no masks requested
     truncated: Truncated = field(default_factory=Truncated)
     estimate: Estimate | None = None  # of a dry run: what the run would take
+    simulated: Simulated | None = None  # what many more pictures would take
     part: Part | None = None  # what was encoded; None: everything, and the manifest was written
     unmade: int = 0  # rows of the part that failed in this run, and that another run may make
 
@@ -54,6 +56,7 @@ class EncodeReport:
                 "truncated": [one.as_json() for one in self.truncated.findings],
                 "masks": None if self.masks is None else dict(self.masks),
                 "estimate": None if self.estimate is None else self.estimate.as_json(),
+                **({} if self.simulated is None else {"simulated": self.simulated.as_json()}),
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
@@ -63,6 +66,7 @@ class EncodeReport:
         kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
         lines += [] if self.estimate is None else self.estimate.as_lines()
+        lines += [] if self.simulated is None else self.simulated.as_lines()
         lines += rejected_lines(self.rejected, every=every)
         lines += self.truncated_lines(every=every)
         if self.part is not None and not self.dry_run:

@@ -16,7 +16,8 @@ from prep.dataset.listing import picture_places
 from prep.dataset.texts import TextReading
 from prep.encode.assemble import assemble_manifest, fixed_fields
 from prep.encode.engines.job import Job, Outcome, RayOptions
-from prep.encode.estimate import estimate
+from prep.encode.forecast.estimate import estimate
+from prep.encode.forecast.simulate import Scale, simulate
 from prep.encode.limits import check_manifest_size, read_small_prompts
 from prep.encode.parts import Part
 from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
@@ -61,6 +62,7 @@ class EncodeCall:
     retry_rejects: bool = False
     recheck: bool = False  # verify what is reused
     measure: bool = False  # with dry_run: encode a few rows to estimate time and memory
+    scale: Scale | None = None  # with dry_run: what to simulate
     compiled: bool = False  # whether encoders are compiled
     encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit
     part: Part | None = None  # the share of the plan to encode, without a manifest; None: everything
@@ -309,7 +311,10 @@ def _dry_run(ready: Prepared) -> EncodeReport:
 
         with gc_enabled():
             measured = measure(_job(ready, planned, cache or Cache(root=call.cache)), call.progress)
-    return EncodeReport(estimate=estimate(wanted, planned, cache, measured),
+    # Of everything, whatever the cache has: `measured` of what is missing says nothing about the rest.
+    whole = measured if not sum(planned.reused.values()) else None
+    simulated = None if call.scale is None else simulate(wanted, call.scale, call.shard_bytes, whole)
+    return EncodeReport(estimate=estimate(wanted, planned, cache, measured), simulated=simulated,
                         manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(wanted.wants.findings), notices=wanted.wants.notices, samples={},
                         dry_run=True, part=call.part)

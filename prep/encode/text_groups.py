@@ -16,6 +16,13 @@ class TextGroups:
         self._model, self._family, self._options, self._texts = model, family, options, texts
         self._tokens: dict[str, int] = {}
 
+    @classmethod
+    def known(cls, like: TextGroups, tokens: Mapping[str, int]) -> TextGroups:
+        """Lengths of other rows of the same model, without counting."""
+        found = cls(like._model, like._family, like._options, {})
+        found._tokens = dict(tokens)
+        return found
+
     def count(self, keys: Iterable[str]) -> None:
         """Counts the tokens of rows; does nothing if rows are not trimmed. Raises `ModelError`."""
         lacking = [key for key in keys if key not in self._tokens]
@@ -34,9 +41,7 @@ class TextGroups:
 
     def only(self, keys: Iterable[str]) -> TextGroups:
         """The lengths of these rows alone, as another process needs them."""
-        some = TextGroups(self._model, self._family, self._options, {})
-        some._tokens = {key: self._tokens[key] for key in keys if key in self._tokens}
-        return some
+        return TextGroups.known(self, {key: self._tokens[key] for key in keys if key in self._tokens})
 
     def tokens(self, key: str) -> int:
         """Tokens of the group of a row; 0 if rows are not trimmed, or if this one was not counted."""

@@ -37,6 +37,7 @@ Item = TypeVar("Item")
 PATIENCE = "LATENTRY_REMOTE_PATIENCE"
 CHUNK = 1 << 20  # bytes handed out at a time, at least
 UPLOAD_PART = 1 << 23
+LISTED = 1000  # objects in an answer to a list request, as S3 has it
 PART_TRIES = 5  # of a part, before the whole file is sent again
 SHORTEST, LONGEST = 0.2, 15.0  # seconds between attempts
 QUIET, PACE = 5.0, 60.0  # seconds of waiting before the first notice, and between notices
@@ -258,7 +259,7 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
     def ask(store: ObjectStore, _: str) -> None:
         from obstore import list as list_pages
 
-        for page in list_pages(store, prefix or None, offset=prefix + max(found) if found else None, chunk_size=1000):
+        for page in list_pages(store, prefix or None, offset=prefix + max(found) if found else None, chunk_size=LISTED):
             for one in page:
                 name = one["path"].removeprefix(prefix)
                 if one["path"] == name and prefix:  # an object KEY/ of no bytes, which some programs make for KEY

@@ -68,6 +68,7 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("mask", photos, "--with", "threshold", "-o", tmp_path / "masks")
     encode = ("encode", photos, "--model", tiny_model, "--cache", cache, *SMALL, "--device", "cpu")
     checked(*encode, "-o", a, "--dry-run", code=0)
+    checked(*encode, "-o", a, "--simulate", "--pictures", 1e6, "--store-latency", 10, code=0)
     assert checked(*encode, "-o", a, "--mask", "sidecar", "--validation", 0.25)["rejected"]
     assert checked("seal", photos, "--model", tiny_model, "--cache", cache, *SMALL, "-o", a, "--mask", "sidecar",
                    "--validation", 0.25)["part"] is None

@@ -135,12 +135,12 @@ def test_time_grows_with_rows_and_pixels_but_not_the_time_to_load(encode, photos
         monkeypatch.setattr(measuring, field, lambda job, tasks, pool, run=run, field=field: seen.setdefault(
             field, (run(job, tasks, pool), job, tasks))[0])
     encode("--dry-run", "--measure", "--batch-size", 2, "--jobs", 4)
-    (masks, count), _, _ = seen["_masks"]
-    assert masks == 2 / count * 3 / 4
-    (latents, count), job, tasks = seen["_latents"]
+    (loading, masks, count), _, _ = seen["_masks"]
+    assert loading == 0 and masks == 2 / count * 3 / 4
+    (loading, latents, count), job, tasks = seen["_latents"]
     areas = [np.prod(job.bucket_of(task)) * len(task.rows) for task in tasks]
     largest = max(np.prod(job.bucket_of(task)) for task in tasks)
-    assert count == 2 and latents == pytest.approx(1 + 2 / 2 * sum(areas) / largest)
+    assert count == 2 and loading == 1 and latents == pytest.approx(2 / 2 * sum(areas) / largest)
 
 
 def test_a_report_for_people(encode):
@@ -170,8 +170,8 @@ def test_peak_memory_is_that_of_the_device_if_it_has_memory_of_its_own(monkeypat
 
 
 def test_unknown_memory_is_left_out_of_the_report():
-    from prep.encode.estimate import Estimate, Measured
+    from prep.encode.forecast.estimate import Estimate, Measured
 
-    found = Estimate(fields={}, weights=5, measured=Measured(seconds=61, memory=None, rows={"text": 2}))
+    found = Estimate(fields={}, weights=5, measured=Measured(seconds=61, loading=1, memory=None, rows={"text": 2}))
     assert found.as_lines() == ["weights of the largest encoder: 5 bytes", "time: about 0:01:01 (measured with 2 text)"]
     assert replace(found, measured=None).as_json() == {"fields": {}, "weights": 5, "measured": None}

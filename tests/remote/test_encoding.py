@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from prep.cache.remote import working
 from prep.cache.remote.working import open_to_encode, refresh
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
+from prep.encode.forecast.simulate import requests_of
 from prep.fs import remote
 from prep.fs.remote import NEVER, list_objects
 from prep.fs.tree import listing_digest
@@ -452,3 +455,16 @@ def test_a_shard_with_other_files_is_not_taken(prep, store, tmp_path):
     cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
     refresh(cache)
     assert list(cache.names("commits")) == [task for task in tasks if task != tasks[0]]
+
+
+def test_requests_of_a_shard_are_those_that_are_simulated(prep, store, photos, tiny_model):
+    done = prep("encode", photos, "--model", tiny_model, "--cache", f"{store.url}/cache", "-o", f"{store.url}/m.json",
+                "--resolution", 96, "--step", 16, "--device", "cpu")
+    assert done.code == 0, done.err
+    asked = Counter()
+    for method, path, _ in store.proxy.asked:
+        if (found := re.search(r"shards(?:/|%2F)[0-9a-f]{2}(?:/|%2F)([0-9a-f]{64})", path)) and method != "DELETE":
+            asked[found[1]] += 1
+    commits = [path for method, path, _ in store.proxy.asked if method == "PUT" and "/commits/" in path]
+    assert len(commits) == len(asked) > 2
+    assert set(asked.values()) == {requests_of(1, 1000)[0] - 1}

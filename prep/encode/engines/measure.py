@@ -15,7 +15,7 @@ from prep.cache.records import Task
 from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job
 from prep.encode.engines.rows import by_kind, latent_rows, mask_row, picture_pixels, text_batches, text_rows
-from prep.encode.estimate import Measured
+from prep.encode.forecast.estimate import Measured
 from prep.geometry import Size
 from prep.models.loading import quiet_libraries
 from prep.progress import Progress, phase
@@ -36,22 +36,25 @@ def _measured(job: Job, decoders: WorkerPool, progress: Progress) -> Measured:
     quiet_libraries()
     from prep.models.device.memory import peak_memory  # here: --dry-run without --measure imports no torch
 
-    seconds, rows = 0.0, {}
+    seconds, loading, rows = 0.0, 0.0, {}
     for field, run in (("mask", _masks), ("text", _texts), ("latent", _latents)):
         if by_field[field]:
             with phase(progress, f"measuring {field}"):
-                took, rows[field] = run(job, by_field[field], decoders)
-            seconds += took
-    return Measured(seconds=seconds, memory=peak_memory(job.device), rows=rows)
+                loaded, took, rows[field] = run(job, by_field[field], decoders)
+            seconds, loading = seconds + loaded + took, loading + loaded
+    return Measured(seconds=seconds, loading=loading, memory=peak_memory(job.device), rows=rows)
 
 
-def _masks(job: Job, tasks: list[Task], decoders: WorkerPool) -> tuple[float, int]:
+Took = tuple[float, float, int]  # seconds to load the encoders, and those of all rows; rows that were encoded
+
+
+def _masks(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
     keys = [key for task in tasks for key in task.rows]
     took, made = _timed(lambda: [mask_row(job, job.wants.masks[key], decoders) for key in keys[:MASKS]])
-    return took / len(made) * len(keys) / job.jobs, len(made)
+    return 0.0, took / len(made) * len(keys) / job.jobs, len(made)
 
 
-def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> tuple[float, int]:
+def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> Took:
     from prep.models.text.encoder import TextEncoder
 
     task = max(tasks, key=lambda one: (job.tokens_of(one) or 0, len(one.rows)))
@@ -63,10 +66,10 @@ def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> tuple[float, i
                           compiled=job.compiled, first=batches)
     count = len(list(text_rows(job, task, encoder)))
     took = time.monotonic() - begun - encoder.loading  # not every caption takes the time to load
-    return encoder.loading + took / count * sum(len(one.rows) for one in tasks), count
+    return encoder.loading, took / count * sum(len(one.rows) for one in tasks), count
 
 
-def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> tuple[float, int]:
+def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
     from prep.models.vae import VaeEncoder
 
     def area(task: Task) -> int:
@@ -83,7 +86,7 @@ def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> tuple[float, 
     decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.wants.latents[key], decoders)) for key in keys])
     encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, job.batch_size)))
     each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
-    return loading + each * sum(area(one) * len(one.rows) for one in tasks) / area(task), len(keys)
+    return loading, each * sum(area(one) * len(one.rows) for one in tasks) / area(task), len(keys)
 
 
 def _timed(work: Callable[[], list[Any]]) -> tuple[float, list[Any]]:

@@ -42,6 +42,7 @@ class Measured:
     """What a short run of the encoders took, and what a whole run would take."""
 
     seconds: float  # of a whole run
+    loading: float  # of these, to load the encoders
     memory: int | None  # bytes, at their peak: of the device if that has memory of its own, else of the process
     rows: Mapping[str, int]  # how many were encoded, by field
 

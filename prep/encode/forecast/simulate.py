@@ -1,0 +1,250 @@
+"""Simulates `prep encode` for very many pictures like those of the source, on many devices: `--simulate`.
+
+The code that plans and seals runs on synthetic metadata, samples and keys like the real ones, and is measured. What it
+takes for more samples is computed from that: both are linear in their number. Files and requests of shards follow from
+their format, and how long they are waited for, from the store's latency.
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from prep.cache.records import RowRef
+from prep.cache.remote import working
+from prep.cache.remote.upload import AT_ONCE, FILES
+from prep.digest import digest_strings
+from prep.encode.forecast.estimate import Measured
+from prep.encode.plan import plan, rows_of_task
+from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import Targets
+from prep.encode.text_groups import TextGroups
+from prep.formatting import counted, format_bytes, grouped
+from prep.fs.remote import LISTED, UPLOAD_PART
+from prep.manifest.samples import Sample, build_samples
+
+TIMED, TRACED = 20_000, 4_000  # synthetic samples that are planned to measure time, and memory
+LEDGER_ROW = 40  # bytes of a row in a ledger (`prep.cache.ledger.ledger`)
+PARTS_AT_ONCE = 4  # of a file that is uploaded in parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """What is simulated."""
+
+    pictures: int
+    gpus: int = 1
+    latency: float | None = None  # seconds that a request to the store takes; None: the cache is on a disk
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldScale:
+    """The rows of a field at that scale."""
+
+    rows: int
+    shards: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreScale:
+    """What the store takes."""
+
+    objects: int
+    requests: int  # of all uploads, with what reads them back, and of commits
+    waited: float  # seconds of latency for one shard and its commit, beside the device
+    listing: float  # seconds to list the finished cache, as each start does
+    catching_up: float  # seconds to fetch all commits and keys, as a machine does that has none of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """What encoding so many pictures would take."""
+
+    scale: Scale
+    like: int  # samples of the source
+    fields: Mapping[str, FieldScale]
+    planning: float  # seconds, in each process that plans
+    planning_memory: int  # bytes
+    ledger: int  # bytes of the ledger of the finished cache, in such a process
+    sealing: float  # seconds to make the table of samples
+    table: int  # its bytes in memory
+    store: StoreScale | None
+    seconds: float | None  # of encoding on all devices together; None: not measured
+    per_shard: float | None  # seconds that a device takes for a shard, on average
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of the document of `--json`."""
+        store = self.store
+        return {
+            "pictures": self.scale.pictures, "gpus": self.scale.gpus, "like": self.like,
+            "fields": {name: {"rows": one.rows, "shards": one.shards, "bytes": one.bytes}
+                       for name, one in self.fields.items()},
+            "planning": {"seconds": round(self.planning, 1), "memory": self.planning_memory, "ledger": self.ledger},
+            "sealing": {"seconds": round(self.sealing, 1), "table": self.table},
+            "store": None if store is None else {
+                "objects": store.objects, "requests": store.requests, "waited": round(store.waited, 3),
+                "listing": round(store.listing, 1), "catching_up": round(store.catching_up, 1)},
+            "seconds": None if self.seconds is None else round(self.seconds, 1)}
+
+    def as_lines(self) -> list[str]:
+        """The same for people."""
+        shards = sum(one.shards for one in self.fields.values())
+        lines = [f"simulated: {grouped(self.scale.pictures)} pictures like the {counted(self.like, 'sample')} here, on "
+                 f"{counted(self.scale.gpus, 'device')}"]
+        lines += [f"{name}: {counted(one.rows, 'row')} in {counted(one.shards, 'shard')}, {format_bytes(one.bytes)}"
+                  for name, one in self.fields.items()]
+        lines += [f"commits: {grouped(shards)}, one for each shard",
+                  f"planning: {_long(self.planning)} and at least {format_bytes(self.planning_memory)} of memory in "
+                  f"each process that plans, and {format_bytes(self.ledger)} for the ledger when all is encoded",
+                  f"sealing: {_long(self.sealing)} for the manifest's table of samples, {format_bytes(self.table)}"]
+        if self.store is not None:
+            lines += [
+                f"store: {counted(self.store.objects, 'object')}, {counted(self.store.requests, 'request')}; each "
+                f"shard waits {self.store.waited:.2f} s for answers, beside the device",
+                f"store: each start lists it, which takes {_long(self.store.listing)} when all is encoded; a machine "
+                f"that has none of the commits fetches them in {_long(self.store.catching_up)}"]
+        if self.seconds is not None:
+            lines.append(f"time: about {_long(self.seconds)} on {counted(self.scale.gpus, 'device')} like this one")
+        return [*lines, *(f"note: {note}" for note in self.limits())]
+
+    def limits(self) -> list[str]:
+        """What would be the limit, and what helps."""
+        found = []
+        memory = self.planning_memory + self.ledger
+        if memory > 64 << 30:
+            most = self.scale.pictures * (32 << 30) // memory
+            found.append(f"memory for planning is the limit: all keys are held at once. Several manifests of at most "
+                         f"{grouped(_round(most))} pictures each need 32 GiB")
+        store = self.store
+        if store is not None and self.per_shard is not None and store.waited > self.per_shard:
+            found.append(f"the store is the limit: a device encodes a shard in {self.per_shard:.2f} s, less than its "
+                         "upload waits")
+        if store is not None and self.seconds is not None and store.listing > self.seconds / 10:
+            found.append("listing the store takes more than a tenth of the time of encoding: larger shards, or a cache "
+                         "for each part of the pictures, have fewer objects")
+        return found
+
+
+def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: Measured | None) -> Simulated:
+    """What encoding `scale` pictures like those of `wanted` would take; `measured`: all rows of `wanted`, encoded here.
+    """
+    like = len(wanted.wants.samples)
+    times = scale.pictures / like
+    fields, objects, requests, rounds = {}, 0, 0, 0
+    for field, keys in wanted.wants.by_field().items():
+        groups = Counter((wanted.row_bytes(field, key), wanted.group_of(field, key)) for key in keys)
+        arrays = len(wanted.specs.as_manifest(field))
+        shards = stored = 0
+        for (size, _), count in groups.items():
+            most, rows = rows_of_task(size, shard_bytes), ceil(count * times)
+            number = ceil(rows / most)
+            shards, stored = shards + number, stored + rows * size
+            asked, waits = requests_of(arrays, min(most, rows) * size)
+            requests, rounds = requests + number * asked, rounds + number * waits
+        objects += shards * (_files(arrays) + 1)
+        if keys:
+            fields[field] = FieldScale(rows=round(len(keys) * times), shards=shards, bytes=stored)
+    rows, shards = (sum(getattr(one, name) for one in fields.values()) for name in ("rows", "shards"))
+    store = None if scale.latency is None else StoreScale(
+        objects=objects, requests=requests, waited=rounds / shards * scale.latency,
+        listing=objects / LISTED * scale.latency, catching_up=ceil(2 * shards / working.JOBS) * scale.latency)
+    work = None if measured is None else (measured.seconds - measured.loading) * times / scale.gpus
+    return Simulated(scale=scale, like=like, fields=fields, planning=_planning(wanted, shard_bytes) * scale.pictures,
+                     planning_memory=round(_planning_memory(wanted, shard_bytes) * scale.pictures),
+                     ledger=rows * LEDGER_ROW, store=store,
+                     seconds=None if work is None or measured is None else work + measured.loading,
+                     per_shard=None if work is None else work * scale.gpus / shards,
+                     **_sealing(wanted, scale.pictures))
+
+
+def many_like(wanted: ResolvedRecipe, count: int) -> ResolvedRecipe:
+    """`wanted` with about `count` samples: copies of its own, with keys of their own, for the same rows and groups."""
+    wants, groups = wanted.wants, wanted.text_groups
+    groups.count(wants.texts)
+    samples: list[Sample] = []
+    latents, masks, texts = dict(wants.latents), dict(wants.masks), dict(wants.texts)
+    lengths = {key: groups.tokens(key) for key in wants.texts}
+    for copy in range(ceil(count / len(wants.samples))):
+        def other(key: str, copy: int = copy) -> str:
+            return digest_strings([key, str(copy)])
+
+        latents.update({other(key): replace(target, key=other(key)) for key, target in wants.latents.items()})
+        masks.update({other(key): replace(target, key=other(key)) for key, target in wants.masks.items()})
+        texts.update({other(key): replace(target, key=other(key)) for key, target in wants.texts.items()})
+        lengths.update({other(key): groups.tokens(key) for key in wants.texts})
+        samples += [replace(
+            one, id=other(one.id), texts=tuple(replace(text, key=other(text.key)) for text in one.texts),
+            views=tuple(replace(view, latent=other(view.latent), mask=None if view.mask is None else other(view.mask))
+                        for view in one.views)) for one in wants.samples]
+    more = Targets(samples=tuple(samples), labels=(), prompts=(), unconditional=wants.unconditional, latents=latents,
+                   masks=masks, texts=texts, findings=())
+    return replace(wanted, wants=more, text_groups=TextGroups.known(groups, lengths))
+
+
+def _planning(wanted: ResolvedRecipe, shard_bytes: int) -> float:
+    """Seconds to plan a sample."""
+    many = many_like(wanted, TIMED)
+    begun = time.perf_counter()
+    plan(many, None, shard_bytes=shard_bytes, store=False)
+    return (time.perf_counter() - begun) / len(many.wants.samples)
+
+
+def _planning_memory(wanted: ResolvedRecipe, shard_bytes: int) -> float:
+    """Bytes of a sample's targets and plan, at their peak."""
+    tracemalloc.start()
+    try:
+        many = many_like(wanted, TRACED)
+        planned = plan(many, None, shard_bytes=shard_bytes, store=False)
+        assert planned.tasks
+        return tracemalloc.get_traced_memory()[1] / len(many.wants.samples)
+    finally:
+        tracemalloc.stop()
+
+
+def _sealing(wanted: ResolvedRecipe, pictures: int) -> dict[str, Any]:
+    """Seconds and bytes of the table of so many samples."""
+    many = many_like(wanted, TRACED).wants
+    refs = {key: RowRef(shard=key, row=0) for key in many.keys()}  # noqa: SIM118  # a method that sorts
+    begun = time.perf_counter()
+    table = build_samples(many.samples, sorted({one.bucket for one in many.samples}), refs,
+                          dict.fromkeys(refs, 0), {})
+    times = pictures / len(many.samples)
+    return {"sealing": (time.perf_counter() - begun) * times, "table": round(table.nbytes * times)}
+
+
+def _files(arrays: int) -> int:
+    """Files of a shard (`prep.cache.shard_format`): the group's document; of keys and each array, document and data."""
+    return 3 + 2 * arrays
+
+
+def requests_of(arrays: int, size: int) -> tuple[int, int]:
+    """Requests that upload a shard whose largest file has `size` bytes, and its commit; how many follow each other.
+
+    The shard's place is listed, each file put and read back, the group's document last, and the commit created. A file
+    of several parts is begun, put in parts and completed; one that is not read by one request is asked for its size.
+    """
+    parts = ceil(size / UPLOAD_PART)
+    begun, asked = (2 if parts > 1 else 0), (1 if size > AT_ONCE else 0)
+    more = (begun + parts - 1 if begun else 0) + asked
+    follow = (begun + ceil(parts / PARTS_AT_ONCE) - 1 if begun else 0) + asked
+    return 2 + 2 * _files(arrays) + more, 4 + 2 * ceil((_files(arrays) - 1) / FILES) + follow
+
+
+def _long(seconds: float) -> str:
+    """A duration that may be long: 12 s, 3.2 h, 41 days."""
+    for unit, size in (("days", 172_800), ("h", 5400), ("min", 120)):
+        if seconds >= size:
+            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _round(number: int) -> int:
+    """A number, rounded down to two digits."""
+    power: int = 10 ** max(0, len(str(number)) - 2)
+    return number // power * power
