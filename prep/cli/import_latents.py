@@ -22,7 +22,9 @@ WITHOUT = ("posterior", "tile", "step", "buckets", "sizes", "crop", "views", "mi
 
 @opt.with_recipe_options(without=WITHOUT)
 def import_latents(
-    source: opt.SourceArg,
+    source: Annotated[Path, typer.Argument(
+        metavar="SOURCE", help="a directory of pictures with .npz files beside them, or a recipe .toml that names such",
+        show_default=False)],
     origin: Annotated[str, choice("--from", words=ORIGINS, help="what made the latents; kohya-npz: sd-scripts' .npz "
                                   "files beside the pictures, of SD 1.x, 2.1, SDXL, SD 3, FLUX.1 or Lumina 2")],
     cache: Annotated[Path, typer.Option(help="the cache, created if missing: a directory, or a URL like "

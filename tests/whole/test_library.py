@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_script import changed
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -22,6 +24,7 @@ from prep.errors import CacheError, ConfigError, ManifestError, PathError, Usage
 from prep.manifest.document import read_manifest
 
 EXAMPLES = Path(__file__).parents[2] / "manifests" / "examples"
+SCRIPT = Path(__file__).parents[1] / "support" / "diffusers_lora.py"
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +217,48 @@ def test_the_example_with_accelerate_continues_with_more_processes(place, tmp_pa
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
     plain = run("train_lora.py", place / "m.json", model, tmp_path / "lora.safetensors", "--steps", 1)
     assert whole[0] == pytest.approx(plain[0], abs=2e-4)
+
+
+def page_diff():
+    page = (EXAMPLES.parent / "library.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return block
+
+
+def test_the_pages_diff_leaves_no_data_set_vae_or_text_encoder():
+    script = SCRIPT.read_text(encoding="utf-8")
+    made = changed(script, page_diff())
+    assert {"vae", "tokenizer", "text_encoder", "load_dataset"} <= names_in(script)
+    assert not names_in(made) & {"vae", "tokenizer", "text_encoder", "load_dataset", "train_transforms", "collate_fn"}
+    assert {"unwrap_model", "lr_scheduler", "api"} <= names_in(made)
+    with pytest.raises(ValueError, match=r"0 statements begin with 'vae\.to\(', expected one"):
+        changed(made, "-    vae.to(…)\n")
+
+
+def names_in(script):
+    """The names that a script uses, imports apart."""
+    return {node.id for node in ast.walk(ast.parse(script)) if isinstance(node, ast.Name)}
+
+
+@pytest.mark.slow
+def test_diffusers_script_trains_once_it_is_changed_as_the_page_says(place, tmp_path):
+    """Where neither datasets nor torchvision can do anything, and no VAE, tokenizer or text encoder is loaded."""
+    (tmp_path / "script.py").write_text(changed(SCRIPT.read_text(encoding="utf-8"), page_diff()))
+    (tmp_path / "start.py").write_text(
+        "import runpy, sys, types\n"
+        "from diffusers import AutoencoderKL\nfrom transformers import CLIPTextModel, CLIPTokenizer\nimport peft\n"
+        "for kind in (AutoencoderKL, CLIPTextModel, CLIPTokenizer): kind.from_pretrained = None\n"
+        "for name, part in (('datasets', 'load_dataset'), ('torchvision', 'transforms')):\n"
+        "    sys.modules[name] = types.SimpleNamespace(**{part: None})\n"
+        "del sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n")
+    model = read_manifest(place / "m.json").model
+    losses = run(tmp_path / "start.py", tmp_path / "script.py", "--pretrained_model_name_or_path", model,
+                 "--train_data_dir", place / "m.json", "--output_dir", tmp_path / "lora", "--max_train_steps", 5,
+                 "--gradient_accumulation_steps", 2, "--train_batch_size", 2, "--seed", 1)
+    assert len(losses) == 5 and all(0 < loss < 10 for loss in losses)
+    made = load_file(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    assert len(made) > 8 and any(float(weight.abs().max()) > 0 for name, weight in made.items() if "lora_B" in name
+                                 or "lora.up" in name)
 
 
 @pytest.mark.slow
