@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.maintenance.documents import Checkup, check_up, notes_on_damage_records
 from prep.maintenance.references import References
-from prep.manifest.commands import mending
+from prep.manifest.commands import encode_command, mending
 from prep.manifest.opened import OpenedManifest
 from prep.progress import Tick
 
@@ -79,14 +79,22 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             drop_index(audit.cache)  # the next ledger is read from the files themselves
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
-        if damaged and stored:
-            checkup.notes.append(f"the cache is in an object store; to repair it, {mending(audit.manifest)}")
-        if any(one.transient for look in looks for one in look.damaged):
-            checkup.notes.append(UNREADABLE)
+        checkup.notes += _advice(audit, ill, in_store=bool(damaged) and stored)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
             "unrecorded": [shards[look.number]["digest"] for look in looks if not look.recorded],
             "repair": None if cost is None else {field: rows for field, rows in sorted(cost.items()) if rows}}
+
+
+def _advice(audit: OpenedManifest, ill: Sequence[ShardResult], *, in_store: bool) -> Iterator[str]:
+    """Notes on how damage is repaired, where it is not as usual; `in_store`: there is damage in an object store."""
+    if in_store:
+        yield f"the cache is in an object store; to repair it, {mending(audit.manifest)}"
+    if ill and "imported" in audit.manifest.document["latents"]:
+        yield ("latents were imported; what imports damaged ones again, if their caches are still there: "
+               f"{encode_command(audit.manifest, '--recheck')}")
+    if any(one.transient for look in ill for one in look.damaged):
+        yield UNREADABLE
 
 
 def _damaged_tables(audit: OpenedManifest) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
 from prep.fs.mirror import is_url, shown
+from prep.manifest.describe import import_line
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
@@ -28,6 +29,7 @@ NOUNS = {"latent": "latents", "mask": "masks", "text": "text rows"}
 WORDS: Mapping[str, str] = {
     "latent.vae": "the VAE differs",
     "latent.tile": "side of tiles in pixels: {b}, was {a}",
+    "latent.origin": "made by {b}, were made by {a}",
     "latent.posterior": "the {b} of the VAE's posterior is stored, was {a}",
     "text.text": "the text encoder or its tokenizer differs",
     "text.max_length": "up to {b} tokens are encoded, was {a}",
@@ -129,7 +131,8 @@ def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
     def facts(manifest: Manifest) -> dict[str, Any]:
         document = manifest.document
         return {"family": document["family"], "prediction": document["prediction"],
-                **{f"latents.{name}": value for name, value in document["latents"].items()},
+                **{f"latents.{name}": value for name, value in document["latents"].items() if name != "imported"},
+                "origin of latents": import_line(document["latents"]) or "encoded",
                 "vae": document["models"]["vae"], "text encoder": document["models"]["text"]}
 
     found = _pairs(facts(a), facts(b), "what")

@@ -372,6 +372,8 @@ def test_rows_are_never_those_that_are_encoded(run, caches, prep, folder, sd15, 
     assert told.code == 0 and told.json["encoded"]["latent"] == 6 and told.json["encoded"]["text"] == 0
     own = read_manifest(tmp_path / "own.json")
     assert "imported" not in own.document["latents"]
+    told = prep("diff", tmp_path / "own.json", tmp_path / "m.json").out
+    assert "origin of latents: imported from kohya-npz, VAE verified: 6 latents compared, was encoded" in told
     a, b = (samples_of(each)["0.png"] for each in (own, manifest()))
     assert a.of.columns.ids[a.number].tobytes() == b.of.columns.ids[b.number].tobytes()
     assert (a.latent(a.views[0])["latent"].values() != b.latent(b.views[0])["latent"].values()).any()
@@ -409,7 +411,9 @@ def test_damaged_rows_are_imported_again(run, caches, sd15, prep, tmp_path):
         data = bytearray(path.read_bytes())
         data[5] ^= 1
         path.write_bytes(data)
-    assert prep("verify", tmp_path / "m.json").code == 7
+    told = prep("verify", tmp_path / "m.json")
+    assert told.code == 7 and "latents were imported; what imports damaged ones again" in told.out
+    assert "--from kohya-npz" in told.out and "--recheck --cache" in told.out
     shards = len(list((tmp_path / "cache" / "shards").glob("*/*/latent/c*")))
     assert run(sd15, "--recheck", "--json").json["imported"] == shards
     assert prep("verify", tmp_path / "m.json").code == 0
