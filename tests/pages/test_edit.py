@@ -45,14 +45,14 @@ def click(browser, where):
 
 def saved(browser, form):
     """Clicks Save, and returns what the page says after it was loaded again."""
-    browser.events.clear()
+    browser.forget()
     click(browser, f"#{form} [type=submit]")
     browser.loaded()
     return browser.run(f"document.querySelector('#{form} [role=status]').textContent")
 
 
 def undone(browser, form):
-    browser.events.clear()
+    browser.forget()
     click(browser, f"#{form} .undo")
     browser.loaded()
     return browser.run(f"document.querySelector('#{form} [role=status]').textContent")
@@ -121,9 +121,7 @@ def test_a_mask_is_painted_with_the_pointer(browser, server, edits):
     opened(browser, server, height=1600)
     browser.run("document.querySelector('[name=size]').value = 20; document.querySelector('canvas').scrollIntoView()")
     box = browser.run("JSON.parse(JSON.stringify(document.querySelector('canvas').getBoundingClientRect()))")
-    for kind, at in (("mousePressed", 0.25), ("mouseMoved", 0.5), ("mouseReleased", 0.5)):
-        browser._call("Input.dispatchMouseEvent", type=kind, x=box["x"] + at * box["width"],
-                      y=box["y"] + 0.5 * box["height"], button="left", buttons=1, clickCount=1)
+    browser.drag(*((box["x"] + at * box["width"], box["y"] + 0.5 * box["height"]) for at in (0.25, 0.5)))
     assert saved(browser, "edit-mask") == "Saved to a-masklabel.png."
     mask = pixels(edits)
     assert mask.shape == (120, 160) and not mask[60, 40:80].any() and mask[10].min() == mask[110].min() == 255

@@ -157,30 +157,23 @@ def test_by_keyboard_and_for_screen_readers(browser, page):
     assert browser.run("document.getElementById('find-said').getAttribute('role')") == "status"
 
 
-def press(browser, key, code, text=""):
-    """Presses and releases a key, as a person would."""
-    for kind in ("keyDown", "keyUp"):
-        browser._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
-                      **({"text": text} if text and kind == "keyDown" else {}))
-
-
 def test_real_keys_search_and_order(browser, page):
     """Tab reaches the search in a few steps from the heading before it; typing finds; Tab and Space turn a page."""
     browser.open(page)
     browser.run("document.querySelector('#find-words').scrollIntoView()")
     browser.run("(at => { at.tabIndex = -1; at.focus(); })(document.getElementById('samples-title'))")
-    press(browser, "Tab", 9)
+    browser.press("Tab")
     assert browser.run("document.activeElement.id") == "find-words"
-    browser._call("Input.insertText", text="caption 12")
+    browser.type("caption 12")
     browser.run("new Promise(done => setTimeout(done, 200))")
     assert browser.run(SAID) == f"Samples 1 to 14 of 14, from {COUNT}."  # 120 to 129, and those that end with 12
     for _ in range(len("caption 12")):
-        press(browser, "Backspace", 8)
+        browser.press("Backspace")
     browser.run("new Promise(done => setTimeout(done, 200))")
     while browser.run("document.activeElement.dataset.step") != "1":
-        press(browser, "Tab", 9)
+        browser.press("Tab")
         assert browser.run("document.activeElement.closest('#samples') !== null"), "the button comes before the end"
-    press(browser, " ", 32, " ")
+    browser.press(" ")
     assert browser.run(SAID) == f"Samples 61 to 120 of {COUNT}."
 
 

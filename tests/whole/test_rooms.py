@@ -98,7 +98,7 @@ LIBRARIES = {
     "bitsandbytes": {"train.optim.optimizers", "train.models.quantized"}, "prodigyopt": {"train.optim.optimizers"},
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
-    "ray": {"prep.workers.ray"}, "datasets": {"prep.api"},
+    "ray": {"prep.workers.ray"}, "datasets": {"prep.api"}, "playwright": set(),
     "starlette": {"prep.view.app"}, "uvicorn": {"prep.view.serve"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "prep.view.model", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
