@@ -7,10 +7,11 @@ never shifts. A plan is disposable; a damaged plan is made again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from prep.cache.arrow import check_stream, parse_table
@@ -65,13 +66,20 @@ def remove_plan(cache: Cache, wanted: str) -> None:
     cache.discard(cache.plan(wanted))
 
 
-def _encode(tasks: Iterable[Task]) -> bytes:
-    rows = [
-        {"task": bytes.fromhex(task.key), "field": task.field, "rows": [bytes.fromhex(key) for key in task.rows]}
-        for task in tasks
-    ]
+def _encode(tasks: Sequence[Task]) -> bytes:
+    """The stream and its digest. Column by column: a million rows as Python objects would take 150 MB meanwhile."""
+    rows = b"".join(bytes.fromhex("".join(task.rows)) for task in tasks)
+    ends = np.cumsum([0, *(len(task.rows) for task in tasks)], dtype=np.int32)
+    columns = [_digests(b"".join(bytes.fromhex(task.key) for task in tasks)),
+               pa.array([task.field for task in tasks], pa.string()),
+               pa.ListArray.from_arrays(pa.array(ends), _digests(rows))]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
-    body: bytes = sink.getvalue().to_pybytes()
-    return body + hashlib.sha256(body).digest()
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    body = memoryview(sink.getvalue())
+    return b"".join([body, hashlib.sha256(body).digest()])
+
+
+def _digests(data: bytes) -> pa.Array:
+    """Concatenated digests as an array."""
+    return pa.Array.from_buffers(DIGEST, len(data) // 32, [None, pa.py_buffer(data)])

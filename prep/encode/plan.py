@@ -174,13 +174,13 @@ def _divided(wanted: Wanted, missing: dict[str, list[str]], stored: Sequence[Tas
     """
     if not stored and part is None:
         return tuple(_tasks(wanted, missing, shard_bytes))
-    planned = {key for task in stored for key in task.rows}
-    lost = {field: [key for key in names if key not in planned and (part is None or part.has(key))]
+    left = {key for names in missing.values() for key in names}
+    remaining = list(_remaining(stored if part is None else [task for task in stored if part.has(task.key)], left))
+    for task in stored:
+        left.difference_update(task.rows)
+    lost = {field: [key for key in names if key in left and (part is None or part.has(key))] if left else []
             for field, names in missing.items()}
-    if part is not None:
-        stored = [task for task in stored if part.has(task.key)]
-    return (*_remaining(stored, {key for names in missing.values() for key in names}),
-            *_tasks(wanted, lost, shard_bytes))
+    return (*remaining, *_tasks(wanted, lost, shard_bytes))
 
 
 def _remaining(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:

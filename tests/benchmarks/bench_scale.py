@@ -173,6 +173,24 @@ def stage_counts(root: Path, *, steps: int) -> Work:
     return work
 
 
+class OneView:
+    """A sample, and its only view."""
+
+    __slots__ = ("id",)
+    name = ""
+
+    def __init__(self, key: str) -> None:
+        self.id = key
+
+    @property
+    def views(self) -> tuple[OneView]:
+        return (self,)
+
+    @property
+    def latent(self) -> str:
+        return self.id
+
+
 def stage_tasks(root: Path) -> Work:
     """Planning and storing what `prep encode` would do with a million pictures, in tasks of ten rows. Of targets only
     what a plan reads of them.
@@ -185,7 +203,7 @@ def stage_tasks(root: Path) -> Work:
     from prep.encode.targets import Targets
 
     keys = sorted(hashlib.sha256(str(number).encode()).hexdigest() for number in range(TASKS * TASK_ROWS))
-    samples = [SimpleNamespace(id=key, name="", views=(SimpleNamespace(latent=key),)) for key in reversed(keys)]
+    samples = [OneView(key) for key in reversed(keys)]
     wants: Any = SimpleNamespace(samples=samples, keys=lambda: keys,
                                  by_field=lambda: {"latent": keys, "mask": [], "text": []})
     wants.in_sample_order = lambda field, some: Targets.in_sample_order(wants, field, some)

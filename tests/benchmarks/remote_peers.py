@@ -1,0 +1,82 @@
+"""The samples of a manifest in other libraries' formats, and an epoch of them from a server, as their users read them.
+
+Each sample has the bytes of its latent, mask and text arrays, in shards of 64 MB. `WORKERS` processes of a DataLoader
+read, as these libraries recommend; what they hand out is bytes, which nobody batches or checks further.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from peers import stand_in_for_torchvision
+
+from prep.runtime import usable_cores
+
+SHARD, WORKERS = 64 << 20, min(4, usable_cores())
+Sample = dict[str, bytes]
+
+
+def write_mds(samples: Iterator[Sample], to: Path) -> None:
+    """MosaicML's shards."""
+    stand_in_for_torchvision()
+    from streaming import MDSWriter
+
+    first = next(samples)
+    with MDSWriter(out=str(to), columns=dict.fromkeys(first, "bytes"), size_limit=SHARD) as writer:
+        writer.write(first)
+        for sample in samples:
+            writer.write(sample)
+
+
+def write_tars(samples: Iterator[Sample], to: Path) -> None:
+    """WebDataset's tars, 000.tar and so on."""
+    import webdataset as wds
+
+    to.mkdir()
+    with wds.ShardWriter(str(to / "%03d.tar"), maxsize=SHARD, verbose=0) as writer:
+        for number, sample in enumerate(samples):
+            writer.write({"__key__": f"{number:06}", **sample})
+
+
+def read_mds(url: str, local: Path, count: int) -> float:
+    """Seconds of a shuffled epoch by MosaicML Streaming, without copies at first; it has `count` samples."""
+    stand_in_for_torchvision()
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    shutil.rmtree(local, ignore_errors=True)
+    clean_stale_shared_memory()
+    begun = time.perf_counter()
+    dataset = StreamingDataset(remote=url, local=str(local), shuffle=True, batch_size=8)
+    found = sum(len(batch) for batch in DataLoader(dataset, batch_size=8, num_workers=WORKERS, collate_fn=list))
+    took = time.perf_counter() - begun
+    assert found == count, f"{found} samples of {count}"
+    return took
+
+
+def read_tars(url: str, count: int) -> float:
+    """Seconds of an epoch by WebDataset, its shards shuffled, and samples within 1000."""
+    import webdataset as wds
+
+    begun = time.perf_counter()
+    urls = [f"{url}/{number:03}.tar" for number in range(_tars(url))]
+    dataset = wds.WebDataset(urls, shardshuffle=100, empty_check=False, nodesplitter=wds.split_by_node).shuffle(1000)
+    loader: Any = wds.WebLoader(dataset, batch_size=None, num_workers=min(WORKERS, len(urls)))
+    found = sum(1 for _ in loader)
+    took = time.perf_counter() - begun
+    assert found == count, f"{found} samples of {count}"
+    return took
+
+
+def _tars(url: str) -> int:
+    """How many there are."""
+    import urllib.request
+
+    with urllib.request.urlopen(f"{url}/") as answer:
+        return len(set(re.findall(r'href="[^"]*?([0-9]+\.tar)"', answer.read().decode())))
