@@ -132,7 +132,7 @@ def test_killed_while_latents_are_imported(stage, tmp_path, part):
     stage = Importing(launch=stage.launch, pictures=pictures, model=stage.model, home=stage.home)
     points = stage.points(stage.encode())
     wanted, whole = state(stage.home), account(stage.home)
-    for point in of(points, part, 4):
+    for point in of(points, part, 2):
         there = stage.at(tmp_path / str(point))
         kill(there, point, points, there.encode())
         left = account(there.home)
