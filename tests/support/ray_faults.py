@@ -23,6 +23,8 @@ class FaultyScanner(ScanWorker):
 
     def examine(self, items):
         home = Path(os.environ["FAULTS"])
+        with (home / "seen").open("a") as seen:
+            seen.writelines(f"{item.name}\n" for item in items)
         return counted(super().examine, home, json.loads((home / "fault.json").read_text()))(items)
 
 
