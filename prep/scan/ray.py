@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Event, Lock, Thread
 from typing import Any, TypeVar
 
@@ -95,7 +95,8 @@ class RayExaminer:
         self._ahead = share.cpus + 1  # calls that an actor has: one for each of its processes, and the next
         self.calls = min(MOST_CALLS, share.workers * self._ahead)
         self._class = actors_of(ray, ScanWorker, share, max_concurrency=self._ahead)
-        self._free: SimpleQueue[_Worker] = SimpleQueue()  # each as often as it may be asked now
+        # Each as often as it may be asked now. A `SimpleQueue` may wait forever in spite of a timeout (Python 3.11.7).
+        self._free: Queue[_Worker] = Queue()
         self._workers: list[_Worker] = []
         self._size = share.workers  # how many there should be
         self._started = False  # whether any has
@@ -159,7 +160,7 @@ class RayExaminer:
     def _taken(self) -> _Worker:
         """A worker that may be asked now. Raises `_GivenUp` if the scan has ended, and what makes it end."""
         with self._lock:
-            if not self._watching.is_alive() and not self._closed.is_set():
+            if self._watching.ident is None and not self._closed.is_set():
                 self._watching.start()
         while not self._closed.is_set():
             if self._broken is not None:

@@ -149,7 +149,7 @@ def test_all_rows_with_models(stage, cluster, tmp_path):
 def test_the_commands_of_the_page_work(stage, cluster, tmp_path):
     """With paths relative to where the command is typed."""
     text = (ROOT / "manifests" / "scale.md").read_text().split("\n## Ray\n")[1].split("\n## ")[0]
-    command, = (line.strip() for line in text.splitlines() if line.startswith("    prep "))
+    command, = (line.strip() for line in text.splitlines() if line.startswith("    prep encode "))
     (tmp_path / "photos").symlink_to(stage.pictures)
     (tmp_path / "model").symlink_to(stage.model)
     made = []

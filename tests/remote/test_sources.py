@@ -7,6 +7,7 @@ import re
 from urllib.parse import quote
 
 import pytest
+from near_ray import NearRay
 from pictures import draw, draw_mask
 
 from prep.fs import remote
@@ -74,6 +75,21 @@ def test_a_scan_finds_what_it_finds_on_a_disk(store, there, prep):
     store.proxy.forget()
     again = prep("scan", f"{store.url}/photos", "--json")
     assert again.json == here.json
+    assert [path for path in gets(store) if not path.endswith("metadata.jsonl")] == [], "remembered"
+
+
+def test_workers_of_a_cluster_read_pictures_themselves(store, there, prep, monkeypatch):
+    (there / "dogs/broken.png").write_bytes(b"no picture")
+    store.server.put(f"{store.prefix}/photos/dogs/broken.png", b"no picture")
+    ray = NearRay()
+    monkeypatch.setattr("prep.scan.ray.library", lambda: ray)
+    far = prep("scan", f"{store.url}/photos", "--json", "--engine", "ray", "--workers", 2)
+    assert far.json == prep("scan", there, "--json").json and far.code == 1
+    assert len(gets(store)) == len(set(gets(store))) == 10, "each object once"
+    assert len(ray.travelled) > 4 and not [one for one in ray.travelled if b"IDAT" in one or b"JFIF" in one]
+    store.proxy.forget()
+    again = prep("scan", f"{store.url}/photos", "--json", "--engine", "ray")
+    assert again.json == far.json
     assert [path for path in gets(store) if not path.endswith("metadata.jsonl")] == [], "remembered"
 
 

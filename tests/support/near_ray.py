@@ -1,11 +1,12 @@
 """As much of Ray as a scan uses, in this process: actors are objects that threads call, and that die as they are told.
 
 `behave(number, name)` is called before a worker answers `name`; it may raise `RayError`, after which the worker is
-dead, return `Never`, or another answer than `None` in place of the worker's own.
+dead, return `Never`, or another answer than `None` in place of the worker's own. Questions and answers travel as bytes.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event, Lock
@@ -43,6 +44,10 @@ class NearRay:
     options: dict[str, Any] = field(default_factory=dict)
     exceptions = SimpleNamespace(RayError=RayError)
     lock: Any = field(default_factory=Lock)
+    travelled: list[bytes] = field(default_factory=list)
+
+    def is_initialized(self) -> bool:
+        return True
 
     def nodes(self) -> list[dict[str, Any]]:
         return [{"Alive": True, "Resources": one} for one in self.resources]
@@ -75,7 +80,13 @@ class NearRay:
             assert one.actor.dead.wait(30)
         if one.actor.dead.is_set():
             raise RayError("The actor died.\nIts node is gone.")
-        return getattr(one.actor.worker, one.name)(*one.values) if answer is None else answer
+        if answer is None:
+            answer = getattr(one.actor.worker, one.name)(*self._sent(one.values))
+        return self._sent(answer)
+
+    def _sent(self, value: Any) -> Any:
+        self.travelled.append(pickle.dumps(value))
+        return pickle.loads(self.travelled[-1])
 
     def kill(self, actor: Actor) -> None:
         actor.dead.set()
