@@ -12,9 +12,11 @@ from PIL import Image
 
 @pytest.fixture
 def bare(tmp_path, monkeypatch):
-    """A machine with these programs alone."""
+    """A machine with playwright and the programs of a directory alone."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     monkeypatch.delenv("LATENTRY_BROWSER", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for what playwright leaves of a browser that does not start
     return tmp_path
 
 
@@ -46,10 +48,11 @@ def test_with_one_that_does_not_start(bare):
 
 
 def test_one_that_was_named_must_start(bare, monkeypatch):
-    error = pytest.importorskip("playwright.sync_api").Error
+    from playwright.sync_api import Error
+
     for name, said in ((stub(bare / "mine"), "has been closed"), (bare / "gone", "doesn't exist")):
         monkeypatch.setenv("LATENTRY_BROWSER", str(name))
-        with pytest.raises(error, match=said):
+        with pytest.raises(Error, match=said):
             start_browser()
 
 
