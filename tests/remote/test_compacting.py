@@ -153,8 +153,8 @@ def test_the_room_for_copies_is_kept(small, store, tmp_path, monkeypatch):
         joined(f"{store.url}/cache", shard_bytes=1 << 20)
 
 
-@pytest.mark.parametrize("fault", ["flip", "lose", *(pytest.param(fault, marks=pytest.mark.slow) for fault in (
-    "500", "drop", "truncate", "flip sent"))])
+@pytest.mark.parametrize("fault", ["flip", *(pytest.param(fault, marks=pytest.mark.slow) for fault in (
+    "500", "drop", "lose", "truncate", "flip sent"))])
 def test_each_request_goes_wrong_once(small, store, tmp_path, monkeypatch, fault):
     for module in ("gather", "shards", "working", "upload"):
         monkeypatch.setattr(f"prep.cache.remote.{module}.TRIES", 9)
@@ -202,8 +202,8 @@ compact(Path(sys.argv[1]), shard_bytes=int(sys.argv[2]), dry_run=False, progress
 """
 
 
-@pytest.mark.parametrize("part", ["/shards/", pytest.param("PUT", marks=pytest.mark.slow),
-                                  pytest.param("/commits/", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["/shards/", "PUT", "/commits/"])
 def test_a_killed_process_leaves_nothing_half_visible(small, store, tmp_path, part):
     _, wanted = as_on_a_disk(small, tmp_path)
     for number in (1, 9):
@@ -259,6 +259,7 @@ def test_a_shard_that_goes_meanwhile_is_told(small, store):
     sound(store)
 
 
+@pytest.mark.slow
 def test_encode_and_gc_go_on_with_joined_shards(store, prep, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr("prep.encode.plan.TASK_ROWS", 1)
     for number in range(3):

@@ -65,7 +65,7 @@ def test_the_report_is_that_of_this_computer(run, wanted):
     assert run.ray.options["max_concurrency"] == 2 and run.examiner.calls == 4
 
 
-@pytest.mark.parametrize("point", range(0, 17, 4))
+@pytest.mark.parametrize("point", range(0, 17, 8))
 def test_a_worker_that_dies_is_replaced_and_its_items_are_sent_again(run, wanted, point):
     asked = []
 
