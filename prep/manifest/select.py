@@ -23,6 +23,7 @@ from prep.findings import SEVERITIES
 from prep.manifest.samples import SampleColumns
 
 SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss")
+LASTING = ("name", "id", "weight", "pixels")  # orders that captions and masks do not change
 REMEMBERED = 16  # selections; each takes 4 bytes a sample
 MANY = 1000  # places in a chunk that are found one by one
 _LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
@@ -69,6 +70,14 @@ class Selector:
         """Sorts the names and reads all texts, so that the first answers are as quick as later ones."""
         self._order(SORTS[0], False)
         _ = self._texts
+
+    def renewed(self, listed: Listed) -> Selector:
+        """A prepared selector of `listed`: the same samples, of which some have other captions, masks or findings."""
+        new = Selector(listed)
+        with self._sorting:
+            new._orders = {key: order for key, order in self._orders.items() if key[0] in LASTING}
+        new.prepare()
+        return new
 
     def learn(self, losses: Column) -> None:
         """Sorts and filters by these losses from now on."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from prep.cache.records import RowRef
 from prep.findings import Finding
 from prep.geometry import Size
 from prep.manifest.describe import describe_columns
 from prep.manifest.samples import Sample, SampleColumns, build_samples, open_samples
-from prep.manifest.tables import FINDINGS
+from prep.manifest.tables import FINDINGS, SAMPLES
 
 NO_KEY = ""  # of a row that is in no cache
 _NOWHERE = {NO_KEY: RowRef(shard="", row=-1)}
@@ -34,11 +35,38 @@ class Unencoded:
             row["views"] = [{**view, "mask": {}} for view in row["views"]]
         return row
 
+    def renewed(self, samples: Mapping[int, Sample], coverage: Mapping[str, float], paths: Collection[str],
+                findings: Iterable[Finding]) -> Unencoded:
+        """The tables with other samples at these numbers, of the same ids and names; `coverage` has their masks.
+
+        `findings` replace those about `paths`. Only the batches of these samples are copied.
+        """
+        rows = {number: _table([sample], self.buckets, coverage) for number, sample in samples.items()}
+        batches: list[pa.RecordBatch] = []
+        first = 0
+        for batch in self.samples.table.to_batches():
+            parts, at = [], 0
+            for number in sorted(one for one in rows if first <= one < first + len(batch)):
+                parts += [batch.slice(at, number - first - at), *rows[number].to_batches()]
+                at = number - first + 1
+            whole = pa.Table.from_batches([*parts, batch.slice(at)]).combine_chunks().to_batches() if parts else [batch]
+            batches += whole
+            first += len(batch)
+        others = pc.invert(pc.is_in(self.findings_table["path"], pa.array(paths, pa.string())))
+        table = pa.concat_tables([self.findings_table.filter(others), _findings(findings)]).combine_chunks()
+        return replace(self, samples=open_samples(pa.Table.from_batches(batches, schema=SAMPLES)), findings_table=table)
+
 
 def unencoded(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping[str, float],
               findings: Iterable[Finding]) -> Unencoded:
     """The tables of samples whose keys are all `NO_KEY`, and of findings; `coverage` as for `build_samples`."""
-    table = build_samples(samples, buckets, _NOWHERE, {"": -1}, coverage)
-    rows = [one.as_json() for one in findings]
-    return Unencoded(samples=open_samples(table), buckets=tuple(buckets),
-                     findings_table=pa.Table.from_pylist(rows, schema=FINDINGS))
+    return Unencoded(samples=open_samples(_table(samples, buckets, coverage)), buckets=tuple(buckets),
+                     findings_table=_findings(findings))
+
+
+def _table(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping[str, float]) -> pa.Table:
+    return build_samples(samples, buckets, _NOWHERE, {"": -1}, coverage)
+
+
+def _findings(findings: Iterable[Finding]) -> pa.Table:
+    return pa.Table.from_pylist([one.as_json() for one in findings], schema=FINDINGS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
-from crashes import Crashed, Disk, state
+from crashes import Crashed, Disk
+from crashes import state as disk_state
 from pictures import draw, draw_mask
 from PIL import Image
 from viewing import viewing, viewing_source
@@ -21,17 +23,20 @@ from prep.dataset.ingest import ingest
 from prep.digest import canonical, seal
 from prep.errors import ConfigError, PathError, UsageError
 from prep.fs.memo import Memo
+from prep.manifest.select import SORTS, Query
 from prep.progress import silent
 from prep.recipe.load import load_recipe
 from prep.recipe.options import given_by
 from prep.recipe.write import render_recipe
+from prep.view.data import Data
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
 from prep.view.edit.log import UndoLog
 from prep.view.edit.places import Place, Places, check_editable, check_folder, check_place, usual_folder
 from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
-from prep.view.source.state import SourceSet
+from prep.view.source import state
+from prep.view.source.state import SourceSet, shown_of
 from prep.view.source.survey import survey_source
 
 SMALL = {"image.resolution": 64, "image.step": 16, "image.shortest": 32}
@@ -88,11 +93,11 @@ def captions(recipe):
 
 
 def test_a_caption_is_written_to_the_edits_and_read_by_encode(server, pictures, edits):
-    before, at = state(pictures), number(server, "sub/b.png")
+    before, at = disk_state(pictures), number(server, "sub/b.png")
     assert "one of b\ntwo of b\n</textarea>" in server.get(f"/sample/{at}").text
     answer = server.save(at, "caption", "  new  words \r\n\r\nand é <b>\n".encode())
     assert (answer.status, answer.text) == (200, "Saved to sub/b.txt.")
-    assert (edits / "sub" / "b.txt").read_text() == "new words\nand é <b>\n" and state(pictures) == before
+    assert (edits / "sub" / "b.txt").read_text() == "new words\nand é <b>\n" and disk_state(pictures) == before
     text = server.get(f"/sample/{at}").text
     assert "<bdi>new words</bdi>" in text and "and é &lt;b&gt;\n</textarea>" in text
     assert server.get("/?q=new+words").text.count('class="card"') == 1
@@ -102,10 +107,10 @@ def test_a_caption_is_written_to_the_edits_and_read_by_encode(server, pictures, 
 
 
 def test_a_mask_is_written_at_the_size_of_its_picture(server, pictures, edits):
-    before, at = state(pictures), number(server, "a.png")
+    before, at = disk_state(pictures), number(server, "a.png")
     assert server.save(at, "mask", painted((48, 40))).text == "Saved to a-masklabel.png."
     mask = Image.open(edits / "a-masklabel.png")
-    assert (mask.format, mask.mode, mask.size) == ("PNG", "L", (96, 80)) and state(pictures) == before
+    assert (mask.format, mask.mode, mask.size) == ("PNG", "L", (96, 80)) and disk_state(pictures) == before
     pixels = np.asarray(mask)
     assert not pixels[:, :22].any() and (pixels[:, 26:] == 255).all()
     assert "75.0% of the picture" in server.get(f"/sample/{at}").text
@@ -133,11 +138,11 @@ def test_sidecars_when_asked(pictures):
         assert (pictures / "sub" / "b.txt").read_text() == "beside it\n"
         assert (pictures / "sub" / "b.txt").stat().st_mode & 0o777 == 0o640
         assert server.save(number(server, "c.png"), "mask", painted((96, 96))).status == 200
-    assert {"sub/b.txt", "c-masklabel.png"} <= set(state(pictures)) and not (pictures / ".undo").exists()
+    assert {"sub/b.txt", "c-masklabel.png"} <= set(disk_state(pictures)) and not (pictures / ".undo").exists()
     with viewing_source(pictures, sidecars=True, **SMALL) as server:  # undo after a restart
         assert server.undo(at, "caption").text == "sub/b.txt is as it was before the last save."
         assert server.undo(number(server, "c.png"), "mask").status == 200
-    assert (pictures / "sub" / "b.txt").read_text() == "one of b\ntwo of b\n" and len(state(pictures)) == 6
+    assert (pictures / "sub" / "b.txt").read_text() == "one of b\ntwo of b\n" and len(disk_state(pictures)) == 6
 
 
 def test_pictures_that_share_a_caption(pictures, edits):
@@ -166,7 +171,7 @@ def test_each_save_can_be_undone(server, edits):
         assert server.undo(at, "caption").status == 200 and (edits / "a.txt").read_text() == left
     assert "1 caption and 0 masks changed" in server.get("/edits").text
     assert server.undo(at, "caption").status == 200 and not (edits / "a.txt").exists()
-    assert "of a\n</textarea>" in server.get(f"/sample/{at}").text and state(edits) == {}
+    assert "of a\n</textarea>" in server.get(f"/sample/{at}").text and disk_state(edits) == {}
     answer = server.undo(at, "caption")
     assert answer.status == 409 and "there is no edit of a.txt that can be undone" in answer.text
     assert "0 captions and 0 masks changed" in server.get("/edits").text
@@ -181,7 +186,7 @@ def test_undo_after_a_restart(pictures, edits):
         assert server.undo(at, "caption").status == 200 and server.undo(at, "mask").status == 200
         assert "of a\n</textarea>" in server.get(f"/sample/{at}").text
         assert "50.0% of the picture" in server.get(f"/sample/{at}").text
-    assert state(edits) == {}
+    assert disk_state(edits) == {}
 
 
 @pytest.mark.parametrize("kind", ["caption", "mask"])
@@ -271,6 +276,69 @@ def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
         assert path.read_bytes() == written["one"], stop
     editor().undo(sent("one"))
     assert not path.exists()
+
+
+# ---- many samples ----------------------------------------------------------------------------------------------------
+
+
+QUERIES = [Query(), *(Query(text=text) for text in ("one", "of", "\u00e9t\u00e9", "a.png")),
+           *(Query(sort=sort, descending=down) for sort in SORTS for down in (False, True)),
+           *(Query(masked=masked) for masked in (False, True)), Query(low=0.2, high=0.8),
+           *(Query(finding=code) for code in ("missing-caption", "empty-caption", "repeated-caption"))]
+
+
+def as_rebuilt(shown):
+    """Asserts that a state equals one that is made anew of its survey."""
+    again = shown_of(shown.survey)
+    assert shown.seats == again.seats and shown.notices == again.notices and shown.placing == again.placing
+    assert shown.tables.samples.table.equals(again.tables.samples.table)
+    ours, theirs = shown.data.selector, again.data.selector
+    assert ours.findings.to_pylist() == theirs.findings.to_pylist() and ours.codes == theirs.codes
+    for query in QUERIES:
+        assert ours.select(query).tolist() == theirs.select(query).tolist(), query
+    names = [field.name for field in fields(Data) if field.name not in ("selector", "describe")]
+    assert all(getattr(shown.data, name) == getattr(again.data, name) for name in names)
+    for number in range(len(shown.seats)):
+        assert shown.data.describe(number) == again.data.describe(number)
+        assert ours.findings_of(number) == theirs.findings_of(number)
+
+
+@pytest.mark.parametrize("options", [{}, {"image.crop": "focus"}, {"image.flip": "both"}])
+def test_after_any_edits_what_is_shown_is_as_if_read_anew(pictures, edits, options):
+    """Captions and masks, saved and undone in any order; two samples of each picture, two pictures of one caption."""
+    draw(pictures / "a.jpg", (96, 64), seed=4)
+    recipe = without_caption_stop(load_recipe(pictures, choices={**SMALL, "image.resolution": (32, 64), **options}))
+    recipe, chosen = replace(recipe, edits=edits), Random(5)
+    source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
+    editor = Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
+    words = ["one", "", "two\nthree", "of it", "one\none", "\u00c9t\u00e9", "x" * 300]
+    for _ in range(24):
+        number, kind = chosen.randrange(len(source.shown.seats)), chosen.choice(("caption", "mask"))
+        seat, now = source.shown.seats[number], editor.editable(number, kind)
+        color = chosen.randrange(256)
+        body = chosen.choice(words).encode() if kind == "caption" else png(size=seat.item.size, color=color)
+        sent = Sent(number=number, kind=kind, sample=seat.id, version=now.version, body=body,
+                    media="text/plain" if kind == "caption" else "image/png")
+        (editor.undo if now.undo and chosen.random() < 0.5 else editor.save)(sent)
+        as_rebuilt(source.shown)
+
+
+def test_an_edit_renews_its_own_samples_alone(pictures, edits, monkeypatch):
+    """With a hundred thousand pictures, making all samples anew takes seconds."""
+    recipe = replace(without_caption_stop(load_recipe(pictures, choices=SMALL)), edits=edits)
+    source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
+    editor = Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
+    made = []
+    monkeypatch.setattr(state, "shown_of", None)
+    monkeypatch.setattr(state, "_sample", lambda *given, before=state._sample: made.append(given) or before(*given))
+    for kind, body in (("caption", b"new"), ("mask", png(size=(96, 80), color=9))):
+        seat = next(seat for seat in source.shown.seats if seat.item.item.name == "a.png")
+        number = source.shown.seats.index(seat)
+        sent = Sent(number=number, kind=kind, sample=seat.id, version=editor.editable(number, kind).version, body=body,
+                    media="text/plain" if kind == "caption" else "image/png")
+        editor.save(sent)
+    assert [seat.item.item.name for _, seat in made] == ["a.png", "a.png"]
+    assert source.data().selector.select(Query(text="new")).tolist() == [number]
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -553,7 +621,7 @@ def test_the_command(pictures):
         assert running.save(0, "caption", b"by the command").status == 200
         assert running.get("/edits").text.count("--edits") == 1
         assert running.interrupt()[0] == 0
-    assert len(state(pictures.parent / "pictures-edits")) == 2  # the caption, and the note of it
+    assert len(disk_state(pictures.parent / "pictures-edits")) == 2  # the caption, and the note of it
 
 
 def two_sources(small):

@@ -27,7 +27,9 @@ STALE = {"caption": {"odd-length", *(code for code in CODES if "caption" in code
 def refreshed(survey: Survey, item: Item, kind: str, path: Path | None) -> Survey:
     """The survey after the caption or mask (`kind`) of an item was written to `path`, or its file removed (`None`)."""
     shared = edited_name(item.label, CAPTION_END)
-    mine = {one.item.label: one for one in survey.items if edited_name(one.item.label, CAPTION_END) == shared}
+    stem = shared.removesuffix(CAPTION_END)  # compared first, since there may be a million
+    mine = {one.item.label: one for one in survey.items
+            if one.item.label.startswith(stem) and edited_name(one.item.label, CAPTION_END) == shared}
     facts = Memo(None)  # what was just written is not at rest
     again = _listed(survey, set(mine)) if path is None else [_with(one.item, kind, path) for one in mine.values()]
     read = {one.label: found for one, found in zip(again, ingest_items(again, survey.asked, facts, jobs=1),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 from prep.batching.split import ROLES
 from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, family_of
-from prep.dataset.ingest import Ingested
+from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
+from prep.findings import Finding
 from prep.formatting import counted
 from prep.manifest.samples import Sample, Text, View
 from prep.manifest.select import Selector
-from prep.manifest.unencoded import NO_KEY, unencoded
+from prep.manifest.unencoded import NO_KEY, Unencoded, unencoded
 from prep.recipe.schema import Recipe
 from prep.report.pages.frame import name_of
 from prep.view.data import Data
@@ -30,6 +31,8 @@ class Shown:
     data: Data
     seats: Sequence[PlacedItem]  # by number of the sample
     notices: Sequence[str]  # on validation, regularization and repeats, for the terminal
+    tables: Unencoded
+    placing: Sequence[Finding]  # of the buckets
 
 
 class SourceSet:
@@ -54,9 +57,9 @@ class SourceSet:
         return self._shown.data
 
     def show(self, survey: Survey) -> None:
-        """Shows another survey from now on."""
+        """Shows another survey from now on; quickly if only captions and masks differ from those that are shown."""
         with self._lock:
-            self._shown = shown_of(survey)
+            self._shown = edited(self._shown, survey) or shown_of(survey)
 
 
 def shown_of(survey: Survey) -> Shown:
@@ -77,7 +80,36 @@ def shown_of(survey: Survey) -> Shown:
                 sources=[source.path for source in recipe.sources], roles={role: roles[role] for role in ROLES},
                 crowds=[crowds[size] for size in bucketing.buckets], rejected=survey.rejected + _unplaced(bucketing),
                 facts=_facts(recipe), describe=tables.describe, notes=_notes(survey))
-    return Shown(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing))
+    return Shown(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing), tables=tables,
+                 placing=bucketing.findings)
+
+
+def edited(shown: Shown, survey: Survey) -> Shown | None:
+    """What `shown_of(survey)` is, made of `shown` and what has changed; `None` if that moves or removes samples."""
+    before = shown.survey
+    if survey.recipe != before.recipe or len(survey.items) != len(before.items):
+        return None
+    pairs = [(old, new) for old, new in zip(before.items, survey.items, strict=True) if old is not new]
+    if any(_placed_by(old) != _placed_by(new) for old, new in pairs):
+        return None
+    items, again = {new.item.label: new for _, new in pairs}, {id(old): new for old, new in pairs}
+    seats = list(shown.seats)
+    renewed = {number: replace(seats[number], item=again[id(seats[number].item)])
+               for number in [number for number, seat in enumerate(seats) if id(seat.item) in again]}
+    for number, seat in renewed.items():
+        seats[number] = seat
+    coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in renewed.values()
+                if seat.item.item.label in survey.coverage}
+    tables = shown.tables.renewed(
+        {number: _sample(survey.recipe, seat) for number, seat in renewed.items()}, coverage, items,
+        [one for one in (*survey.findings, *shown.placing) if one.path in items])
+    data = replace(shown.data, selector=shown.data.selector.renewed(tables), describe=tables.describe)
+    return replace(shown, survey=survey, data=data, seats=seats, tables=tables)
+
+
+def _placed_by(item: KnownItem) -> tuple[object, ...]:
+    """What decides which samples a picture makes, and where they are in the table."""
+    return item.item.label, item.item.source, item.item.name, item.picture, item.size, item.focus
 
 
 def _sample(recipe: Recipe, seat: PlacedItem) -> Sample:
