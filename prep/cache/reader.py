@@ -251,7 +251,7 @@ class Reader:
             raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
         if self.fetcher is not None and self.fetcher.ensure(shard):
             self.close_removed()
-        root = self._cache.shard(shard)
+        root = self._cache.shard_path(shard)
         try:
             try:
                 return self._opened_anew(root, shard, array)
@@ -267,7 +267,7 @@ class Reader:
                 problem = as_recorded(self._cache, problem, found)
             raise problem from None
 
-    def _opened_anew(self, root: Path, shard: str, array: str) -> OpenArray:
+    def _opened_anew(self, root: str, shard: str, array: str) -> OpenArray:
         sound = self._sound.get((shard, array))
         spec, rows = sound or read_array_header(root, array)
         path = f"{root}{os.sep}{shard_format.data_path(spec)}"

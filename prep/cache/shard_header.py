@@ -85,7 +85,7 @@ def check_index(path: Path | str, spec: ArraySpec, rows: int) -> None:
 
 def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A shard's keys, uint8 [N, 32], sorted, checksum checked. Raises `CacheError`."""
-    root = cache.shard(shard)
+    root = cache.shard_path(shard)
     try:
         _, rows = read_array_header(root, shard_format.KEY)
         most = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES
@@ -101,10 +101,10 @@ def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.frombuffer(body, dtype=np.uint8).reshape(rows, shard_format.KEY_BYTES)
 
 
-def fault(root: Path, shard: str, array: str, error: Exception) -> CacheError:
+def fault(root: Path | str, shard: str, array: str, error: Exception) -> CacheError:
     """The error for an array that cannot be opened, or for the shard itself if `array` is empty."""
     what = str(error)
-    if not root.is_dir():
+    if not Path(root).is_dir():
         what = "the shard is missing"
     elif isinstance(error, FileNotFoundError):
         what = f"{Path(error.filename).name} is missing"

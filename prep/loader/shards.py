@@ -44,7 +44,7 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
     looks, shards = dict[str, Look](), list[ShardFacts]()
     for shard in index.shards:
         then = known.get(shard.digest)
-        look = _look(str(cache.shard(shard.digest)), then) if ctime_is_reliable() else None
+        look = _look(cache.shard_path(shard.digest), then) if ctime_is_reliable() else None
         if look is not None and look.settled:
             looks[shard.digest] = look
         if look is None or look != then:
