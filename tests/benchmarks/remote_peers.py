@@ -50,12 +50,13 @@ def read_mds(url: str, local: Path, count: int) -> float:
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
-    shutil.rmtree(local, ignore_errors=True)
     clean_stale_shared_memory()
     begun = time.perf_counter()
-    dataset = StreamingDataset(remote=url, local=str(local), shuffle=True, batch_size=8)
+    place = local / f"{begun}"  # of its own: another round's processes may not have ended
+    dataset = StreamingDataset(remote=url, local=str(place), shuffle=True, batch_size=8)
     found = sum(len(batch) for batch in DataLoader(dataset, batch_size=8, num_workers=WORKERS, collate_fn=list))
     took = time.perf_counter() - begun
+    shutil.rmtree(place, ignore_errors=True)
     assert found == count, f"{found} samples of {count}"
     return took
 
