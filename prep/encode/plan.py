@@ -19,9 +19,10 @@ from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, sync_recent_directories
 from prep.digest import digest_bytes, digest_strings
 from prep.encode.parts import Part, part_of
-from prep.encode.targets import Targets
+from prep.encode.targets import Targets, by_first_sample
 from prep.encode.text_groups import TextGroups
 from prep.fs import atomic
+from prep.manifest.samples import in_table_order
 
 
 class Wanted(Protocol):
@@ -127,9 +128,10 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
     need a part of the shards.
     """
     tasks: list[Task] = []
+    samples = in_table_order(wanted.wants.samples) if any(missing.values()) else []
     for field, names in missing.items():
         groups: dict[tuple[int, int], list[str]] = {}
-        for key in wanted.wants.in_sample_order(field, names):
+        for key in by_first_sample(samples, field, names):
             groups.setdefault(wanted.group_of(field, key), []).append(key)
         for group in sorted(groups):
             most = rows_of_task(wanted.row_bytes(field, groups[group][0]), shard_bytes)

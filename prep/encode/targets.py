@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,22 +115,23 @@ class Targets:
         """How many rows are wanted."""
         return len(self.latents) + len(self.masks) + len(self.texts)
 
-    def in_sample_order(self, field: str, keys: Iterable[str]) -> list[str]:
-        """Wanted keys of a field in the order of the first samples that have them; then those of prompts, sorted."""
-        left = set(keys)
-        found: list[str] = []
-        for sample in sorted(self.samples, key=attrgetter("id", "name")) if left else ():
-            own = [text.key for text in sample.texts] if field == "text" else [
-                key for view in sample.views if (key := getattr(view, field)) is not None]
-            for key in own:
-                if key in left:
-                    left.remove(key)
-                    found.append(key)
-        return found + sorted(left)
-
     def keys(self) -> list[str]:
         """All wanted keys, sorted."""
         return sorted([*self.latents, *self.masks, *self.texts])
+
+
+def by_first_sample(samples: Iterable[Sample], field: str, keys: Iterable[str]) -> list[str]:
+    """Wanted keys of a field in the order of the first of `samples` that have them; then those of prompts, sorted."""
+    left = set(keys)
+    found: list[str] = []
+    for sample in samples if left else ():
+        own = [text.key for text in sample.texts] if field == "text" else [
+            key for view in sample.views if (key := getattr(view, field)) is not None]
+        for key in own:
+            if key in left:
+                left.remove(key)
+                found.append(key)
+    return found + sorted(left)
 
 
 class LatentRows(Protocol):

@@ -251,9 +251,14 @@ class Listed:
     version: str  # another one after each change: ETag and size; of a store without ETags, @, the time, and size
 
 
+def _prefix_of(url: str) -> str:
+    """What the keys of the objects below a URL begin with: it ends with a slash, or is empty for a whole bucket."""
+    return "/".join((*split_url(url)[2:], "")).lstrip("/")
+
+
 def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
     """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`."""
-    prefix = "/".join((*split_url(url)[2:], "")).lstrip("/")
+    prefix = _prefix_of(url)
     found: dict[str, Listed] = {}
 
     def ask(store: ObjectStore, _: str) -> None:
@@ -282,7 +287,7 @@ def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
 
     Raises `StoreError`.
     """
-    prefix = "/".join((*split_url(url)[2:], "")).lstrip("/")
+    prefix = _prefix_of(url)
 
     def ask(store: ObjectStore, _: str) -> dict[str, int]:
         from obstore import list_with_delimiter

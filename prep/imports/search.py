@@ -82,8 +82,7 @@ class Search:
                          f"{least_step(self.family)}, for family '{self.family.name}'")
         was = int(original[0]), int(original[1])
         if was != size:
-            turned = "; sd-scripts does not turn pictures as their EXIF data says" if was == size[::-1] else ""
-            raise _Stale(f"made of a picture of {format_size(was)}, but this one has {format_size(size)}{turned}")
+            raise _Stale(_of_another_size(was, size))
         plain = placement_of(size, bucket, ltrb, unscaled=size[0] * size[1] <= self.unscaled)
         if plain is None:
             raise BadNpz(f"crop_ltrb is {[round(each, 1) for each in ltrb]}, which no crop of {format_size(size)} to "
@@ -140,9 +139,14 @@ def _missing(item: KnownItem, others: Sequence[tuple[str, Size]]) -> Finding:
     if not others:
         return finding(item.item.label, "no-latents", "has no cache of latents beside it")
     name, was = others[0]
-    turned = "; sd-scripts does not turn pictures as their EXIF data says" if was == item.size[::-1] else ""
-    return finding(item.item.label, "stale-latents", f"its latents {printable_name(name)}: made of a picture of "
-                   f"{format_size(was)}, but this one has {format_size(item.size)}{turned}")
+    return finding(item.item.label, "stale-latents",
+                   f"its latents {printable_name(name)}: {_of_another_size(was, item.size)}")
+
+
+def _of_another_size(was: Size, size: Size) -> str:
+    """Why a cache of a picture that had another size is stale."""
+    turned = "; sd-scripts does not turn pictures as their EXIF data says" if was == size[::-1] else ""
+    return f"made of a picture of {format_size(was)}, but this one has {format_size(size)}{turned}"
 
 
 def _unused(label: str, names: Sequence[str], others: Sequence[tuple[str, Size]]) -> list[Finding]:

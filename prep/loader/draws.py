@@ -55,13 +55,18 @@ class Share:
         partitioned shuffle they keep their places, which have parts of the buckets of their own.
         """
         ends = ends_of(part, plan, self.world)
-        place = self.rank if plan.partitioned else (self.rank - number) % self.world
+        place = (self.rank - turned(number, plan)) % self.world
         return range(int(ends[place]), int(ends[place + 1]))
 
     def passes(self, number: int, part: MicroBatch, plan: StepPlan, most: int | None) -> int:
         """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
         own = int(np.diff(ends_of(part, plan, self.world)).max()) if self.level else len(self.of(number, part, plan))
         return len(_starts(own, most))
+
+
+def turned(number: int, plan: StepPlan) -> int:
+    """How many places the ranks have moved on in micro-batch `number` of a step."""
+    return 0 if plan.partitioned else number
 
 
 def ends_of(part: MicroBatch, plan: StepPlan, world: int) -> Column:

@@ -86,6 +86,11 @@ class SampleColumns:
         return Placement(scaled=(width, height), crop=(left, top), bucket=bucket, flip=bool(self.views["flip"][view]))
 
 
+def in_table_order(samples: Iterable[Sample]) -> list[Sample]:
+    """Samples in the order of the SAMPLES table."""
+    return sorted(samples, key=attrgetter("id", "name"))
+
+
 def build_samples(
     samples: Iterable[Sample], buckets: Sequence[Size], refs: Mapping[str, RowRef], shard_index: Mapping[str, int],
     coverage: Mapping[str, float],
@@ -96,7 +101,7 @@ def build_samples(
     100,000 samples take 0.6 s, from Python dicts 2.5 s.
     """
     numbers = {bucket: number for number, bucket in enumerate(buckets)}
-    ordered = iter(sorted(samples, key=attrgetter("id", "name")))
+    ordered = iter(in_table_order(samples))
     batches = []
     while block := list(islice(ordered, BATCH_ROWS)):
         columns = {

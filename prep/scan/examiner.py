@@ -42,9 +42,6 @@ class Examiner(Protocol):
     def calls(self) -> int:
         """How many calls at a time it is worth to make."""
 
-    def group(self, sent: int) -> int:
-        """How many items a call should have, after so many were sent."""
-
     def examine(self, items: Sequence[Item]) -> list[Looked]:
         """The results for items, in their order. Raises `StoreError`."""
 
@@ -55,15 +52,16 @@ class Examiner(Protocol):
         """Ends what is under way."""
 
 
+def group_of(examiner: Examiner, sent: int) -> int:
+    """How many items a call should have, after so many were sent."""
+    return 1 if sent <= SINGLE * examiner.calls else BATCH
+
+
 class LocalExaminer:
     """Asks a pool of processes of this computer."""
 
     def __init__(self, workers: WorkerPool, limits: Limits, jobs: int) -> None:
         self._workers, self._limits, self.calls = workers, limits, jobs
-
-    def group(self, sent: int) -> int:
-        """As `Examiner.group`."""
-        return 1 if sent <= SINGLE * self.calls else BATCH
 
     def examine(self, items: Sequence[Item]) -> list[Looked]:
         """As `Examiner.examine`; if the worker is lost, each item is sent alone, to find the one responsible."""

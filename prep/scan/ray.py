@@ -23,7 +23,7 @@ from prep.errors import first_line
 from prep.fs.blob import Blob
 from prep.images.plugins import decoders
 from prep.recipe.schema import Recipe
-from prep.scan.examiner import BATCH, SINGLE, Looked, not_examined
+from prep.scan.examiner import Looked, not_examined
 from prep.scan.protocol import PictureMessage
 from prep.scan.ray_worker import ScanWorker
 from prep.sources.item import Item
@@ -105,10 +105,6 @@ class RayExaminer:
         self._broken: Exception | None = None  # why the scan cannot go on
         self._closed, self._lock = Event(), Lock()
         self._watching = Thread(target=self._watch, daemon=True)
-
-    def group(self, sent: int) -> int:
-        """As `Examiner.group`."""
-        return 1 if sent <= SINGLE * self.calls else BATCH
 
     def examine(self, items: Sequence[Item]) -> list[Looked]:
         """As `Examiner.examine`. Raises what ends the scan: a `Problem` of the cluster, or of a worker."""

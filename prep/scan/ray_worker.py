@@ -19,7 +19,7 @@ from prep.scan.examiner import LocalExaminer, Looked
 from prep.scan.worker import LIMITS, SERVICE
 from prep.sources.item import Item
 from prep.workers.pool import WorkerPool
-from prep.workers.ray import Failure, check_version
+from prep.workers.ray import Failure, check_version, tried
 
 
 class ScanWorker:
@@ -59,12 +59,7 @@ class ScanWorker:
         return 0
 
     def _tried(self, name: str, *values: Any) -> Any:
-        try:
-            return getattr(self._examiner, name)(*values)
-        except Problem as problem:
-            return Failure(problem=problem, said=problem.message)
-        except Exception as error:
-            return Failure(problem=None, said=f"{type(error).__name__}: {error}".partition("\n")[0])
+        return tried(lambda: getattr(self._examiner, name)(*values))
 
 
 def _check_node(formats: str, places: Mapping[str, int]) -> None:

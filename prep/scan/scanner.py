@@ -21,7 +21,7 @@ from prep.scan.compare import Decoders, find_near, pixel_digests
 from prep.scan.duplicates.copies import ScannedPicture, exact_copies, near_findings, skipped_finding
 from prep.scan.duplicates.correlation import LIMIT, Thumb
 from prep.scan.examine import Examined
-from prep.scan.examiner import Examiner, LocalExaminer, Looked
+from prep.scan.examiner import Examiner, LocalExaminer, Looked, group_of
 from prep.scan.memo import ScanMemo, Stamp
 from prep.scan.quality import odd_lengths
 from prep.scan.worker import LIMITS, SERVICE
@@ -165,7 +165,7 @@ def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[It
             continue
         batch.append((item, stamp))
         sent += 1
-        if len(batch) >= work.examiner.group(sent):
+        if len(batch) >= group_of(work.examiner, sent):
             submit()
             under_way += 1
         while under_way > 2 * work.examiner.calls or not done.empty():

@@ -7,14 +7,16 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from prep.errors import CacheError, Problem, UsageError, first_line
 from prep.formatting import counted
+
+T = TypeVar("T")
 
 ATTEMPTS = 3  # of a task
 PACE = 0.2  # seconds between two looks at the workers, at most
@@ -121,6 +123,16 @@ def check_version(wanted: str) -> None:
     if found != wanted:
         raise UsageError(f"node {platform.node()} has Latentry {found}, expected {wanted}, as the command",
                          hint="install the same version on all nodes: its keys and rows belong together")
+
+
+def tried(work: Callable[[], T]) -> T | Failure:
+    """In a worker: what `work` returns, or why it failed."""
+    try:
+        return work()
+    except Problem as problem:
+        return Failure(problem=problem, said=problem.message)
+    except Exception as error:
+        return Failure(problem=None, said=f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 def none_started(share: Share) -> UsageError:

@@ -200,13 +200,11 @@ def stage_tasks(root: Path) -> Work:
 
     from prep.cache.store import open_cache
     from prep.encode.plan import plan
-    from prep.encode.targets import Targets
 
     keys = sorted(hashlib.sha256(str(number).encode()).hexdigest() for number in range(TASKS * TASK_ROWS))
     samples = [OneView(key) for key in reversed(keys)]
     wants: Any = SimpleNamespace(samples=samples, keys=lambda: keys,
                                  by_field=lambda: {"latent": keys, "mask": [], "text": []})
-    wants.in_sample_order = lambda field, some: Targets.in_sample_order(wants, field, some)
     wanted: Any = SimpleNamespace(wants=wants, text_groups=SimpleNamespace(count=lambda keys: None),
                                   group_of=lambda field, key: (64, 64), row_bytes=lambda field, key: 1 << 16)
     cache = open_cache(Path(tempfile.mkdtemp(dir=root)), create=True)

@@ -20,7 +20,7 @@ from prep.encode.engines.job import Job, Outcome
 from prep.errors import CacheError, Problem
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.progress import Tick, Total
-from prep.workers.ray import Failure, check_version
+from prep.workers.ray import Failure, check_version, tried
 
 
 class RayWorker:
@@ -51,12 +51,8 @@ class RayWorker:
     def encode(self, job: Job) -> Outcome | Failure:
         """Encodes a block of tasks; returns when their commits are written."""
         self._rows = 0
-        try:
-            return local.run(replace(job, cache=self._cache or job.cache), self._progress, self._tools)
-        except Problem as problem:
-            return Failure(problem=problem, said=problem.message)
-        except Exception as error:
-            return Failure(problem=None, said=f"{type(error).__name__}: {error}".partition("\n")[0])
+        here = replace(job, cache=self._cache or job.cache)
+        return tried(lambda: local.run(here, self._progress, self._tools))
 
     def beat(self) -> int:
         """The rows of the present block that are done so far; that it answers means that the process works."""
