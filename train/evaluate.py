@@ -36,16 +36,21 @@ def is_due(every: int, step: int) -> bool:
     return every > 0 and step > 0 and step % every == 0
 
 
+def due_after(setup: Setup, step: int) -> list[str]:
+    """What is due after step `step`, of validation and sample pictures; both are at step 0 and the last step."""
+    config, ends = setup.config, step in (0, setup.steps)
+    return [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
+            if every and (ends or is_due(every, step))]
+
+
 def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int,
              there: frozenset[str] = frozenset()) -> None:
-    """Validates and samples if either is due, and at step 0 and the last step.
+    """Validates and samples if either is due.
 
     `there`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
     call this.
     """
-    config, ends = setup.config, step in (0, setup.steps)
-    due = [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
-           if every and (ends or is_due(every, step)) and name not in there]
+    due = [name for name in due_after(setup, step) if name not in there]
     if not due:
         return
     with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.ranks.sharded):

@@ -9,33 +9,21 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import Tensor
 
-from prep.batching.rng import draw_key
 from prep.errors import EXIT_INTERRUPTED, first_line
 from prep.fs.atomic import write_atomic
-from prep.loader import draws
-from prep.loader.batches import Batch, batches
-from prep.loader.device import seed as seed_device
-from prep.loader.device import to_device, to_host
-from prep.loader.noise import Noise
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.card import card
-from train.evaluate import evaluate, is_due
-from train.failures import NotFinite, Progress, check_finite, not_compiled, of_disk, out_of_memory
-from train.models.size_shift import chances_by_bucket
-from train.objectives.forward import forward, sample_losses
+from train.evaluate import due_after, evaluate, is_due
+from train.failures import NotFinite, Progress, not_compiled, of_disk, out_of_memory
 from train.parallel.ranks import ALONE, RankLost, Ranks
 from train.runs import checkpoint_files as files
 from train.runs.checkpoint import step_name
@@ -47,10 +35,7 @@ from train.setup import Setup
 from train.state import (
     Held,
     TrainState,
-    add_gradients,
-    apply_gradients,
     checkpoint_files,
-    clip_gradients,
     create_state,
     held,
     in_pieces,
@@ -60,6 +45,7 @@ from train.state import (
     result_name,
     state_of,
 )
+from train.steps import steps, try_largest
 
 
 def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None,
@@ -80,7 +66,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
             if start is not None:
                 restore(trainee, start)
         with log.phase("trying the largest bucket"), ranks.passing(explained):
-            _try_largest(trainee, setup, progress)
+            try_largest(trainee, setup, progress)
         moved: list[str] = []
         there = frozenset[str]()
         with ranks.together(explained):
@@ -135,9 +121,10 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
     with (_stopping() as stop, files.Saver() as saver,
-          closing(_steps(trainee, rows, setup, run, log, progress)) as steps):
+          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver),
+                        partial(_explained, setup, run, progress))) as finished):
         try:
-            for done in steps:
+            for done in finished:
                 stopping = trainee.ranks.any(stop.is_set())
                 with trainee.ranks.together():
                     saver.check()
@@ -164,126 +151,10 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
             raise
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Gathered:
-    """Sums over this rank's part of a step; the gradients are in the parameters."""
-
-    loss: Tensor  # of its samples
-    samples: int
-    waited: float  # seconds for data
-    parts: tuple[tuple[tuple[draws.Draw, ...], Tensor], ...]  # draws and loss of each forward pass
-    each: tuple[Tensor, ...]  # the losses of its samples, before any weight
-
-
-def _steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> Generator[int]:
-    """Runs the optimizer steps; yields the number of finished steps after each."""
-    config, timesteps, first, ranks = setup.config, trainee.denoiser.timesteps, progress.done, trainee.ranks
-    share = draws.Share(rank=ranks.rank, world=ranks.world, level=ranks.sharded)
-    explained = partial(_explained, setup, run, progress)
-    requests = draws.training(rows.index, setup.plan, first, setup.steps, dropout=config.caption_dropout,
-                              timesteps=timesteps, chances=chances_by_bucket(config.timesteps, setup.shifts),
-                              noise=Noise(**asdict(config.noise)), most=config.micro_batch,
-                              share=share)
-    pinned = trainee.denoiser.device.type == "cuda"
-    with batches(rows, requests, masked=setup.masked, pinned=pinned) as feed:
-        for step in range(first, setup.steps):
-            begun = time.perf_counter()
-            _seed(config.seed, step, ranks.rank, progress.device)
-            count = draws.passes(setup.plan, step, most=config.micro_batch, share=share)
-            with ranks.passing(explained):
-                gathered = _gather(trainee, setup, ranks.each(islice(feed, count), explained), progress)
-            summed, samples = ranks.total([float(gathered.loss), gathered.samples])
-            loss = summed / samples
-            showings = _showings(gathered, ranks)  # at once: later it would wait for the update
-            add_gradients(trainee)
-            norm = clip_gradients(trainee, setup)
-            scale = None if trainee.scale is None else trainee.scale.value
-            skipped = trainee.scale is not None and trainee.scale.overflowed(loss, norm)
-            with ranks.together():
-                if not skipped:
-                    check_finite(loss, norm, gathered.parts, ranks)
-            progress.whole = False
-            rate = apply_gradients(trainee, setup, step, skipped=skipped)
-            progress.done, progress.whole = step + 1, True
-            seconds = time.perf_counter() - begun
-            if ranks.first:
-                log.losses.add(step + 1, setup.index, showings)
-            log("step", step + 1, loss=loss, lr=rate, grad_norm=norm, samples=int(samples), seconds=seconds,
-                wait=gathered.waited, samples_per_second=samples / seconds, **_memory(progress.device),
-                **({} if scale is None else {"loss_scale": scale, "skipped": skipped}))
-            yield step + 1
-
-
-def _memory(device: torch.device) -> dict[str, int]:
-    """The most memory that tensors have taken so far on a GPU."""
-    return {"memory": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
-
-
-def _showings(gathered: _Gathered, ranks: Ranks) -> list[tuple[int, int, float]]:
-    """Sample, timestep and loss of each showing of the step, on all ranks."""
-    losses = to_host(torch.cat(gathered.each)).tolist() if gathered.each else []
-    shots = [shot for shots, _ in gathered.parts for shot in shots]
-    mine = [(shot.sample, shot.timestep, loss) for shot, loss in zip(shots, losses, strict=True)]
-    return [showing for showings in ranks.gather(mine) for showing in showings]
-
-
-def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
-    """Runs forward and backward over every batch of `feed`: one rank's part of one step."""
-    loss = to_device(torch.zeros(()), trainee.denoiser.device)
-    samples, waited, asked = 0, 0.0, time.perf_counter()
-    parts, each = [], []
-    for batch in feed:
-        progress.shots = batch.shots
-        waited += time.perf_counter() - asked
-        progress.whole = not trainee.ranks.sharded  # no checkpoint without the rank that fails in a pass
-        part, losses = _pass(trainee, setup, batch)
-        progress.whole = True
-        if not batch.idle:
-            each.append(losses)
-            loss = loss + part
-            samples += len(batch.shots)
-            parts.append((batch.shots, part))
-        asked = time.perf_counter()
-    return _Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
-
-
-def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
-    """
-    settings = setup.config.loss
-    given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, settings)
-    each_B = sample_losses(given, settings)
-    loss = (each_B * given.weight_B).sum()
-    times = 1.0 if trainee.scale is None else trainee.scale.value
-    (loss * 0.0 if batch.idle else loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
-    return loss.detach(), each_B.detach()
-
-
-def _try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
-    """One forward and backward pass over the largest bucket, with memory held for what the optimizer keeps.
-
-    Too little memory then shows at once, and not in the step that meets this bucket first. Nothing else changes.
-    """
-    if progress.done >= setup.steps:
-        return
-    somewhere = next(iter(trainee.denoiser.parameters.values()))
-    size = setup.state_bytes // (trainee.ranks.world if trainee.ranks.sharded else 1)
-    moments = somewhere.new_empty(0 if trainee.optimizer.state else size, dtype=torch.uint8)
-    request = draws.trial(setup.index, setup.plan, setup.config.micro_batch, trainee.ranks.world)
-    progress.shots, progress.trying = request.shots, True
-    with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
-        for batch in trainee.ranks.each(feed):
-            _pass(trainee, setup, batch)
-    trainee.optimizer.zero_grad(set_to_none=True)
-    if trainee.shards is not None:
-        trainee.shards.drop_gradients()
-    progress.shots, progress.trying = (), False
-    del moments
-
-
-def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seeds torch's generators by step and rank, since LoRA dropout draws from it."""
-    seed_device(draw_key(seed, step, b"", rank, "dropout-mask")[0], device)
+def _pauses(setup: Setup, stop: threading.Event, saver: files.Saver, done: int) -> bool:
+    """Whether there is something to do after so many steps."""
+    return (stop.is_set() or saver.is_ready() or is_due(setup.config.checkpoint.every, done)
+            or bool(due_after(setup, done)))
 
 
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:

@@ -145,24 +145,27 @@ def add_gradients(trainee: TrainState) -> None:
         trainee.shards.take_gradients()  # FSDP has added them
 
 
-def clip_gradients(trainee: TrainState, setup: Setup) -> float:
-    """Clips the gradients, after undoing the scale of the loss; returns their norm before."""
+def clip_gradients(trainee: TrainState, setup: Setup) -> Tensor:
+    """Clips the gradients, after undoing the scale of the loss; returns their norm before, [], without waiting for it
+    where the gradients are whole."""
     held = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
     if trainee.scale is not None:
         trainee.scale.undo([value.grad for value in held if value.grad is not None])
     most = setup.config.optimizer.clip or float("inf")
     if trainee.shards is None:
-        return float(torch.nn.utils.clip_grad_norm_(held, most))
+        return torch.nn.utils.clip_grad_norm_(held, most)
     own = torch.nn.utils.get_total_norm([value.grad for value in held if value.grad is not None])
-    norm = math.sqrt(trainee.ranks.total([float(own) ** 2])[0])
-    torch.nn.utils.clip_grads_with_norm_(held, most, torch.tensor(norm))
+    norm = torch.tensor(math.sqrt(trainee.ranks.total([float(own) ** 2])[0]))
+    torch.nn.utils.clip_grads_with_norm_(held, most, norm)
     return norm
 
 
-def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bool = False) -> float:
-    """Updates parameters and moving average in step `step` (from 0). Returns the rate that `optimizer.lr` gives.
+def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bool = False,
+                    only_if: Tensor | None = None) -> float:
+    """Updates the parameters in step `step` (from 0). Returns the rate that `optimizer.lr` gives.
 
-    `skipped`: float16's gradients overflowed, so nothing changes but the scale of the loss.
+    `skipped`: float16's gradients overflowed, so nothing changes but the scale of the loss. `only_if`, [] on the
+    device, of an optimizer that spares updates: if it is false, nothing changes.
     """
     factor = schedule.factor(setup.config.schedule, step, setup.steps)
     rate = setup.config.optimizer.lr * factor
@@ -170,12 +173,18 @@ def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bo
         group["lr"] = rate if group["rate"] is None else group["rate"] * factor
     if trainee.scale is not None:
         (trainee.scale.halve if skipped else trainee.scale.grow)()
+    if only_if is not None:
+        trainee.optimizer.found_inf = (~only_if).float()  # as torch.amp.GradScaler hands it over
     if not skipped:
         trainee.optimizer.step()
     trainee.optimizer.zero_grad(set_to_none=True)
-    if trainee.shadow is not None and not skipped:
-        ema.update(trainee.shadow, trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
     return rate
+
+
+def move_average(trainee: TrainState, setup: Setup, step: int) -> None:
+    """Moves the average, if there is one, toward the parameters that step `step` (from 0) has updated."""
+    if trainee.shadow is not None:
+        ema.update(trainee.shadow, trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------

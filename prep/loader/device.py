@@ -25,6 +25,21 @@ def record_copies(device: torch.device) -> torch.cuda.Event | None:
     return event
 
 
+class Arriving:
+    """Copies of tensors on their way to host memory: from a CUDA GPU they come while it goes on with later work."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._copies = [value.detach().to("cpu", non_blocking=value.is_cuda) for value in tensors]
+        devices = [value.device for value in tensors if value.is_cuda]
+        self._event = record_copies(devices[0]) if devices else None
+
+    def wait(self) -> list[Tensor]:
+        """The tensors, when they have arrived; for what was begun after them it does not wait."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copies
+
+
 def module_to_device(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
     """Moves the weights of `model` to `device` (and `dtype`), in place.
 

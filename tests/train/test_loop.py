@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
 from prep.loader.rows import Rows
-from train import evaluate, loop
+from train import evaluate, loop, steps
 from train.check import check
 from train.config.load import parse
 from train.config.schema import Result
@@ -89,14 +89,14 @@ def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_pat
 def test_timesteps_are_drawn_as_the_settings_say(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **QUICK, lora={"rank": 2}, timesteps={"low": 0.25, "high": 0.5, "distribution": "mode"},
                      loss={"huber": 0.1, "weighting": "debiased"})
-    drawn, gather = [], loop._gather
+    drawn, gather = [], steps._gather
 
     def watched(*args):
         found = gather(*args)
         drawn.extend(shot.timestep for shots, _ in found.parts for shot in shots)
         return found
 
-    monkeypatch.setattr(loop, "_gather", watched)
+    monkeypatch.setattr(steps, "_gather", watched)
     go(setup, tmp_path / "run")
     assert len(drawn) > 20 and all(250 <= timestep < 500 for timestep in drawn)
 
@@ -435,7 +435,7 @@ def test_what_a_stop_left_out_after_a_checkpoint_is_made_up_for(make, setup_of, 
 def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, monkeypatch):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2})
-    gather, calls = loop._gather, []
+    gather, calls = steps._gather, []
 
     def fail_fourth(*args):
         calls.append(args)
@@ -443,7 +443,7 @@ def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, mon
             raise CacheError("a row is damaged")
         return gather(*args)
 
-    monkeypatch.setattr(loop, "_gather", fail_fourth)
+    monkeypatch.setattr(steps, "_gather", fail_fourth)
     with pytest.raises(CacheError, match="a row is damaged"):
         go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000003"]
@@ -520,7 +520,7 @@ def test_values_that_are_not_finite_are_found_before_the_update(make, setup_of, 
     """The weights stay those of the last good step, and that step is kept."""
     setup = setup_of(make(), **{**QUICK, "steps": 6}, lora={"rank": 2})
     go(setup_of(make(), **{**QUICK, "steps": 2}, lora={"rank": 2}), tmp_path / "good")
-    gather, calls = loop._gather, []
+    gather, calls = steps._gather, []
 
     def infinite(trainee, *args):
         found = gather(trainee, *args)
@@ -529,7 +529,7 @@ def test_values_that_are_not_finite_are_found_before_the_update(make, setup_of, 
             next(iter(trainee.denoiser.parameters.values())).grad.fill_(float("inf"))
         return found
 
-    monkeypatch.setattr(loop, "_gather", infinite)
+    monkeypatch.setattr(steps, "_gather", infinite)
     with pytest.raises(ConfigError, match=r"loss is .* and the gradient norm (inf|nan) in step 3, "
                                           "expected finite numbers"):
         go(setup, tmp_path / "run")
@@ -567,7 +567,7 @@ def test_a_row_that_is_not_finite_is_named(make, setup_of, tmp_path, monkeypatch
 ], ids=["cuda", "cpu", "python"])
 def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monkeypatch, error, settings, hint):
     setup = setup_of(make(), **{**QUICK, "steps": 4, **settings}, lora={"rank": 2})
-    gather, calls = loop._gather, []
+    gather, calls = steps._gather, []
 
     def too_large(*args):
         found = gather(*args)
@@ -576,7 +576,7 @@ def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monke
             raise error
         return found
 
-    monkeypatch.setattr(loop, "_gather", too_large)
+    monkeypatch.setattr(steps, "_gather", too_large)
     with pytest.raises(OutOfMemoryError) as caught:
         go(setup, tmp_path / "run")
     assert re.fullmatch(r"cpu ran out of memory in step 3, with \d samples of (64x64|80x48) in a forward pass",
@@ -603,7 +603,7 @@ def test_a_failure_of_sampling_never_ends_a_run(make, setup_of, tmp_path, monkey
 
 def test_a_runtime_error_in_a_step_stays_what_it_is_and_keeps_the_steps(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **{**QUICK, "steps": 4}, lora={"rank": 2})
-    clip, calls = loop.clip_gradients, []
+    clip, calls = steps.clip_gradients, []
 
     def fail_third(*args):
         calls.append(args)
@@ -611,7 +611,7 @@ def test_a_runtime_error_in_a_step_stays_what_it_is_and_keeps_the_steps(make, se
             raise RuntimeError("shapes differ")
         return clip(*args)
 
-    monkeypatch.setattr(loop, "clip_gradients", fail_third)
+    monkeypatch.setattr(steps, "clip_gradients", fail_third)
     with pytest.raises(RuntimeError, match="shapes differ"):
         go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000002"]
@@ -626,7 +626,7 @@ def test_the_largest_bucket_is_tried_before_the_first_step(make, setup_of, tmp_p
         tried.append(batch.latent_BChw.shape)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(loop, "_pass", too_large)
+    monkeypatch.setattr(steps, "_pass", too_large)
     with pytest.raises(OutOfMemoryError) as caught:
         go(setup, tmp_path / "run")
     assert caught.value.message == ("cpu ran out of memory before step 1, trying the largest bucket, with 2 samples of "
@@ -639,7 +639,7 @@ def test_a_trial_leaves_no_gradient_and_no_moment(make, setup_of):
     setup = setup_of(make(), **QUICK, lora={"rank": 2})
     trainee = loop.create_state(setup, torch.device("cpu"))
     before = {name: value.detach().clone() for name, value in trainee.denoiser.parameters.items()}
-    loop._try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+    steps.try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
     for name, value in trainee.denoiser.parameters.items():
         assert torch.equal(value, before[name]) and value.grad is None and not trainee.optimizer.state.get(value)
 

@@ -9,7 +9,7 @@ from runs import events, go
 
 from prep.errors import CacheError, UsageError
 from prep.loader.draws import NO_TEXT
-from train import loop
+from train import steps
 from train.check import check
 from train.replay import replay
 from train.setup import RunRequest
@@ -21,16 +21,16 @@ SETTINGS = {"steps": 5, "batch_size": 4, "micro_batch": 2, "validation": {"every
 @pytest.fixture
 def watched(monkeypatch):
     """The micro-batches that a run trains on, by step, with their losses."""
-    steps, gather = [], loop._gather
+    drawn, gather = [], steps._gather
 
     def watch(*args):
         found = gather(*args)
-        steps.append([(number, shot, float(loss)) for number, ((shots, _), each) in enumerate(
+        drawn.append([(number, shot, float(loss)) for number, ((shots, _), each) in enumerate(
             zip(found.parts, found.each, strict=True)) for shot, loss in zip(shots, each, strict=True)])
         return found
 
-    monkeypatch.setattr(loop, "_gather", watch)
-    return steps
+    monkeypatch.setattr(steps, "_gather", watch)
+    return drawn
 
 
 def test_every_step_is_what_was_trained_on(make, setup_of, tmp_path, watched):

@@ -66,8 +66,8 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
     {"metadata", "trackers"},
-    {"check", "state", "failures", "worst", "prompts", "outlook"},
-    {"evaluate", "sample", "merge", "card", "replay"},
+    {"check", "state", "failures", "prompts", "outlook"},
+    {"evaluate", "sample", "merge", "card", "replay", "steps"},
     {"loop", "report"},
     {"cli"},
 )

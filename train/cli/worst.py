@@ -11,7 +11,7 @@ from prep.cli.console import put, put_json
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.worst import Hard
+    from train.report.worst import Hard
 
 
 def worst(
@@ -21,8 +21,8 @@ def worst(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the samples that a run learned least: highest loss, compared with others at about the same timestep."""
+    from train.report.worst import find_worst
     from train.runs.pictures import spelled
-    from train.worst import find_worst
 
     found = find_worst(folder, count, manifest)
     if as_json:

@@ -34,6 +34,8 @@ class Facts:
     torch: tuple[int, int] = (2, 6)  # least version
     device: str = ""  # the only kind of device that it works on; empty: any
     by_number: bool = False  # whether each number of a weight is updated for itself: any part of it, as the whole
+    # Whether, on a CUDA GPU, it leaves out an update for which a tensor on the GPU, its `found_inf`, is not 0.
+    spares: bool = False
     averages: bool = False  # whether it averages the weights itself: they are then not those of its steps
 
 
@@ -194,7 +196,7 @@ def average(optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 TABLE: Mapping[str, Facts] = {
-    "adamw": Facts(build=_adamw, kept=_adamw_kept, by_number=True),
+    "adamw": Facts(build=_adamw, kept=_adamw_kept, by_number=True, spares=True),
     "adamw-8bit": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb"),
     "adamw-8bit-paged": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb", device="cuda"),
     "adamw-schedule-free": Facts(build=_schedule_free, kept=_schedule_free_kept, library="schedulefree",

@@ -20,8 +20,8 @@ from prep.report.pages.parts import Caption, Card, Shot, plural
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
 from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
+from train.report.worst import Worst, find_worst
 from train.runs.directory import Run, require_manifest
-from train.worst import Worst, find_worst
 
 SIDE = 320  # pixels of the longer side of a picture
 WHOLE = 960  # pixels of the longer side of a grid whose parts are not known

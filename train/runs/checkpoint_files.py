@@ -168,9 +168,13 @@ class Saver:
         else:
             _save(run, state, parts, keep, done)
 
+    def is_ready(self) -> bool:
+        """Whether a save has ended meanwhile, well or not: it is time to `check`."""
+        return self._saving is not None and self._saving.done()
+
     def check(self) -> None:
         """Raises the error of a save that has failed meanwhile."""
-        if self._saving is not None and self._saving.done():
+        if self.is_ready():
             self.wait()
 
     def wait(self) -> None:

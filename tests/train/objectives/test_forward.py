@@ -12,9 +12,9 @@ from prep.loader.latents import latents_of
 from prep.loader.noise import PLAIN, Noise
 from prep.loader.rows import Rows
 from train.failures import Progress
-from train.loop import _gather
 from train.objectives.forward import forward, sample_losses
 from train.state import create_state
+from train.steps import _gather
 
 CPU = torch.device("cpu")
 

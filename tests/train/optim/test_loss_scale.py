@@ -11,7 +11,7 @@ from runs import events, go
 from safetensors.torch import load_file
 
 from prep.errors import ConfigError
-from train import loop
+from train import steps
 from train.optim import loss_scale
 from train.optim.loss_scale import LossScale
 from train.runs.checkpoint import find_checkpoint
@@ -104,14 +104,14 @@ def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the
 
 
 def test_a_loss_beyond_float16_is_an_error_that_names_other_precisions(make, setup_of, tmp_path, monkeypatch):
-    gather = loop._gather
+    gather = steps._gather
 
     def large(*args):
         found = gather(*args)
-        return loop._Gathered(loss=found.loss * math.inf, samples=found.samples, waited=0.0, parts=found.parts,
+        return steps._Gathered(loss=found.loss * math.inf, samples=found.samples, waited=0.0, parts=found.parts,
                               each=found.each)
 
-    monkeypatch.setattr(loop, "_gather", large)
+    monkeypatch.setattr(steps, "_gather", large)
     with pytest.raises(ConfigError, match="loss is inf") as caught:
         go(setup_of(make(), **HALF), tmp_path / "run")
     assert "--precision bf16 or fp32" in caught.value.hint

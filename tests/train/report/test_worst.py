@@ -8,8 +8,8 @@ import pytest
 from prep.errors import CacheError
 from prep.loader.index import open_index
 from prep.runs.losses import HEAD, NAME, RECORD, adjusted
+from train.report.worst import find_worst
 from train.runs.losses import ids_of
-from train.worst import find_worst
 
 
 def records_of(index, showings, hard=(), seed=0):
