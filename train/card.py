@@ -134,7 +134,11 @@ def _unread(lora: Lora, naming: Naming) -> str:
     """What diffusers does not read of the result; empty: it reads it."""
     if lora.kind != "lora":
         return KINDS[lora.kind]
-    return "DoRA with these names" if lora.dora and naming.format_of(lora) == "kohya" else ""
+    if naming.format_of(lora) != "kohya" or naming.kohya is None:
+        return ""
+    if lora.dora:
+        return "DoRA with these names"
+    return "" if naming.kohya.imported else "LoRA of this family with these names"
 
 
 def _code(*lines: str) -> str:

@@ -281,7 +281,10 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         weights = read_weights(path, family)
         trained = trained_shapes(weights, config, presets)
         if config.method == "lora":
-            naming_of(family).require(config.lora, targeted(layers_of(weights), config.lora, presets))
+            layers = layers_of(weights)
+            adapted = targeted(layers, config.lora, presets)
+            naming_of(family).require(config.lora, adapted)
+            naming_of(family).require_shapes(config.lora, {name: layers[name] for name in adapted})
     with remembered_digests() as digest:
         with _Noting(faults):
             base = base_fingerprints(path, family, digest)

@@ -32,7 +32,7 @@ from prep.runs.documents import open_plain, refused
 from train.config.schema import Dtype
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
-from train.models.naming import Naming, Place, ends_of, shape_of_lengths
+from train.models.naming import Naming, Place, ends_of, in_file_order, shape_of_lengths
 from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
 from train.runs.checkpoint import STATE, list_checkpoints
@@ -153,9 +153,10 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
             unit = up.shape[0] // place.of
             rows = slice(place.first * unit, (place.first + place.count) * unit)
             _check_shapes(path, layer, down, up[rows], layers[layer])
+            up = in_file_order(place, up, down, up)
             if lengths is not None:
                 _check_lengths(path, names["magnitude"], lengths, up)
-                lengths = lengths.flatten()[rows]
+                lengths = in_file_order(place, up, down, lengths.flatten())[rows]
             found[layer] = _Added(parts={"down": down, "up": up[rows]}, scale=alpha / rank, lengths=lengths)
     for layer, added, own in _read_products(path, layers, naming, tensors):
         found[layer], used = added, used | own

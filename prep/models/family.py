@@ -102,7 +102,7 @@ class Family:
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     text: TextFacts
-    lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files, "auto" first; kohya: if its names are read
+    lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files, "auto" first; kohya: if its names are known
 
     @property
     def text_compute(self) -> str | None:

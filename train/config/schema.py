@@ -71,15 +71,16 @@ class Lora:
         "attention", check=targets_check, choices=(
             *PRESETS, "a list of suffixes of layer names, or 're:' and a regular expression"),
         help="layers that get an adapter; all-linear: attention and feed-forward of all blocks; kohya: what "
-        "sd-scripts adapts, of a UNet proj_in and proj_out as well, of FLUX.1 and Chroma every layer of the blocks; "
-        "kohya-conv: a UNet's resnets, too, as LoCon")
+        "sd-scripts and musubi-tuner adapt, of a UNet proj_in and proj_out as well, of FLUX.1, Chroma, SD 3, Lumina 2 "
+        "and Krea 2 every layer of the blocks; kohya-conv: a UNet's resnets, too, as LoCon")
     layers: tuple[dict[str, Any], ...] = setting(
         (), check=layers_check, values="a list of tables with match, and rank, alpha or lr",
         help="rank, alpha and learning rate of the layers that match, by the first that does: "
         "[{match = \"ff.net.2\", rank = 4}, {match = \"re:^up_blocks\", lr = 5e-5}]")
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
-                             "diffusers; kohya: for FLUX, Chroma and Z-Image, too; diffusers and ComfyUI read them")
+                             "diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, CogView4 "
+                             "and Ovis-Image")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,4 +67,4 @@ class DenoiserFamily:
     shift: Callable[[int, Mapping[str, Any]], float] | None = None
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
-    kohya: Kohya | None  # kohya's names of tensors, if diffusers and ComfyUI read them for this family
+    kohya: Kohya | None  # kohya's names of tensors; None: not known, or nothing proves them

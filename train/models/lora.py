@@ -20,7 +20,7 @@ from prep.batching.rng import draw_key
 from prep.errors import ConfigError
 from prep.loader.device import to_device
 from train.config.schema import Lora
-from train.models.naming import Naming, Place, ends_of
+from train.models.naming import Naming, Place, ends_of, in_file_order
 from train.models.principal import principal_part
 from train.models.products import PRODUCTS, product_alpha, scaled_alpha
 from train.models.targets import Adapter, Presets, Shapes, adapter_of, targeted
@@ -163,7 +163,8 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
     if lora.kind != "lora":
         return _pack_products(parameters, lora, naming)
     for name, parts in _grouped(parameters, layout, naming).items():
-        matrices = [_whole({kind: parameters[named].detach() for kind, named in part.items()}) for _, part in parts]
+        matrices = [_ordered(place, _whole({kind: parameters[named].detach() for kind, named in part.items()}))
+                    for place, part in parts]
         tensors[name + ends["down"]] = matrices[0]["down"] if len(parts) == 1 else torch.cat(
             [matrix["down"] for matrix in matrices])
         if layout == "kohya":
@@ -206,6 +207,12 @@ def _whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
             "up": torch.cat([parts["up"], parts["first_up"]], dim=1)}
 
 
+def _ordered(place: Place, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """An adapter with its rows in the order of the file."""
+    return {kind: value if kind == "down" else in_file_order(place, parts["up"], parts["down"], value)
+            for kind, value in parts.items()}
+
+
 def _times(lora: Lora) -> int:
     """How many times an adapter's rank and alpha are in a file."""
     return 2 if lora.init == "pissa" else 1
@@ -236,12 +243,13 @@ def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], nami
                 own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
                 unit = len(up) // place.of
                 rows = slice(place.first * unit, (place.first + place.count) * unit)
+                up = in_file_order(place, up, down, up)
                 found[part["down"]], found[part["up"]] = down[own][:trained], up[rows, own][:, :trained]
                 if "first_down" in part:
                     found[part["first_down"]] = down[own][trained:]
                     found[part["first_up"]] = up[rows, own][:, trained:]
                 if lengths is not None and "magnitude" in part:
-                    whole = lengths.reshape(-1)[rows]
+                    whole = in_file_order(place, up, down, lengths.reshape(-1))[rows]
                     found[part["magnitude"]] = whole.reshape(parameters[part["magnitude"]].shape)
     return found
 

@@ -1,6 +1,7 @@
 """The two naming schemes of LoRA files.
 
-kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI and diffusers read it
+kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI reads it, of some families
+            diffusers, too
 diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha is in the file's metadata
 
 With DoRA also .dora_scale, which diffusers drops, or .lora_magnitude_vector: the length of each row of the weights.
@@ -9,6 +10,13 @@ kohya's names of a transformer are those of its authors' code, where one layer m
 as `img_attn_qkv` for `to_q`, `to_k` and `to_v`. The adapters of such layers become one, of the sum of their ranks: the
 `down` matrices one below the other, the `up` matrices along the diagonal, and alpha grows with the rank. It adds the
 same to the weights.
+
+Where the authors' code computes shift and scale of a last normalization from one layer, diffusers has scale and shift:
+the halves of the rows are exchanged.
+
+ComfyUI (0.29: `model_lora_keys_unet` of comfy/lora.py) reads `lora_unet_` and the name in the authors' checkpoint, with
+underscores for dots, of any layer of any model that it knows. A family without kohya's names here is one that ComfyUI
+does not know, or whose checkpoints diffusers does not convert, so that no test could prove the names.
 """
 
 from __future__ import annotations
@@ -17,10 +25,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prep.errors import ConfigError
 from train.config.schema import Lora
-from train.models.targets import adapter_of
+from train.models.targets import Shapes, adapter_of
+
+if TYPE_CHECKING:  # train check reads names, and imports no torch
+    from torch import Tensor
 
 _KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight", "alpha": ".alpha", "magnitude": ".dora_scale"}
 _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight", "magnitude": ".lora_magnitude_vector"}
@@ -34,6 +46,11 @@ class Place:
     first: int = 0
     count: int = 1
     of: int = 1
+    halved: bool = False  # whether the file has the halves of the rows exchanged, if the layer has two a column
+
+    def exchanges(self, rows: int, columns: int) -> bool:
+        """Whether the halves of this layer's rows are exchanged in the file."""
+        return self.halved and rows == 2 * columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +62,7 @@ class Rule:
     first: int = 0
     count: int = 1
     of: int = 1
+    halved: bool = False
 
 
 def fused(block: str, layers: str, name: str, parts: tuple[int, ...] = ()) -> tuple[Rule, ...]:
@@ -69,13 +87,15 @@ class Kohya:
     usual: bool = False  # whether `lora.format = "auto"` means these
     rules: tuple[Rule, ...] = (Rule(layer=".+", name=""),)
     module: str = "networks.lora"  # ss_network_module
+    imported: bool = True  # whether `load_lora_weights` of diffusers reads them, too
 
     def place(self, layer: str) -> Place | None:
         """The place of a layer in the file; `None` if the names have none for it."""
         for rule in self.rules:
             if found := re.fullmatch(rule.layer, layer):
                 name = rule.name.format(*found.groups()) if rule.name else layer.replace(".", "_")
-                return Place(name=f"lora_unet_{name}", first=rule.first, count=rule.count, of=rule.of)
+                return Place(name=f"lora_unet_{name}", first=rule.first, count=rule.count, of=rule.of,
+                             halved=rule.halved)
         return None
 
 
@@ -87,12 +107,13 @@ class Naming:
     """How a family's tensors are named in a LoRA file."""
 
     component: str  # prefix of diffusers' names: unet or transformer
-    kohya: Kohya | None  # None: no other program reads them for this family
+    kohya: Kohya | None  # None: not known for this family
 
     def format_of(self, lora: Lora) -> str:
-        """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where no program reads kohya's names."""
+        """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where kohya's names are not known."""
         if lora.kind != "lora" and self.kohya is None:
-            raise ConfigError(f"lora.kind is '{lora.kind}', but no program reads it for this family of models",
+            raise ConfigError(f"lora.kind is '{lora.kind}', but its names are not known for this family of "
+                              "models",
                               hint="--set lora.kind=lora")
         if lora.kind != "lora":
             return "kohya"
@@ -100,7 +121,7 @@ class Naming:
             usual = self.kohya is not None and self.kohya.usual and not lora.dora
             return "kohya" if usual else "diffusers"
         if lora.format == "kohya" and self.kohya is None:
-            raise ConfigError("lora.format is 'kohya', but no program reads kohya's names for this family of models",
+            raise ConfigError("lora.format is 'kohya', but kohya's names are not known for this family of models",
                               hint="--set lora.format=diffusers")
         return lora.format
 
@@ -130,6 +151,23 @@ class Naming:
                                   f"'{seen[name]}' and layers without an adapter", hint="--set lora.format=diffusers, "
                                   "or --set lora.targets=all-linear")
 
+    def require_shapes(self, lora: Lora, shapes: Shapes) -> None:
+        """Raises `ConfigError` if `lora.format` cannot hold layers of these shapes, by name: fused layers with other
+        shares of the rows than the published models', and LoHa or LoKr of rows whose halves are exchanged."""
+        units: dict[str, tuple[str, float]] = {}
+        for layer, shape in shapes.items() if self.format_of(lora) == "kohya" else ():
+            place = self.place(layer, "kohya")
+            if place is None:
+                continue
+            if lora.kind != "lora" and place.exchanges(shape[0], shape[1]):
+                raise ConfigError(f"lora.kind is '{lora.kind}', but in kohya's names '{layer}' has the halves of its "
+                                  "rows exchanged", hint="list other layers in lora.targets, or --set lora.kind=lora")
+            other, unit = units.setdefault(place.name, (layer, shape[0] / place.count))
+            if unit != shape[0] / place.count:
+                raise ConfigError(f"lora.format is 'kohya', whose names have one for '{other}' and '{layer}', but "
+                                  "their rows are not in the proportion of the published models'",
+                                  hint="--set lora.format=diffusers")
+
     def alpha_of(self, metadata: Mapping[str, str], layer: str, rank: int) -> float:
         """The alpha of a layer by the metadata that diffusers writes; the rank if there are none, as its loader takes
         it."""
@@ -145,6 +183,11 @@ class Naming:
         if layout == "diffusers":
             return Place(name=f"{self.component}.{layer}")
         return None if self.kohya is None else self.kohya.place(layer)
+
+
+def in_file_order(place: Place, up: Tensor, down: Tensor, rows: Tensor) -> Tensor:
+    """`rows`, one for each of `up`, in the file's order if they are in that of the layer, and the other way round."""
+    return rows.roll(len(rows) // 2, 0) if place.exchanges(len(up), down.shape[1]) else rows
 
 
 def ends_of(layout: str) -> dict[str, str]:

@@ -44,4 +44,5 @@ FAMILY = Family(
     name="auraflow", models=("AuraFlow",), pipelines=("AuraFlowPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("flow",), upcasts_vae=True, text=TEXT,
+    lora_formats=("diffusers", "kohya"),
 )

@@ -93,4 +93,5 @@ FAMILY = Family(
     name="hidream", models=("HiDream-I1",), pipelines=("HiDreamImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT,
+    lora_formats=("diffusers", "kohya"),
 )

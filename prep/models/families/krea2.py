@@ -70,4 +70,5 @@ FAMILY = Family(
     name="krea2", models=("Krea 2",), pipelines=("Krea2Pipeline",), denoiser="transformer", components=COMPONENTS,
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), text=TEXT,
+    lora_formats=("diffusers", "kohya"),
 )

@@ -59,4 +59,5 @@ FAMILY = Family(
     name="lumina2", models=("Lumina Image 2.0",), pipelines=("Lumina2Pipeline", "Lumina2Text2ImgPipeline"),
     denoiser="transformer", components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="0.3611", shift_factor="0.1159", predictions=("flow",), text=TEXT,
+    lora_formats=("diffusers", "kohya"),
 )

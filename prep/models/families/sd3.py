@@ -66,4 +66,5 @@ FAMILY = Family(
     denoiser="transformer", components=COMPONENTS, optional=frozenset({"text_encoder_3", "tokenizer_3"}),
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1.5305", shift_factor="0.0609",
     predictions=("flow",), text=TEXT,
+    lora_formats=("diffusers", "kohya"),
 )

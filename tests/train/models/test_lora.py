@@ -27,13 +27,12 @@ def unet(tiny_model):
     return UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
 
 
-def test_kohya_names_where_no_program_reads_them():
+def test_a_family_without_kohya_s_names():
     naming = Naming(component="transformer", kohya=None)
     assert naming.format_of(Lora()) == "diffusers" and NAMING.format_of(Lora()) == "kohya"
     with pytest.raises(ConfigError) as error:
         naming.format_of(Lora(format="kohya"))
-    assert error.value.message == ("lora.format is 'kohya', but no program reads kohya's names for this family of "
-                                   "models")
+    assert error.value.message == "lora.format is 'kohya', but kohya's names are not known for this family of models"
     assert error.value.hint == "--set lora.format=diffusers"
 
 

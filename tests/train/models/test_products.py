@@ -96,7 +96,7 @@ def test_factors_are_those_of_peft():
 def test_what_no_program_reads_is_refused():
     with pytest.raises(ConfigError) as error:
         Naming(component="transformer", kohya=None).require(Lora(kind="loha"), ["x"])
-    assert error.value.message == "lora.kind is 'loha', but no program reads it for this family of models"
+    assert error.value.message == "lora.kind is 'loha', but its names are not known for this family of models"
     with pytest.raises(ConfigError) as error:
         naming_of(FAMILIES["flux"]).require(Lora(kind="lokr"), ["transformer_blocks.0.attn.to_q"])
     assert error.value.message == (

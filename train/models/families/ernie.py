@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prep.geometry import Size
 from train.models.families import flux2, packing, padding
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import Kohya
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,4 +52,5 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     guidance=4.0,  # the pipeline's default
-    config_widths={"in_channels": ("latent", 4), "text_in_dim": ("hidden", 1)}, presets=PRESETS, kohya=None)
+    config_widths={"in_channels": ("latent", 4), "text_in_dim": ("hidden", 1)}, presets=PRESETS,
+    kohya=Kohya(imported=False))  # the authors name layers as diffusers does; ComfyUI reads them so

@@ -13,6 +13,7 @@ from prep.geometry import Size
 from prep.models.families.hidream import layers_of
 from train.models.families import sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted, TextArrays
+from train.models.naming import Kohya
 from train.models.samplers import BY_SHIFT, UNIPC
 
 if TYPE_CHECKING:
@@ -89,4 +90,5 @@ DENOISER = DenoiserFamily(
     solvers={**BY_SHIFT, UNIPC: "static"},
     guidance=5.0,  # the pipeline's default
     config_widths={"in_channels": ("latent", 1), "text_emb_dim": ("pooled", 1)}, prepare=prepare,
-    largest_area=largest_area, presets=PRESETS, kohya=None)
+    largest_area=largest_area, presets=PRESETS,
+    kohya=Kohya(imported=False))  # the authors name layers as diffusers does; ComfyUI reads them so

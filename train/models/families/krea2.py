@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import flux, packing, padding
 from train.models.family import Conditions, Prompted
+from train.models.naming import Kohya, Rule, renamed
 from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
@@ -47,8 +48,27 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0"),
     # With the attention's gates and the feed-forward layers; no modulation, no embeddings.
     "all-linear": ("to_q", "to_k", "to_v", "to_gate", "to_out.0", "ff.gate", "ff.up", "ff.down"),
+    # Every linear layer of the model, as in kohya's musubi-tuner.
+    "kohya": ("*",),
 }
+# The names of the authors' code, as musubi-tuner (networks/lora_krea2.py) and ComfyUI read them.
+_BLOCK = r"transformer_blocks\.(\d+)"
+_TEXT_BLOCK = r"text_fusion\.(layerwise_blocks|refiner_blocks)\.(\d+)"
+KOHYA = Kohya(module="networks.lora_krea2", imported=False, rules=(
+    *(rule for block, name in ((_BLOCK, "blocks_{}"), (_TEXT_BLOCK, "txtfusion_{}_{}")) for rule in renamed(
+        block, f"attn.to_q={name}_attn_wq attn.to_k={name}_attn_wk attn.to_v={name}_attn_wv "
+        f"attn.to_out.0={name}_attn_wo attn.to_gate={name}_attn_gate "
+        f"ff.gate={name}_mlp_gate ff.up={name}_mlp_up ff.down={name}_mlp_down")),
+    Rule(layer=r"text_fusion\.projector", name="txtfusion_projector"),
+    Rule(layer=r"img_in", name="first"),
+    Rule(layer=r"time_embed\.linear_1", name="tmlp_0"),
+    Rule(layer=r"time_embed\.linear_2", name="tmlp_2"),
+    Rule(layer=r"time_mod_proj", name="tproj_1"),
+    Rule(layer=r"txt_in\.linear_1", name="txtmlp_1"),
+    Rule(layer=r"txt_in\.linear_2", name="txtmlp_3"),
+    Rule(layer=r"final_layer\.linear", name="last_linear"),
+))
 DENOISER = replace(
     flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS, solvers=BY_SIGMAS,
     guidance=5.5,  # the pipeline's default is 4.5, counted from 0
-    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=None)
+    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=KOHYA)

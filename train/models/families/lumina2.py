@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prep.models.family import ATTENTION_MASK
 from train.models.families import padding, sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import Kohya, Rule, fused, renamed
 from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
@@ -39,9 +40,27 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     # Attention and feed-forward layers of all blocks, the refiners' too; no modulation, no embeddings.
     "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "feed_forward.linear_1", "feed_forward.linear_2",
                    "feed_forward.linear_3"),
+    # Every linear layer of the blocks and the last one, with their modulation: what sd-scripts adapts
+    # (JointTransformerBlock, FinalLayer).
+    "kohya": ("layers.*", "noise_refiner.*", "context_refiner.*", "norm_out.*"),
 }
+# The names of the authors' code, as sd-scripts (networks/lora_lumina.py) and ComfyUI read them. It fuses the
+# attention's projections: 24 heads of queries, 8 of keys and of values.
+_BLOCK = r"(layers|noise_refiner|context_refiner)\.(\d+)"
+KOHYA = Kohya(module="networks.lora_lumina", imported=False, rules=(
+    *fused(_BLOCK, "attn.to_q attn.to_k attn.to_v", "{}_{}_attention_qkv", (3, 1, 1)),
+    *renamed(_BLOCK, "attn.to_out.0={}_{}_attention_out feed_forward.linear_1={}_{}_feed_forward_w1 "
+             "feed_forward.linear_2={}_{}_feed_forward_w2 feed_forward.linear_3={}_{}_feed_forward_w3 "
+             "norm1.linear={}_{}_adaLN_modulation_1"),
+    Rule(layer=r"norm_out\.linear_1", name="final_layer_adaLN_modulation_1"),
+    Rule(layer=r"norm_out\.linear_2", name="final_layer_linear"),
+    Rule(layer=r"x_embedder", name="x_embedder"),
+    Rule(layer=r"time_caption_embed\.caption_embedder\.1", name="cap_embedder_1"),
+    Rule(layer=r"time_caption_embed\.timestep_embedder\.linear_1", name="t_embedder_mlp_0"),
+    Rule(layer=r"time_caption_embed\.timestep_embedder\.linear_2", name="t_embedder_mlp_2"),
+))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SIGMAS,
     guidance=4.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
-    longest_side=longest_side, presets=PRESETS, kohya=None)
+    longest_side=longest_side, presets=PRESETS, kohya=KOHYA)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import sd15
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import Kohya, Rule, fused, renamed
 from train.models.samplers import BY_STEPS, MULTISTEP, SINGLESTEP, UNIPC
 
 if TYPE_CHECKING:
@@ -40,7 +41,31 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     # Image and text projections of the joint attention, and those of the image's own attention in 3.5 medium.
     "attention": ATTENTION,
     "all-linear": (*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    # Every linear layer of the blocks, with their modulation: what sd-scripts adapts (SingleDiTBlock).
+    "kohya": ("transformer_blocks.*",),
 }
+# The names of the authors' code, as sd-scripts (networks/lora_sd3.py) and ComfyUI read them.
+_BLOCK = r"transformer_blocks\.(\d+)"
+KOHYA = Kohya(module="networks.lora_sd3", imported=False, rules=(
+    *(rule for attention in ("attn", "attn2") for rule in fused(
+        _BLOCK, f"{attention}.to_q {attention}.to_k {attention}.to_v", f"joint_blocks_{{}}_x_block_{attention}_qkv")),
+    *fused(_BLOCK, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "joint_blocks_{}_context_block_attn_qkv"),
+    *renamed(_BLOCK, "attn.to_out.0=joint_blocks_{}_x_block_attn_proj "
+             "attn2.to_out.0=joint_blocks_{}_x_block_attn2_proj "
+             "attn.to_add_out=joint_blocks_{}_context_block_attn_proj ff.net.0.proj=joint_blocks_{}_x_block_mlp_fc1 "
+             "ff.net.2=joint_blocks_{}_x_block_mlp_fc2 ff_context.net.0.proj=joint_blocks_{}_context_block_mlp_fc1 "
+             "ff_context.net.2=joint_blocks_{}_context_block_mlp_fc2 "
+             "norm1.linear=joint_blocks_{}_x_block_adaLN_modulation_1"),
+    # Of the last block it is a last normalization of the text.
+    Rule(layer=rf"{_BLOCK}\.norm1_context\.linear", name="joint_blocks_{}_context_block_adaLN_modulation_1",
+         halved=True),
+    Rule(layer=r"norm_out\.linear", name="final_layer_adaLN_modulation_1", halved=True),
+    Rule(layer=r"proj_out", name="final_layer_linear"),
+    Rule(layer=r"context_embedder", name="context_embedder"),
+    Rule(layer=r"pos_embed\.proj", name="x_embedder_proj"),
+    *(Rule(layer=rf"time_text_embed\.{ours}\.linear_{number + 1}", name=f"{theirs}_mlp_{2 * number}")
+      for ours, theirs in (("timestep_embedder", "t_embedder"), ("text_embedder", "y_embedder")) for number in (0, 1)),
+))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     # The pipeline gives a shift by size to a scheduler whose config asks for it.
@@ -48,4 +73,4 @@ DENOISER = DenoiserFamily(
     guidance=7.0,  # the pipeline's default; 3.5 is usually sampled with 3.5 to 4.5
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},
-    longest_side=longest_side, presets=PRESETS, kohya=None)
+    longest_side=longest_side, presets=PRESETS, kohya=KOHYA)

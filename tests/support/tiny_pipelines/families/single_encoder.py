@@ -56,12 +56,12 @@ def sana(*, solver: bool = False, timestep_scale: float = 1.0) -> Any:
 
 
 def lumina2() -> Any:
-    """Lumina Image 2: Gemma 2, FLUX.1's VAE."""
+    """Lumina Image 2: Gemma 2, FLUX.1's VAE; three heads of queries for each of keys and values."""
     tokenizer = tokenizers.gemma()
     return _untyped.Lumina2Pipeline(
         transformer=_untyped.Lumina2Transformer2DModel(
-            sample_size=8, patch_size=2, in_channels=16, hidden_size=48, num_layers=2, num_refiner_layers=1,
-            num_attention_heads=4, num_kv_heads=2, multiple_of=16, axes_dim_rope=(4, 4, 4), axes_lens=(320, 64, 64),
+            sample_size=8, patch_size=2, in_channels=16, hidden_size=36, num_layers=2, num_refiner_layers=1,
+            num_attention_heads=3, num_kv_heads=1, multiple_of=16, axes_dim_rope=(4, 4, 4), axes_lens=(320, 64, 64),
             cap_feat_dim=WIDTH,
         ),
         scheduler=schedulers.flow(6.0), vae=vaes.flux(), text_encoder=text_encoders.gemma2(tokenizer),
