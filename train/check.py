@@ -28,7 +28,7 @@ from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.samplers import DIFFUSION, samplers
 from train.models.size_shift import size_shifts
-from train.models.targets import Shapes, layers_of, read_weights, targeted, trained_shapes
+from train.models.targets import Presets, Shapes, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
@@ -281,10 +281,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         weights = read_weights(path, family)
         trained = trained_shapes(weights, config, presets)
         if config.method == "lora":
-            layers = layers_of(weights)
-            adapted = targeted(layers, config.lora, presets)
-            naming_of(family).require(config.lora, adapted)
-            naming_of(family).require_shapes(config.lora, {name: layers[name] for name in adapted})
+            _check_names(config, family, layers_of(weights), presets)
     with remembered_digests() as digest:
         with _Noting(faults):
             base = base_fingerprints(path, family, digest)
@@ -334,6 +331,13 @@ def _check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot sample this model of family "
                           f"'{manifest.family}', expected one of: {', '.join(taken)}",
                           hint="leave sample.sampler out for the usual one")
+
+
+def _check_names(config: Config, family: Family, layers: Shapes, presets: Presets) -> None:
+    """Raises `ConfigError` if `lora.format` cannot hold the layers that get an adapter."""
+    naming, names = naming_of(family), targeted(layers, config.lora, presets)
+    naming.require(config.lora, names)
+    naming.require_shapes(config.lora, {name: layers[name] for name in names})
 
 
 def _check_guidance(model: Path, config: Config, family: Family) -> None:
