@@ -24,6 +24,7 @@ from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import Config
+from train.config.unused import unused
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.samplers import DIFFUSION, samplers
@@ -49,6 +50,7 @@ class _Model:
     saved: int
     state_bytes: int
     initial: Initial | None
+    large: bool  # whether convolutions larger than 1x1 get an adapter
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
@@ -90,12 +92,15 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
                       steps=_steps(config, plan), family=FAMILIES[manifest.family], shards=shards)
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
-                       notes=(*_notes(initial, config, manifest), *(() if index is None else room_notes(index))))
+                       notes=(*_notes(model, config, manifest, index), *(() if index is None else room_notes(index))))
 
 
-def _notes(initial: Initial | None, config: Config, manifest: Manifest) -> Iterator[str]:
-    """What is no fault, but worth knowing: unused tensors, a learning rate far from the usual one, latents of
-    another program."""
+def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Index | None) -> Iterator[str]:
+    """What is no fault, but worth knowing: unused tensors, settings without effect, a learning rate far from the usual
+    one, latents of another program."""
+    if model is not None and index is not None:
+        yield from unused(config, masked=_masked(index, config), large=model.large)
+    initial = None if model is None else model.initial
     if initial is not None and initial.unused:
         yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
     given = config.optimizer
@@ -294,8 +299,14 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         return None
     numbers = sum(map(prod, trained))
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
-                  saved=_saved(numbers, weights, config),
+                  large=_adapts_large(layers_of(weights), config, presets), saved=_saved(numbers, weights, config),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+
+
+def _adapts_large(layers: Shapes, config: Config, presets: Presets) -> bool:
+    """Whether convolutions larger than 1x1 get an adapter."""
+    return config.method == "lora" and any(prod(layers[name][2:]) > 1
+                                           for name in targeted(layers, config.lora, presets))
 
 
 def _saved(numbers: int, weights: Shapes, config: Config) -> int:

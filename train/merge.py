@@ -116,11 +116,13 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
 
 
 def find_lora(path: Path) -> Path:
-    """The LoRA file at `path`; of a run its result, else that of its newest checkpoint. Raises `PathError`."""
+    """The LoRA file at `path`; of a run its result, else that of its newest checkpoint; of a checkpoint the moving
+    average, if there is one. Raises `PathError`."""
     if path.is_dir():
-        newest = [folder for folder in list_checkpoints(path)[-1:] if (folder / STATE).is_file()]
-        for place in (path / "lora.safetensors", *(folder / name for folder in newest
-                                                   for name in ("ema.safetensors", "lora.safetensors"))):
+        folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
+        result = [path / "lora.safetensors"] if path not in folders else []
+        for place in (*result, *(folder / name for folder in folders
+                                 for name in ("ema.safetensors", "lora.safetensors"))):
             if place.is_file() and (place.parent / "lora.safetensors").is_file():
                 return place
         raise PathError(f"{path} has no lora.safetensors, expected a run that trained a LoRA, or a LoRA file",

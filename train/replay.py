@@ -46,6 +46,7 @@ class Replayed:
     epoch: int  # from 0
     sources: int  # of the manifest
     samples: tuple[Shown, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def replay(folder: Path, step: int, manifest: Path | None = None, model: str | None = None) -> Replayed:
@@ -63,7 +64,15 @@ def replay(folder: Path, step: int, manifest: Path | None = None, model: str | N
     losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots],
                      f"step {step} of {folder}")
     return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, sources=len(setup.manifest.sources),
-                    samples=tuple(_shown(setup.index, requests, losses)))
+                    samples=tuple(_shown(setup.index, requests, losses)), warnings=tuple(_changed_since(run, step)))
+
+
+def _changed_since(run: Run, step: int) -> Iterator[str]:
+    """A warning for each resume after `step` that accepted changes: losses show other samples, not other captions."""
+    for each in run.adopted:
+        if each["step"] >= step:
+            yield (f"step {step} was trained before --adopt accepted, after step {each['step']}: "
+                   f"{'; '.join(each['changes'])}; what is shown here has this change")
 
 
 def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:

@@ -161,8 +161,11 @@ def test_a_lora_of_a_run(tmp_path):
     for name in ("state.json", "lora.safetensors", "ema.safetensors"):
         (step / name).write_bytes(b"")
     assert find_lora(tmp_path) == step / "ema.safetensors"
+    assert find_lora(step) == step / "ema.safetensors"  # as --init-from takes it
     (tmp_path / "lora.safetensors").write_bytes(b"")
     assert find_lora(tmp_path) == tmp_path / "lora.safetensors"
+    (step / "ema.safetensors").unlink()
+    assert find_lora(step) == step / "lora.safetensors"
 
 
 def test_a_large_model_keeps_its_files(sd15, tmp_path):

@@ -93,6 +93,21 @@ def test_other_data_are_noticed_and_unrecorded_steps_have_no_loss(make, setup_of
     assert caught.value.exit_code == 7 and "--manifest" in caught.value.hint
 
 
+def test_a_step_before_an_accepted_change_has_a_warning(train, make, setup_of, tmp_path):
+    """The captions of such a step cannot be told: only samples and timesteps are recorded."""
+    made = make()
+    go(setup_of(made, **{**SETTINGS, "steps": 2}), tmp_path / "run")
+    change = {"step": 2, "changes": ["caption_dropout is 1.0, was 0.4"]}
+    setup = replace(setup_of(made, **{**SETTINGS, "steps": 4, "caption_dropout": 1.0}), adopted=(change,))
+    go(setup, tmp_path / "run", resume=True, adopt=True)
+    (warning,) = replay(tmp_path / "run", 2).warnings
+    assert warning == ("step 2 was trained before --adopt accepted, after step 2: caption_dropout is 1.0, was 0.4; "
+                       "what is shown here has this change")
+    assert replay(tmp_path / "run", 3).warnings == ()
+    done = train("replay", tmp_path / "run", "--step", 1)
+    assert done.code == 0 and "warning: step 1 was trained before --adopt accepted" in done.err
+
+
 def test_the_command_prints_a_sample_in_three_lines(train, make, setup_of, tmp_path):
     made = make()
     go(setup_of(made, **SETTINGS), tmp_path / "run")

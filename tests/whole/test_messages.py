@@ -394,6 +394,9 @@ def test_a_run_without_a_checkpoint(train, made, tmp_path):
     assert result.code == 5 and "hint: omit --resume to start this run\n" in result.err
     result = train("run", made.path, "-o", tmp_path / "run", "--resume", "--from", "step-1")
     assert result.code == 5 and "hint: omit --from to use the newest\n" in result.err
+    (tmp_path / "run" / "lora.safetensors").write_bytes(b"")
+    result = train("run", made.path, "-o", tmp_path / "run", "--resume")
+    assert result.code == 5 and f"-o run-2 --init-from {tmp_path}/run begins another run" in result.err
 
 
 @pytest.mark.parametrize(("options", "said"), [

@@ -27,7 +27,8 @@ def check(
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
+    shard: opt.Shard = None, settings: opt.Set = None, init_from: opt.Init = None,
+    allow_other_encoders: opt.Others = False,
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
     nodes: Annotated[int, typer.Option(help="with --world-size: computers, with as many ranks each", min=1)] = 1,
@@ -43,7 +44,7 @@ def check(
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
-        "loss.masked": masked})
+        "loss.masked": masked, "parallel.shard": shard})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
     if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen):
         report = replace(report, faults=(*report.faults, *more), setup=None)

@@ -34,7 +34,7 @@ MicroBatch = Annotated[int | None, typer.Option(help="samples per forward pass")
 Underfill = Annotated[str | None, choice(help="what to do with a bucket's last micro-batch if it is short",
                                          words=UNDERFILL)]
 Seed = Annotated[int | None, typer.Option(help="random seed")]
-Precision = Annotated[str | None, choice(help="dtype of the computation", words=("auto", "bf16", "fp32"))]
+Precision = Annotated[str | None, choice(help="dtype of the computation", words=("auto", "bf16", "fp16", "fp32"))]
 Lr = Annotated[float | None, typer.Option(help="learning rate (optimizer.lr)")]
 Rank = Annotated[int | None, typer.Option(help="rank of the adapters (lora.rank)")]
 Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (default: if "

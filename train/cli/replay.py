@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prep.cli.console import put, put_json
+from prep.cli.console import put, put_json, say
 from prep.formatting import format_size, printable
 from train.cli import options as opt
 
@@ -26,6 +26,8 @@ def replay(
     from train.runs.pictures import spelled
 
     found = drawn_again(folder, step, manifest, model)
+    for warning in found.warnings:
+        say(f"warning: {printable(warning)}")
     if as_json:
         put_json({"format": "latentry/replay", "version": 1, "step": step, "epoch": found.epoch,
                   "samples": [_as_json(each) for each in found.samples]})

@@ -191,12 +191,16 @@ def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
 
 def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
     from prep.errors import PathError
+    from train.runs.directory import RESULTS
     from train.runs.resume import find_start
 
     try:
         return find_start(folder, named)
     except PathError as error:
         error.hint = "omit --from to use the newest" if named else "omit --resume to start this run"
+        if not named and any((folder / name).exists() for name in RESULTS):
+            error.hint = (f"its result is there, which has no optimizer state: -o {folder.name}-2 --init-from {folder} "
+                          "begins another run with these weights")
         if not ranks.first:  # which would have failed as well, if it had none
             error.hint = (f"copy {folder} from the first rank's machine, since only that rank writes there, or use a "
                           "disk that all machines share")

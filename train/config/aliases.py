@@ -103,7 +103,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "resume_from_checkpoint": "it is an option: train run --resume --from step-N",
     "device": "it is an option: train run --device",
     "save_state": "no counterpart: every checkpoint holds the whole state",
-    "network_module": "method = \"lora\" trains a LoRA; there is no other adapter",
+    "network_module": "method = \"lora\" trains adapters, and lora.kind says which: lora, loha or lokr",
     "network_args": "lora.targets says which layers get an adapter",
     "text_encoder_lr": "no counterpart: text encoders are never trained",
     "train_text_encoder": "no counterpart: text encoders are never trained",

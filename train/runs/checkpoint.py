@@ -203,7 +203,7 @@ def _parse(folder: Path, body: Mapping[str, Any]) -> State:
         data=DataFacts(digest=digest_of(data.get("digest"), "data.digest"), facts=_facts(data.get("facts"))),
         base={name: digest_of(value, f"base.{name}") for name, value in base.items()},
         meaning=1 if body["version"] == 2 else _meaning(body["meaning"]), init=_init(body.get("init", {})),
-        adopted=tuple(list_of(body["adopted"], _adopted, "adopted")))
+        adopted=tuple(list_of(body["adopted"], adopted_of, "adopted")))
 
 
 def _meaning(value: Any) -> int:
@@ -232,7 +232,8 @@ def _facts(value: Any) -> Mapping[str, Any]:
     return facts
 
 
-def _adopted(value: Any, where: str) -> Mapping[str, Any]:
+def adopted_of(value: Any, where: str) -> Mapping[str, Any]:
+    """A change that --adopt accepted. Raises `Unparsed`."""
     table = expect(value, dict, where)
     count(table.get("step"), f"{where}.step")
     list_of(table.get("changes"), lambda each, at: expect(each, str, at), f"{where}.changes")

@@ -35,7 +35,7 @@ from prep.errors import ConfigError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
-from prep.parse import Unparsed, brief, digest_of, expect, hub_id
+from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, read_document
 from prep.runs.documents import open_plain, seal
 from train.config.load import as_table, parse
@@ -63,6 +63,7 @@ class Run:
     table: Mapping[str, Any]  # the settings as run.json has them
     base: Mapping[str, str]  # fingerprints of the model; empty in runs of version 1
     origin: Origin
+    adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
 
 @contextmanager
@@ -179,7 +180,8 @@ def read_run(folder: Path) -> Run:
         base = {name: digest_of(value, f"base.{name}") for name, value in
                 expect(body.get("base", {}), dict, "base").items()}
         return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base,
-                   origin=_origin(body))
+                   origin=_origin(body),
+                   adopted=tuple(list_of(body.get("adopted", []), checkpoint.adopted_of, "adopted")))
     except (Unparsed, ConfigError) as error:
         raise damaged(folder, error) from None
 

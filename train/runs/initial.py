@@ -26,6 +26,7 @@ from train.setup import Initial
 
 _TEXT = ("lora_te_", "lora_te1_", "lora_te2_", "lora_te3_", "text_encoder.", "text_encoder_2.", "text_encoder_3.")
 _CODES = {"F64": "<d", "F32": "<f", "F16": "<e", "BF16": "<f"}  # of `struct`
+_MARKS = {"lokr": ".lokr_w", "loha": ".hada_w"}  # in the names of each kind's tensors
 _TRAINED = ("F32", "F16", "BF16")
 _PLACES = "expected a .safetensors file, a run, one of its checkpoints, or a diffusers directory"
 
@@ -145,8 +146,10 @@ def _check_lora(file: _File, lora: Lora, weights: Shapes, presets: Presets, nami
     tables = [_names(layers, layout, naming) for layout in ("diffusers", "kohya")[: 1 if naming.kohya is None else 2]]
     names = max(tables, key=lambda table: sum(name in table for name in used))
     if unknown := [name for name in used if name not in names]:
+        kind = next((kind for kind, mark in _MARKS.items() if mark in unknown[0]), "")
         raise ModelError(f"{file.path} has the tensor '{unknown[0][:80]}', expected names of a LoRA of this model, "
-                         f"like '{next(iter(names))}'", hint="name a LoRA of the same family of models")
+                         f"like '{next(iter(names))}'", hint=f"--set lora.kind={kind}" if kind else
+                         "name a LoRA of the same family of models")
     wanted = targeted(layers, lora, presets)
     there = {names[name]: name for name in used}
     adapted = _adapted({group for group, _ in there}, wanted)

@@ -129,6 +129,8 @@ def test_a_product_begins_with_its_own_file(make, setup_of, tmp_path, kind):
     (fault,) = checked(made, path, lora={**settings["lora"], "alpha": 2.0}).faults
     assert re.fullmatch(rf"{path} has 'lora_unet_.*alpha' of 1, expected 2 by lora.alpha", fault.message)
     assert fault.hint == "--set lora.alpha=1"
+    (fault,) = checked(made, path, lora={**settings["lora"], "kind": "lora"}).faults
+    assert "expected names of a LoRA of this model" in fault.message and fault.hint == f"--set lora.kind={kind}"
     (fault,) = checked(made, path, lora={**settings["lora"], "targets": "attention"}).faults
     told = rf"{path} has the tensor 'lora_unet_.*', which is none of lora.kind '{kind}' with these settings"
     assert re.fullmatch(told, fault.message) and "lora.kind" in fault.hint
