@@ -158,12 +158,14 @@ class _Updates:
         self._progress.whole = True
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
-        if self._trainee.ranks.first:
-            self._log.losses.add(done, self._setup.index, read.showings)
-        self._log("step", done, loss=read.loss, lr=rate, grad_norm=read.norm, samples=read.samples, seconds=seconds,
-                  wait=made.gathered.waited, samples_per_second=read.samples / seconds,
-                  **_memory(self._progress.device),
-                  **({} if made.scale is None else {"loss_scale": made.scale, "skipped": read.overflowed}))
+        try:
+            if self._trainee.ranks.first:
+                self._log.losses.add(done, self._setup.index, read.showings)
+        finally:  # a checkpoint of this step is kept even then, and first writes what both files lack
+            self._log("step", done, loss=read.loss, lr=rate, grad_norm=read.norm, samples=read.samples, seconds=seconds,
+                      wait=made.gathered.waited, samples_per_second=read.samples / seconds,
+                      **_memory(self._progress.device),
+                      **({} if made.scale is None else {"loss_scale": made.scale, "skipped": read.overflowed}))
 
 
 def reads_late(trainee: TrainState) -> bool:

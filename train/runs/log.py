@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
-from prep.fs import atomic
 from prep.fs.atomic import write_atomic
 from prep.progress import Progress, phase, silent
 from prep.runs.documents import refused
 from prep.runs.events import Event, event_lines
 from prep.runs.losses import NAME
-from train.runs.losses import Losses
+from train.runs.losses import Growing, Losses
 
 Watch = Callable[[Event], None]
 
@@ -36,7 +35,7 @@ class Log:
 
     def __init__(self, path: Path, watch: Watch, progress: Progress = silent) -> None:
         self._path, self._watch, self._progress = path, watch, progress
-        self._file: BinaryIO | None = None
+        self._file: Growing | None = None
         self.losses = Losses(path.with_name(NAME))
         self.last: Event = {}
         self.curve: list[tuple[int, float]] = []  # step and loss, of steps and of validations
@@ -46,7 +45,7 @@ class Log:
         """Writes one event; non-finite numbers become null."""
         assert self._file is not None, "rewind comes first"
         body = {"event": event, "step": step, **{name: _spellable(value) for name, value in values.items()}}
-        atomic.write(self._file, json.dumps(body).encode() + b"\n")
+        self._file.add(json.dumps(body).encode() + b"\n")
         self._watch(body)
         self._keep(body)
         self.last = body
@@ -74,7 +73,7 @@ class Log:
         except OSError as error:
             raise refused(self._path, error, "remove it; only the record of the steps so far is lost") from None
         write_atomic(self._path, b"".join(line + b"\n" for _, line in kept))
-        self._file = self._path.open("ab", buffering=0)
+        self._file = Growing(self._path)
         self.losses.rewind(step)
         self.curve, self.held_out = [], []
         for event, _ in kept:
@@ -84,7 +83,7 @@ class Log:
     def sync(self) -> None:
         """Syncs the files to disk. Call it before writing a checkpoint that resumes after these events."""
         assert self._file is not None
-        atomic.sync(self._file)
+        self._file.sync()
         self.losses.sync()
 
     def close(self) -> None:

@@ -6,7 +6,9 @@ sample's id. Records are in the order of steps, so a resumed run cuts the file a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,19 +20,49 @@ from prep.loader.index import Index
 from prep.runs.losses import HEAD, RECORD, Records, read_losses, short_ids
 
 
+class Growing:
+    """Appends to an open file. What could not be written, as on a full disk, is written before anything else."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._left = b""
+
+    def add(self, data: bytes) -> None:
+        """Raises `OSError`; the data then wait for the next call, or for `sync`."""
+        self._left += data
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            atomic.write(self._file, self._left)
+        except OSError:
+            with suppress(OSError):
+                self._left = self._left[os.fstat(self._file.fileno()).st_size - end :]  # a part is there
+            raise
+        self._left = b""
+
+    def sync(self) -> None:
+        """Syncs the file to disk, with all that was added. Raises `OSError`."""
+        if self._left:
+            self.add(b"")
+        atomic.sync(self._file)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
 class Losses:
     """Appends records to the file. `rewind` opens it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._file: Growing | None = None
 
     def rewind(self, step: int) -> None:
         """Removes the records after step `step` (0: all). Raises `CacheError` if the file is not one of losses."""
         self.close()
         kept = read_losses(self._path, last=step) if step else np.zeros(0, RECORD)
         write_atomic(self._path, HEAD + kept.tobytes())
-        self._file = self._path.open("ab", buffering=0)
+        self._file = Growing(self._path)
 
     def add(self, step: int, index: Index, showings: Sequence[tuple[int, int, float]]) -> None:
         """Appends the records of one step: sample, timestep and loss of each showing."""
@@ -39,12 +71,12 @@ class Losses:
         found["step"], found["timestep"] = step, [timestep for _, timestep, _ in showings]
         found["loss"] = [loss for _, _, loss in showings]
         found["id"] = ids_of(index, [sample for sample, _, _ in showings])
-        atomic.write(self._file, found.tobytes())
+        self._file.add(found.tobytes())
 
     def sync(self) -> None:
         """Syncs the file to disk."""
         assert self._file is not None
-        atomic.sync(self._file)
+        self._file.sync()
 
     def close(self) -> None:
         """Closes the file."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
+from runs import go
 
-from prep.errors import CacheError
+from prep.errors import CacheError, Problem
+from prep.fs import atomic
 from prep.runs.events import MOST_LINE
 from train.runs.log import Log
 
@@ -46,6 +50,33 @@ def test_what_came_after_a_checkpoint_is_forgotten(tmp_path):
     assert there == {"step", "validation"}
     assert [event["step"] for event in read(path)] == [1, 2, 3, 3, 4]
     assert "stopped" not in {event["event"] for event in read(path)}
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "losses.bin"])
+def test_what_a_full_disk_refused_is_written_before_the_checkpoint(make, setup_of, tmp_path, monkeypatch, name):
+    """The step that it stops is kept by a checkpoint, so its records have to be there when the run goes on."""
+    setup = setup_of(make(), steps=4, batch_size=2, validation={"every": 0}, sample={"every": 0}, lora={"rank": 2})
+    go(setup, tmp_path / "whole")
+    write, failed = atomic.write, []
+
+    def once(handle, data):
+        log = tmp_path / "run" / "log.jsonl"
+        if Path(handle.name).name == name and not failed and log.read_bytes().count(b'"event": "step"') == 1:
+            failed.append(name)
+            write(handle, bytes(data)[:7])
+            raise OSError(errno.ENOSPC, "No space left on device", handle.name)
+        write(handle, data)
+
+    monkeypatch.setattr(atomic, "write", once)
+    with pytest.raises(Problem, match="No space left on device"):
+        go(setup, tmp_path / "run")
+    assert failed == [name]
+    go(setup, tmp_path / "run", resume=True)
+    whole, steps = ([(event["step"], event["loss"]) for event in read(tmp_path / run / "log.jsonl")
+                     if event["event"] == "step"] for run in ("whole", "run"))
+    assert steps == whole
+    assert (tmp_path / "run" / "losses.bin").read_bytes() == (tmp_path / "whole" / "losses.bin").read_bytes()
+    assert "checkpoints/step-000002" in (tmp_path / "run" / "log.jsonl").read_text()
 
 
 def test_a_run_from_the_start_forgets_everything(tmp_path):
