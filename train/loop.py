@@ -140,15 +140,25 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                 evaluate(trainee, rows, setup, run, log, done)
         except (Exception, SystemExit) as error:  # no failure may lose the steps since the last checkpoint
             with suppress(Exception):  # report the first failure
-                saver.wait()
-            able = not isinstance(error, RankLost) if trainee.ranks.sharded else trainee.ranks.first
-            if able and progress.whole and progress.done > progress.kept:
-                with suppress(Exception):
-                    _save(trainee, setup, run, log, progress, saver)
-                    saver.wait()
+                _save_rest(trainee, setup, run, log, progress, saver, lost=isinstance(error, RankLost))
             if isinstance(error, NotFinite):
                 raise error.explained(rows, progress, setup.config) from None
             raise
+
+
+def _save_rest(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver, *,
+               lost: bool) -> None:
+    """Saves the steps since the last checkpoint after a failure. `lost`: other ranks cannot be reached."""
+    ranks = trainee.ranks
+    if lost or not progress.whole:
+        saver.leave()
+    else:
+        with suppress(Exception):  # if it fails, it may fail again
+            saver.wait()
+    able = not lost if ranks.sharded else ranks.first
+    if able and progress.whole and (ranks if ranks.sharded else ALONE).any(progress.done > progress.kept):
+        _save(trainee, setup, run, log, progress, saver)
+        saver.wait()
 
 
 def _pauses(setup: Setup, stop: threading.Event, saver: files.Saver, done: int) -> bool:
@@ -160,31 +170,29 @@ def _pauses(setup: Setup, stop: threading.Event, saver: files.Saver, done: int) 
 def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:
     """Saves a checkpoint of the last finished step, after syncing the log to disk; it may be written later. All ranks
     call this."""
-    step, ranks = progress.done, trainee.ranks
+    step, ranks, settings = progress.done, trainee.ranks, setup.config.checkpoint
+    beside = checkpoint_bytes(setup) <= settings.copy_gib * (1 << 30)
+    kept = partial(setattr, progress, "kept", step)
     if in_pieces(trainee, setup):
         if ranks.first:
             log.sync()
         together = files.Together(ranks=ranks, explained=partial(_explained, setup, run, progress))
-        files.save_pieces(run, state_of(setup, step), own_files(trainee, setup, step), setup.config.checkpoint.keep,
-                          together)
-    else:  # of a divided model all know whether the first rank has written it
-        (ranks if ranks.sharded else ALONE).share(partial(_save_whole, trainee, setup, run, log, progress, saver))
-    if ranks.sharded or not ranks.first:
-        progress.kept = step
+        saver.save_pieces(run, state_of(setup, step), own_files(trainee, setup, step), settings.keep, together,
+                          beside=beside, done=kept)
+    else:  # of a divided model all know whether the first rank has what it writes
+        def save() -> None:
+            with held(trainee) as found:
+                if found is not None:
+                    log.sync()
+                    saver.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found), settings.keep,
+                               beside=beside, done=kept)
+
+        (ranks if ranks.sharded else ALONE).share(save)
+        if not ranks.first:
+            kept()
     if ranks.first:
         log("checkpoint", step, folder=f"checkpoints/{step_name(step)}")
         _plot(setup, run, log)
-
-
-def _save_whole(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:
-    """Saves a checkpoint that the first rank writes."""
-    step, settings = progress.done, setup.config.checkpoint
-    small = checkpoint_bytes(setup) <= settings.copy_gib * (1 << 30)
-    with held(trainee) as found:
-        if found is not None:
-            log.sync()
-            saver.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found), settings.keep,
-                       beside=small and not trainee.ranks.sharded, done=partial(setattr, progress, "kept", step))
 
 
 def _plot(setup: Setup, run: Path, log: Log) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ from prep.fs import atomic
 from prep.loader.device import copied_to_host, to_device, to_host
 from prep.parse import Unparsed
 from prep.runs.documents import refused, seal
-from train.parallel.ranks import Ranks
+from train.parallel.ranks import ALONE, Ranks
 from train.runs.checkpoint import (
     FORMAT,
     PIECES,
@@ -83,29 +84,47 @@ def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, toget
 
     If one fails, all fail, and nothing is left. Raises `PathError` if the ranks do not share the directory of the run.
     """
-    folder, first = run / "checkpoints" / step_name(state.step), together.ranks.first
-    staged = atomic.temporary_name(folder)
+    pieces = _Pieces(run, state, keep, together)
+    pieces.publish(partial(pieces.write, parts))
 
-    def stage() -> str:
-        atomic.make_dirs(staged)
-        return staged.name
 
-    def write(name: str) -> dict[str, dict[str, Any]]:
-        _require(run, folder.with_name(name))
-        return _write_parts(folder.with_name(name), parts)
+class _Pieces:
+    """A checkpoint of which each rank writes its own parts, in a directory that the first one makes. All ranks make
+    this, which raises as `Ranks.share`, and call `publish`."""
 
-    def publish(written: list[dict[str, dict[str, Any]]]) -> None:
+    def __init__(self, run: Path, state: State, keep: int, together: Together) -> None:
+        self._run, self._state, self._keep, self.together = run, state, keep, together
+        self._folder = run / "checkpoints" / step_name(state.step)
+        staged = atomic.temporary_name(self._folder)
+
+        def stage() -> str:
+            atomic.make_dirs(staged)
+            return staged.name
+
+        self._staged = self._folder.with_name(together.share(lambda: stage() if together.ranks.first else "")[0])
+
+    def write(self, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
+        """Writes the parts of this rank; their sizes and digests. Raises `PathError` if it sees no directory."""
+        _require(self._run, self._staged)
+        return _write_parts(self._staged, parts)
+
+    def publish(self, written: Callable[[], dict[str, dict[str, Any]]]) -> None:
+        """Makes the checkpoint of what all ranks have `written`. If one fails, all fail, and nothing is left."""
+        try:
+            found = self.together.share(written)
+            self.together.share(lambda: self._publish(found) if self.together.ranks.first else None)
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Removes what was written, unless it has become the checkpoint."""
+        if self.together.ranks.first:
+            atomic.remove_tree(self._staged)
+
+    def _publish(self, written: list[dict[str, dict[str, Any]]]) -> None:
         files = {name: facts for each in written for name, facts in each.items()}
-        _publish(staged, folder, _state_part(state, PIECES, files))
-        _remove_old(run, keep)
-
-    try:
-        name = together.share(lambda: stage() if first else "")[0]
-        written = together.share(lambda: write(name))
-        together.share(lambda: publish(written) if first else None)
-    finally:
-        if first:
-            atomic.remove_tree(staged)
+        _publish(self._staged, self._folder, _state_part(self._state, PIECES, files))
+        _remove_old(self._run, self._keep)
 
 
 def require_shared(run: Path, together: Together) -> None:
@@ -149,11 +168,16 @@ def _remove_old(run: Path, keep: int) -> None:
 
 
 class Saver:
-    """Saves one checkpoint at a time. As a context manager, waits for the last one; its error is `wait`'s to raise."""
+    """Saves one checkpoint at a time. As a context manager, waits for the last one; its error is `wait`'s to raise.
+
+    Of a checkpoint in pieces, all ranks call each method at the same point of their steps.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._saving: Future[None] | None = None
+        self._saving: Future[Any] | None = None
+        self._pieces: _Pieces | None = None  # of what is being saved
+        self._done: Callable[[], None] = lambda: None
 
     def save(self, run: Path, state: State, parts: Iterable[Part], keep: int, *, beside: bool,
              done: Callable[[], None]) -> None:
@@ -168,20 +192,53 @@ class Saver:
         else:
             _save(run, state, parts, keep, done)
 
+    def save_pieces(self, run: Path, state: State, parts: Iterable[Part], keep: int, together: Together, *,
+                    beside: bool, done: Callable[[], None]) -> None:
+        """As `save`, for a checkpoint of which each rank writes its own parts.
+
+        With `beside`, it becomes one in a call of `check` or `wait`, when all ranks have written theirs.
+        """
+        self.wait()
+        if not beside:
+            save_pieces(run, state, parts, keep, together)
+            done()
+            return
+        pieces, copies = _Pieces(run, state, keep, together), list[Part]()
+        try:
+            together.share(lambda: copies.extend(_copied(part) for part in parts))
+        except BaseException:
+            pieces.discard()
+            raise
+        self._pieces, self._done, self._saving = pieces, done, self._pool.submit(pieces.write, copies)
+
     def is_ready(self) -> bool:
-        """Whether a save has ended meanwhile, well or not: it is time to `check`."""
+        """Whether a save has ended meanwhile on this rank, well or not: it is time to `check`."""
         return self._saving is not None and self._saving.done()
 
     def check(self) -> None:
-        """Raises the error of a save that has failed meanwhile."""
-        if self.is_ready():
+        """Ends a save that all ranks have written meanwhile. Raises the error of one that has failed."""
+        if self._saving is not None and not (ALONE if self._pieces is None else self._pieces.together.ranks).any(
+                not self._saving.done()):
             self.wait()
 
     def wait(self) -> None:
         """Waits until nothing is being saved. Raises what that raised, once."""
         saving, self._saving = self._saving, None
-        if saving is not None:
+        pieces, self._pieces = self._pieces, None
+        if saving is not None and pieces is not None:
+            pieces.publish(saving.result)
+            self._done()
+        elif saving is not None:
             saving.result()
+
+    def leave(self) -> None:
+        """As `wait`, after the connection to other ranks was lost: a checkpoint in pieces is given up."""
+        if self._pieces is None:
+            self.wait()
+        elif self._saving is not None:
+            wait([self._saving])
+            self._pieces.discard()
+            self._saving = self._pieces = None
 
     def __enter__(self) -> Saver:
         return self
@@ -196,9 +253,18 @@ def _save(run: Path, state: State, parts: Iterable[Part], keep: int, done: Calla
 
 
 def _copied(part: Part) -> Part:
+    """A part of copies in host memory, whose writing needs no other rank any more."""
     if part.tensors is None:
         return part
-    return replace(part, tensors={name: copied_to_host(value) for name, value in part.tensors.items()})
+    fetch = copied_to_host if part.fetch is to_host else part.fetch
+    found: list[Part] = []
+
+    def take(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        found.append(Part(name=part.name, tensors={name: fetch(value) for name, value in tensors.items()},
+                          metadata={**(part.metadata or {}), **metadata}))
+
+    part.write(part.tensors, take)
+    return found[0]
 
 
 def write_folder(folder: Path, parts: Iterable[Part],

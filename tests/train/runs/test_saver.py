@@ -1,0 +1,173 @@
+"""Checkpoints that several ranks write beside their steps: whole or not at all, on all ranks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from prep.errors import PathError
+from train.parallel.ranks import RankFailed, Ranks
+from train.runs import checkpoint_files as files
+from train.runs.checkpoint import DataFacts, State, read_state
+from train.runs.checkpoint_files import Part
+
+WORLD = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the threads that play ranks exchange values."""
+
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(WORLD, timeout=60))
+    values: list = field(default_factory=lambda: [None] * WORLD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here(Ranks):
+    """A rank that is a thread of this process."""
+
+    meeting: Meeting
+
+    def gather(self, value):
+        self.meeting.values[self.rank] = json.dumps(value)
+        self.meeting.barrier.wait()
+        found = [json.loads(each) for each in self.meeting.values]
+        self.meeting.barrier.wait()
+        return found
+
+    def total(self, numbers):
+        return [sum(column) for column in zip(*self.gather(list(numbers)), strict=True)]
+
+
+def together(work):
+    """What `work(ranks)` returns, or raises, on each rank."""
+    meeting = Meeting()
+
+    def of_rank(rank):
+        try:
+            return work(Here(rank=rank, world=WORLD, meeting=meeting))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(WORLD) as pool:
+        return list(pool.map(of_rank, range(WORLD)))
+
+
+def save(saver, run, ranks, step, values, *, beside=True, keep=1, done=lambda: None):
+    state = State(step=step, manifest="0" * 64, config={}, micro_batch=1,
+                  data=DataFacts(digest="0" * 64, facts={"latents": {}, "buckets": [], "masked": False, "samples": 1,
+                                                         "prediction": "epsilon", "unconditional": ""}))
+    saver.save_pieces(run, state, [Part(name=f"w/{ranks.rank}.safetensors", tensors={"w": values})], keep,
+                      files.Together(ranks=ranks, explained=lambda error: error), beside=beside, done=done)
+
+
+def test_it_is_there_when_all_have_written_and_one_has_checked(tmp_path, monkeypatch):
+    """Nothing is visible before, and the values are those of its time."""
+    slow, write = threading.Event(), files._write_parts
+
+    def wait_for_us(staged, parts):
+        parts = list(parts)
+        assert parts[0].name != "w/1.safetensors" or slow.wait(30)
+        return write(staged, parts)
+
+    monkeypatch.setattr(files, "_write_parts", wait_for_us)
+    folder = tmp_path / "checkpoints" / "step-000004"
+
+    def rank(ranks):
+        kept, values = [], torch.full((3,), float(ranks.rank))
+        with files.Saver() as saver:
+            save(saver, tmp_path, ranks, 4, values, done=lambda: kept.append(4))
+            values.fill_(9)
+            saver.check()
+            before = folder.exists(), list(kept)
+            ranks.gather(None)
+            slow.set()
+            while not saver.is_ready():
+                pass
+            while not kept:
+                saver.check()
+            return before, kept, saver.is_ready()
+
+    assert together(rank) == [((False, []), [4], False)] * WORLD
+    assert [load_file(folder / "w" / f"{rank}.safetensors")["w"].tolist() for rank in range(WORLD)] == [
+        [0.0] * 3, [1.0] * 3]
+    assert set(read_state(folder).files) == {"w/0.safetensors", "w/1.safetensors"}
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000004"]
+
+
+def test_beside_the_steps_it_has_the_same_bytes(tmp_path):
+    def rank(ranks):
+        for name, beside in (("waited", False), ("beside", True)):
+            with files.Saver() as saver:
+                for step in (1, 2):  # the second one waits for the first
+                    save(saver, tmp_path / name, ranks, step, torch.arange(4.0) + step + ranks.rank, beside=beside)
+                saver.wait()
+
+    assert together(rank) == [None] * WORLD
+    found = [{path.relative_to(tmp_path / name): path.read_bytes()
+              for path in (tmp_path / name).rglob("*") if path.is_file()} for name in ("waited", "beside")]
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
+@pytest.mark.parametrize("where", ["written", "copied"])
+def test_a_rank_that_fails_fails_on_all_and_nothing_is_left(tmp_path, monkeypatch, where):
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    def rank(ranks):
+        with files.Saver() as saver:
+            save(saver, tmp_path, ranks, 1, torch.ones(2))
+            saver.wait()
+            values = torch.ones(2)
+            if ranks.rank == 1:
+                monkeypatch.setattr(files, *(("copied_to_host", lambda value: fail() if value is values else value)
+                                             if where == "copied" else
+                                             ("write_part", lambda path, part, real=files.write_part: (
+                                                 fail() if "/1." in path.as_posix() else real(path, part)))))
+            ranks.gather(None)
+            try:
+                save(saver, tmp_path, ranks, 2, values, done=lambda: pytest.fail("it was not written"))
+                saver.wait()
+            finally:
+                saver.wait()  # there is nothing any more
+
+    first, second = together(rank)
+    assert isinstance(first, RankFailed) and "rank 1 of 2 failed: " in str(first) and "No space left" in str(first)
+    assert isinstance(second, OSError)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_what_a_lost_rank_leaves_is_given_up(tmp_path):
+    """No rank asks another one then."""
+    def rank(ranks):
+        with files.Saver() as saver:
+            save(saver, tmp_path, ranks, 1, torch.ones(2), done=lambda: pytest.fail("it was not published"))
+            ranks.gather(None)
+            if ranks.first:
+                saver.leave()
+                saver.check()
+                saver.wait()
+
+    assert together(rank) == [None, None]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_ranks_that_share_no_directory_are_told_beside_the_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LOOKS", 1)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+
+    def rank(ranks):
+        with files.Saver() as saver:
+            save(saver, tmp_path / str(ranks.rank), ranks, 1, torch.ones(2))
+            saver.wait()
+
+    first, second = together(rank)
+    assert isinstance(second, PathError) and "is not the same directory on all ranks" in second.message
+    assert isinstance(first, RankFailed)
+    assert not list((tmp_path / "0" / "checkpoints").iterdir())
