@@ -256,12 +256,11 @@ def _copied(part: Part) -> Part:
     """A part of copies in host memory, whose writing needs no other rank any more."""
     if part.tensors is None:
         return part
-    fetch = copied_to_host if part.fetch is to_host else part.fetch
     found: list[Part] = []
 
     def take(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        found.append(Part(name=part.name, tensors={name: fetch(value) for name, value in tensors.items()},
-                          metadata={**(part.metadata or {}), **metadata}))
+        copies = {name: (part.fetch if value.is_meta else copied_to_host)(value) for name, value in tensors.items()}
+        found.append(Part(name=part.name, tensors=copies, metadata={**(part.metadata or {}), **metadata}))
 
     part.write(part.tensors, take)
     return found[0]

@@ -59,11 +59,14 @@ def together(work):
         return list(pool.map(of_rank, range(WORLD)))
 
 
+def a_state(step):
+    return State(step=step, manifest="0" * 64, config={}, micro_batch=1,
+                 data=DataFacts(digest="0" * 64, facts={"latents": {}, "buckets": [], "masked": False, "samples": 1,
+                                                        "prediction": "epsilon", "unconditional": ""}))
+
+
 def save(saver, run, ranks, step, values, *, beside=True, keep=1, done=lambda: None):
-    state = State(step=step, manifest="0" * 64, config={}, micro_batch=1,
-                  data=DataFacts(digest="0" * 64, facts={"latents": {}, "buckets": [], "masked": False, "samples": 1,
-                                                         "prediction": "epsilon", "unconditional": ""}))
-    saver.save_pieces(run, state, [Part(name=f"w/{ranks.rank}.safetensors", tensors={"w": values})], keep,
+    saver.save_pieces(run, a_state(step), [Part(name=f"w/{ranks.rank}.safetensors", tensors={"w": values})], keep,
                       files.Together(ranks=ranks, explained=lambda error: error), beside=beside, done=done)
 
 
@@ -171,3 +174,20 @@ def test_ranks_that_share_no_directory_are_told_beside_the_steps(tmp_path, monke
     assert isinstance(second, PathError) and "is not the same directory on all ranks" in second.message
     assert isinstance(first, RankFailed)
     assert not list((tmp_path / "0" / "checkpoints").iterdir())
+
+
+def test_only_what_is_elsewhere_is_fetched(tmp_path):
+    """Before the thread begins: the others answer only then."""
+    there, here, fetched = torch.empty(3, device="meta"), torch.ones(2), []
+
+    def fetch(value):
+        assert value is there and threading.current_thread() is threading.main_thread()
+        fetched.append(value)
+        return torch.full((3,), 5.0)
+
+    with files.Saver() as saver:
+        saver.save(tmp_path, a_state(1), [Part(name="w.safetensors", tensors={"a": there, "b": here}, fetch=fetch)], 1,
+                   beside=True, done=lambda: None)
+        assert len(fetched) == 1
+    found = load_file(tmp_path / "checkpoints" / "step-000001" / "w.safetensors")
+    assert found["a"].tolist() == [5.0] * 3 and found["b"].tolist() == [1.0] * 2
