@@ -31,6 +31,7 @@ from train.runs.directory import checkpoint_bytes, claim_run
 from train.runs.log import Log
 from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
+from train.runs.stored.stored import OnDisk
 from train.setup import Setup
 from train.state import (
     Held,
@@ -49,15 +50,16 @@ from train.steps import steps, try_largest
 
 
 def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None,
-          ranks: Ranks = ALONE) -> None:
+          ranks: Ranks = ALONE, kept: OnDisk | None = None) -> None:
     """Trains to the last step, from `start` or from the beginning, and writes the result.
 
-    Several `ranks` train together: each calls this, and the first one writes.
+    Several `ranks` train together: each calls this, and the first one writes. `kept`: where the run is kept besides
+    the directory `run`, of the first rank.
 
     On Ctrl-C (or SIGTERM), finishes the step, saves a checkpoint and raises `KeyboardInterrupt`. After a failure
     outside of a step's update, saves a checkpoint of the last finished step. Raises `Problem`.
     """
-    first = 0 if start is None else start.state.step
+    first, kept = 0 if start is None else start.state.step, kept or OnDisk(run)
     progress = Progress(done=first, kept=first, device=device)
     explained = partial(_explained, setup, run, progress)
     try:
@@ -73,10 +75,12 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
             if ranks.first:
                 moved = claim_run(run, setup, step=None if start is None else first)
                 there = log.rewind(first)
+                kept.claim(None if start is None else first)
         if in_pieces(trainee, setup):
             with ranks.together(explained):
                 files.require_shared(run, files.Together(ranks=ranks, explained=explained))
-        _train(trainee, setup, run, log, progress, there, moved)
+        with kept:
+            _train(trainee, setup, kept, log, progress, there, moved)
     except Exception as error:
         if (better := explained(error)) is not error:
             raise better from error
@@ -94,13 +98,13 @@ def _explained(setup: Setup, run: Path, progress: Progress, error: Exception) ->
     return not_compiled(error) if setup.config.compile else error
 
 
-def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, there: frozenset[str],
+def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, there: frozenset[str],
            moved: list[str]) -> None:
     """Runs all remaining steps and writes the result.
 
     `there`: events of the first step that a resumed run's log already has. `moved`: checkpoints that were set aside.
     """
-    first, rows = progress.done, Rows(setup.index)
+    first, rows, run = progress.done, Rows(setup.index), kept.folder
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(progress.device),
         parameters=setup.numbers, ranks=trainee.ranks.world)
     for name in moved:
@@ -108,7 +112,7 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
     if first and "checkpoint" not in there:
         log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")
     evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))
-    _run_steps(trainee, rows, setup, run, log, progress)
+    _run_steps(trainee, rows, setup, kept, log, progress)
     with trainee.ranks.together():
         with held(trainee) as found:
             if found is not None:
@@ -116,20 +120,25 @@ def _train(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Pro
         if trainee.ranks.first:
             _plot(setup, run, log)  # with the last validation
     log("end", max(first, setup.steps), result=result_name(setup))
+    with log.phase("waiting for uploads"):
+        kept.finish()
 
 
-def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress) -> None:
+def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, kept: OnDisk, log: Log, progress: Progress) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
+    run = kept.folder
     with (_stopping() as stop, files.Saver() as saver,
-          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver),
+          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver, kept),
                         partial(_explained, setup, run, progress))) as finished):
         try:
             for done in finished:
                 stopping = trainee.ranks.any(stop.is_set())
                 with trainee.ranks.together():
                     saver.check()
+                    for text in kept.news():
+                        log("warning", done, text=text)
                     if stopping or done == setup.steps or is_due(setup.config.checkpoint.every, done):
-                        _save(trainee, setup, run, log, progress, saver)
+                        _save(trainee, setup, kept, log, progress, saver)
                     if stopping or done == setup.steps:
                         saver.wait()
                 if stopping and done < setup.steps:
@@ -140,13 +149,13 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Lo
                 evaluate(trainee, rows, setup, run, log, done)
         except (Exception, SystemExit) as error:  # no failure may lose the steps since the last checkpoint
             with suppress(Exception):  # report the first failure
-                _save_rest(trainee, setup, run, log, progress, saver, lost=isinstance(error, RankLost))
+                _save_rest(trainee, setup, kept, log, progress, saver, lost=isinstance(error, RankLost))
             if isinstance(error, NotFinite):
                 raise error.explained(rows, progress, setup.config) from None
             raise
 
 
-def _save_rest(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver, *,
+def _save_rest(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: files.Saver, *,
                lost: bool) -> None:
     """Saves the steps since the last checkpoint after a failure. `lost`: other ranks cannot be reached."""
     ranks = trainee.ranks
@@ -157,39 +166,44 @@ def _save_rest(trainee: TrainState, setup: Setup, run: Path, log: Log, progress:
             saver.wait()
     able = not lost if ranks.sharded else ranks.first
     if able and progress.whole and (ranks if ranks.sharded else ALONE).any(progress.done > progress.kept):
-        _save(trainee, setup, run, log, progress, saver)
+        _save(trainee, setup, kept, log, progress, saver)
         saver.wait()
 
 
-def _pauses(setup: Setup, stop: threading.Event, saver: files.Saver, done: int) -> bool:
+def _pauses(setup: Setup, stop: threading.Event, saver: files.Saver, kept: OnDisk, done: int) -> bool:
     """Whether there is something to do after so many steps."""
-    return (stop.is_set() or saver.is_ready() or is_due(setup.config.checkpoint.every, done)
+    return (stop.is_set() or saver.is_ready() or kept.has_news or is_due(setup.config.checkpoint.every, done)
             or bool(due_after(setup, done)))
 
 
-def _save(trainee: TrainState, setup: Setup, run: Path, log: Log, progress: Progress, saver: files.Saver) -> None:
+def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: files.Saver) -> None:
     """Saves a checkpoint of the last finished step, after syncing the log to disk; it may be written later. All ranks
     call this."""
-    step, ranks, settings = progress.done, trainee.ranks, setup.config.checkpoint
-    beside = checkpoint_bytes(setup) <= settings.copy_gib * (1 << 30)
-    kept = partial(setattr, progress, "kept", step)
+    step, ranks, settings, run = progress.done, trainee.ranks, setup.config.checkpoint, kept.folder
+    beside, keep = checkpoint_bytes(setup) <= settings.copy_gib * (1 << 30), kept.local_keep(settings.keep)
+
+    def written() -> None:
+        progress.kept = step
+        if ranks.first:
+            kept.saved()
+
     if in_pieces(trainee, setup):
         if ranks.first:
             log.sync()
         together = files.Together(ranks=ranks, explained=partial(_explained, setup, run, progress))
-        saver.save_pieces(run, state_of(setup, step), own_files(trainee, setup, step), settings.keep, together,
-                          beside=beside, done=kept)
+        saver.save_pieces(run, state_of(setup, step), own_files(trainee, setup, step), keep, together, beside=beside,
+                          done=written)
     else:  # of a divided model all know whether the first rank has what it writes
         def save() -> None:
             with held(trainee) as found:
                 if found is not None:
                     log.sync()
-                    saver.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found), settings.keep,
-                               beside=beside, done=kept)
+                    saver.save(run, state_of(setup, step), checkpoint_files(trainee, setup, step, found), keep,
+                               beside=beside, done=written)
 
         (ranks if ranks.sharded else ALONE).share(save)
         if not ranks.first:
-            kept()
+            written()
     if ranks.first:
         log("checkpoint", step, folder=f"checkpoints/{step_name(step)}")
         _plot(setup, run, log)

@@ -81,7 +81,7 @@ def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
         require_manifest(run)
     planned: int | None = None
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
-        planned = find_start(run.folder).state.micro_batch
+        planned = find_start(run.folder, complete=False).state.micro_batch
     report = check(replace(run.asked, manifest=manifest or run.asked.manifest, model=model or run.asked.model),
                    run.config, planned=planned)
     if report.setup is None:

@@ -12,6 +12,7 @@ import torch
 
 from prep.errors import CacheError, Problem
 from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.mirror import url_of
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.loader.index import Index
 from prep.loader.rows import Rows
@@ -143,7 +144,7 @@ def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
 
 def _start(wanted: SampleRequest) -> Start:
     try:
-        return find_start(wanted.folder, wanted.checkpoint)
+        return find_start(wanted.folder, wanted.checkpoint, complete=url_of(wanted.folder) is None)  # or its weights
     except Problem as error:
         error.hint = "name another checkpoint with --checkpoint, or show the model before training with --base"
         raise

@@ -3,6 +3,7 @@
     DIR/whole/s3/BUCKET/KEY…    copies: manifests, tables, whole shards
     DIR/headers/s3/BUCKET/KEY…  caches whose shards have documents, keys and shard indexes, but no rows
     DIR/work/s3/BUCKET/KEY…     caches like those, into which prep encode encodes
+    DIR/runs/s3/BUCKET/KEY…     runs that train run trains and uploads
     DIR/locks/000…fff           locks, each for all shards whose digest begins so
 
 Pictures, captions and masks have no copies: they are read when they are needed (`prep.fs.blob`).
@@ -25,7 +26,7 @@ SCHEMES = ("s3", "gs", "az")
 # What besides scheme and bucket decides which store it is: another one must not share its copies.
 ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "gs": ("GOOGLE_BASE_URL",),
              "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME")}
-WHOLE, HEADERS, WORK, LOCKS = "whole", "headers", "work", "locks"
+WHOLE, HEADERS, WORK, RUNS, LOCKS = "whole", "headers", "work", "runs", "locks"
 _BEGINNINGS = tuple(f"{scheme}://" for scheme in SCHEMES)
 
 
@@ -84,23 +85,32 @@ def refuse_url(path: Path) -> None:
 
 def url_of(path: Path) -> str | None:
     """The URL of the object whose local copy `path` is, or would be; `None` for any other path."""
+    return _url_below(path, WHOLE)
+
+
+def run_url(path: Path) -> str | None:
+    """The URL of what `path` is in a directory where this computer works on a run; `None` for any other path."""
+    return _url_below(path, RUNS)
+
+
+def _url_below(path: Path, kind: str) -> str | None:
     try:
-        root = mirror() / WHOLE
+        root = mirror() / kind
         parts = Path(os.path.normpath(path.absolute())).relative_to(root).parts
     except (PathError, ValueError):
         return None
     for scheme in SCHEMES:
-        if len(parts) > 1 and parts[0] == _tree(WHOLE, scheme).name:
+        if len(parts) > 1 and parts[0] == _tree(kind, scheme).name:
             return f"{scheme}://{'/'.join(parts[1:])}"
     return None
 
 
 def shown(path: Path) -> str:
-    """A path for messages: the URL if it names an object, or is the copy of one."""
+    """A path for messages: the URL if it names an object, or is the copy of one or of a run."""
     if is_url(path):
         scheme, bucket, key = split_url(path)
         return f"{scheme}://{bucket}/{key}".rstrip("/")
-    return url_of(path) or str(path)
+    return url_of(path) or run_url(path) or str(path)
 
 
 def beside(path: Path, relative: str) -> Path | None:
@@ -120,6 +130,11 @@ def headers_root(root: Path) -> Path:
 def work_root(url: Path | str) -> Path:
     """The directory in which this computer works on the cache at a URL. Raises `PathError`."""
     return mirror() / WORK / local_path(Path(url)).relative_to(mirror() / WHOLE)
+
+
+def run_root(url: Path | str) -> Path:
+    """The directory in which this computer works on the run at a URL. Raises `PathError`."""
+    return mirror() / RUNS / local_path(Path(url)).relative_to(mirror() / WHOLE)
 
 
 def split_url(url: Path | str) -> tuple[str, str, str]:

@@ -312,6 +312,16 @@ def delete_object(url: str, *, stop: threading.Event = NEVER) -> None:
     _patiently(url, ask, stop)
 
 
+def copy_object(url: str, target: str, *, stop: threading.Event = NEVER) -> None:
+    """Copies an object to another key of its bucket, in the store. Raises `FileNotFoundError`, `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> None:
+        from obstore import copy
+
+        copy(store, key, split_url(target)[2])
+
+    _patiently(url, ask, stop)
+
+
 def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bool:
     """Creates an object, on the condition that there is none; returns False, and writes nothing, if there is one.
 

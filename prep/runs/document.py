@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.errors import CacheError, PathError
+from prep.fs.mirror import is_object, local_path, shown, url_of
 from prep.parse import PATH, Unparsed, brief, expect
 from prep.runs.documents import read_sealed, refused
 
@@ -48,16 +49,22 @@ def path_text(value: Any, where: str) -> str:
     return text
 
 
+def place_of(folder: Path, named: str) -> Path:
+    """What a run names: a path, usually relative to the run, or the URL of an object, of which this is the copy here.
+    """
+    return local_path(Path(named)) if is_object(named) else folder / PurePosixPath(named)
+
+
 def manifest_of(folder: Path) -> Path:
     """The manifest that the run in `folder` was trained on, also if it is gone. Raises `PathError`, `CacheError`."""
     try:
-        return folder / PurePosixPath(path_text(read_document(folder)["manifest"], "manifest"))
+        return place_of(folder, path_text(read_document(folder)["manifest"], "manifest"))
     except Unparsed as error:
         raise damaged(folder, error) from None
 
 
 def check_manifest(folder: Path, manifest: Path) -> None:
-    """Raises `CacheError` unless the manifest that a run names is a file."""
-    if not manifest.is_file():
-        raise CacheError(f"the manifest of {folder} is gone: {manifest} is not a file",
+    """Raises `CacheError` unless the manifest that a run names is a file, or is in a store."""
+    if url_of(manifest) is None and not manifest.is_file():
+        raise CacheError(f"the manifest of {shown(folder)} is gone: {manifest} is not a file",
                          hint="name it with --manifest")

@@ -74,7 +74,7 @@ TRAIN_FLOORS = (
 
 # What `train` may take from `prep`, beside the vocabulary.
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
-               "prep.fs.paths", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
+               "prep.fs.paths", "prep.fs.remote", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",

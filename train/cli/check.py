@@ -118,15 +118,19 @@ def _reads_line(reads: Mapping[str, Any]) -> str:
 def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[Problem]:
     """The fault of the run's directory, if it has one; without -o only that of its disk."""
     from prep.errors import Problem
+    from prep.fs.mirror import is_url
     from train.runs.directory import check_place, check_space, check_unused, check_writable
+    from train.runs.stored.stored import kept_in
 
     try:
         if setup is not None:
-            if named is not None:
+            kept = kept_in(named or usual)
+            kept.check_new()
+            if named is not None and not is_url(named):
                 check_place(named, setup)
                 check_writable(named)
                 check_unused(named)
-            check_space(named or usual, setup)
+            check_space(kept.folder, setup)
     except Problem as problem:
         return [problem]
     return []

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "
                                              "or that of prep push: s3://bucket/dataset/manifest.json",
                                              show_default=False)]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run (default: runs/NAME)")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run, or a place in a store: "
+                                             "s3://bucket/runs/cat (default: runs/NAME)")]
 ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]
 ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
 Method = Annotated[str | None, choice(help="train low-rank adapters or all weights", words=("lora", "full"))]
@@ -46,7 +47,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like 
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "
                                       "make the cache; the output records it")]
 Init = Annotated[Path | None, typer.Option("--init-from", metavar="PATH", help="begin with these weights: a LoRA, a "
-                                           "denoiser, a run or a checkpoint; the result records it")]
+                                           "denoiser, a run or a checkpoint, here or in a store; the result "
+                                           "records it")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors on stderr")]
 
 
@@ -62,9 +64,11 @@ def read_settings(path: Path | None, settings: list[str] | None, options: dict[s
 
 def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None) -> RunRequest:
     from prep.fs.mirror import local_path
+    from train.runs.stored.reading import for_init
     from train.setup import RunRequest
 
-    return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others, init=init)
+    return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others,
+                      init=init and for_init(init))
 
 
 def check_all(asked: RunRequest, config: Config) -> CheckReport:

@@ -9,6 +9,7 @@ import typer
 
 from prep.cli.console import put, put_json, say
 from prep.formatting import format_size, printable
+from prep.fs.mirror import local_path
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, or its URL",
+                                           show_default=False)],
     step: Annotated[int, typer.Option(help="the step, counted from 1 as in the log", min=1, show_default=False)],
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     model: opt.ModelOpt = None, as_json: opt.AsJson = False,
@@ -24,8 +26,9 @@ def replay(
     """Show what a step was trained on: pictures, crops, captions, timesteps. Nothing is trained or read from shards."""
     from train.replay import replay as drawn_again
     from train.runs.pictures import spelled
+    from train.runs.stored.reading import for_losses
 
-    found = drawn_again(folder, step, manifest, model)
+    found = drawn_again(for_losses(folder), step, manifest and local_path(manifest), model)
     for warning in found.warnings:
         say(f"warning: {printable(warning)}")
     if as_json:

@@ -16,22 +16,28 @@ if TYPE_CHECKING:
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, finished or not",
-                                           show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, finished or not, "
+                                           "or its URL: s3://bucket/runs/cat", show_default=False)],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="the HTML page to write; replaces only an "
-                                                "earlier page (default: RUN/report.html)")] = None,
+                                                "earlier page (default: RUN/report.html; of a run in a store, "
+                                                "report.html)")] = None,
     worst: Annotated[int, typer.Option(help="how many of the worst samples to show; 0: none", min=0, max=500)] = 24,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Write one HTML page about a run: curves, samples through time, worst samples, settings, provenance."""
     from prep.cli.ticker import progress
+    from prep.fs.mirror import is_url
     from prep.images.decode import quiet_pillow
-    from train.report.page import write_report
+    from train.report.page import NAME, write_report
+    from train.runs.stored.reading import for_report, not_written
 
+    if output is not None:
+        not_written(output, "a page")
     quiet_pillow()
     with progress("reading the run", None, shown=not quiet):
-        written = write_report(folder, output, date.today(), worst=worst, manifest=manifest)
+        place = output or (Path(NAME) if is_url(folder) else None)
+        written = write_report(for_report(folder), place, date.today(), worst=worst, manifest=manifest)
     if as_json:
         put_json(_as_json(written))
     else:

@@ -14,6 +14,7 @@ import typer
 from prep.cli.console import put, put_json, say
 from prep.errors import ConfigError, UsageError
 from prep.formatting import printable
+from prep.fs.mirror import run_url, shown
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 from train.cli.summary import place_line, plan_lines, uneven_lines
@@ -22,6 +23,7 @@ from train.parallel.ranks import RankFailed, Ranks, joined
 if TYPE_CHECKING:
     from train.config.schema import Config
     from train.runs.resume import Start
+    from train.runs.stored.stored import OnDisk
     from train.setup import Origin, RunRequest, Setup
 
 
@@ -43,13 +45,17 @@ def run(
 
     Several processes train together: torchrun --nproc-per-node 2 --no-python train run MANIFEST.
     """
-    folder = output or Path("runs") / manifest.stem
+    from train.runs.stored.stored import kept_in
+
+    kept = kept_in(output or Path("runs") / manifest.stem)
+    folder = kept.folder
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
     with joined() as ranks:
+        _prepare(kept, resume, start_from, ranks)
         with _preparing(ranks):
-            start = _start_of(folder, resume, start_from, adopt, init_from, ranks)
+            start = None if kept.begins(resume) else _start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
             asked = opt.request_of(manifest, model, download, allow_other_encoders, init_from)
             setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
@@ -57,14 +63,26 @@ def run(
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
         ranks = replace(ranks, sharded=setup.config.parallel.shard and ranks.world > 1)
-        ending = _train(setup, folder, device, start, start_from, ranks, quiet)
+        ending = _train(setup, kept, device, start, start_from, ranks, quiet)
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
-        put(str(folder / ending["result"]))
+        put(f"{shown(folder)}/{ending['result']}" if run_url(folder) else str(folder / ending["result"]))
 
 
-def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_from: str | None, ranks: Ranks,
+def _prepare(kept: OnDisk, resume: bool, named: str | None, ranks: Ranks) -> None:
+    """Brings what the run's place in a store has to its directory: first for the first rank, then on other computers.
+    """
+    for turn in (ranks.first, ranks.local == 0 and not ranks.first):
+        with _preparing(ranks):
+            if turn and (resume or ranks.first):
+                for warning in kept.prepare(resume=resume, named=named):
+                    say(f"warning: {printable(warning)}")
+    if kept.begins(resume) and ranks.first:
+        say(f"note: {shown(kept.folder)} has no checkpoint yet: the run begins")
+
+
+def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_from: str | None, ranks: Ranks,
            quiet: bool) -> Mapping[str, Any]:
     """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
@@ -79,7 +97,7 @@ def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_f
         from prep.models.tensors import pick_device
         from train.loop import train
 
-    index = setup.index
+    index, folder = setup.index, kept.folder
     with ExitStack() as held:
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
@@ -93,7 +111,7 @@ def _train(setup: Setup, folder: Path, device: str, start: Start | None, start_f
         tracked = held.enter_context(tracking(watch, setup.config, folder))
         log = held.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
         tracked.warn = lambda step, text: log("warning", step, text=text)
-        train(setup, folder, place, log, start, ranks)
+        train(setup, folder, place, log, start, ranks, kept if ranks.first else None)
         return log.last
 
 

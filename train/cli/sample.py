@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli.console import put, say
+from prep.fs.mirror import local_path
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def sample(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, or its URL",
+                                           show_default=False)],
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a prompt, encoded if the cache lacks it; "
                                                      "may contain --n, --w, --h, --d, --s, --l as in a file")] = None,
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
@@ -42,6 +44,7 @@ def sample(
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.models.tensors import pick_device
+        from train.runs.stored.reading import for_losses, for_weights, not_written
         from train.sample import SampleRequest, show
 
         encode: Encode | None = None
@@ -49,7 +52,9 @@ def sample(
             from train.sampling.text import encode_prompts
 
             encode = encode_prompts
-    wanted = SampleRequest(folder=folder, prompts=prompts, texts=texts, checkpoint=checkpoint, manifest=manifest,
+    not_written(output, "a picture")
+    wanted = SampleRequest(folder=for_losses(folder) if base else for_weights(folder, checkpoint), prompts=prompts,
+                           texts=texts, checkpoint=checkpoint, manifest=manifest and local_path(manifest),
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
                            download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))

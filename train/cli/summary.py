@@ -87,12 +87,13 @@ def uneven_lines(report: CheckReport) -> list[str]:
 
 def place_line(folder: Path, setup: Setup) -> str:
     """Where a run writes, and about how large its checkpoints are."""
+    from prep.fs.mirror import shown
     from train.runs.directory import checkpoint_bytes
 
     size = format_bytes(checkpoint_bytes(setup))
     keep = setup.config.checkpoint.keep
     kept = f"the newest {keep} are kept" if keep else "all are kept"
-    return f"writes to {printable(str(folder))}; a checkpoint takes about {size}, {kept}"
+    return f"writes to {printable(shown(folder))}; a checkpoint takes about {size}, {kept}"
 
 
 def _what(setup: Setup) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
+from prep.fs.mirror import local_path
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def worst(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the directory of a run, or its URL",
+                                           show_default=False)],
     count: Annotated[int, typer.Option("-n", "--count", help="how many samples", min=1)] = 20,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     as_json: opt.AsJson = False,
@@ -23,8 +25,9 @@ def worst(
     """List the samples that a run learned least: highest loss, compared with others at about the same timestep."""
     from train.report.worst import find_worst
     from train.runs.pictures import spelled
+    from train.runs.stored.reading import for_losses
 
-    found = find_worst(folder, count, manifest)
+    found = find_worst(for_losses(folder), count, manifest and local_path(manifest))
     if as_json:
         put_json({"format": "latentry/worst", "version": 1, "showings": found.showings, "known": found.known,
                   "samples": [_as_json(each) for each in found.samples]})

@@ -11,6 +11,7 @@ from typing import Any
 from prep.errors import Problem
 from prep.formatting import clock
 from prep.fs.atomic import write_atomic
+from prep.fs.mirror import shown as shown_place
 from prep.fs.paths import NamedPath
 from prep.manifest.document import read_manifest
 from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
@@ -92,7 +93,7 @@ def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], 
         Section(id="settings", title="Settings", count=len(changed.rows),
                 note="" if changed.rows else "All have their defaults."),
         Section(id="provenance", title="Provenance")]
-    origin = Origin(name=run.folder.resolve().name, places=(str(run.folder),), made=made)
+    origin = Origin(name=run.folder.resolve().name, places=(shown_place(run.folder),), made=made)
     return render_page("run.html", origin, scripted=True, head=_head(run, history), sections=sections, curves=curves,
                        validation=validation, strips=strips, hardest=hardest, events=events, changed=changed, same=same,
                        facts=[*_times(run, history), *provenance(run)], saved=saved)

@@ -8,6 +8,7 @@ from typing import Any
 
 from prep.errors import Problem, first_line
 from prep.formatting import format_bytes
+from prep.fs.mirror import shown, url_of
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.fingerprint import digest_file
 from prep.report.pages.parts import Column, Table
@@ -31,7 +32,7 @@ def own_manifest(run: Run) -> Manifest | None:
 def provenance(run: Run) -> Facts:
     """Titles and values, digests in whole."""
     manifest = own_manifest(run)
-    facts: Facts = [("manifest", str(run.asked.manifest))]
+    facts: Facts = [("manifest", shown(run.asked.manifest))]
     if manifest is not None:
         facts.append(("manifest, SHA-256", manifest.digest))
         facts += [(f"{name} that encoded, fingerprint", digest)
@@ -61,7 +62,7 @@ def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
 
 def _state(folder: Path) -> State | Problem:
     try:
-        return read_state(folder)
+        return read_state(folder, complete=url_of(folder) is None)  # of a run in a store only this file is here
     except Problem as error:
         return error
 

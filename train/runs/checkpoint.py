@@ -35,6 +35,7 @@ from typing import Any
 
 from prep.errors import PathError
 from prep.fs import atomic
+from prep.fs.mirror import shown
 from prep.fs.untrusted import check_dir, entries, is_link, size_regular
 from prep.parse import Unparsed, count, digest_of, expect, list_of
 from prep.runs.documents import read_sealed, refused
@@ -138,7 +139,7 @@ def find_checkpoint(run: Path, named: str | None) -> Path:
             return folder
     names = ", ".join(folder.name for folder in folders) or "none yet"
     seen = "no checkpoint" if named is None else f"no checkpoint '{named[:80]}'"
-    raise PathError(f"{run} has {seen}, expected one of: {names}")
+    raise PathError(f"{shown(run)} has {seen}, expected one of: {names}")
 
 
 def set_aside(run: Path, step: int) -> list[str]:
@@ -171,10 +172,19 @@ def remove_partial(run: Path) -> None:
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_state(folder: Path) -> State:
+def listed_files(path: Path, folder: Path) -> Mapping[str, FileFacts]:
+    """The files that the state.json at `path` lists, of the checkpoint `folder`. Raises `CacheError`."""
+    try:
+        body = read_sealed(path, FORMAT, {version: keys for version, keys in _KEYS.items() if "files" in keys})
+        return {name: _file(name, value) for name, value in expect(body["files"], dict, "files").items()}
+    except (OSError, Unparsed) as error:
+        raise refused(folder / STATE, error, way_out(folder)) from None
+
+
+def read_state(folder: Path, *, complete: bool = True) -> State:
     """The state of a checkpoint, after checking that it has the listed files in the listed sizes; reads none of them.
 
-    Raises `CacheError`.
+    Without `complete` the files may be missing. Raises `CacheError`.
     """
     try:
         check_dir(folder)
@@ -182,7 +192,8 @@ def read_state(folder: Path) -> State:
     except (OSError, Unparsed) as error:
         raise refused(folder / STATE, error, way_out(folder)) from None
     try:
-        _check_files(folder, state)
+        if complete:
+            _check_files(folder, state)
     except (OSError, Unparsed) as error:
         raise refused(folder, error, way_out(folder)) from None
     return state

@@ -10,6 +10,7 @@
     RUN/README.md             the model card
     RUN/loss.png              the loss so far
     RUN/report.html           the page of `train report`
+    RUN/writer.json           of a run in a store: by which program this is the one that is there
     RUN/prompts/              text rows of prompts that were edited meanwhile
 
 run.json is written first, after the model is loaded. A run may start again in a directory without a checkpoint or a
@@ -34,9 +35,10 @@ from prep.digest import canonical, digest_bytes
 from prep.errors import ConfigError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.mirror import run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
-from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, read_document
+from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, place_of, read_document
 from prep.runs.documents import open_plain, seal
 from train.config.load import as_table, parse
 from train.config.schema import Config
@@ -68,12 +70,22 @@ class Run:
 
 @contextmanager
 def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
-    """Locks `folder` for training, and creates it if needed. A kernel lock, released when the process ends.
+    """Locks `folder` for training, and creates it if needed, as `only_one` does.
 
-    Raises `PathError` if another process holds the lock, or if `folder` may not become a run. If the system or the file
-    system has no such lock, other processes are not kept out.
+    Raises `PathError` also if `folder` may not become a run.
     """
     check_place(folder, setup)
+    with only_one(folder):
+        yield
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Locks `folder`, and creates it if needed. A kernel lock, released when the process ends.
+
+    Raises `PathError` if another process holds the lock. If the system or the file system has no such lock, other
+    processes are not kept out.
+    """
     make_dirs(folder)
     if sys.platform == "win32":
         yield
@@ -84,8 +96,8 @@ def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise PathError(f"another program is training in {folder}", hint="wait for it to end; or name another "
-                                f"directory with -o, like {folder.name}-2") from None
+                raise PathError(f"another program is training in {shown(folder)}", hint="wait for it to end; or name "
+                                f"another directory with -o, like {folder.name}-2") from None
         yield
     finally:
         os.close(descriptor)
@@ -113,8 +125,8 @@ def check_unused(folder: Path) -> None:
     """Raises `PathError` if `folder` holds a run with a checkpoint or a result: only --resume may continue it."""
     there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS)]
     if any(path.exists() for path in there):
-        raise PathError(f"{folder} already holds a run", hint=f"add --resume to continue it; or name another with "
-                        f"-o, like {folder.name}-2")
+        raise PathError(f"{shown(folder)} already holds a run", hint="add --resume to continue it; or name another "
+                        f"with -o, like {folder.name}-2")
 
 
 def check_place(folder: Path, setup: Setup) -> None:
@@ -150,11 +162,13 @@ def checkpoint_bytes(setup: Setup) -> int:
 def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
     """Raises `PathError` unless the disk has room for the checkpoints of the steps after `done`, and for the result.
 
-    One more than `checkpoint.keep` exist at a time: a new one is written before the oldest is removed.
+    One more than `checkpoint.keep` exist at a time: a new one is written before the oldest is removed. Of a run in a
+    store there is one more, which is being uploaded.
     """
     there, settings = _nearest(folder), setup.config.checkpoint
     coming = -(-(setup.steps - done) // (settings.every or setup.steps))
-    most = min(coming, settings.keep + 1 - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
+    more = 1 if run_url(folder) is None else 2
+    most = min(coming, settings.keep + more - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
     needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(there).free
     if free < needed:
@@ -173,7 +187,7 @@ def read_run(folder: Path) -> Run:
     """The run in `folder`. Raises `PathError` if there is none, `CacheError` if run.json is damaged."""
     body = read_document(folder)
     try:
-        asked = RunRequest(manifest=folder / PurePosixPath(path_text(body["manifest"], "manifest")),
+        asked = RunRequest(manifest=place_of(folder, path_text(body["manifest"], "manifest")),
                            model=_model(folder, body["model"]),
                            other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
         table = expect(body["config"], dict, "config")
@@ -197,7 +211,8 @@ def read_records(folder: Path) -> bytes | None:
 
 
 def _document(folder: Path, setup: Setup) -> dict[str, Any]:
-    """The content of run.json. Paths are relative to the run, so that both can move together."""
+    """The content of run.json. Paths are relative to the run, so that both can move together; of a run in a store they
+    are absolute, and what is in a store is named by its URL."""
     named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
     local = Path(named).is_dir()
     return {"format": FORMAT, "version": VERSION, "manifest": _relative(setup.asked.manifest, folder),
@@ -232,6 +247,8 @@ def _origin(body: Mapping[str, Any]) -> Origin:
 
 def _relative(path: Path, folder: Path) -> str:
     """`path` relative to `folder`; absolute if there is no relative path, as on another drive."""
+    if run_url(folder) is not None:
+        return url_of(path) or path.resolve().as_posix()
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:

@@ -41,13 +41,13 @@ class Compared:
     adopted: tuple[str, ...] = ()  # changes that --adopt accepted
 
 
-def find_start(run: Path, named: str | None = None) -> Start:
-    """The newest checkpoint of `run`, or the checkpoint `named`.
+def find_start(run: Path, named: str | None = None, *, complete: bool = True) -> Start:
+    """The newest checkpoint of `run`, or the checkpoint `named`; `complete` as in `read_state`.
 
     Raises `PathError` if there is none, `CacheError` if it is damaged.
     """
     folder = find_checkpoint(run, named)
-    state = read_state(folder)
+    state = read_state(folder, complete=complete)
     try:
         config = parse(state.config, f"{folder.name}/state.json")
     except ConfigError as error:

@@ -1,0 +1,516 @@
+"""Runs in an object store: the run is the one on a disk, and whatever happens, what the store shows is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from torchrun import environment, torchrun
+
+from prep.fs import remote
+from prep.fs.mirror import run_root
+from prep.fs.remote import list_objects
+
+STEPS = 6
+RUN = ("--steps", STEPS, "--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set",
+       "checkpoint.every=2", "--set", "optimizer.name=adamw", "--set", "lora.rank=2", "--set", "sample.every=0")
+SAMPLES = ("--set", "sample.every=3", "--set", "sample.steps=2")
+TIMES = ("seconds", "wait", "samples_per_second")
+
+
+@pytest.fixture
+def made(make, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    return make()
+
+
+@pytest.fixture
+def words(made, tiny_model):
+    return ("run", made.path, "--model", tiny_model, *RUN)
+
+
+@pytest.fixture
+def url(store):
+    return f"{store.url}/runs/cat"
+
+
+def objects(store, url):
+    """The bytes of a run's objects, by name, seen without the proxy."""
+    prefix = url.removeprefix("s3://bucket/")
+    return {name: store.server.get(f"{prefix}/{name}") for name in list_objects(url)}
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def timeless(data):
+    """The events of a log without their times."""
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMES}
+            for line in data.splitlines()]
+
+
+def steps_of(there):
+    return sorted(name.split("/")[1] for name in there if name.endswith("/state.json") and "aside" not in name)
+
+
+def require_same(there, here):
+    """The objects of a run are the files of one on a disk, but for paths in run.json."""
+    assert set(there) - {"writer.json"} == set(here)
+    for name in sorted(set(here) - {"log.jsonl", "run.json", "loss.png"}):
+        assert there[name] == here[name], name
+    events = [[one for one in timeless(each["log.jsonl"]) if one["event"] != "start"] for each in (there, here)]
+    assert events[0] == events[1]
+
+
+def require_whole(store, url):
+    """Every checkpoint that the store shows has the files that its state.json lists."""
+    there = objects(store, url)
+    for step in steps_of(there):
+        listed = json.loads(there[f"checkpoints/{step}/state.json"])["files"]
+        for name, facts in listed.items():
+            assert hashlib.sha256(there[f"checkpoints/{step}/{name}"]).hexdigest() == facts["sha256"]
+    return there
+
+
+@pytest.fixture
+def here(train, words, tmp_path):
+    """The same run on a disk."""
+    assert train(*words, "-o", tmp_path / "cat").code == 0
+    return files(tmp_path / "cat")
+
+
+def new_computer(monkeypatch, tmp_path, number=2):
+    copies = tmp_path / f"copies{number}"
+    monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(copies))
+    return copies
+
+
+def test_the_run_is_the_one_on_a_disk(train, words, store, url, tmp_path):
+    words = (*words, *SAMPLES)
+    assert train(*words, "-o", tmp_path / "cat").code == 0
+    here = files(tmp_path / "cat")
+    told = train(*words, "-o", url)
+    assert told.code == 0, told.err
+    assert told.out == f"{url}/lora.safetensors\n"
+    there = require_whole(store, url)
+    require_same(there, here)
+    assert files(run_root(url)).keys() == here.keys() | {"writer.json"}
+    sent = [path for method, path, _ in store.proxy.asked if method == "PUT" and "log.jsonl" not in path]
+    assert not [path for path in set(sent) if sent.count(path) > 1 and "losses.bin" not in path and ".png" not in path]
+    document = json.loads(there["run.json"])
+    assert document["manifest"].startswith("/"), "absolute: the working copy may go"
+    told = train(*words, "-o", url)
+    assert told.code == 5 and f"error: {url} already holds a run\nhint: add --resume to continue it" in told.err
+
+
+def dies_after(store, count):
+    """From the request of that number on, counting what changes the store, no answer is given any more."""
+    asked = []
+
+    def rule(method, path, before):
+        if method in ("PUT", "POST", "DELETE") and "/runs/" in path:
+            asked.append(path)
+        return "drop" if len(asked) > count else ""
+
+    store.proxy.rule = rule
+
+
+def end_midway(train, words, store, url, count, monkeypatch):
+    """A run of which the store sees the first `count` changes only; what training did then on its computer is lost."""
+    monkeypatch.setenv(remote.PATIENCE, "0")
+    dies_after(store, count)
+    told = train(*words, "-o", url)
+    store.proxy.forget()
+    monkeypatch.setenv(remote.PATIENCE, "20")
+    assert told.code in (0, 7), told.err
+    return told
+
+
+def resumed_elsewhere(train, words, store, url, tmp_path, monkeypatch, here):
+    """On another computer the run continues from what the store has, and ends as if nothing had been."""
+    require_whole(store, url)
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 0, told.err
+    require_same(require_whole(store, url), here)
+
+
+@pytest.mark.parametrize("count", [14])
+def test_a_run_continues_on_another_computer(train, words, here, store, url, tmp_path, monkeypatch, count):
+    assert end_midway(train, words, store, url, count, monkeypatch).code == 7
+    resumed_elsewhere(train, words, store, url, tmp_path, monkeypatch, here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", range(2, 40))
+def test_a_run_continues_from_wherever_it_ended(train, words, store, url, tmp_path, monkeypatch, count):
+    words = (*words, *SAMPLES)
+    assert train(*words, "-o", tmp_path / "cat-2").code == 0
+    here = files(tmp_path / "cat-2")
+    if end_midway(train, words, store, url, count, monkeypatch).code == 0:
+        pytest.skip("it had ended")
+    resumed_elsewhere(train, words, store, url, tmp_path, monkeypatch, here)
+
+
+def test_what_could_not_be_uploaded_is_on_the_same_computer(train, words, here, store, url, monkeypatch):
+    told = end_midway(train, words, store, url, 9, monkeypatch)
+    assert f"error: {url} is not all uploaded: " in told.err
+    assert f"all is whole in {run_root(url)}: the same command with --resume, on this computer, uploads it" in told.err
+    mine = files(run_root(url))
+    require_same(mine, here | {"log.jsonl": mine["log.jsonl"]})
+    store.proxy.forget()
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 0, told.err
+    assert not store.proxy.count("GET", "checkpoints/step-000006/lora"), "its own checkpoint, not the store's"
+    require_same(require_whole(store, url), here)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_while(train, words, here, store, url, monkeypatch):
+    """Training goes on, the log says so, and in the end all is there."""
+    monkeypatch.setenv(remote.PATIENCE, "0")
+    count = iter(range(10**6))
+    store.proxy.rule = lambda method, path, before: (
+        "503" if "checkpoints/step-000002" in path and next(count) < 1 else "")
+    told = train(*words, "-o", url)
+    assert told.code == 0, told.err
+    there = require_whole(store, url)
+    warned = [one["text"] for one in timeless(there["log.jsonl"]) if one["event"] == "warning"]
+    assert len(warned) <= 1 and all("not uploaded yet, training goes on: " in text for text in warned)
+    assert set(there) - {"writer.json"} == set(here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["500", "drop", "lose", "flip sent", "truncate"])
+def test_each_request_fails_once(train, words, here, store, url, fault):
+    store.proxy.rule = lambda method, path, before: fault if before == 0 and "list-type" not in path else ""
+    told = train(*words, "-o", url)
+    assert told.code == 0, told.err
+    require_same(require_whole(store, url), here)
+
+
+def test_credentials_that_are_refused_are_told_before_training(train, words, store, url):
+    store.proxy.rule = lambda method, path, before: "403" if "runs" in path else ""
+    told = train(*words, "-o", url)
+    assert told.code == 7 and "the store answered 403 Forbidden" in told.err and "a-secret" not in told.err
+    assert "hint: check the credentials in the environment (AWS_ACCESS_KEY_ID, " in told.err
+    assert not (run_root(url) / "log.jsonl").exists()
+    store.proxy.rule = lambda method, path, before: "403" if method == "PUT" else ""
+    told = train(*words, "-o", url)
+    assert told.code == 7 and "403" in told.err
+    assert "step" not in (run_root(url) / "log.jsonl").read_text(), "they may read, and not write"
+
+
+def test_what_arrives_as_something_else_is_not_published(train, words, store, url):
+    store.proxy.rule = lambda method, path, before: (
+        "flip sent" if method == "PUT" and "step-000002/lora" in path else "")
+    told = train(*words, "--set", "checkpoint.keep=0", "-o", url)
+    assert told.code == 7 and "/lora.safetensors does not read back as it was written, after 3 uploads\n" in told.err
+    assert steps_of(objects(store, url)) == [] and (run_root(url) / "lora.safetensors").is_file()
+
+
+def test_places_that_cannot_be_a_run(train, words, store, url):
+    told = train(*words, "-o", "s3://no-such-bucket/runs/cat")
+    assert told.code == 7 and "error: s3://no-such-bucket/runs/cat: the store answered 404" in told.err
+    told = train(*words, "-o", "s3://bucket")
+    assert told.code == 5 and "s3://bucket is a bucket, expected a place in it for the run" in told.err
+    store.server.put(f"{store.prefix}/cache/latentry.json", b"{}")
+    told = train(*words, "-o", f"{store.url}/cache/runs/cat")
+    assert told.code == 5 and f"run {store.url}/cache/runs/cat lies in the cache {store.url}/cache" in told.err
+    assert train("check", *words[1:-15], "-o", f"{store.url}/cache/cat").code == 5
+    told = train(*words, "-o", store.url)
+    assert told.code == 5 and f"{store.url} is not empty and is not a training run" in told.err
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 5 and f"error: {url} is not a training run: it has no run.json\nhint: omit --resume" in told.err
+
+
+@pytest.mark.slow
+def test_a_run_without_a_checkpoint_is_begun_by_resume(train, words, here, store, url, monkeypatch, tmp_path):
+    assert end_midway(train, words, store, url, 2, monkeypatch).code == 7
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "-o", url)
+    assert told.code == 5 and "already holds a run" in told.err
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 0 and f"note: {url} has no checkpoint yet: the run begins" in told.err
+    require_same(require_whole(store, url), here)
+
+
+@pytest.fixture
+def at_claim(monkeypatch):
+    """`at_claim(action)`: `action` is done once, when a run was prepared and is not yet claimed."""
+    from train.runs.stored.stored import StoredRun
+
+    def put(action):
+        claim, left = StoredRun.claim, [action]
+
+        def claimed(self, step):
+            if left:
+                left.pop()()
+            claim(self, step)
+
+        monkeypatch.setattr(StoredRun, "claim", claimed)
+
+    return put
+
+
+@pytest.mark.slow
+def test_of_two_that_begin_one_run_one_ends(train, words, here, store, url, at_claim, monkeypatch, tmp_path):
+    def other():
+        with monkeypatch.context() as there:
+            there.setenv("LATENTRY_REMOTE_DIR", str(tmp_path / "other"))
+            assert train(*words, "--set", "seed=7", "-o", url).code == 0
+
+    at_claim(other)
+    told = train(*words, "-o", url)
+    assert told.code == 5 and f"error: {url} already holds a run\nhint: add --resume" in told.err
+    assert require_whole(store, url)["lora.safetensors"] != here["lora.safetensors"], "that of the other"
+
+
+@pytest.mark.slow
+def test_of_two_that_continue_one_run_one_ends(train, words, here, store, url, at_claim, monkeypatch, tmp_path):
+    assert end_midway(train, words, store, url, 14, monkeypatch).code == 7
+    before = steps_of(objects(store, url))
+
+    def other():
+        with monkeypatch.context() as there:
+            there.setenv("LATENTRY_REMOTE_DIR", str(tmp_path / "other"))
+            assert train(*words, "--resume", "-o", url).code == 0
+
+    at_claim(other)
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--resume", "-o", url)
+    assert before != steps_of(here)
+    assert told.code == 5 and f"error: another program trained in {url} meanwhile\nhint: run the same" in told.err
+    require_same(require_whole(store, url), here)
+
+
+def test_a_program_that_finds_another_writer_ends(train, words, store, url, tmp_path):
+    """Before it overwrites anything."""
+    asked = []
+
+    def rule(method, path, before):
+        if method == "PUT" and "step-000002/state.json" in path:
+            asked.append(path)
+            prefix = url.removeprefix("s3://bucket/")
+            store.server.put(f"{prefix}/writer.json", json.dumps(
+                {"format": "latentry/run-writer", "version": 1, "token": "f" * 32, "host": "other",
+                 "since": "2026-11-23T12:00:00Z"}).encode())
+        return ""
+
+    store.proxy.rule = rule
+    told = train(*words, "-o", url)
+    assert told.code == 5, told.err
+    assert f"error: another program continues {url}, or removed it: other, since 2026-11-23T12:00:00Z\n" in told.err
+    assert f"nothing of it was overwritten; what was trained here is in {run_root(url)}" in told.err
+    there = require_whole(store, url)
+    assert steps_of(there) == ["step-000002"] and "lora.safetensors" not in there
+    store.server.delete(f"{url.removeprefix('s3://bucket/')}/writer.json")
+
+
+def test_old_checkpoints_go_here_and_there(train, words, store, url, monkeypatch):
+    told = train(*words, "--set", "checkpoint.keep=1", "-o", url)
+    assert told.code == 0, told.err
+    assert steps_of(require_whole(store, url)) == ["step-000006"]
+    assert steps_of(files(run_root(url))) == ["step-000006"]
+    there = objects(store, url)
+    assert not [name for name in there if "step-000002" in name and name.startswith("checkpoints")]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_there_while_it_is_uploaded(train, words, store, url):
+    """However slow the store: `keep` removes nothing that is being uploaded, and the newest comes after it."""
+    store.proxy.rule = lambda method, path, before: (
+        time.sleep(0.5) or "" if method == "PUT" and "checkpoints" in path else "")
+    told = train(*words, "--set", "checkpoint.keep=1", "--set", "checkpoint.every=1", "-o", url)
+    assert told.code == 0, told.err
+    there = require_whole(store, url)
+    assert steps_of(there) == steps_of(files(run_root(url))) == ["step-000006"]
+    assert not [one for one in timeless(there["log.jsonl"]) if one["event"] == "warning"]
+
+
+@pytest.mark.slow
+def test_from_sets_newer_ones_aside_in_the_store(train, words, here, store, url, monkeypatch, tmp_path):
+    assert train(*words, "-o", url).code == 0
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--resume", "--from", "step-3", "-o", url)
+    assert told.code == 5 and f"{url} has no checkpoint 'step-3', expected one of: step-000002, step-" in told.err
+    told = train(*words, "--resume", "--from", "step-2", "-o", url)
+    assert told.code == 0, told.err
+    there = require_whole(store, url)
+    aside = {name for name in there if "aside" in name}
+    assert {name.split("/")[1] for name in aside} == {"aside-step-000004", "aside-step-000006"}
+    require_same({name: data for name, data in there.items() if name not in aside}, here)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_run_here_is_set_aside(train, words, here, store, url, monkeypatch, tmp_path):
+    """One that was not uploaded, and another computer has continued the run since."""
+    assert end_midway(train, words, store, url, 14, monkeypatch).code == 7
+    first = os.environ["LATENTRY_REMOTE_DIR"]
+    new_computer(monkeypatch, tmp_path)
+    assert train(*words, "--resume", "-o", url, "--steps", 5).code == 0
+    monkeypatch.setenv("LATENTRY_REMOTE_DIR", first)
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 0, told.err
+    assert "warning: a checkpoint here is not of the run that the store has, and was set aside: " in told.err
+    assert (run_root(url) / "checkpoints" / "aside-step-000006").is_dir()
+    assert "step-000006" in steps_of(require_whole(store, url))
+
+
+@pytest.mark.slow
+def test_what_is_here_of_a_run_that_was_removed_there(train, words, store, url):
+    assert train(*words, "-o", url).code == 0
+    for name in list_objects(url):
+        store.server.delete(f"{url.removeprefix('s3://bucket/')}/{name}")
+    told = train(*words, "-o", url)
+    assert told.code == 0, told.err
+    assert f"warning: {url} is gone from the store; what was here of it was set aside: {run_root(url)}.asi" in told.err
+
+
+@pytest.mark.slow
+def test_damage_is_not_continued_from(train, words, store, url, monkeypatch, tmp_path):
+    assert train(*words, "-o", url).code == 0
+    name = f"{url.removeprefix('s3://bucket/')}/checkpoints/step-000006/optimizer.safetensors"
+    data = store.server.get(name)
+    store.server.put(name, data[:-1] + bytes([data[-1] ^ 1]))
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 7
+    assert "optimizer.safetensors is damaged: its bytes do not match its digest (downloaded 3 times)" in told.err
+    store.server.delete(name)
+    told = train(*words, "--resume", "-o", url)
+    assert told.code == 7 and "it is missing in the store" in told.err
+    assert train(*words, "--resume", "--from", "step-4", "-o", url).code == 0
+
+
+@pytest.mark.slow
+def test_no_credentials_are_written(train, words, store, url):
+    assert train(*words, "-o", url).code == 0
+    there = [*objects(store, url).values(), *files(run_root(url)).values()]
+    assert not [data for data in there if b"a-secret" in data or b"a-key" in data]
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def there(train, words, store, url, monkeypatch, tmp_path):
+    """A run in the store and the same one here, read on a computer that has nothing of it."""
+    for place in (tmp_path / "cat", url):
+        assert train(*words, *SAMPLES, "-o", place).code == 0
+    new_computer(monkeypatch, tmp_path, 3)
+    store.proxy.forget()
+    return tmp_path / "cat"
+
+
+def test_commands_read_a_run_by_its_url(train, there, store, url, tmp_path, tiny_model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in (("worst",), ("replay", "--step", 3)):
+        told = train(command[0], url, *command[1:], "--json")
+        assert told.code == 0, told.err
+        assert told.json == train(command[0], there, *command[1:], "--json").json
+    assert not store.proxy.count("GET", "lora.safetensors"), "no weights are downloaded for that"
+    told = train("report", url, "--json")
+    assert told.code == 0, told.err
+    assert told.json["output"] == "report.html" and told.json["step"] == STEPS and told.json["status"] == "finished"
+    assert url in (tmp_path / "report.html").read_text().replace("<wbr>", "")
+    pictures = []
+    for run, name in ((url, "there.png"), (there, "here.png")):
+        told = train("sample", run, "-o", tmp_path / name, "--steps", 2, "--device", "cpu", "--quiet")
+        assert told.code == 0, told.err
+        pictures.append((tmp_path / name).read_bytes())
+    assert pictures[0] == pictures[1]
+    store.proxy.forget()
+    assert train("sample", url, "-o", tmp_path / "there.png", "--steps", 2, "--device", "cpu", "--quiet").code == 0
+    assert not store.proxy.count("GET", "lora.safetensors"), "the copy is as it was"
+    assert not store.proxy.count("GET", "optimizer"), "only to continue a run"
+    for run, name in ((url, "there"), (there, "here")):
+        told = train("merge", run, "-o", tmp_path / name, "--quiet")
+        assert told.code == 0, told.err
+    assert files(tmp_path / "there").keys() == files(tmp_path / "here").keys()
+    assert not run_root(url).exists(), "the place for training is not touched"
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_weights_in_a_store(train, words, there, store, url, tmp_path):
+    results = []
+    for number, init in enumerate((f"{url}/lora.safetensors", url, f"{url}/checkpoints/step-000004", there)):
+        told = train(*words, "--steps", 1, "--init-from", init, "-o", tmp_path / f"from{number}")
+        assert told.code == 0, told.err
+        results.append((tmp_path / f"from{number}" / "lora.safetensors").read_bytes())
+    assert results[1] == results[3]
+
+
+@pytest.mark.slow
+def test_what_reading_refuses(train, there, url, tmp_path):
+    told = train("report", f"{url}-2")
+    assert told.code == 5 and f"error: {url}-2 is not a training run: it has no run.json\nhint: name the" in told.err
+    told = train("merge", there, "-o", f"{url}-merged")
+    assert told.code == 2 and f"{url}-merged is in an object store, but a merged model is written to a disk" in told.err
+    told = train("sample", url, "--checkpoint", "step-5", "-o", tmp_path / "a.png")
+    assert told.code == 5 and f"{url} has no checkpoint 'step-5'" in told.err
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["run.json", "writer.json", "step-000002/lora", "step-000002/state",
+                                   "step-000004/opt", "losses.bin", "README.md"])
+def test_a_killed_process_leaves_what_is_whole(train, words, here, store, url, tmp_path, monkeypatch, point):
+    store.proxy.rule = lambda method, path, before: "hang" if method == "PUT" and point in path else ""
+    process = subprocess.Popen([sys.executable, "-m", "train", *map(str, words), "-o", url], env=environment(),
+                               stderr=subprocess.PIPE, text=True)
+    assert store.proxy.hung.wait(90), process.communicate()[1]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    store.proxy.forget()
+    time.sleep(0.5)
+    if point == "run.json":
+        for name in list_objects(url):  # the request may have arrived
+            store.server.delete(f"{url.removeprefix('s3://bucket/')}/{name}")
+        told = train(*words, "-o", url)
+        assert told.code == 0, told.err
+        require_same(require_whole(store, url), here)
+    else:
+        resumed_elsewhere(train, words, store, url, tmp_path, monkeypatch, here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_process_uploads_its_checkpoint(train, words, here, store, url, tmp_path, monkeypatch, number):
+    words = (*words, "--steps", 2000, "--set", "sample.every=0", "--set", "checkpoint.every=1000")
+    process = subprocess.Popen([sys.executable, "-m", "train", *map(str, words), "-o", url], env=environment(),
+                               stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while '"step", "step": 2,' not in ((run_root(url) / "log.jsonl").read_text()
+                                       if (run_root(url) / "log.jsonl").exists() else ""):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, told
+    there = require_whole(store, url)
+    (step,) = steps_of(there)
+    assert timeless(there["log.jsonl"])[-1] == {"event": "stopped", "step": int(step[5:])}
+
+
+@pytest.mark.slow
+def test_ranks_train_one_run(train, words, store, url, tmp_path, monkeypatch):
+    told = torchrun(2, *words, "-o", url)
+    assert told.returncode == 0, told.stderr
+    there = require_whole(store, url)
+    assert steps_of(there) == ["step-000002", "step-000004", "step-000006"] and "README.md" in there
+    new_computer(monkeypatch, tmp_path)
+    told = torchrun(2, *words, "--resume", "--steps", 8, "-o", url)
+    assert told.returncode == 0, told.stderr
+    assert steps_of(require_whole(store, url))[-1] == "step-000008"
+    losses = [one["loss"] for one in timeless(objects(store, url)["log.jsonl"]) if one["event"] == "step"]
+    assert len(losses) == 8

@@ -1,0 +1,1 @@
+"""Runs in object stores: published from a working copy here, and brought back."""

@@ -1,0 +1,192 @@
+"""Makes the working copy of a run what the store has, before the run begins or continues.
+
+What counts is what the store has. A newer checkpoint here, of which the upload was interrupted, counts only if the
+store's newest is here, too, with the same state.json to the byte, and if the store's writer.json is the one that this
+computer wrote: so nobody else has begun to continue the run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prep.errors import PathError
+from prep.fs import atomic
+from prep.fs.mirror import split_url
+from prep.fs.paths import MARKER
+from prep.fs.remote import Listed, size_of
+from prep.parse import Unparsed
+from prep.runs.documents import refused
+from train.runs.checkpoint import (
+    STATE,
+    FileFacts,
+    find_checkpoint,
+    list_checkpoints,
+    listed_files,
+    set_aside,
+    step_name,
+)
+from train.runs.stored.layout import CHECKPOINTS, LOG, LOSSES, RUN, WRITER, has_result, whole_steps
+from train.runs.stored.objects import Objects, differs, digests_of
+
+NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES)  # to continue a run, besides a checkpoint
+Names = Mapping[str, Listed]
+
+
+def check_new(objects: Objects, there: Names) -> None:
+    """Raises `PathError` unless a new run may begin at its place in the store."""
+    url = objects.url
+    if RUN in there or whole_steps(there) or has_result(there):
+        raise PathError(f"{url} already holds a run", hint=f"add --resume to continue it; or name another with -o, "
+                        f"like {url.rpartition('/')[2]}-2")
+    if there:
+        raise PathError(f"{url} is not empty and is not a training run", hint="name another place with -o")
+    _check_outside(objects)
+
+
+def make_way(url: str, folder: Path) -> list[str]:
+    """Sets aside what is left here of another run at the same place; returns warnings."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return []
+    targets = (folder.with_name(f"{folder.name}.aside-{number}") for number in range(1, 1 << 20))
+    target = next(place for place in targets if not place.exists())
+    atomic.rename(folder, target)
+    return [f"{url} is gone from the store; what was here of it was set aside: {target}"]
+
+
+def _check_outside(objects: Objects) -> None:
+    """Raises `PathError` if the run would lie in a cache."""
+    scheme, bucket, key = split_url(objects.url)
+    parts = key.split("/")
+    for count in range(len(parts)):
+        above = "/".join((f"{scheme}://{bucket}", *parts[:count]))
+        try:
+            size_of(f"{above}/{MARKER}", stop=objects.stop)
+        except FileNotFoundError:
+            continue
+        raise PathError(f"run {objects.url} lies in the cache {above}", hint="name a place outside with -o")
+
+
+def continued(objects: Objects, folder: Path, there: Names, named: str | None) -> list[str]:
+    """Brings what a resumed run needs; returns warnings. Raises `PathError`, `CacheError`."""
+    if RUN not in there:
+        raise PathError(f"{objects.url} is not a training run: it has no run.json",
+                        hint="omit --resume to start this run")
+    steps, warnings = whole_steps(there), list[str]()
+    ahead = _ahead(objects, folder, max(steps, default=None))
+    if not ahead:
+        moved = set_aside(folder, max(steps, default=0))
+        warnings = [f"a checkpoint here is not of the run that the store has, and was set aside: "
+                    f"{folder / 'checkpoints' / name}" for name in moved]
+    chosen = _choose(objects.url, {*steps, *ahead}, named)
+    if chosen in steps:
+        bring_checkpoint(objects, folder, step_name(chosen), there)
+    elif chosen is not None:
+        find_checkpoint(folder, step_name(chosen))
+    if not ahead:
+        follow(objects, folder, there, (*NEEDED, *_prompts(there), f"samples/{step_name(chosen or 0)}.png"))
+    return warnings
+
+
+def _ahead(objects: Objects, folder: Path, newest: int | None) -> set[int]:
+    """The checkpoints here that the store lacks and that count."""
+    found = {int(one.name[5:]) for one in list_checkpoints(folder)}
+    later = {step for step in found if newest is None or step > newest}
+    names = (WRITER, *(() if newest is None else (f"{CHECKPOINTS}{step_name(newest)}/{STATE}",)))
+    try:
+        same = bool(later) and all((folder / name).read_bytes() == objects.read(name) for name in names)
+    except OSError:
+        same = False
+    return later if same else set()
+
+
+def _choose(url: str, steps: set[int], named: str | None) -> int | None:
+    """The newest checkpoint, or the one `named`; `None` if there is none. Raises `PathError`."""
+    if named is None:
+        return max(steps, default=None)
+    number = named.removeprefix("step-")
+    if number.isdecimal() and number.isascii() and int(number) in steps:
+        return int(number)
+    names = ", ".join(map(step_name, sorted(steps))) or "none yet"
+    raise PathError(f"{url} has no checkpoint '{named[:80]}', expected one of: {names}",
+                    hint="omit --from to use the newest")
+
+
+def _prompts(there: Names) -> Iterable[str]:
+    return (name for name in there if name.startswith("prompts/"))
+
+
+def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *, weights_only: bool = False) -> Path:
+    """Makes the checkpoint called `name` in a run's directory that of the store; files with the right digest stay.
+
+    With `weights_only`, what the optimizer keeps is left out. Raises `CacheError`, and `FileNotFoundError` if it is
+    removed meanwhile.
+    """
+    place, own = f"{CHECKPOINTS}{name}", folder / "checkpoints" / name
+    staged = own.with_name(f".{name}.partial")
+    atomic.make_dirs(staged)
+    objects.fetch(f"{place}/{STATE}", staged / STATE, there[f"{place}/{STATE}"])
+    files = {name: facts for name, facts in listed_files(staged / STATE, own).items()
+             if not (weights_only and name.startswith("optimizer"))}
+    if _is_whole(own, staged / STATE, files):
+        atomic.remove_tree(staged)
+        return own
+    for file, facts in sorted(files.items()):
+        for here in (staged / file, own / file):
+            if _has(here, facts):
+                if here != staged / file:
+                    atomic.make_dirs((staged / file).parent)
+                    atomic.rename(here, staged / file)
+                break
+        else:
+            objects.fetch(f"{place}/{file}", staged / file, _listed(place, file, there, own), facts.sha256)
+    atomic.remove_tree(own)
+    atomic.rename(staged, own)
+    atomic.sync_dir(own.parent)
+    return own
+
+
+def _listed(place: str, file: str, there: Names, own: Path) -> Listed:
+    """What the list says of a file of a checkpoint. Raises `CacheError` if it is missing."""
+    if f"{place}/{file}" not in there:
+        raise refused(own / file, Unparsed("it is missing in the store"), "continue from another checkpoint, with "
+                      "--resume --from")
+    return there[f"{place}/{file}"]
+
+
+def _is_whole(own: Path, state: Path, files: Mapping[str, FileFacts]) -> bool:
+    """Whether a directory has exactly this state and these files."""
+    try:
+        found = {path.relative_to(own).as_posix() for path in own.rglob("*") if path.is_file()}
+        return (own / STATE).read_bytes() == state.read_bytes() and found == {STATE, *files} and all(
+            _has(own / name, facts) for name, facts in files.items())
+    except OSError:
+        return False
+
+
+def _has(path: Path, facts: FileFacts) -> bool:
+    try:
+        return path.stat().st_size == facts.bytes and digests_of(path).sha256 == facts.sha256
+    except OSError:
+        return False
+
+
+def follow(objects: Objects, folder: Path, there: Names, needed: Iterable[str]) -> None:
+    """Makes `needed` files of a run's directory those of the store. Of the others, removes what the store has anew."""
+    wanted = set(needed)
+    for name, listed in there.items():
+        if name.startswith(CHECKPOINTS) or name == WRITER or not differs(folder / name, listed):
+            continue
+        if name in wanted:
+            bring_file(objects, folder, name, listed)
+        elif (folder / name).is_file():
+            atomic.remove(folder / name)
+
+
+def bring_file(objects: Objects, folder: Path, name: str, listed: Listed) -> None:
+    """Downloads a file, unless it is gone meanwhile."""
+    try:
+        objects.fetch(name, folder / name, listed)
+    except FileNotFoundError:
+        atomic.remove(folder / name)
+

@@ -1,0 +1,104 @@
+"""What of a run in a store is where, by the names of its objects relative to the run.
+
+    run.json, samples.bin, manifest.json, log.jsonl, …    as in a run's directory
+    checkpoints/step-000500/state.json                     a checkpoint without it does not exist
+    checkpoints/aside-step-000500/…                        set aside by --from
+    writer.json                                            who writes the run
+
+    {"format": "latentry/run-writer", "version": 1, "token": "9f…", "host": "gpu-7", "since": "2026-11-23T19:30:00Z"}
+
+Whoever begins or continues a run replaces writer.json. Before each object, and once more before a checkpoint's
+state.json, its token is compared: a program that finds another's ends.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from prep.formatting import printable
+from train.runs.checkpoint import STATE, is_partial
+from train.runs.directory import RESULTS
+
+RUN, WRITER, LOG, LOSSES = "run.json", "writer.json", "log.jsonl", "losses.bin"
+CHECKPOINTS = "checkpoints/"
+PAGE = "report.html"  # of `train report`, which is not the run's
+FORMAT, VERSION = "latentry/run-writer", 1
+_STATE = re.compile(rf"checkpoints/step-([0-9]{{6,13}})/{re.escape(STATE)}")
+_INDEX = re.compile(r"config\.json|.*\.index\.json")
+
+
+def whole_steps(names: Iterable[str]) -> set[int]:
+    """The steps of the checkpoints that exist."""
+    return {int(found[1]) for name in names if (found := _STATE.fullmatch(name))}
+
+
+def is_state(name: str) -> bool:
+    """Whether an object is the state.json of a checkpoint."""
+    return _STATE.fullmatch(name) is not None
+
+
+def has_result(names: Iterable[str]) -> bool:
+    """Whether there is a result, or some of it."""
+    return any(name.partition("/")[0] in RESULTS for name in names)
+
+
+def below(folder: str, names: Iterable[str]) -> list[str]:
+    """Those of `names` that are below `folder`, relative to it."""
+    return [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
+
+
+def others(run: Path) -> list[str]:
+    """The files of a run besides its checkpoints, in the order in which they are uploaded: of a result its index and
+    its configuration last, then the card, and the log after all."""
+    found = []
+    for path in run.rglob("*"):
+        name = path.relative_to(run).as_posix()
+        left = any(map(is_partial, (path, *path.relative_to(run).parents)))
+        if not left and not name.startswith(CHECKPOINTS) and name not in (PAGE, WRITER) and path.is_file():
+            found.append(name)
+    return sorted(found, key=lambda name: (_rank(name), name))
+
+
+def grows(name: str) -> bool:
+    """Whether a file is appended to, and not replaced."""
+    return name in (LOG, LOSSES) or name.startswith("tensorboard/")
+
+
+def _rank(name: str) -> int:
+    if name == RUN:
+        return 0
+    if name in (LOG, LOSSES):
+        return 5 if name == LOG else 4
+    if name == "README.md":
+        return 3
+    return 2 if name.partition("/")[0] in RESULTS and _INDEX.fullmatch(name.rpartition("/")[2]) else 1
+
+
+# ---- writer.json -----------------------------------------------------------------------------------------------------
+
+
+def new_token() -> str:
+    """A token of a program's own."""
+    return secrets.token_hex(16)
+
+
+def writer(token: str) -> bytes:
+    """The content of writer.json."""
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return json.dumps({"format": FORMAT, "version": VERSION, "token": token, "host": platform.node(), "since": since},
+                      sort_keys=True).encode() + b"\n"
+
+
+def token_of(data: bytes) -> tuple[str, str]:
+    """The token in writer.json, and who that is, for messages; both of what cannot be read are of nobody known."""
+    try:
+        body = json.loads(data)
+        return str(body["token"]), f"{printable(str(body['host']))[:80]}, since {printable(str(body['since']))[:40]}"
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", "an unknown one"

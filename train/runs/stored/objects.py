@@ -1,0 +1,193 @@
+"""The objects of a run in a store: sent and fetched with what arrives compared, moved and removed.
+
+What was sent is compared by its ETag, which most stores make of the MD5 of the bytes (of the MD5 of its parts, if it
+went in parts). Where that does not match, the object is read back and compared byte for byte by its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from prep.errors import CacheError, PathError
+from prep.formatting import counted
+from prep.fs import atomic
+from prep.fs.mirror import split_url
+from prep.fs.remote import (
+    UPLOAD_PART,
+    Listed,
+    copy_object,
+    create_object,
+    delete_object,
+    list_objects,
+    read_object,
+    replace_object,
+    stream,
+    upload_file,
+    version_of,
+)
+from prep.fs.untrusted import open_regular, stream_of
+
+TRIES = 3  # uploads of an object that reads back as something else; downloads that do not match
+MOST_DOCUMENT = 1 << 22  # bytes
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Digests:
+    """Of the bytes of a file."""
+
+    size: int
+    sha256: str
+    tags: frozenset[str]  # the ETags that a store would give it, sent whole or in parts of `UPLOAD_PART`
+
+    def named_by(self, version: str) -> bool:
+        """Whether an object of this version, as `Listed` has it, has these bytes; False also if that is not known."""
+        tag, _, size = version.rpartition(" ")
+        return int(size) == self.size and tag in self.tags
+
+
+def digests_of(path: Path) -> Digests:
+    """Reads a file once. Raises `OSError`, and its subclass `NotRegularFile` for links and the like."""
+    sha, whole, size, parts = hashlib.sha256(), _md5(), 0, list[bytes]()
+    with stream_of(open_regular(path)) as file:
+        while block := file.read(_BLOCK):
+            if size % UPLOAD_PART == 0:
+                part = _md5()
+                parts.append(b"")
+            for one in (sha, whole, part):
+                one.update(block)
+            parts[-1] = part.digest()
+            size += len(block)
+    joined = _md5(b"".join(parts)).hexdigest()
+    return Digests(size=size, sha256=sha.hexdigest(), tags=frozenset({whole.hexdigest(), f"{joined}-{len(parts)}"}))
+
+
+def _md5(data: bytes = b"") -> hashlib._Hash:
+    return hashlib.md5(data, usedforsecurity=False)
+
+
+class Objects:
+    """The objects below the URL of a run, by their names relative to it. Each method raises `StoreError`, and
+    `Stopped` once `stop` is set."""
+
+    def __init__(self, url: str) -> None:
+        if not split_url(url)[2]:
+            raise PathError(f"{url} is a bucket, expected a place in it for the run",
+                            hint=f"name one, like {url}/runs/first")
+        self.url, self.stop = url, threading.Event()
+
+    def list(self) -> dict[str, Listed]:
+        """All objects."""
+        return list_objects(self.url, stop=self.stop)
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a document; `None` if there is none."""
+        try:
+            return read_object(f"{self.url}/{name}", MOST_DOCUMENT, stop=self.stop)
+        except FileNotFoundError:
+            return None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Creates an object on the condition that there is none; False if there is one."""
+        return create_object(f"{self.url}/{name}", data, stop=self.stop)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes a small object, whether or not there is one."""
+        replace_object(f"{self.url}/{name}", data, stop=self.stop)
+
+    def send(self, name: str, path: Path, sha256: str | None = None, there: Listed | None = None) -> None:
+        """Uploads a file, unless what is `there` has its bytes, and compares what arrived.
+
+        `sha256`: what the file must have; raises `CacheError` if it has not, or if something else arrives.
+        """
+        url, version = f"{self.url}/{name}", None if there is None else there.version
+        for _ in range(TRIES + 1):
+            found = digests_of(path)
+            if sha256 not in (None, found.sha256):
+                raise CacheError(f"{path} is damaged: its bytes do not match its digest, so it is not uploaded",
+                                 hint="continue from another checkpoint, with --resume --from")
+            if version is not None and (found.named_by(version) or self._reads(url, version, found)):
+                return
+            upload_file(url, path, stop=self.stop)
+            version = self._version(url)
+        raise CacheError(f"{url} does not read back as it was written, after {counted(TRIES, 'upload')}",
+                         hint="check the network and the store, then run the same command again")
+
+    def _version(self, url: str) -> str | None:
+        try:
+            return version_of(url, stop=self.stop)
+        except FileNotFoundError:
+            return None
+
+    def _reads(self, url: str, version: str, wanted: Digests) -> bool:
+        """Whether an object reads back as these bytes."""
+        if int(version.rpartition(" ")[2]) != wanted.size:
+            return False
+        running = hashlib.sha256()
+        try:
+            for part in stream(url, wanted.size, stop=self.stop):
+                running.update(part)
+        except FileNotFoundError:
+            return False
+        return running.hexdigest() == wanted.sha256
+
+    def fetch(self, name: str, path: Path, there: Listed, sha256: str | None = None) -> None:
+        """Downloads an object to `path`, whole or not at all, and compares it with `sha256`, else with its ETag.
+
+        Bytes that its ETag does not name are taken if they come twice: not all ETags are made of bytes. Raises
+        `CacheError` for other bytes than `sha256` says, `FileNotFoundError`.
+        """
+        url, before = f"{self.url}/{name}", ""
+        atomic.make_dirs(path.parent)
+        staged = atomic.temporary_name(path)
+        try:
+            for _ in range(TRIES):
+                with atomic.create(staged) as file:
+                    for part in stream(url, there.size, stop=self.stop):
+                        atomic.write(file, part)
+                    atomic.sync(file)
+                found = digests_of(staged)
+                right = found.named_by(there.version) or found.sha256 == before if sha256 is None else (
+                    found.sha256 == sha256)
+                if right:
+                    atomic.rename(staged, path)
+                    return
+                before = found.sha256
+                atomic.remove(staged)
+        finally:
+            atomic.remove(staged)
+        raise CacheError(f"{url} is damaged: its bytes do not match its digest (downloaded {TRIES} times)",
+                         hint="continue from another checkpoint, with --resume --from")
+
+    def move(self, folder: str, target: str, names: Iterable[str], last: str) -> None:
+        """Copies the objects `names` below `folder` to below `target`, the one called `last` at the end; then removes
+        them, that one first."""
+        others = [name for name in names if name != last]
+        for name in (*others, last):
+            copy_object(f"{self.url}/{folder}/{name}", f"{self.url}/{target}/{name}", stop=self.stop)
+        self.remove(f"{folder}/{name}" for name in (last, *others))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes objects, in this order."""
+        for name in names:
+            delete_object(f"{self.url}/{name}", stop=self.stop)
+
+
+def differs(path: Path, there: Listed) -> bool:
+    """Whether a file is missing or may have other bytes than an object."""
+    try:
+        return path.stat().st_size != there.size or not digests_of(path).named_by(there.version)
+    except OSError:
+        return True
+
+
+def snapshot(path: Path) -> Path:
+    """A copy of a file that grows, beside it: its caller removes it."""
+    staged = atomic.temporary_name(path)
+    shutil.copyfile(path, staged, follow_symlinks=False)
+    return staged

@@ -1,0 +1,138 @@
+"""Copies of what commands read of a run in a store: the copy of an object lies where its URL says.
+
+They are apart from the working copy, in which a program of this computer may train just now. A copy is fetched again
+only if its object has changed; what the store has no more is removed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from prep.cache.remote.room import make_dirs
+from prep.errors import PathError, UsageError
+from prep.fs import atomic
+from prep.fs.mirror import is_url, local_path, shown
+from prep.runs.losses import NAME as LOSSES
+from train.runs.checkpoint import STATE, step_name
+from train.runs.directory import RESULTS
+from train.runs.stored.bring import Names, bring_checkpoint, bring_file
+from train.runs.stored.layout import CHECKPOINTS, RUN, is_state, whole_steps
+from train.runs.stored.objects import Objects, differs
+
+TRIES = 3  # for a checkpoint that is removed while it is downloaded
+
+
+def for_report(place: Path) -> Path:
+    """The directory of a run of which a page is to be made: of checkpoints only what they say of themselves."""
+    return _run(place, lambda name: not name.startswith(CHECKPOINTS) or is_state(name),
+                lambda name: name.partition("/")[0] in RESULTS and not name.endswith("lora.safetensors"))
+
+
+def for_losses(place: Path) -> Path:
+    """The directory of a run of which the losses of samples are to be read."""
+    return _run(place, lambda name: name in (RUN, LOSSES) or is_state(name))
+
+
+def for_weights(place: Path, checkpoint: str | None = None, *, result: bool = False) -> Path:
+    """The directory of a run with the weights of its newest checkpoint, or of the one named; with `result`, or if it
+    has no checkpoint, with its result.
+
+    Raises `PathError`, `CacheError`.
+    """
+    if not is_url(place):
+        return place
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return _weights(place, checkpoint, result)
+        except FileNotFoundError:  # a checkpoint that is removed just now: there is a newer one
+            if not left:
+                raise
+    raise AssertionError("the last try raises")
+
+
+def _weights(place: Path, checkpoint: str | None, result: bool) -> Path:
+    objects, folder, there = _opened(place)
+    steps = whole_steps(there)
+    chosen = _chosen(steps, checkpoint)
+    of_result = {name for name in there if name.partition("/")[0] in RESULTS} if result or not steps else set()
+    _fetch(objects, folder, there, lambda name: name == RUN or name in of_result)
+    if chosen is not None and not of_result:
+        bring_checkpoint(objects, folder, step_name(chosen), there, weights_only=True)
+    return folder
+
+
+def for_init(place: Path) -> Path:
+    """The weights at a URL: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
+    if not is_url(place):
+        return place
+    url, folder = shown(place), local_path(place)
+    make_dirs(folder.parent)
+    if folder.suffix == ".safetensors":
+        objects = Objects(shown(place.parent))
+        there = objects.list()
+        _fetch(objects, folder.parent, there, lambda name: name == folder.name)
+        return folder
+    objects = Objects(url)
+    there = objects.list()
+    if RUN in there:
+        return for_weights(place)
+    if STATE in there:
+        run = Objects(shown(place.parent.parent))
+        return bring_checkpoint(run, folder.parent.parent, folder.name, run.list(), weights_only=True)
+    _fetch(objects, folder, there, lambda name: name.endswith((".safetensors", ".json")))
+    return folder
+
+
+def not_written(place: Path, what: str) -> None:
+    """Raises `UsageError` if `place` is in a store: `what` is written on this computer only."""
+    if is_url(place):
+        raise UsageError(f"{shown(place)} is in an object store, but {what} is written to a disk",
+                         hint="name a place on this computer with -o, and upload it from there")
+
+
+def _run(place: Path, wanted: Callable[[str], bool], but: Callable[[str], bool] = lambda name: False) -> Path:
+    if not is_url(place):
+        return place
+    objects, folder, there = _opened(place)
+    _fetch(objects, folder, there, lambda name: wanted(name) and not but(name))
+    return folder
+
+
+def _opened(place: Path) -> tuple[Objects, Path, Names]:
+    """The objects of a run, its directory of copies, and the list. Raises `PathError` if it is none."""
+    objects = Objects(shown(place))
+    there = objects.list()
+    if RUN not in there:
+        raise PathError(f"{objects.url} is not a training run: it has no run.json",
+                        hint="name the place that train run wrote (-o)")
+    folder = local_path(place)
+    make_dirs(folder)
+    _forget(folder, there)
+    return objects, folder, there
+
+
+def _forget(folder: Path, there: Names) -> None:
+    """Removes checkpoints and files that the store has no more."""
+    steps = {step_name(step) for step in whole_steps(there)}
+    for old in (folder / "checkpoints").glob("*"):
+        if old.name not in steps:
+            atomic.remove_tree(old)
+    for path in list(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in there and not name.startswith(CHECKPOINTS):
+            atomic.remove(path)
+
+
+def _fetch(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool]) -> None:
+    for name, listed in there.items():
+        if wanted(name) and differs(folder / name, listed):
+            bring_file(objects, folder, name, listed)
+
+
+def _chosen(steps: set[int], named: str | None) -> int | None:
+    """The step of the checkpoint that is read; `None`: there is none like that, as its reader will say."""
+    if named is None:
+        return max(steps, default=None)
+    number = named.removeprefix("step-")
+    return int(number) if number.isdecimal() and number.isascii() and int(number) in steps else None

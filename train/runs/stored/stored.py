@@ -1,0 +1,330 @@
+"""A run in an object store: trained in a working copy here, and uploaded beside the steps.
+
+Whatever ends a program, and whenever: what the store shows is whole. A checkpoint's files are there, and compared,
+before its state.json is; the log, the losses and the pictures before that, so the log is never behind the newest
+checkpoint. Old checkpoints are removed after a newer one is whole, their state.json first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from prep.cache.remote.room import make_dirs
+from prep.errors import CacheError, PathError, Problem, first_line
+from prep.fs import atomic
+from prep.fs.mirror import is_url, run_root, shown
+from prep.fs.remote import Listed, Stopped
+from train.runs.checkpoint import STATE, list_checkpoints, read_state, step_name
+from train.runs.directory import only_one
+from train.runs.stored import layout
+from train.runs.stored.bring import check_new, continued, make_way
+from train.runs.stored.layout import CHECKPOINTS, RUN, WRITER
+from train.runs.stored.objects import Objects, snapshot
+
+_log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
+
+
+class OnDisk:
+    """Where a run is kept: a directory, which is all there is to do. `StoredRun` keeps one in a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self, *, resume: bool, named: str | None) -> list[str]:
+        """Makes the directory what the run's place has, before it is read; returns warnings."""
+        return []
+
+    def check_new(self) -> None:
+        """Raises `PathError` unless a new run may begin at its place, as far as the directory does not say that."""
+
+    def begins(self, resume: bool) -> bool:
+        """Whether `resume` finds nothing to continue, and the run begins."""
+        return False
+
+    def claim(self, step: int | None) -> None:
+        """After the directory was claimed: makes this program the one that writes. `step`: of the checkpoint it
+        continues from; `None`: it begins."""
+
+    def local_keep(self, keep: int) -> int:
+        """How many checkpoints a save leaves in the directory; 0: all."""
+        return keep
+
+    def saved(self) -> None:
+        """A checkpoint was written."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `news` has something."""
+        return False
+
+    def news(self) -> list[str]:
+        """Warnings since it was last asked. Raises `PathError` if another program continues the run."""
+        return []
+
+    def finish(self) -> None:
+        """After the last event: waits until everything is there. Raises `CacheError`."""
+
+    def __enter__(self) -> OnDisk:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+
+def kept_in(place: Path) -> OnDisk:
+    """Where the run `place` is kept: a directory, or the URL of a place in a store. Asks nothing yet."""
+    return StoredRun(shown(place)) if is_url(place) else OnDisk(place)
+
+
+class _Superseded(Exception):
+    """Another program continues the run: who."""
+
+
+class StoredRun(OnDisk):
+    """A run in a store. As a context manager, uploads what is left when training fails or is interrupted."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(run_root(url))
+        self.url, self._objects = url, Objects(url)
+        self._token, self._resume, self._keep = layout.new_token(), False, 0
+        self._there: dict[str, Listed] = {}  # objects before this program wrote any
+        self._sent: dict[str, tuple[int, int]] = {}  # files as they were uploaded: size, time
+        self._whole: dict[int, list[str]] = {}  # checkpoints in the store: their names
+        self._changed, self._removing = threading.Condition(), threading.Lock()
+        self._sending: str | None = None  # the checkpoint that is being uploaded
+        self._due = self._closing = self._idle = False
+        self._news: list[str] = []
+        self._failed: Exception | None = None
+        self._lost: PathError | None = None
+        self._ended = False  # nothing more to upload, or it failed
+        self._seen: set[int] = set()  # checkpoints in the store when the run was prepared
+        self._thread: threading.Thread | None = None
+
+    # ---- before training ---------------------------------------------------------------------------------------------
+
+    def prepare(self, *, resume: bool, named: str | None) -> list[str]:
+        """Brings the working copy to what the store has: of a run to continue its newest checkpoint, or `named`.
+
+        Raises `PathError`, also if a new run's place is taken, `CacheError`.
+        """
+        self._resume = resume
+        there = self._objects.list()
+        self._seen = layout.whole_steps(there)
+        make_dirs(self.folder.parent)
+        if not resume:
+            check_new(self._objects, there)
+            return make_way(self.url, self.folder)
+        with only_one(self.folder):
+            return continued(self._objects, self.folder, there, named)
+
+    def check_new(self) -> None:
+        """Raises `PathError` unless a new run may begin there."""
+        check_new(self._objects, self._objects.list())
+
+    def begins(self, resume: bool) -> bool:
+        """Whether the run has no checkpoint yet, so that `resume` begins it."""
+        return resume and not list_checkpoints(self.folder)
+
+    def claim(self, step: int | None) -> None:
+        """Makes this program the run's writer, and begins to upload. Raises `PathError` if another one began the run.
+        """
+        objects = self._objects
+        if not self._resume and not objects.create(RUN, (self.folder / RUN).read_bytes()):
+            raise PathError(f"{self.url} already holds a run", hint="add --resume to continue it; or name another with "
+                            f"-o, like {self.folder.name}-2")
+        if layout.whole_steps(objects.list()) != self._seen:
+            raise PathError(f"another program trained in {self.url} meanwhile", hint="run the same command again")
+        objects.put(WRITER, data := layout.writer(self._token))
+        atomic.write_atomic(self.folder / WRITER, data)
+        self._there = objects.list()
+        self._whole = {one: layout.below(f"{CHECKPOINTS}{step_name(one)}", self._there)
+                       for one in layout.whole_steps(self._there)}
+        for later in sorted(one for one in self._whole if one > (step or 0)):
+            self._set_aside(later)
+        for name in (RUN, "samples.bin", "manifest.json"):
+            self._send(name)
+        self._thread = threading.Thread(target=self._work, name="upload", daemon=True)
+        self._thread.start()
+        if step is not None:
+            self.saved()  # one that was not uploaded before
+
+    def _set_aside(self, step: int) -> None:
+        folder, taken = f"{CHECKPOINTS}{step_name(step)}", {name.split("/")[1] for name in self._there if "/" in name}
+        names = (f"aside{'' if number == 1 else f'-{number}'}-{step_name(step)}" for number in range(1, 1 << 20))
+        target = next(name for name in names if name not in taken)
+        names_there = self._whole.pop(step)
+        self._objects.move(folder, f"{CHECKPOINTS}{target}", names_there, STATE)
+        for name in names_there:
+            del self._there[f"{folder}/{name}"]
+
+    # ---- beside the steps --------------------------------------------------------------------------------------------
+
+    def local_keep(self, keep: int) -> int:
+        """All: what is being uploaded must stay. The thread that uploads removes old ones."""
+        self._keep = keep
+        return 0
+
+    def saved(self) -> None:
+        self._remove_local()
+        with self._changed:
+            self._due = True
+            self._changed.notify_all()
+
+    @property
+    def has_news(self) -> bool:
+        return self._lost is not None or bool(self._news)
+
+    def news(self) -> list[str]:
+        if self._lost is not None:
+            raise self._lost
+        with self._changed:
+            news, self._news = self._news, []
+        return news
+
+    def _work(self) -> None:
+        """The thread: uploads what is due. A failure is told, and what failed is due again with the next checkpoint."""
+        while True:
+            with self._changed:
+                self._idle = not self._due
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._due or self._closing)
+                if not self._due:
+                    return
+                self._due = self._idle = False
+            try:
+                self._upload()
+                self._failed = None
+            except _Superseded as other:
+                self._lost = PathError(f"another program continues {self.url}, or removed it: {other}",
+                                       hint=f"nothing of it was overwritten; what was trained here is in {self.folder}")
+                break
+            except Stopped:
+                break
+            except Exception as error:  # also a bug must not leave `finish` waiting
+                self._failed = error
+                with self._changed:
+                    self._news.append(f"not uploaded yet, training goes on: {first_line(error)}")
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
+
+    def _upload(self) -> None:
+        while (folder := self._next()) is not None:
+            self._upload_checkpoint(folder)
+            self._remove_old()
+        self._upload_others()
+
+    def _next(self) -> Path | None:
+        """The oldest checkpoint to upload, which from now on stays here until the next one is asked for."""
+        with self._removing:
+            newest = max(list(self._whole), default=-1)
+            waiting = [folder for folder in list_checkpoints(self.folder) if int(folder.name[5:]) > newest]
+            first = next(iter(waiting[-self._keep :] if self._keep else waiting), None)
+            self._sending = None if first is None else first.name
+            return first
+
+    def _upload_checkpoint(self, folder: Path) -> None:
+        state, place = read_state(folder), f"{CHECKPOINTS}{folder.name}"
+        for name, facts in sorted(state.files.items()):
+            self._check()
+            self._objects.send(f"{place}/{name}", folder / name, facts.sha256, self._there.get(f"{place}/{name}"))
+        self._objects.remove(f"{place}/{name}" for name in layout.below(place, self._there)
+                             if name not in (*state.files, STATE))
+        self._upload_others()
+        self._check()
+        self._objects.send(f"{place}/{STATE}", folder / STATE)
+        self._whole[state.step] = [*state.files, STATE]
+
+    def _upload_others(self) -> None:
+        for name in layout.others(self.folder):
+            with suppress(FileNotFoundError):
+                self._send(name)
+
+    def _send(self, name: str) -> None:
+        """Uploads a file, unless it is as it was when it was last uploaded."""
+        path = self.folder / name
+        status = path.stat()
+        now = status.st_size, status.st_mtime_ns
+        if self._sent.get(name) == now:
+            return
+        self._check()
+        with _steady(path, layout.grows(name)) as steady:
+            self._objects.send(name, steady, there=self._there.pop(name, None))
+        self._sent[name] = now
+
+    def _check(self) -> None:
+        """Raises `_Superseded` unless this program still writes the run."""
+        data = self._objects.read(WRITER)
+        token, who = ("", "it has no writer.json any more") if data is None else layout.token_of(data)
+        if token != self._token:
+            raise _Superseded(who)
+
+    def _remove_old(self) -> None:
+        """In the store, after a newer one is whole."""
+        for step in sorted(self._whole)[: -self._keep] if self._keep else ():
+            folder = f"{CHECKPOINTS}{step_name(step)}"
+            names = self._whole[step]
+            self._objects.remove(f"{folder}/{name}" for name in sorted(names, key=lambda name: name != STATE))
+            del self._whole[step]
+        self._remove_local()
+
+    def _remove_local(self) -> None:
+        """All but the newest that are kept, the store's newest (so that newer ones count after a failure), and the one
+        that is being uploaded: however slow the store is, they do not fill the disk."""
+        with self._removing:
+            newest = step_name(max(list(self._whole), default=0))  # a list at once: threads
+            for old in list_checkpoints(self.folder)[: -self._keep] if self._keep else ():
+                if old.name not in (newest, self._sending):
+                    atomic.remove_tree(old)
+
+    # ---- at the end --------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        self._ended = True
+        self.saved()
+        with self._changed:
+            self._changed.wait_for(lambda: (self._idle and not self._due) or self._lost is not None)
+        if self._lost is not None:
+            raise self._lost
+        if self._failed is not None:
+            raise CacheError(f"{self.url} is not all uploaded: {first_line(self._failed)}",
+                             hint=f"all is whole in {self.folder}: the same command with --resume, on this computer, "
+                             "uploads it")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if error is not None and self._thread is not None and self._lost is None and not self._ended:
+                self._finish_after(error)
+        finally:
+            self._objects.stop.set()
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join(5.0)
+
+    def _finish_after(self, error: BaseException) -> None:
+        """Uploads what is left. If that fails it is the error after an interruption, and else a notice."""
+        try:
+            self.finish()
+        except Problem as failed:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            _log.warning("%s; %s", failed.message, failed.hint)
+
+
+@contextmanager
+def _steady(path: Path, grows: bool) -> Iterator[Path]:
+    """A file that does not change while it is read twice: a copy, if it grows."""
+    staged = snapshot(path) if grows else path
+    try:
+        yield staged
+    finally:
+        if grows:
+            atomic.remove(staged)
+
