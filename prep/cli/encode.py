@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from prep.encode.report import EncodeReport
 
 
+MOST_GIB = 1e6
+
+
 @opt.with_recipe_options()
 def encode(
     source: opt.SourceArg,
@@ -33,7 +37,7 @@ def encode(
     jobs: opt.Jobs = opt.JOBS,
     encoder_memory: Annotated[float | None, typer.Option(
         help="GiB of the device for the weights of a text encoder; a larger one stays in the computer's memory, and "
-        "its layers are copied one by one (default: no limit)", min=0)] = None,
+        "its layers are copied one by one (default: no limit)", min=0, max=MOST_GIB)] = None,
     compiled: Annotated[bool, typer.Option(
         "--compile", help="compile VAE and text encoders with torch.compile: the first batches take minutes, the "
         "others less; for many pictures")] = False,
@@ -73,12 +77,12 @@ def encode(
         "--simulate", help="with --pictures: show what that many pictures like these would take; write nothing"
         )] = False,
     pictures: Annotated[float | None, typer.Option(
-        help="with --simulate: how many pictures, like 1e9", min=1, show_default=False)] = None,
+        help="with --simulate: how many pictures, like 1e9", min=1, max=opt.MOST_SAMPLES, show_default=False)] = None,
     gpus: Annotated[int | None, typer.Option(
         help="with --simulate: devices like this one that encode (default: 1)", min=1, show_default=False)] = None,
-    store_latency: Annotated[float | None, typer.Option(
-        help="with --simulate: milliseconds in which an object store answers a request, for a cache in one", min=0,
-        show_default=False)] = None,
+    store_latency: Annotated[str | None, typer.Option(
+        metavar="TIME", help="with --simulate: the time in which an object store answers a request, like 30ms or 0.1s, "
+        "for a cache in one", show_default=False)] = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
@@ -116,7 +120,7 @@ def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) ->
         put(report.as_text(seconds, every=screen_width() is None))
 
 
-def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: float | None) -> Scale | None:
+def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: str | None) -> Scale | None:
     """What to simulate; `None` if that was not asked. Raises `UsageError`."""
     from prep.encode.forecast.simulate import Scale
 
@@ -128,7 +132,15 @@ def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: f
         return None
     if pictures is None:
         raise UsageError("--simulate is given without --pictures, expected both", hint="add --pictures 1e9")
-    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else latency / 1000)
+    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else _latency(latency))
+
+
+def _latency(text: str) -> float:
+    """The seconds of a time like 30ms, 30 (milliseconds) or 0.1s. Raises `UsageError`."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(ms|s|)", text)
+    if not found:
+        raise UsageError(f"--store-latency is '{text}', expected a time like 30ms or 0.1s")
+    return float(found[1]) * (1 if found[2] == "s" else 1e-3)
 
 
 def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,
@@ -139,5 +151,8 @@ def _ray_options(engine: str, address: str | None, workers: int | None, gpus: fl
     given = {"--address": address, "--workers": workers, "--num-gpus-per-worker": gpus, "--task-seconds": seconds}
     if not opt.is_ray(engine, given):
         return None
+    if gpus is not None and (gpus != round(gpus, 4) if gpus < 1 else not gpus.is_integer()):  # Ray takes no others
+        raise UsageError(f"--num-gpus-per-worker is {gpus:g}, expected a whole number, or a part of 1 with up to four "
+                         "digits", hint="0.5 puts two workers on a GPU")
     return RayOptions(address=address or "", workers=workers, gpus=gpus,
                       seconds=RayOptions().seconds if seconds is None else seconds)

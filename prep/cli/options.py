@@ -67,6 +67,7 @@ def codes_option(*flags: str, help: str) -> Any:  # noqa: A002
 
 
 ENGINES = ("local", "ray")
+MOST_SAMPLES = 1e15  # of what is simulated
 Address = Annotated[str | None, typer.Option(
     metavar="ADDRESS", help="with --engine ray: the cluster, as HOST:PORT or auto; without, one is started on this "
     "machine", show_default=False)]

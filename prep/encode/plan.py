@@ -62,6 +62,9 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
     """
     digest = digest_strings(wanted.wants.keys())
     known = _Known(wanted, None if cache is None else read_plan(cache, digest))
+    if part is not None and not store and known.stored is None:  # the plan that the first part will store
+        whole = _compare_with_ledger(wanted, cache, shard_bytes, digest, known, remember=False, retry=retry).tasks
+        known = _Known(wanted, whole, own=whole)
     if cache is None or not store:
         return _compare_with_ledger(wanted, cache, shard_bytes, digest, known, part, remember=False, retry=retry)
     if retry:
@@ -161,7 +164,7 @@ def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
 def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[Part]:
     """The parts, of so many, that have tasks of `planned` to do."""
     missing = {key for task in planned.tasks for key in task.rows}
-    stored = list(_valid_tasks(wanted, read_plan(cache, planned.digest) or ()))
+    stored = list(_valid_tasks(wanted, read_plan(cache, planned.digest) or ())) or planned.tasks
     parts = {part_of(task.key, count) for task in stored if not missing.isdisjoint(task.rows)}
     return sorted(parts | {part_of(key, count) for key in missing - {key for task in stored for key in task.rows}})
 

@@ -47,6 +47,9 @@ VARIABLES = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
              "for a public bucket", "gs": "GOOGLE_APPLICATION_CREDENTIALS",
              "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"}
 PREFIX = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # of variables
+NO_CREDENTIALS = "the environment has no credentials, and this machine has no role that gives some"
+# Where machines in clouds are asked for credentials of their role: AWS, Google, Azure.
+_METADATA = re.compile(r"//(?:169\.254\.169\.254|metadata|metadata\.google\.internal)/|/latest/api/token")
 NEVER = threading.Event()  # a `stop` that is never set
 _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 
@@ -433,7 +436,9 @@ def _sort_out(error: Exception, url: str) -> None:
         if status is None and _is_configuration(str(error)):
             raise StoreError(f"{url}: {what}", hint=DENIED.format(VARIABLES[split_url(url)[0]])) from None
         raise _Passing(what) from None
-    raise StoreError(f"{url}: {what}", hint="check bucket, region and endpoint in the environment") from None
+    hint = DENIED.format(VARIABLES[split_url(url)[0]]) if what == NO_CREDENTIALS else (
+        "check bucket, region and endpoint in the environment")
+    raise StoreError(f"{url}: {what}", hint=hint) from None
 
 
 def _is_configuration(text: str) -> bool:
@@ -443,9 +448,11 @@ def _is_configuration(text: str) -> bool:
 def _told(error: Exception) -> str:
     """An error of obstore in a few words, of which none can be a secret: the store's status, or the kind of failure."""
     text = str(error)
-    if status := re.search(r"status code: (\d{3}[\w ]*)", text):
+    if (status := re.search(r"status code: (\d{3}[\w ]*)", text)) and not _METADATA.search(text):
         code = re.search(r"<Code>(\w{1,64})</Code>", text)
         return f"the store answered {status[1].strip()}{f' ({code[1]})' if code else ''}"
+    if _METADATA.search(text):
+        return NO_CREDENTIALS
     for mark, what in (("Connect", "no connection"), ("imed", "no answer in time"), ("non-partial", "no ranges")):
         if mark in text:
             return what
@@ -476,8 +483,9 @@ class _Waits:
         if waited >= patience():
             raise StoreError(f"{self._url}: {what}; given up after {waited:.0f} seconds and "
                              f"{self._tries + 1} attempts",
-                             hint=f"check the network and the store, then run the same command again; "
-                             f"{PATIENCE}=SECONDS waits longer") from None
+                             hint=DENIED.format(VARIABLES[split_url(self._url)[0]]) if what == NO_CREDENTIALS else
+                             f"check the network and the store, then run the same command again; {PATIENCE}=SECONDS "
+                             "waits longer") from None
         if waited >= QUIET and _may_announce(self._url, now):
             _log.warning("waiting for %s: %s; asked %d times in %.0f seconds", self._url, what, self._tries + 1, waited)
         pause = min(LONGEST, SHORTEST * 2 ** min(self._tries, 10)) * random.uniform(0.5, 1)
@@ -515,6 +523,9 @@ def _store(scheme: str, bucket: str, retries: int) -> ObjectStore:
     """
     url = f"{scheme}://{bucket}"
     require_library(url)
+    given = next(((name, os.environ[name]) for name in ENDPOINTS[scheme] if os.environ.get(name)), ("", ""))
+    if given[0].startswith("AWS_") and not re.match(r"https?://[^/]", given[1]):  # obstore panics
+        raise StoreError(f"{url} cannot be opened: {given[0]} is no URL", hint=f"export {given[0]}=https://HOST:PORT")
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 

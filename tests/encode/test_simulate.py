@@ -86,7 +86,7 @@ def test_time_is_divided_among_devices_but_not_the_time_to_load(encode):
 
 
 def test_a_report_for_people(encode):
-    said = encode("--simulate", "--pictures", 1e9, "--gpus", 512, "--store-latency", 30).out
+    said = encode("--simulate", "--pictures", 1e9, "--gpus", 512, "--store-latency", "30ms").out
     assert "simulated: 1,000,000,000 pictures like the 8 samples here, on 512 devices\n" in said
     assert "\nlatent: 1,000,000,000 rows in 3,906," in said and "\ncommits: " in said and "\nplanning: " in said
     assert "\nstore: " in said and " objects, " in said and "; each shard waits 0." in said
@@ -117,6 +117,9 @@ def test_long_times_and_round_numbers():
     (("--gpus", 2), "--gpus is given without --simulate, expected both", "add --simulate"),
     (("--store-latency", 2), "--store-latency is given without --simulate, expected both", "add --simulate"),
     (("--simulate",), "--simulate is given without --pictures, expected both", "add --pictures 1e9"),
+    (("--simulate", "--pictures", "inf"), "Invalid value for '--pictures'", ""),
+    (("--simulate", "--pictures", 9, "--store-latency", "3h"), "--store-latency is '3h', expected a time like", ""),
+    (("--encoder-memory", "inf"), "Invalid value for '--encoder-memory'", ""),
 ])
 def test_options_that_need_others(encode, options, message, hint):
     said = encode(*options, code=2).err

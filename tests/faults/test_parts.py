@@ -207,6 +207,13 @@ def test_a_signal_before_the_first_task(there):
     assert not there.manifest.exists()
 
 
+def test_a_dry_run_tells_the_share_that_the_part_encodes(there):
+    words = there.part(1, PARTS, "--json")
+    told, made = (json.loads(there.run(argv)["out"]) for argv in ([*words, "--dry-run"], words))
+    assert told["encoded"] == made["encoded"] != {}
+    assert told["bytes"] == made["bytes"]
+
+
 @pytest.mark.parametrize("text", ["3/3", "-1/3", "1", "1/0", "a/b", "/4", "1/1000000"])
 def test_a_part_that_is_none(stage, text):
     ending = stage.run(stage.encode("--part", text))

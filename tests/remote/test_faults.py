@@ -263,6 +263,29 @@ def test_settings_that_are_not_valid(store, prep, monkeypatch):
     remote._store.cache_clear()
     with pytest.raises(StoreError, match="cannot be opened: the settings of the store are not valid"):
         read_object(f"{store.url}/x", 10)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "user:word@minio:9000")
+    remote._store.cache_clear()
+    with pytest.raises(StoreError, match="cannot be opened: AWS_ENDPOINT_URL is no URL"):
+        read_object(f"{store.url}/x", 10)
+
+
+def test_no_credentials_at_all(store, prep, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv(remote.PATIENCE, "0.1")
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 7, told.err
+    assert "the environment has no credentials, and this machine has no role that gives some; given up" in told.err
+    assert "hint: check the credentials in the environment (AWS_ACCESS_KEY_ID, " in told.err
+
+
+def test_a_place_where_no_copies_can_be(store, small_there, prep, monkeypatch, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(tmp_path / "file" / "copies"))
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 5 and "for local copies of what is in an object store, cannot be made: Not a dir" in told.err
+    assert "hint: name another directory: export LATENTRY_REMOTE_DIR=DIR" in told.err
 
 
 def test_without_the_library(prep, store, monkeypatch):

@@ -37,7 +37,10 @@ def check(
         show_default=False)] = None,
     samples: Annotated[float | None, typer.Option(
         help="with --world-size: the same for a larger data set like this one, of so many samples: 1e9", min=1,
-        show_default=False)] = None,
+        max=1e15, show_default=False)] = None,
+    simulated: Annotated[bool, typer.Option(
+        "--simulate", help="with --world-size: show steps, memory and downloads of a node, even without --samples and "
+        "--node-cache")] = False,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
@@ -49,7 +52,7 @@ def check(
     if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
-    outlook = _outlook(report.setup, world_size, nodes, node_cache, samples)
+    outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
     if as_json:
         put_json(_as_json(report) | ({"nodes": reads} if reads else {})
                  | ({"outlook": asdict(outlook)} if outlook else {}))
@@ -82,8 +85,8 @@ def _reads(setup: Setup | None, world: int | None, nodes: int) -> dict[str, Any]
     return {"nodes": nodes, "ranks": world, "bytes": found, "of": sum(shard.bytes for shard in setup.index.shards)}
 
 
-def _outlook(setup: Setup | None, world: int | None, nodes: int, room: str | None, samples: float | None
-             ) -> Outlook | None:
+def _outlook(setup: Setup | None, world: int | None, nodes: int, room: str | None, samples: float | None, *,
+             simulated: bool) -> Outlook | None:
     """What nodes of such a size, or for such a data set, would download; `None` if that was not asked.
 
     Raises `UsageError`.
@@ -91,10 +94,10 @@ def _outlook(setup: Setup | None, world: int | None, nodes: int, room: str | Non
     from prep.parse import Unparsed, bytes_of
     from train.outlook import outlook_of
 
-    if room is None and samples is None:
+    if room is None and samples is None and not simulated:
         return None
     if world is None:
-        raise UsageError("--node-cache or --samples is given without --world-size, expected both",
+        raise UsageError("--simulate, --node-cache or --samples is given without --world-size, expected both",
                          hint="add --world-size, the number of ranks")
     try:
         most = None if room is None else bytes_of(room)

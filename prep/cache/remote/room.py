@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prep.cache.store import Cache, retire_shard
-from prep.errors import CacheError, ConfigError, Problem
+from prep.errors import CacheError, ConfigError, PathError, Problem
 from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.mirror import DIRECTORY, WHOLE, mirror
@@ -30,9 +30,17 @@ STALE = 86400.0  # seconds after which a file in tmp/ is a leftover of a killed 
 
 
 def make_dirs(path: Path) -> None:
-    """Makes a directory of the mirror and its missing parents; the mirror itself is private. Raises `OSError`."""
+    """Makes a directory of the mirror and its missing parents; the mirror itself is private.
+
+    Raises `OSError`, and `PathError` if there can be no mirror.
+    """
     if not mirror().is_dir():
-        make_private(mirror())
+        try:
+            make_private(mirror())
+        except OSError as error:
+            raise PathError(f"{mirror()}, for local copies of what is in an object store, cannot be made: "
+                            f"{error.strerror or error}",
+                            hint=f"name another directory: export {DIRECTORY}=DIR") from None
     atomic.make_dirs(path)
 
 

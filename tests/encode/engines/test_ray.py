@@ -289,7 +289,9 @@ def test_without_the_extra(monkeypatch):
 @pytest.mark.parametrize(("words", "said"), [
     (("--workers", 2), "--workers is given without --engine ray, expected both"),
     (("--address", "auto"), "--address is given without --engine ray, expected both"),
-    (("--engine", "spark"), "--engine is 'spark', expected local or ray")])
+    (("--engine", "spark"), "--engine is 'spark', expected local or ray"),
+    (("--engine", "ray", "--num-gpus-per-worker", 1.5), "--num-gpus-per-worker is 1.5, expected a whole number, or"),
+    (("--engine", "ray", "--num-gpus-per-worker", 1e-5), "--num-gpus-per-worker is 1e-05, expected a whole number")])
 def test_options_of_the_engine(prep, photos, tmp_path, words, said):
     result = prep("encode", photos, "--cache", tmp_path / "cache", *words)
     assert result.code == 2 and said in result.err

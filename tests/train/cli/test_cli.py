@@ -72,7 +72,10 @@ def test_check_tells_what_nodes_take(train, make, capsys):
     assert "4 ranks have no sample of a micro-batch" in result.out and "again and again" in result.out
     told = train("check", path, "--world-size", 2, "--node-cache", "1G", "--json").json["outlook"]
     assert told["later"] == 0 and told["first"] == told["bytes"] > 0 and told["samples"] == 7
-    for given, said in [(("--samples", 9), "--node-cache or --samples is given without --world-size"),
+    assert "2 ranks on 1 node: 7 samples" in train("check", path, "--world-size", 2, "--simulate").out
+    for given, said in [(("--samples", 9), "--simulate, --node-cache or --samples is given without --world-size"),
+                        (("--simulate",), "--simulate, --node-cache or --samples is given without --world-size"),
+                        (("--world-size", 2, "--samples", "inf"), "Invalid value for '--samples'"),
                         (("--world-size", 2, "--node-cache", "much"), "--node-cache is 'much', expected a size like")]:
         result = train("check", path, *given)
         assert result.code in (2, 3) and said in result.err
