@@ -104,9 +104,13 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
 
     `there`: events of the first step that a resumed run's log already has. `moved`: checkpoints that were set aside.
     """
-    first, rows, run = progress.done, Rows(setup.index), kept.folder
+    first, rows, run, before = progress.done, Rows(setup.index), kept.folder, log.begun.get("dtype")
+    dtype = str(trainee.denoiser.dtype).removeprefix("torch.")
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(progress.device),
-        parameters=setup.numbers, ranks=trainee.ranks.world)
+        parameters=setup.numbers, ranks=trainee.ranks.world, dtype=dtype)
+    if before not in (None, dtype):
+        log("warning", first, text=f"forward passes are now computed in {dtype}, and were in {before}: precision is "
+            f"'{setup.config.precision}', and this device is {progress.device}")
     for name in moved:
         log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
     if first and "checkpoint" not in there:

@@ -502,6 +502,19 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of,
     go(setup, tmp_path / "run")  # without a checkpoint it begins again
 
 
+def test_a_resume_in_another_dtype_says_so(make, setup_of, tmp_path):
+    """As that of a run with `auto` that began on a GPU and goes on without one."""
+    made = make()
+    go(setup_of(made, **{**QUICK, "steps": 1}), tmp_path / "run")
+    log = tmp_path / "run" / "log.jsonl"
+    assert events(tmp_path / "run")[0]["dtype"] == "float32"
+    log.write_text(log.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
+    go(setup_of(made, **{**QUICK, "steps": 2}), tmp_path / "run", resume=True)
+    go(setup_of(made, **{**QUICK, "steps": 3}), tmp_path / "run", resume=True)
+    assert [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"] == [
+        "forward passes are now computed in float32, and were in bfloat16: precision is 'fp32', and this device is cpu"]
+
+
 def test_a_picture_that_cannot_be_written_is_a_warning(make, setup_of, tmp_path, monkeypatch):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 2, "sample": {"every": 1, "steps": 2, "size": [64, 64]}},

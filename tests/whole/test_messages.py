@@ -385,15 +385,15 @@ def test_a_run_without_a_checkpoint(train, made, tmp_path):
     claim_run(tmp_path / "run", check(RunRequest(manifest=made.path), load_config(None)).setup)
     result = train("sample", tmp_path / "run", "--device", "cpu", "-o", tmp_path / "grid.png")
     assert result.code == 5
-    assert result.err == (f"error: {tmp_path}/run has no checkpoint, expected one of: none yet\n"
+    assert result.err == (f"error: {tmp_path}/run has no checkpoint\n"
                           "hint: name another checkpoint with --checkpoint, or show the model before training with "
                           "--base\n")
     result = train("sample", tmp_path / "run", "--device", "cpu", "--checkpoint", "step-1", "-o", tmp_path / "grid.png")
-    assert f"{tmp_path}/run has no checkpoint 'step-1', expected one of: none yet" in result.err
+    assert f"{tmp_path}/run has no checkpoint\n" in result.err
     result = train("run", made.path, "-o", tmp_path / "run", "--resume")
     assert result.code == 5 and "hint: omit --resume to start this run\n" in result.err
     result = train("run", made.path, "-o", tmp_path / "run", "--resume", "--from", "step-1")
-    assert result.code == 5 and "hint: omit --from to use the newest\n" in result.err
+    assert result.code == 5 and "hint: omit --resume to start this run\n" in result.err
     (tmp_path / "run" / "lora.safetensors").write_bytes(b"")
     result = train("run", made.path, "-o", tmp_path / "run", "--resume")
     assert result.code == 5 and f"-o run-2 --init-from {tmp_path}/run begins another run" in result.err

@@ -161,7 +161,7 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
             "steps_per_epoch": report.plan.steps_per_epoch if report.plan else 0,
             "step_sizes": {str(size): steps for size, steps in step_sizes(report.plan).items()} if report.plan else {},
             "masked": report.setup.masked if report.setup else None,
-            "left_out": list(report.left_out), "repeated": list(report.repeated)}
+            "left_out": list(report.left_out), "repeated": list(report.repeated), "notes": list(report.notes)}
 
 
 def _as_text(report: CheckReport) -> str:

@@ -187,7 +187,8 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     if start is None:
         check_unused(folder)
     else:
-        setup, notes = _compared(start, setup, adopt)
+        setup, changes = _compared(start, setup, adopt)
+        notes = (*notes, *changes)
     for note in notes:
         say(f"note: {printable(note)}")
     for line in [*plan_lines(report), *uneven_lines(report)] if not quiet else ():
@@ -209,13 +210,15 @@ def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
 
 def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
     from prep.errors import PathError
+    from train.runs.checkpoint import list_checkpoints
     from train.runs.directory import RESULTS
     from train.runs.resume import find_start
 
     try:
         return find_start(folder, named)
     except PathError as error:
-        error.hint = "omit --from to use the newest" if named else "omit --resume to start this run"
+        error.hint = ("omit --from to use the newest" if named and list_checkpoints(folder) else
+                      "omit --resume to start this run")
         if not named and any((folder / name).exists() for name in RESULTS):
             error.hint = (f"its result is there, which has no optimizer state: -o {folder.name}-2 --init-from {folder} "
                           "begins another run with these weights")

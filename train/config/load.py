@@ -9,6 +9,7 @@ import copy
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, s
     """
     table = copy.deepcopy(dict(start or {})) if path is None else _read(path)
     for name, value in (overrides or {}).items():
+        if name not in SETTINGS:
+            alone: dict[str, Any] = {}
+            _put(alone, name, value)
+            parse(alone, "the options")  # an error that does not blame the file
         _put(table, name, value)
         if name in _INSTEAD and _INSTEAD[name] not in (overrides or {}):
             table.pop(_INSTEAD[name], None)  # an option in steps replaces the file's epochs, and the reverse
@@ -134,11 +139,12 @@ def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
 
 
 def _together(config: Config) -> Config:
-    """`config` with `steps` filled in. Raises `Unparsed` if its values contradict each other."""
+    """`config` with `steps` filled in. Raises `Unparsed` and `ConfigError` if its values contradict each other."""
     if config.steps is not None and config.epochs is not None:
         raise Unparsed(f"steps is {config.steps} and epochs is {config.epochs}, expected one of them")
     if config.batch_size % config.micro_batch:
-        raise Unparsed(f"batch_size is {config.batch_size}, expected a multiple of micro_batch {config.micro_batch}")
+        raise ConfigError(f"batch_size is {config.batch_size}, expected a multiple of micro_batch {config.micro_batch}",
+                          hint=f"--micro-batch {gcd(config.batch_size, config.micro_batch)}, or another --batch-size")
     if config.timesteps.low >= config.timesteps.high:
         raise Unparsed(f"timesteps.low is {config.timesteps.low:g} and timesteps.high is {config.timesteps.high:g}, "
                        "expected a lower one first")

@@ -137,9 +137,10 @@ def find_checkpoint(run: Path, named: str | None) -> Path:
     for folder in folders:
         if number.isdecimal() and number.isascii() and int(number) == int(folder.name[5:]):
             return folder
-    names = ", ".join(folder.name for folder in folders) or "none yet"
-    seen = "no checkpoint" if named is None else f"no checkpoint '{named[:80]}'"
-    raise PathError(f"{shown(run)} has {seen}, expected one of: {names}")
+    if not folders:
+        raise PathError(f"{shown(run)} has no checkpoint")
+    names = ", ".join(folder.name for folder in folders)
+    raise PathError(f"{shown(run)} has no checkpoint '{(named or '')[:80]}', expected one of: {names}")
 
 
 def set_aside(run: Path, step: int) -> list[str]:

@@ -1,9 +1,10 @@
 """The events of a run: one JSON object per line in RUN/log.jsonl, and to a watcher that shows them.
 
-Events: `start`, `step` (loss, lr, grad_norm, samples, samples_per_second, wait, seconds; on a GPU memory, the most
-bytes so far; with float16 loss_scale, and skipped: whether the gradients overflowed), `validation` (loss, spread,
-samples, timesteps, losses, sources), `sample` (picture; prompts, the first 500, and of each 200 characters; sizes of
-all), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each has the number of steps done before it.
+Events: `start` (with the dtype of forward passes), `step` (loss, lr, grad_norm, samples, samples_per_second, wait,
+seconds; on a GPU memory, the most bytes so far; with float16 loss_scale, and skipped: whether the gradients
+overflowed), `validation` (loss, spread, samples, timesteps, losses, sources), `sample` (picture; prompts, the first
+500, and of each 200 characters; sizes of all), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each
+has the number of steps done before it.
 The loss of each sample is beside them, in RUN/losses.bin.
 """
 
@@ -38,6 +39,7 @@ class Log:
         self._file: Growing | None = None
         self.losses = Losses(path.with_name(NAME))
         self.last: Event = {}
+        self.begun: Event = {}  # the last start
         self.curve: list[tuple[int, float]] = []  # step and loss, of steps and of validations
         self.held_out: list[tuple[int, float]] = []
 
@@ -51,6 +53,8 @@ class Log:
         self.last = body
 
     def _keep(self, body: Event) -> None:
+        if body["event"] == "start":
+            self.begun = body
         points = {"step": self.curve, "validation": self.held_out}.get(body["event"])
         if points is not None and isinstance(body.get("loss"), float):
             points.append((body["step"], body["loss"]))
@@ -75,7 +79,7 @@ class Log:
         write_atomic(self._path, b"".join(line + b"\n" for _, line in kept))
         self._file = Growing(self._path)
         self.losses.rewind(step)
-        self.curve, self.held_out = [], []
+        self.begun, self.curve, self.held_out = {}, [], []
         for event, _ in kept:
             self._keep(event)
         return frozenset(event["event"] for event, _ in kept if event["step"] == step)

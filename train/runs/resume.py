@@ -13,7 +13,7 @@ from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.config.table import SETTINGS
 from train.runs.checkpoint import MEANING, MEANINGS, State, find_checkpoint, read_state, way_out
-from train.runs.directory import read_records
+from train.runs.directory import read_records, read_run
 from train.setup import Setup
 
 # A change of these would need tensors that the checkpoint lacks: even --adopt refuses it.
@@ -75,10 +75,23 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
     if not adopt:
         faults += [fault for _, fault in adoptable]
     notes = [f"{_told(name, old, new)}{_consequence(name, start, setup)}" for name in free]
+    notes += _taken_back(start, old, new)
     if start.state.version == 1:
         notes.append(f"{start.folder.name} is of version 1, which has no digests: damage in it cannot be detected")
     return Compared(faults=tuple(faults), notes=tuple(notes),
                     adopted=tuple(what for what, _ in adoptable) if adopt else ())
+
+
+def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Notes on settings that the run was started with after it had saved this checkpoint, and that are not given now.
+    """
+    if not (start.run / "run.json").is_file():
+        return
+    last = _flat(read_run(start.run).table)
+    for name in SETTINGS:
+        if SETTINGS[name].spec.resume and old.get(name) == new.get(name) != last.get(name):
+            yield (f"{name} is {new.get(name)!r}, as in {start.folder.name}; the run was last started with "
+                   f"{last.get(name)!r}, which takes an option again")
 
 
 def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:

@@ -124,7 +124,8 @@ def test_a_wrong_setting_is_refused(table, message):
     with pytest.raises(ConfigError) as caught:
         parse(table, "train.toml")
     assert caught.value.message.startswith(message)
-    assert caught.value.exit_code == 3 and "train init" in caught.value.hint
+    assert caught.value.exit_code == 3
+    assert ("--micro-batch 2" if "micro_batch" in table else "train init") in caught.value.hint
 
 
 def test_alpha_defaults_to_rank():
@@ -162,3 +163,18 @@ def test_set_takes_toml_values_and_bare_words():
     assert option("sample.size=[64, 64]") == ("sample.size", [64, 64])
     with pytest.raises(ConfigError, match=r"--set is 'lora.alpha', expected NAME=VALUE"):
         option("lora.alpha")
+
+
+def test_an_unknown_option_does_not_blame_the_file(tmp_path):
+    path = tmp_path / "train.toml"
+    path.write_text("[lora]\nrank = 4\n")
+    with pytest.raises(ConfigError, match=r"^unknown key 'rnk' in \[lora\] of the options; did you mean 'rank'\?"):
+        load_config(path, {"lora.rnk": 3})
+
+
+def test_a_batch_that_micro_batches_do_not_divide_names_one_that_does(tmp_path):
+    path = tmp_path / "train.toml"
+    path.write_text("batch_size = 8\nmicro_batch = 8\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {"batch_size": 12})
+    assert caught.value.hint == "--micro-batch 4, or another --batch-size"

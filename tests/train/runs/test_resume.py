@@ -133,6 +133,19 @@ def test_a_cosine_schedule_is_stretched_and_says_so(make, setup_of, tmp_path):
     assert found.notes == ("steps is 16, was 8; the cosine schedule is stretched from step 4 on",)
 
 
+def test_settings_of_a_start_without_a_checkpoint_are_taken_back_and_it_says_so(make, setup_of, tmp_path):
+    """The run was resumed with a smaller rate, and killed before it saved anything."""
+    made = make()
+    setup, slower = setup_of(made, steps=8), setup_of(made, steps=8, optimizer={"lr": 1e-6})
+    claim_run(tmp_path / "run", setup)
+    files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
+    assert compare(find_start(tmp_path / "run"), setup, adopt=False).notes == ()
+    claim_run(tmp_path / "run", slower, step=4)
+    assert compare(find_start(tmp_path / "run"), setup, adopt=False).notes == (
+        "optimizer.lr is 0.0001, as in step-000004; the run was last started with 1e-06, which takes an option again",)
+    assert compare(find_start(tmp_path / "run"), slower, adopt=False).notes == ("optimizer.lr is 1e-06, was 0.0001",)
+
+
 def test_a_run_that_is_further_than_the_settings_end(begun, setup_of, tmp_path):
     made, _, again = begun
     (fault,) = again(setup=setup_of(made, steps=3)).faults
