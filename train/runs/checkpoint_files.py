@@ -177,6 +177,7 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[Any] | None = None
         self._pieces: _Pieces | None = None  # of what is being saved
+        self._ranks = ALONE  # those that write pieces
         self._done: Callable[[], None] = lambda: None
 
     def save(self, run: Path, state: State, parts: Iterable[Part], keep: int, *, beside: bool,
@@ -199,6 +200,7 @@ class Saver:
         With `beside`, it becomes one in a call of `check` or `wait`, when all ranks have written theirs.
         """
         self.wait()
+        self._ranks = together.ranks
         if not beside:
             save_pieces(run, state, parts, keep, together)
             done()
@@ -217,8 +219,7 @@ class Saver:
 
     def check(self) -> None:
         """Ends a save that all ranks have written meanwhile. Raises the error of one that has failed."""
-        if self._saving is not None and not (ALONE if self._pieces is None else self._pieces.together.ranks).any(
-                not self._saving.done()):
+        if not self._ranks.any(not self.is_ready()):  # asked in each step: what ranks exchange depends on no clock
             self.wait()
 
     def wait(self) -> None:
@@ -239,6 +240,7 @@ class Saver:
             wait([self._saving])
             self._pieces.discard()
             self._saving = self._pieces = None
+        self._ranks = ALONE
 
     def __enter__(self) -> Saver:
         return self

@@ -59,7 +59,7 @@ def test_check_reports_as_json(train, make):
     assert result.code == 0
     assert result.json == {"format": "latentry/check", "version": 1, "ok": True, "faults": [], "masked": True,
                            "steps_per_epoch": 4, "step_sizes": {"2": 4}, "left_out": [],
-                           "repeated": result.json["repeated"]}
+                           "repeated": result.json["repeated"], "notes": []}
     assert len(result.json["repeated"]) == 1 and result.json["repeated"][0].startswith("80/")
 
 
