@@ -31,7 +31,8 @@ def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] 
             raise ModelError(f"model {model} is a single file, expected a diffusers directory",
                              hint=f"convert it first: prep convert {shell_name(str(model))} --config DIR -o OUT"
                              ) from None
-        raise ModelError(f"model {model} is neither a directory nor a Hub id",
+        shown = re.sub(r"(?<=:/).*@|[?].*", "", str(model))  # of a URL, without what may be a secret
+        raise ModelError(f"model {shown} is neither a directory nor a Hub id",
                          hint="name a diffusers pipeline directory, or a Hub id like owner/name" if parts == PIPELINE
                          else "name a directory with config.json and weights, or a Hub id like owner/name") from None
     return _snapshot(named, download, parts)

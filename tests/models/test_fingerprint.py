@@ -158,6 +158,10 @@ def test_a_model_that_is_nowhere(tmp_path, monkeypatch):
     assert "--download" in error.value.hint and error.value.exit_code == 6
     with pytest.raises(ModelError, match="is neither a directory nor a Hub id"):
         locate("./some/where/else")
+    for url in ("s3://user:word@bucket/m", "s3://bucket/m?token=word"):
+        with pytest.raises(ModelError, match=r"^model s3:/+bucket/m is neither") as error:
+            locate(url)
+        assert "word" not in error.value.message
 
 
 @pytest.mark.parametrize("part", ["model_index.json", "vae", "vae/config.json", "text_encoder/model.safetensors",
