@@ -243,6 +243,8 @@ GIVEN = "s3://bucket/m.json was given with a user, a query or a fragment, expect
 
 def test_urls_with_secrets_are_refused_without_them(prep, store):
     for url, what in (("s3://user:word@bucket/m.json", GIVEN), ("s3://bucket/m.json?X-Amz-Signature=word", GIVEN),
+                      ("s3://user:wo/word@bucket/m.json", GIVEN), ("s3://bucket/m.json#word", GIVEN),
+                      ("s3://user:word/m.json", "s3://m.json was given with a user"),
                       ("s3://bucket/../../m.json", "leaves its bucket"), ("s3://", "names no bucket")):
         told = prep("inspect", url)
         assert told.code == 5 and what in told.err and "word" not in told.err, told.err
