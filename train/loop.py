@@ -31,6 +31,7 @@ from train.runs.directory import checkpoint_bytes, claim_run
 from train.runs.log import Log
 from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
+from train.runs.saver import Saver, Together, require_shared
 from train.runs.stored.stored import OnDisk
 from train.setup import Setup
 from train.state import (
@@ -78,7 +79,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
                 kept.claim(None if start is None else first)
         if in_pieces(trainee, setup):
             with ranks.together(explained):
-                files.require_shared(run, files.Together(ranks=ranks, explained=explained))
+                require_shared(run, Together(ranks=ranks, explained=explained))
         with kept:
             _train(trainee, setup, kept, log, progress, there, moved)
     except Exception as error:
@@ -131,7 +132,7 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, kept: OnDisk, log: Log, progress: Progress) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
     run = kept.folder
-    with (_stopping() as stop, files.Saver() as saver,
+    with (_stopping() as stop, Saver() as saver,
           closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver, kept),
                         partial(_explained, setup, run, progress))) as finished):
         try:
@@ -159,7 +160,7 @@ def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, kept: OnDisk, log:
             raise
 
 
-def _save_rest(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: files.Saver, *,
+def _save_rest(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver, *,
                lost: bool) -> None:
     """Saves the steps since the last checkpoint after a failure. `lost`: other ranks cannot be reached."""
     ranks = trainee.ranks
@@ -174,13 +175,13 @@ def _save_rest(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progre
         saver.wait()
 
 
-def _pauses(setup: Setup, stop: threading.Event, saver: files.Saver, kept: OnDisk, done: int) -> bool:
+def _pauses(setup: Setup, stop: threading.Event, saver: Saver, kept: OnDisk, done: int) -> bool:
     """Whether there is something to do after so many steps."""
     return (stop.is_set() or saver.is_ready() or kept.has_news or is_due(setup.config.checkpoint.every, done)
             or bool(due_after(setup, done)))
 
 
-def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: files.Saver) -> None:
+def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver) -> None:
     """Saves a checkpoint of the last finished step, after syncing the log to disk; it may be written later. All ranks
     call this."""
     step, ranks, settings, run = progress.done, trainee.ranks, setup.config.checkpoint, kept.folder
@@ -194,7 +195,7 @@ def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: P
     if in_pieces(trainee, setup):
         if ranks.first:
             log.sync()
-        together = files.Together(ranks=ranks, explained=partial(_explained, setup, run, progress))
+        together = Together(ranks=ranks, explained=partial(_explained, setup, run, progress))
         saver.save_pieces(run, state_of(setup, step), own_files(trainee, setup, step), keep, together, beside=beside,
                           done=written)
     else:  # of a divided model all know whether the first rank has what it writes

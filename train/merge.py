@@ -37,8 +37,8 @@ from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
 from train.runs.checkpoint import STATE, list_checkpoints
 from train.runs.checkpoint_files import Part, write_part
-from train.runs.safetensors_header import ITEM_BYTES, TensorInfo, read_header_and_metadata
-from train.runs.safetensors_reader import DTYPES, read_safetensors
+from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
+from train.runs.safetensors.reader import DTYPES, read_safetensors
 
 _COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".safetensors")  # no pickles, no code
 _Infos = Mapping[str, TensorInfo]  # of a file

@@ -21,7 +21,7 @@ from prep.models.pipeline import weighted_files
 from train.config.load import as_table
 from train.models import lora
 from train.models.families.registry import naming_of
-from train.runs.safetensors_writer import data_digest
+from train.runs.safetensors.writer import data_digest
 from train.setup import Setup
 
 MOST_TAGGED = 200_000  # samples whose captions are counted; more take too long

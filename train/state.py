@@ -34,8 +34,8 @@ from train.parallel.shards import Fetch, Shards, shards_of
 from train.runs.checkpoint import DataFacts, State, piece_name
 from train.runs.checkpoint_files import Part, copy_into, has, read_tensors, tensor_names
 from train.runs.resume import Start
-from train.runs.safetensors_reader import read_joined
-from train.runs.safetensors_writer import data_digest
+from train.runs.safetensors.reader import read_joined
+from train.runs.safetensors.writer import data_digest
 from train.setup import Initial, Setup
 
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from train.config.load import parse
 from train.config.schema import Result
 from train.objectives import forward
 from train.optim import optimizers
+from train.runs import saver
 from train.runs.directory import checkpoint_bytes
 from train.setup import RunRequest
 
@@ -659,7 +660,7 @@ def test_a_trial_leaves_no_gradient_and_no_moment(make, setup_of):
 
 def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **{**QUICK, "steps": 4}, lora={"rank": 2}, checkpoint={"every": 2})
-    real, calls = loop.files.save, []
+    real, calls = saver.save, []
 
     def full(*args):
         calls.append(args)
@@ -667,7 +668,7 @@ def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkey
             raise OSError(28, "No space left on device", "x")
         return real(*args)
 
-    monkeypatch.setattr(loop.files, "save", full)
+    monkeypatch.setattr(saver, "save", full)
     with pytest.raises(CacheError, match=r"x: No space left on device \(run .*run, after step 4\)") as caught:
         go(setup, tmp_path / "run")
     assert caught.value.hint == "free some space and add --resume to continue from step 2"

@@ -3,7 +3,7 @@
 It plans what a rank writes from FSDP's own record of who has which rows. Its writers of files are not used:
 `FileSystemWriter` pickles an index, and `HuggingFaceStorageWriter` copies all of a rank's tensors once more, orders the
 metadata differently from run to run, and writes past `prep.fs.atomic`. The files are those of the latter, and its
-reader, `HuggingFaceStorageReader`, can read them. Here `train.runs.safetensors_reader` does: that one takes any file
+reader, `HuggingFaceStorageReader`, can read them. Here `train.runs.safetensors.reader` does: that one takes any file
 that lies in the directory, checks no digest, and leaves rows that no file has as they were in memory.
 
 Each rank plans alone (`no_dist`), since it is settled who has what: plans of several ranks would travel as pickles.

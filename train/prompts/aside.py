@@ -20,7 +20,7 @@ from prep.loader.index import Index
 from prep.manifest.consistency import is_shape_of
 from prep.parse import Unparsed
 from train.models.family import TextArrays
-from train.runs.safetensors_reader import read_safetensors
+from train.runs.safetensors.reader import read_safetensors
 from train.setup import Setup
 
 MOST = 20  # texts to encode at a time

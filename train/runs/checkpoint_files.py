@@ -1,32 +1,22 @@
-"""Writes the files of checkpoints and results atomically; reads tensors back and checks their digests.
-
-Checkpoints can be written in a thread, beside the next steps, from a copy in host memory of as many bytes.
-"""
+"""Writes the files of checkpoints and results atomically; reads tensors back and checks their digests."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from prep.digest import digest_bytes
-from prep.errors import PathError
 from prep.fs import atomic
-from prep.loader.device import copied_to_host, to_device, to_host
+from prep.loader.device import to_device, to_host
 from prep.parse import Unparsed
 from prep.runs.documents import refused, seal
-from train.parallel.ranks import ALONE, Ranks
 from train.runs.checkpoint import (
     FORMAT,
-    PIECES,
     STATE,
     VERSION,
     State,
@@ -35,10 +25,9 @@ from train.runs.checkpoint import (
     step_name,
     way_out,
 )
-from train.runs.safetensors_reader import Wanted, names_of, read_joined
-from train.runs.safetensors_writer import write_safetensors
+from train.runs.safetensors.reader import Wanted, names_of, read_joined
+from train.runs.safetensors.writer import write_safetensors
 
-LOOKS = 60  # seconds that NFS may take to show a new directory on another machine
 Write = Callable[[Mapping[str, Tensor], Mapping[str, str]], None]  # of tensors with metadata
 Writer = Callable[[Mapping[str, Tensor], Write], None]
 
@@ -59,101 +48,15 @@ class Part:
     write: Writer = _written_whole  # of tensors
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
-    """The ranks that write a checkpoint together, and how an error of one of them is explained."""
-
-    ranks: Ranks
-    explained: Callable[[Exception], Exception]
-
-    def share(self, work: Callable[[], Any]) -> list[Any]:
-        """As `Ranks.share`."""
-        return self.ranks.share(work, self.explained)
-
-
 def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     """Writes the checkpoint of `state.step`, removes all but the newest `keep` (0: none); returns its directory."""
     folder = run / "checkpoints" / step_name(state.step)
-    write_folder(folder, parts, last=lambda files: _state_part(state, VERSION, files))
-    _remove_old(run, keep)
+    write_folder(folder, parts, last=lambda files: state_part(state, VERSION, files))
+    remove_old(run, keep)
     return folder
 
 
-def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, together: Together) -> None:
-    """Writes a checkpoint like `save`, of which each rank writes its own `parts`; all ranks call this.
-
-    If one fails, all fail, and nothing is left. Raises `PathError` if the ranks do not share the directory of the run.
-    """
-    pieces = _Pieces(run, state, keep, together)
-    pieces.publish(partial(pieces.write, parts))
-
-
-class _Pieces:
-    """A checkpoint of which each rank writes its own parts, in a directory that the first one makes. All ranks make
-    this, which raises as `Ranks.share`, and call `publish`."""
-
-    def __init__(self, run: Path, state: State, keep: int, together: Together) -> None:
-        self._run, self._state, self._keep, self.together = run, state, keep, together
-        self._folder = run / "checkpoints" / step_name(state.step)
-        staged = atomic.temporary_name(self._folder)
-
-        def stage() -> str:
-            atomic.make_dirs(staged)
-            return staged.name
-
-        self._staged = self._folder.with_name(together.share(lambda: stage() if together.ranks.first else "")[0])
-
-    def write(self, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
-        """Writes the parts of this rank; their sizes and digests. Raises `PathError` if it sees no directory."""
-        _require(self._run, self._staged)
-        return _write_parts(self._staged, parts)
-
-    def publish(self, written: Callable[[], dict[str, dict[str, Any]]]) -> None:
-        """Makes the checkpoint of what all ranks have `written`. If one fails, all fail, and nothing is left."""
-        try:
-            found = self.together.share(written)
-            self.together.share(lambda: self._publish(found) if self.together.ranks.first else None)
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Removes what was written, unless it has become the checkpoint."""
-        if self.together.ranks.first:
-            atomic.remove_tree(self._staged)
-
-    def _publish(self, written: list[dict[str, dict[str, Any]]]) -> None:
-        files = {name: facts for each in written for name, facts in each.items()}
-        _publish(self._staged, self._folder, _state_part(self._state, PIECES, files))
-        _remove_old(self._run, self._keep)
-
-
-def require_shared(run: Path, together: Together) -> None:
-    """Raises `PathError` unless all ranks see the same directory `run`; all ranks call this before the first step."""
-    mark, first = atomic.temporary_name(run / "shared"), together.ranks.first
-
-    def leave() -> str:
-        mark.mkdir()
-        return mark.name
-
-    try:
-        name = together.share(lambda: leave() if first else "")[0]
-        together.share(lambda: _require(run, run / name))
-    finally:
-        if first:
-            atomic.remove_tree(mark)
-
-
-def _require(run: Path, folder: Path) -> None:
-    """Raises `PathError` if this rank does not see what the first one has made in `run`."""
-    for _ in range(LOOKS):
-        if folder.is_dir():
-            return
-        time.sleep(1)
-    raise PathError(f"{run} is not the same directory on all ranks, but with --shard each writes its part of a "
-                    "checkpoint", hint="name a directory that all ranks share with -o")
-
-
-def _state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:
+def state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
     return Part(name=STATE, data=seal({
         "format": FORMAT, "version": version, "step": state.step, "manifest": state.manifest,
@@ -162,110 +65,9 @@ def _state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:
         "micro_batch": state.micro_batch, "adopted": [dict(each) for each in state.adopted], "files": files}))
 
 
-def _remove_old(run: Path, keep: int) -> None:
+def remove_old(run: Path, keep: int) -> None:
     for old in list_checkpoints(run)[:-keep] if keep else ():
         atomic.remove_tree(old)
-
-
-class Saver:
-    """Saves one checkpoint at a time. As a context manager, waits for the last one; its error is `wait`'s to raise.
-
-    Of a checkpoint in pieces, all ranks call each method at the same point of their steps.
-    """
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._saving: Future[Any] | None = None
-        self._pieces: _Pieces | None = None  # of what is being saved
-        self._ranks = ALONE  # those that write pieces
-        self._done: Callable[[], None] = lambda: None
-
-    def save(self, run: Path, state: State, parts: Iterable[Part], keep: int, *, beside: bool,
-             done: Callable[[], None]) -> None:
-        """Saves a checkpoint as `checkpoint_files.save` does, then calls `done`.
-
-        With `beside`, returns when `parts` are copied, and a thread writes them. Raises what saving the one before
-        raised, and without `beside` what saving this one raises.
-        """
-        self.wait()
-        if beside:
-            self._saving = self._pool.submit(_save, run, state, [_copied(part) for part in parts], keep, done)
-        else:
-            _save(run, state, parts, keep, done)
-
-    def save_pieces(self, run: Path, state: State, parts: Iterable[Part], keep: int, together: Together, *,
-                    beside: bool, done: Callable[[], None]) -> None:
-        """As `save`, for a checkpoint of which each rank writes its own parts.
-
-        With `beside`, it becomes one in a call of `check` or `wait`, when all ranks have written theirs.
-        """
-        self.wait()
-        self._ranks = together.ranks
-        if not beside:
-            save_pieces(run, state, parts, keep, together)
-            done()
-            return
-        pieces, copies = _Pieces(run, state, keep, together), list[Part]()
-        try:
-            together.share(lambda: copies.extend(_copied(part) for part in parts))
-        except BaseException:
-            pieces.discard()
-            raise
-        self._pieces, self._done, self._saving = pieces, done, self._pool.submit(pieces.write, copies)
-
-    def is_ready(self) -> bool:
-        """Whether a save has ended meanwhile on this rank, well or not: it is time to `check`."""
-        return self._saving is not None and self._saving.done()
-
-    def check(self) -> None:
-        """Ends a save that all ranks have written meanwhile. Raises the error of one that has failed."""
-        if not self._ranks.any(not self.is_ready()):  # asked in each step: what ranks exchange depends on no clock
-            self.wait()
-
-    def wait(self) -> None:
-        """Waits until nothing is being saved. Raises what that raised, once."""
-        saving, self._saving = self._saving, None
-        pieces, self._pieces = self._pieces, None
-        if saving is not None and pieces is not None:
-            pieces.publish(saving.result)
-            self._done()
-        elif saving is not None:
-            saving.result()
-
-    def leave(self) -> None:
-        """As `wait`, after the connection to other ranks was lost: a checkpoint in pieces is given up."""
-        if self._pieces is None:
-            self.wait()
-        elif self._saving is not None:
-            wait([self._saving])
-            self._pieces.discard()
-            self._saving = self._pieces = None
-        self._ranks = ALONE
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._pool.shutdown()
-
-
-def _save(run: Path, state: State, parts: Iterable[Part], keep: int, done: Callable[[], None]) -> None:
-    save(run, state, parts, keep)
-    done()
-
-
-def _copied(part: Part) -> Part:
-    """A part of copies in host memory, whose writing needs no other rank any more."""
-    if part.tensors is None:
-        return part
-    found: list[Part] = []
-
-    def take(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        copies = {name: (part.fetch if value.is_meta else copied_to_host)(value) for name, value in tensors.items()}
-        found.append(Part(name=part.name, tensors=copies, metadata={**(part.metadata or {}), **metadata}))
-
-    part.write(part.tensors, take)
-    return found[0]
 
 
 def write_folder(folder: Path, parts: Iterable[Part],
@@ -278,13 +80,13 @@ def write_folder(folder: Path, parts: Iterable[Part],
     staged = atomic.temporary_name(folder)
     staged.mkdir()
     try:
-        files = _write_parts(staged, parts)
-        _publish(staged, folder, None if last is None else last(files))
+        files = write_parts(staged, parts)
+        publish(staged, folder, None if last is None else last(files))
     finally:
         atomic.remove_tree(staged)
 
 
-def _write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
+def write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
     """Writes files into a directory; their sizes and digests."""
     files = {}
     for part in parts:
@@ -293,7 +95,7 @@ def _write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any
     return files
 
 
-def _publish(staged: Path, folder: Path, last: Part | None) -> None:
+def publish(staged: Path, folder: Path, last: Part | None) -> None:
     """Writes the last file into a directory, syncs it, and puts it in the place of `folder`."""
     if last is not None:
         write_part(staged / last.name, last)

@@ -21,7 +21,7 @@ from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
 from train.runs.checkpoint import STATE, files_of, list_checkpoints
-from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header_and_metadata
+from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header_and_metadata
 from train.setup import Initial
 
 _TEXT = ("lora_te_", "lora_te1_", "lora_te2_", "lora_te3_", "text_encoder.", "text_encoder_2.", "text_encoder_3.")

@@ -15,7 +15,7 @@ from torchrun import torchrun
 
 from prep.errors import PathError
 from train.parallel.ranks import RankFailed, Ranks
-from train.runs import checkpoint_files as files
+from train.runs import saver as saving
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
 COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 4, "--micro-batch", 4, "--lr", "1e-3", "--method",
@@ -85,11 +85,11 @@ class Told(Ranks):
 
 
 @pytest.mark.parametrize("call", [
-    lambda run, together: files.save_pieces(run, SimpleNamespace(step=1), [], 0, together),
-    files.require_shared], ids=["saving", "before the first step"])
+    lambda run, together: saving.save_pieces(run, SimpleNamespace(step=1), [], 0, together),
+    saving.require_shared], ids=["saving", "before the first step"])
 def test_ranks_that_do_not_share_a_directory(tmp_path, monkeypatch, call):
-    monkeypatch.setattr(files, "LOOKS", 1)
-    together = files.Together(ranks=Told(rank=1, world=2), explained=lambda error: error)
+    monkeypatch.setattr(saving, "LOOKS", 1)
+    together = saving.Together(ranks=Told(rank=1, world=2), explained=lambda error: error)
     with pytest.raises(PathError) as caught:
         call(tmp_path, together)
     assert caught.value.message == (f"{tmp_path} is not the same directory on all ranks, but with --shard each writes "

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
@@ -270,38 +267,3 @@ def test_half_written_pictures_and_results_are_swept_away_too(tmp_path):
     checkpoint.remove_partial(tmp_path)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["step-000000.png"]
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_checkpoint_is_written_beside_from_values_of_its_time(tmp_path, monkeypatch):
-    """The weights change while the thread waits to write them."""
-    begin, values, kept = threading.Event(), torch.ones(5), []
-    real = files.save
-
-    def late(*args):
-        assert begin.wait(30)
-        return real(*args)
-
-    monkeypatch.setattr(files, "save", late)
-    with files.Saver() as saver:
-        saver.save(tmp_path, state(4), [Part(name="w.safetensors", tensors={"w": values})], 1, beside=True,
-                   done=lambda: kept.append(4))
-        values.fill_(7)
-        saver.check()
-        assert not kept and not (tmp_path / "checkpoints" / "step-000004").exists()
-        begin.set()
-        saver.wait()
-    assert kept == [4]
-    found = load_file(tmp_path / "checkpoints" / "step-000004" / "w.safetensors")
-    assert torch.equal(found["w"], torch.ones(5))
-
-
-@pytest.mark.parametrize("then", ["check", "wait", "save"])
-def test_what_a_thread_could_not_write_is_raised_once(tmp_path, monkeypatch, then):
-    monkeypatch.setattr(files, "save", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with files.Saver() as saver:
-        saver.save(tmp_path, state(4), [], 1, beside=True, done=lambda: pytest.fail("it was not written"))
-        while not saver._saving.done():
-            time.sleep(0.01)
-        with pytest.raises(OSError, match="No space left"):
-            saver.save(tmp_path, state(5), [], 1, beside=True, done=int) if then == "save" else getattr(saver, then)()
-        saver.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from prep.errors import PathError
 from train.parallel.ranks import RankFailed, Ranks
 from train.runs import checkpoint_files as files
+from train.runs import saver as saving
 from train.runs.checkpoint import DataFacts, State, read_state
 from train.runs.checkpoint_files import Part
 
@@ -67,24 +69,24 @@ def a_state(step):
 
 def save(saver, run, ranks, step, values, *, beside=True, keep=1, done=lambda: None):
     saver.save_pieces(run, a_state(step), [Part(name=f"w/{ranks.rank}.safetensors", tensors={"w": values})], keep,
-                      files.Together(ranks=ranks, explained=lambda error: error), beside=beside, done=done)
+                      saving.Together(ranks=ranks, explained=lambda error: error), beside=beside, done=done)
 
 
 def test_it_is_there_when_all_have_written_and_one_has_checked(tmp_path, monkeypatch):
     """Nothing is visible before, and the values are those of its time."""
-    slow, write = threading.Event(), files._write_parts
+    slow, write = threading.Event(), saving.write_parts
 
     def wait_for_us(staged, parts):
         parts = list(parts)
         assert parts[0].name != "w/1.safetensors" or slow.wait(30)
         return write(staged, parts)
 
-    monkeypatch.setattr(files, "_write_parts", wait_for_us)
+    monkeypatch.setattr(saving, "write_parts", wait_for_us)
     folder = tmp_path / "checkpoints" / "step-000004"
 
     def rank(ranks):
         kept, values = [], torch.full((3,), float(ranks.rank))
-        with files.Saver() as saver:
+        with saving.Saver() as saver:
             save(saver, tmp_path, ranks, 4, values, done=lambda: kept.append(4))
             values.fill_(9)
             saver.check()
@@ -107,7 +109,7 @@ def test_it_is_there_when_all_have_written_and_one_has_checked(tmp_path, monkeyp
 def test_beside_the_steps_it_has_the_same_bytes(tmp_path):
     def rank(ranks):
         for name, beside in (("waited", False), ("beside", True)):
-            with files.Saver() as saver:
+            with saving.Saver() as saver:
                 for step in (1, 2):  # the second one waits for the first
                     save(saver, tmp_path / name, ranks, step, torch.arange(4.0) + step + ranks.rank, beside=beside)
                 saver.wait()
@@ -124,14 +126,14 @@ def test_a_rank_that_fails_fails_on_all_and_nothing_is_left(tmp_path, monkeypatc
         raise OSError(28, "No space left on device")
 
     def rank(ranks):
-        with files.Saver() as saver:
+        with saving.Saver() as saver:
             save(saver, tmp_path, ranks, 1, torch.ones(2))
             saver.wait()
             values = torch.ones(2)
             if ranks.rank == 1:
-                monkeypatch.setattr(files, *(("copied_to_host", lambda value: fail() if value is values else value)
+                monkeypatch.setattr(*((saving, "copied_to_host", lambda value: fail() if value is values else value)
                                              if where == "copied" else
-                                             ("write_part", lambda path, part, real=files.write_part: (
+                                             (files, "write_part", lambda path, part, real=files.write_part: (
                                                  fail() if "/1." in path.as_posix() else real(path, part)))))
             ranks.gather(None)
             try:
@@ -149,7 +151,7 @@ def test_a_rank_that_fails_fails_on_all_and_nothing_is_left(tmp_path, monkeypatc
 def test_what_a_lost_rank_leaves_is_given_up(tmp_path):
     """No rank asks another one then."""
     def rank(ranks):
-        with files.Saver() as saver:
+        with saving.Saver() as saver:
             save(saver, tmp_path, ranks, 1, torch.ones(2), done=lambda: pytest.fail("it was not published"))
             ranks.gather(None)
             if ranks.first:
@@ -162,11 +164,11 @@ def test_what_a_lost_rank_leaves_is_given_up(tmp_path):
 
 
 def test_ranks_that_share_no_directory_are_told_beside_the_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LOOKS", 1)
-    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(saving, "LOOKS", 1)
+    monkeypatch.setattr(saving.time, "sleep", lambda seconds: None)
 
     def rank(ranks):
-        with files.Saver() as saver:
+        with saving.Saver() as saver:
             save(saver, tmp_path / str(ranks.rank), ranks, 1, torch.ones(2))
             saver.wait()
 
@@ -185,9 +187,44 @@ def test_only_what_is_elsewhere_is_fetched(tmp_path):
         fetched.append(value)
         return torch.full((3,), 5.0)
 
-    with files.Saver() as saver:
+    with saving.Saver() as saver:
         saver.save(tmp_path, a_state(1), [Part(name="w.safetensors", tensors={"a": there, "b": here}, fetch=fetch)], 1,
                    beside=True, done=lambda: None)
         assert len(fetched) == 1
     found = load_file(tmp_path / "checkpoints" / "step-000001" / "w.safetensors")
     assert found["a"].tolist() == [5.0] * 3 and found["b"].tolist() == [1.0] * 2
+
+
+def test_a_checkpoint_is_written_beside_from_values_of_its_time(tmp_path, monkeypatch):
+    """The weights change while the thread waits to write them."""
+    begin, values, kept = threading.Event(), torch.ones(5), []
+    real = saving.save
+
+    def late(*args):
+        assert begin.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(saving, "save", late)
+    with saving.Saver() as saver:
+        saver.save(tmp_path, a_state(4), [Part(name="w.safetensors", tensors={"w": values})], 1, beside=True,
+                   done=lambda: kept.append(4))
+        values.fill_(7)
+        saver.check()
+        assert not kept and not (tmp_path / "checkpoints" / "step-000004").exists()
+        begin.set()
+        saver.wait()
+    assert kept == [4]
+    found = load_file(tmp_path / "checkpoints" / "step-000004" / "w.safetensors")
+    assert torch.equal(found["w"], torch.ones(5))
+
+
+@pytest.mark.parametrize("then", ["check", "wait", "save"])
+def test_what_a_thread_could_not_write_is_raised_once(tmp_path, monkeypatch, then):
+    monkeypatch.setattr(saving, "save", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with saving.Saver() as saver:
+        saver.save(tmp_path, a_state(4), [], 1, beside=True, done=lambda: pytest.fail("it was not written"))
+        while not saver._saving.done():
+            time.sleep(0.01)
+        with pytest.raises(OSError, match="No space left"):
+            saver.save(tmp_path, a_state(5), [], 1, beside=True, done=int) if then == "save" else getattr(saver, then)()
+        saver.wait()

@@ -11,9 +11,9 @@ from safetensors.torch import save
 
 from prep.digest import digest_bytes
 from prep.parse import Unparsed
-from train.runs import safetensors_reader as reader
-from train.runs.safetensors_header import read_header
-from train.runs.safetensors_reader import names_of, read_joined, read_safetensors
+from train.runs.safetensors import reader
+from train.runs.safetensors.header import read_header
+from train.runs.safetensors.reader import names_of, read_joined, read_safetensors
 
 TENSORS = {"x": torch.arange(6.0).view(2, 3), "half": torch.ones(3, dtype=torch.bfloat16), "one": torch.tensor(2.5),
            "none": torch.zeros(0, 4)}

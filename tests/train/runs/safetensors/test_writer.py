@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from train.runs import safetensors_writer as weights
 from train.runs.checkpoint_files import Part, write_part
+from train.runs.safetensors import writer as weights
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3).T, "none": torch.zeros(0, 4), "number": torch.tensor(2.5),
            "b.ä": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16), "half": torch.ones(3, dtype=torch.float16)}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prep.parse import Unparsed
 from prep.runs.documents import open_plain
-from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header, read_header_and_metadata
+from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header, read_header_and_metadata
 
 DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _KEPT = {**DTYPES, "F64": torch.float64, "I64": torch.int64, "U8": torch.uint8}  # also by optimizers

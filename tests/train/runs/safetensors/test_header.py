@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from prep.parse import Unparsed
-from train.runs.safetensors_header import TensorInfo, first_rows, joined, read_header
+from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
