@@ -146,7 +146,8 @@ def _start(wanted: SampleRequest) -> Start:
     try:
         return find_start(wanted.folder, wanted.checkpoint, complete=url_of(wanted.folder) is None)  # or its weights
     except Problem as error:
-        error.hint = "name another checkpoint with --checkpoint, or show the model before training with --base"
+        others = "name another checkpoint with --checkpoint, or " if list_checkpoints(wanted.folder) else ""
+        error.hint = f"{others}show the model before training with --base"
         raise
 
 

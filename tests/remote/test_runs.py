@@ -455,7 +455,7 @@ def test_what_reading_refuses(train, there, url, tmp_path):
     told = train("merge", there, "-o", f"{url}-merged")
     assert told.code == 2 and f"{url}-merged is in an object store, but a merged model is written to a disk" in told.err
     told = train("sample", url, "--checkpoint", "step-5", "-o", tmp_path / "a.png")
-    assert told.code == 5 and f"{url} has no checkpoint 'step-5'" in told.err
+    assert told.code == 5 and f"{url} has no checkpoint\nhint: show" in told.err
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------
