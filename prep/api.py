@@ -212,15 +212,17 @@ def diff(first: PathLike, second: PathLike) -> dict[str, Any]:
 
 
 def gc(cache: PathLike, keep: Sequence[PathLike], *, older_than: float = 86400.0, dry_run: bool = True,
-       notice: Callable[[str], None] = lambda _: None, progress: Progress = silent) -> GcReport:
+       abandon: Sequence[str] = (), notice: Callable[[str], None] = lambda _: None, progress: Progress = silent
+       ) -> GcReport:
     """Removes from a cache what no manifest in `keep` uses and is older than so many seconds; by default, only reports.
 
-    Raises `UsageError`, `ManifestError`, `PathError`, `CacheError`.
+    `abandon` names plans of encodes that nobody will finish, by the first digits of their names. Raises
+    `UsageError`, `ManifestError`, `PathError`, `CacheError`.
     """
     from prep.maintenance.gc import collect_garbage
 
     return collect_garbage(Path(cache), [Path(each) for each in keep], guard=older_than, asked=f"{older_than:g}s",
-                           dry_run=dry_run, notice=notice, progress=progress)
+                           dry_run=dry_run, abandon=abandon, notice=notice, progress=progress)
 
 
 def compact(cache: PathLike, *, shard_bytes: int = 256 << 20, dry_run: bool = False, progress: Progress = silent

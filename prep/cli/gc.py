@@ -19,6 +19,9 @@ def gc(
     keep: Annotated[list[Path] | None, typer.Option("--keep", help="a manifest whose rows to keep; repeatable",
                                                     show_default=False)] = None,
     older_than: Annotated[str, typer.Option(help="keep whatever is newer: 0, 30m, 12h, 7d")] = "24h",
+    abandon: Annotated[list[str] | None, typer.Option(
+        "--abandon", metavar="PLAN", help="the plan of an encode that nobody will finish, by the first digits of its "
+        "name: remove it, and what only it needs; repeatable", show_default=False)] = None,
     yes: Annotated[bool, typer.Option("--yes", help="remove; without it, only show what would be removed")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -27,7 +30,8 @@ def gc(
 
     guard = opt.seconds_of(older_than, "--older-than")
     done = collect_garbage(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than,
-                           dry_run=not yes, notice=(lambda _: None) if quiet else say, progress=progress_unless(quiet))
+                           dry_run=not yes, abandon=abandon or (), notice=(lambda _: None) if quiet else say,
+                           progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -96,8 +96,10 @@ def _count(count: int, kind: str) -> str:
 
 
 def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
-                    progress: Progress, notice: Callable[[str], None] = lambda _: None) -> GcReport:
-    """Removes from the cache at `path` what no manifest in `keep` needs and is older than `guard` seconds.
+                    progress: Progress, abandon: Sequence[str] = (), notice: Callable[[str], None] = lambda _: None
+                    ) -> GcReport:
+    """Removes from the cache at `path` what no manifest in `keep` needs and is older than `guard` seconds, and the
+    plans that `abandon` names by their first digits.
 
     Reads everything before removing anything; removes nothing if a kept manifest or its cache is damaged, or another
     process uses the cache. Calls `notice` for each other manifest that loses something, before the removal. Raises
@@ -108,11 +110,11 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
     if is_url(path):
         return _collect_in_store(path, keep, guard=guard, asked=asked, dry_run=dry_run, progress=progress,
-                                 notice=notice)
+                                 abandon=abandon, notice=notice)
     cache = open_cache(path, create=False)
     with contextlib.nullcontext() if dry_run else lock_directory(cache.root, exclusive=True):
         manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
-        found = sweep.find_garbage(cache, _needed(cache, manifests), guard=guard)
+        found = sweep.find_garbage(cache, _needed(cache, manifests), guard=guard, abandon=abandon)
         others = find_others(cache, manifests, found)
         if not dry_run:
             for one in others:
@@ -124,7 +126,7 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
 
 
 def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
-                      progress: Progress, notice: Callable[[str], None]) -> GcReport:
+                      progress: Progress, abandon: Sequence[str], notice: Callable[[str], None]) -> GcReport:
     """As `collect_garbage`, of a cache in an object store."""
     cache = open_to_encode(path, create=False)
     manifests = [read_manifest(one) for one in keep]
@@ -138,7 +140,7 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
         shards |= {row["digest"].hex(): row["bytes"] for row in read_table(copy, named["shards"], SHARDS).to_pylist()}
         tables |= set(named.values())
     found = find_garbage_in_store(cache, Needed(shards=frozenset(shards), tables=frozenset(tables)), shards,
-                                  guard=guard)
+                                  guard=guard, abandon=abandon)
     others = find_others_in_store(cache, manifests, found.sweep)
     for line in (*others.notices, *(() if dry_run else (describe_other(one, dry_run=False) for one in others.found))):
         notice(line)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,10 @@ from prep.cache.remote.shards import GROUP
 from prep.cache.remote.working import JOBS, refresh
 from prep.cache.store import SUFFIX, Cache
 from prep.errors import CacheError
+from prep.formatting import clock, join_texts
 from prep.fs.mirror import local_path
 from prep.fs.remote import Listed, delete_object, list_objects, read_object, side_by_side
-from prep.maintenance.sweep import ABANDONED, KINDS, Needed, Sweep
+from prep.maintenance.sweep import ABANDONED, KINDS, SHORT, SHOWN, Needed, Sweep, named_plans
 from prep.manifest.tables import SHARDS, read_table
 from prep.parse import Unparsed, digest_of
 from prep.progress import Tick
@@ -53,14 +54,16 @@ class _Look:
     young: dict[str, set[str]] = field(default_factory=dict)
 
 
-def find_garbage_in_store(cache: Cache, needed: Needed, sizes: Mapping[str, int], *, guard: float) -> Garbage:
-    """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed. `sizes`: bytes of the
-    needed shards. `cache` is a working copy.
+def find_garbage_in_store(cache: Cache, needed: Needed, sizes: Mapping[str, int], *, guard: float,
+                          abandon: Sequence[str] = ()) -> Garbage:
+    """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed, except the plans that
+    `abandon` names by their first digits. `sizes`: bytes of the needed shards. `cache` is a working copy.
 
-    Raises `CacheError` if a needed shard is not whole, if there is a plan that may go on, or a commit of another
-    version; `StoreError`.
+    Raises `CacheError` if a needed shard is not whole, if there is another plan that may go on, or a commit of another
+    version; `UsageError` if `abandon` names no plan; `StoreError`.
     """
     objects = _objects(cache)
+    given_up = named_plans(str(cache.url), objects["plans"], abandon)
     for digest, size in sizes.items():
         files = objects["shards"].get(digest, {})
         if sum(one.size for one in files.values()) != size or f"{_place(digest)}/{GROUP}" not in files:
@@ -70,12 +73,14 @@ def find_garbage_in_store(cache: Cache, needed: Needed, sizes: Mapping[str, int]
     refresh(cache)
     at = _Look(cache=cache, guard=guard, now=time.time(), objects=objects, commits=_commits(cache, objects))
     at.young = {kind: {name for name in objects[kind] if guard > 0 and _age(at, kind, name) < guard} for kind in KINDS}
-    for name in objects["plans"]:
-        _require_abandoned(at, name)
+    living = {plan: age for plan in sorted(objects["plans"].keys() - given_up) if (age := _progress(at, plan)) < max(
+        guard, ABANDONED)}
+    if living:
+        raise _unfinished(cache, living)
     shards = (set(needed.shards) | _young_shards(at, needed)) & objects["shards"].keys()
     stays: dict[str, set[str]] = {
         "commits": at.young["commits"] | {task for task, commit in at.commits.items() if _says(commit, shards)},
-        "shards": shards, "tables": set(needed.tables) | at.young["tables"], "plans": at.young["plans"],
+        "shards": shards, "tables": set(needed.tables) | at.young["tables"], "plans": at.young["plans"] - given_up,
         "damaged": set()}
     return Garbage(sweep=_sweep_of(at, stays, needed), objects=objects)
 
@@ -114,7 +119,7 @@ def remove_from_store(cache: Cache, garbage: Garbage, unchanged: Callable[[], No
 def check_no_plan(cache: Cache, known: Iterable[str]) -> None:
     """Raises `CacheError` if the store has a plan besides `known`."""
     if new := sorted(_objects(cache, "plans")["plans"].keys() - set(known)):
-        raise _unfinished(cache, new[0])
+        raise _unfinished(cache, dict.fromkeys(new, 0.0))
 
 
 def _delete(cache: Cache, garbage: Garbage, kind: str, names: Iterable[str], tick: Tick) -> None:
@@ -178,20 +183,24 @@ def _age(at: _Look, kind: str, name: str) -> float:
     return at.now - max(one.written for one in at.objects[kind][name].values())
 
 
-def _require_abandoned(at: _Look, plan: str) -> None:
+def _progress(at: _Look, plan: str) -> float:
+    """Seconds since a plan was made, or a task of it was finished; infinity for a damaged one."""
     tasks = read_plan(at.cache, plan)
     if tasks is None:
-        return
-    ages = [_age(at, "plans", plan),
-            *(_age(at, "commits", task.key) for task in tasks if task.key in at.objects["commits"])]
-    if min(ages) < max(at.guard, ABANDONED):
-        raise _unfinished(at.cache, plan)
+        return float("inf")
+    return min([_age(at, "plans", plan),
+                *(_age(at, "commits", task.key) for task in tasks if task.key in at.objects["commits"])])
 
 
-def _unfinished(cache: Cache, plan: str) -> CacheError:
-    return CacheError(f"{cache.url} has the plan {plan[:12]} of an encode that goes on or was interrupted, so nothing "
-                      "is removed", hint="let it finish: prep encode, or prep seal, removes the plan once the manifest "
-                      "is written; without progress for 7 days it counts as abandoned")
+def _unfinished(cache: Cache, plans: Mapping[str, float]) -> CacheError:
+    """The error for plans, with the seconds since the last progress of each."""
+    named = join_texts([f"plan {plan[:SHORT]}, last progress {clock(max(age, 0))} ago" for plan, age in plans.items()],
+                       SHOWN)
+    return CacheError(f"{cache.url} has encodes that go on or were interrupted, so nothing is removed: {named}",
+                      hint="let them finish: prep encode, or prep seal, removes its plan once the manifest is written; "
+                      "one that nobody can finish, because captions, pictures or options have changed since, is given "
+                      f"up by {' '.join(f'--abandon {plan[:SHORT]}' for plan in list(plans)[:SHOWN])}; without "
+                      "progress for 7 days it counts as abandoned")
 
 
 def _says(commit: Commit | None, shards: set[str]) -> bool:

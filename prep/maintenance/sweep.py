@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from prep.cache.ledger.index import drop_index
 from prep.cache.plans import read_plan
 from prep.cache.shard_header import read_keys
 from prep.cache.store import FANNED, Cache, clear_leftovers, leftovers, retire_shard
-from prep.errors import CacheError
+from prep.errors import CacheError, UsageError
+from prep.formatting import join_names
 from prep.fs import atomic
 from prep.fs.untrusted import NotRegularFile, is_link
 from prep.manifest.tables import SHARDS, read_table
@@ -31,6 +33,8 @@ from prep.parse import Unparsed
 from prep.progress import Tick
 
 ABANDONED = 7 * 86400.0  # seconds without progress after which a plan counts as abandoned
+SHOWN = 8  # plans in a message
+SHORT = 12  # digits of a plan's digest by which messages name it
 KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in order of removal; staging comes last
 
 
@@ -66,25 +70,27 @@ class _Look:
     young: dict[str, set[str]] = field(default_factory=dict)
 
 
-def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
-    """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed.
+def find_garbage(cache: Cache, needed: Needed, *, guard: float, abandon: Sequence[str] = ()) -> Sweep:
+    """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed, except the plans that
+    `abandon` names by their first digits.
 
     Raises `CacheError` for a commit of another version, which this version cannot interpret, and if something
-    cannot be read, because it may state what is needed.
+    cannot be read, because it may state what is needed; `UsageError` if `abandon` names no plan.
     """
     _require_all_seen(cache)
     found = {kind: list(_names(cache, kind)) for kind in KINDS}
+    given_up = named_plans(str(cache.root), found["plans"], abandon)
     at = _Look(cache=cache, guard=guard, now=time.time(), found=found,
                commits={task: _commit(cache, task) for task in found["commits"]})
     at.young = {kind: {name for name in found[kind] if _is_young(at, _path(cache, kind, name))} for kind in KINDS}
-    plans = _living_plans(at)
+    plans = _living_plans(at, given_up)
     firm = set(needed.shards) | _shards_of_plans(at, plans, needed.shards)
     shards = (firm | _young_shards(at, needed)) & set(found["shards"])
     stays: dict[str, set[str]] = {
         "commits": at.young["commits"] | {task for task, commit in at.commits.items() if _says(commit, shards)},
         "shards": shards,
         "tables": (set(needed.tables) & set(found["tables"])) | at.young["tables"],
-        "plans": set(plans) | at.young["plans"],
+        "plans": (set(plans) | at.young["plans"]) - given_up,
         "damaged": set(found["damaged"]) & shards,
     }
     gone = {kind: tuple(name for name in found[kind] if name not in stays[kind]) for kind in KINDS}
@@ -96,6 +102,22 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float) -> Sweep:
         kept_bytes=sum(_bytes(_path(cache, kind, name) for name in stays[kind]) for kind in KINDS),
         guarded=_guarded(at, stays, firm, needed, plans),
     )
+
+
+def named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> set[str]:
+    """The plans that somebody named by their first digits, eight or more.
+
+    Raises `UsageError` if one of the names is not that of exactly one plan.
+    """
+    found = set()
+    for name in named:
+        fits = [plan for plan in plans if plan.startswith(name)] if re.fullmatch("[0-9a-f]{8,64}", name) else []
+        if len(fits) != 1:
+            there = join_names([plan[:SHORT] for plan in sorted(plans)], SHOWN) or "it has none"
+            raise UsageError(f"--abandon is '{name}', expected a plan of {where}: {there}",
+                             hint="name it by its first 8 digits or more; a plan that is gone needs no --abandon")
+        found.add(fits[0])
+    return found
 
 
 def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
@@ -160,10 +182,10 @@ def _says(commit: Commit | None, shards: set[str]) -> bool:
     return commit is not None and (commit.shard is None or commit.shard.digest in shards)
 
 
-def _living_plans(at: _Look) -> dict[str, Any]:
+def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Any]:
     """The rows (S32) of each plan that may still be continued, by digest."""
     living = {}
-    for name in at.found["plans"]:
+    for name in set(at.found["plans"]).difference(given_up):
         tasks = read_plan(at.cache, name)
         if tasks is None:
             continue

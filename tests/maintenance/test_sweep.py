@@ -20,7 +20,7 @@ from prep.cache.ledger.ledger import load_ledger, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
 from prep.digest import digest_json
-from prep.errors import CacheError
+from prep.errors import CacheError, UsageError
 from prep.fs import atomic
 from prep.fs.lock import lock_directory
 from prep.maintenance import repair, sweep
@@ -136,6 +136,25 @@ def test_an_unfinished_plan_keeps_its_rows_wherever_they_are(cache: Cache, draw:
     age(cache.root, ABANDONED / DAY + 1)
     found = sweep.find_garbage(cache, needed(), guard=DAY)
     assert set(found.remove["shards"]) == {other.digest, planned.digest} and found.remove["plans"] == ("aa" * 32,)
+
+
+def test_a_plan_that_is_named_is_given_up_however_young(cache: Cache, add: Any) -> None:
+    (kept, first), (other, second) = add(cache, 1), add(cache, 2)
+    plans.write_plan(cache, "aa" * 32, [first])
+    plans.write_plan(cache, "bb" * 32, [second])
+    assert not any(sweep.find_garbage(cache, needed(), guard=0).remove.values())
+    found = sweep.find_garbage(cache, needed(), guard=0, abandon=["bb" * 6])
+    assert found.remove["plans"] == ("bb" * 32,) and found.keep["plans"] == ("aa" * 32,)
+    assert found.remove["shards"] == (other.digest,) and found.keep["shards"] == (kept.digest,)
+    young = sweep.find_garbage(cache, needed(), guard=DAY, abandon=["bb" * 6])
+    assert young.remove["plans"] == ("bb" * 32,) and not young.remove["shards"] and not young.remove["commits"]
+    for wrong in ("bbbb", "cc" * 6, "../" * 4):
+        with pytest.raises(UsageError, match=f"--abandon is '{wrong}', expected a plan of .*: {'aa' * 6}, {'bb' * 6}"):
+            sweep.find_garbage(cache, needed(), guard=0, abandon=[wrong])
+    plans.remove_plan(cache, "aa" * 32)
+    plans.remove_plan(cache, "bb" * 32)
+    with pytest.raises(UsageError, match="it has none"):
+        sweep.find_garbage(cache, needed(), guard=0, abandon=["bb" * 6])
 
 
 def test_a_plan_that_was_worked_on_is_not_abandoned(cache: Cache, add: Any) -> None:

@@ -16,7 +16,7 @@ from prep.digest import canonical, seal
 from prep.fs.remote import list_objects
 from prep.maintenance import gc_store
 
-PLAN = "has the plan abababababab of an encode that goes on or was interrupted, so nothing is removed"
+PLAN = "has encodes that go on or were interrupted, so nothing is removed: plan abababababab, last progress 0:00:"
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,40 @@ def test_with_a_plan_nothing_is_removed(both, store, prep, monkeypatch):
     assert set(list_objects(store.url)) == before
     monkeypatch.setattr(gc_store, "ABANDONED", 0)
     assert sweep(store, prep, "--yes")["removed"]["plans"] == 1
+
+
+def test_a_plan_that_nobody_can_finish_is_given_up_by_its_name(both, store, prep, tiny_model):
+    """One part of two, then another caption, then the rest: the plan of the first part stays, and none other goes."""
+    photos, words = both.parent / "photos", ("--model", tiny_model, "--cache", f"{store.url}/cache", "-o",
+                                             f"{store.url}/new.json", "--resolution", "160")
+    (photos / "0.txt").write_text("a first caption")
+    for part in ("0/2", "1/2"):
+        assert prep("encode", photos, *words, "--part", part, "--shard-mib", 1).code == 0
+        (photos / "0.txt").write_text("a second caption")
+    assert prep("encode", photos, *words).code == 0
+    (old,) = list_objects(f"{store.url}/cache/plans")
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=("ef" * 32,))])
+    keep = ("gc", f"{store.url}/cache", "--keep", f"{store.url}/new.json", "--keep", f"{store.url}/kept.json")
+    told = prep(*keep, "--yes")
+    assert told.code == 7 and f"plan {old[:12]}, last progress 0:0" in told.err and "plan abababababab" in told.err
+    assert f"--abandon {old[:12]}" in told.err and "--abandon abababababab" in told.err
+    told = prep(*keep, "--abandon", old[:12], "--yes")
+    assert told.code == 7 and old[:12] not in told.err and PLAN in told.err
+    assert len(list_objects(f"{store.url}/cache/plans")) == 2, "nothing goes while another plan may go on"
+    for wrong in ("abababa", "ab" * 33, "cd" * 4, "AB" * 6):
+        told = prep(*keep, "--abandon", wrong, "--yes")
+        assert told.code == 2 and f"--abandon is '{wrong}', expected a plan of {store.url}/cache: " in told.err
+        assert old[:12] in told.err and "abababababab" in told.err
+    both_plans = ("--abandon", old[:12], "--abandon", "ab" * 32)
+    assert prep(*keep, *both_plans, "--json").json["removed"]["plans"] == 2
+    assert len(list_objects(f"{store.url}/cache/plans")) == 2
+    done = prep(*keep, *both_plans, "--yes", "--json").json
+    assert done["removed"]["plans"] == 2 and done["removed"]["shards"] == 0, "young rows stay"
+    assert not list_objects(f"{store.url}/cache/plans")
+    assert prep("verify", f"{store.url}/new.json").code == 0
+    assert prep(*keep, "--older-than", 0, "--yes").code == 0
+    assert prep("verify", f"{store.url}/new.json").code == 0
 
 
 def test_an_encoder_that_begins_meanwhile_is_seen(both, store, prep):
