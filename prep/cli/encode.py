@@ -90,7 +90,7 @@ def encode(
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
-    scale = _scale(simulated, pictures, gpus, store_latency)
+    scale = _scale(simulated, pictures, gpus, store_latency, part)
     dry_run = dry_run or simulated
     if measure and not dry_run:
         raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
@@ -101,7 +101,8 @@ def encode(
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
         recheck=recheck, download=download, dry_run=dry_run, measure=measure, scale=scale, compiled=compiled,
         part=None if part is None else parse_part(part), grace=grace,
-        ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds),
+        ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds,
+                         unused="--simulate" if simulated else "--dry-run" if dry_run else ""),
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=progress_unless(quiet)))
     tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
@@ -120,7 +121,8 @@ def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) ->
         put(report.as_text(seconds, every=screen_width() is None))
 
 
-def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: str | None) -> Scale | None:
+def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: str | None, part: str | None
+           ) -> Scale | None:
     """What to simulate; `None` if that was not asked. Raises `UsageError`."""
     from prep.encode.forecast.simulate import Scale
 
@@ -132,6 +134,9 @@ def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: s
         return None
     if pictures is None:
         raise UsageError("--simulate is given without --pictures, expected both", hint="add --pictures 1e9")
+    if part is not None:
+        raise UsageError("--part is given with --simulate, which shows what all parts take", hint="omit --part; --gpus "
+                         "says how many devices share the work")
     return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else _latency(latency))
 
 
@@ -144,13 +149,19 @@ def _latency(text: str) -> float:
 
 
 def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,
-                 seconds: float | None) -> RayOptions | None:
-    """The options of --engine ray; `None` for another engine. Raises `UsageError`."""
+                 seconds: float | None, *, unused: str) -> RayOptions | None:
+    """The options of --engine ray; `None` for another engine. `unused`: the option for which nothing is started, or "".
+
+    Raises `UsageError`.
+    """
     from prep.encode.engines.job import RayOptions
 
     given = {"--address": address, "--workers": workers, "--num-gpus-per-worker": gpus, "--task-seconds": seconds}
     if not opt.is_ray(engine, given):
         return None
+    first = next((name for name, value in given.items() if value is not None), None)
+    if unused and first is not None:
+        raise UsageError(f"{first} is given with {unused}, which starts no workers", hint=f"omit {first}")
     if gpus is not None and (gpus != round(gpus, 4) if gpus < 1 else not gpus.is_integer()):  # Ray takes no others
         raise UsageError(f"--num-gpus-per-worker is {gpus:g}, expected a whole number, or a part of 1 with up to four "
                          "digits", hint="0.5 puts two workers on a GPU")

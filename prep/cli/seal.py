@@ -12,6 +12,7 @@ from prep.cli import options as opt
 from prep.cli.encode import tell
 from prep.cli.options import quiet_pillow
 from prep.cli.ticker import progress_unless
+from prep.encode.parts import MOST
 from prep.errors import EXIT_FINDINGS
 
 
@@ -22,7 +23,8 @@ def seal(
     output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     parts: Annotated[int | None, typer.Option(
-        help="N of the parts I/N, so that a message can name those with work left", min=1, show_default=False)] = None,
+        help="N of the parts I/N, so that a message can name those with work left", min=1,
+        max=MOST, show_default=False)] = None,
     jobs: opt.Jobs = opt.JOBS,
     rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
     download: opt.Download = False,

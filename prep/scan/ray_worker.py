@@ -19,7 +19,7 @@ from prep.scan.examiner import LocalExaminer, Looked
 from prep.scan.worker import LIMITS, SERVICE
 from prep.sources.item import Item
 from prep.workers.pool import WorkerPool
-from prep.workers.ray import Failure, check_version, tried
+from prep.workers.ray import Failure, check_version, failed, tried
 
 
 class ScanWorker:
@@ -40,7 +40,7 @@ class ScanWorker:
             check_version(version)
             _check_node(formats, places)
         except Problem as problem:
-            return Failure(problem=problem, said=problem.message)
+            return failed(problem)
         self._examiner = LocalExaminer(WorkerPool(SERVICE, most=cpus), LIMITS, cpus)
         return None
 

@@ -130,9 +130,18 @@ def tried(work: Callable[[], T]) -> T | Failure:
     try:
         return work()
     except Problem as problem:
-        return Failure(problem=problem, said=problem.message)
+        return failed(problem)
     except Exception as error:
-        return Failure(problem=None, said=f"{type(error).__name__}: {error}".partition("\n")[0])
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return Failure(problem=None, said=f"on node {platform.node()}: {said}")
+
+
+def failed(problem: Problem) -> Failure:
+    """In a worker: the failure that `problem` is, which names its node, because the command may run on another."""
+    if f"node {platform.node()}" not in problem.message:
+        problem.message = f"on node {platform.node()}: {problem.message}"
+        problem.args = (problem.message,)
+    return Failure(problem=problem, said=problem.message)
 
 
 def none_started(share: Share) -> UsageError:

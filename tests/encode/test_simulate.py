@@ -117,6 +117,8 @@ def test_long_times_and_round_numbers():
     (("--gpus", 2), "--gpus is given without --simulate, expected both", "add --simulate"),
     (("--store-latency", 2), "--store-latency is given without --simulate, expected both", "add --simulate"),
     (("--simulate",), "--simulate is given without --pictures, expected both", "add --pictures 1e9"),
+    (("--simulate", "--pictures", 10, "--part", "0/2"),
+     "--part is given with --simulate, which shows what all parts take", "omit --part"),
     (("--simulate", "--pictures", "inf"), "Invalid value for '--pictures'", ""),
     (("--simulate", "--pictures", 9, "--store-latency", "3h"), "--store-latency is '3h', expected a time like", ""),
     (("--encoder-memory", "inf"), "Invalid value for '--encoder-memory'", ""),

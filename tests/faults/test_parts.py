@@ -221,6 +221,11 @@ def test_a_part_that_is_none(stage, text):
     assert f"--part is '{text}', expected I/N with I from 0 to N-1 and N at most 100000" in ending["err"]
 
 
+def test_there_are_at_most_as_many_parts_to_seal(stage):
+    ending = stage.run(stage.seal(count=100_001))
+    assert ending["codes"] == [2] and "'--parts': Input should be less than or equal to 100000" in ending["err"]
+
+
 @pytest.mark.parametrize("said", ["--retry-rejects is given with --part", "--recheck is given with --part"])
 def test_what_changes_the_work_of_all_parts_is_for_no_part(stage, said):
     ending = stage.run(stage.part(0, 2, said.split()[0]))

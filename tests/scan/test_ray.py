@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 from fake_ray import Never, RayError
@@ -185,16 +186,30 @@ def test_what_a_worker_looks_at_before_it_starts(photos, tmp_path, monkeypatch):
     assert "is another one than on the node of the command" in ScanWorker().start(*good[:3], {here: 1}, 1).said
 
 
+def test_a_problem_of_one_node_names_it(monkeypatch):
+    """As a store for which that node alone has no credentials."""
+    def fail(_):
+        raise PathError("s3://bucket/photos: no credentials", hint="set AWS_ACCESS_KEY_ID")
+
+    monkeypatch.setattr("platform.node", lambda: "n7")
+    worker = ScanWorker()
+    worker._examiner = SimpleNamespace(examine=fail)
+    answer = worker.examine([])
+    assert answer.said == answer.problem.message == "on node n7: s3://bucket/photos: no credentials"
+    assert isinstance(answer.problem, PathError) and answer.problem.hint == "set AWS_ACCESS_KEY_ID"
+
+
 @pytest.mark.parametrize(("error", "problem"), [(CacheError("no"), True), (RuntimeError("odd\nand more"), False)])
-def test_an_error_of_a_worker_is_its_answer(error, problem):
+def test_an_error_of_a_worker_is_its_answer(monkeypatch, error, problem):
     def fail(items):
         raise error
 
     worker = ScanWorker()
+    monkeypatch.setattr("platform.node", lambda: "n7")
     worker._examiner = type("Failing", (), {"examine": staticmethod(fail)})()
     answer = worker.examine([])
     assert isinstance(answer.problem, Problem) == problem
-    assert answer.said == ("no" if problem else "RuntimeError: odd") and worker.beat() == 0
+    assert answer.said == f"on node n7: {'no' if problem else 'RuntimeError: odd'}" and worker.beat() == 0
 
 
 def test_an_examiner_that_is_closed_gives_up(photos):

@@ -20,7 +20,7 @@ from prep.encode.engines.job import Job, Outcome
 from prep.errors import CacheError, Problem
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.progress import Tick, Total
-from prep.workers.ray import Failure, check_version, tried
+from prep.workers.ray import Failure, check_version, failed, tried
 
 
 class RayWorker:
@@ -44,7 +44,7 @@ class RayWorker:
             self._cache = _cache_on_node(job.cache, token, wanted)
             self._held.enter_context(lock_directory(self._cache.root, exclusive=False, patience=PATIENCE))
         except Problem as problem:
-            return Failure(problem=problem, said=problem.message)
+            return failed(problem)
         self._tools = self._held.enter_context(local.Tools(job.jobs))
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -297,7 +298,41 @@ def test_options_of_the_engine(prep, photos, tmp_path, words, said):
     assert result.code == 2 and said in result.err
 
 
+@pytest.mark.parametrize("mode", [("--dry-run",), ("--simulate", "--pictures", 10)])
+@pytest.mark.parametrize("words", [("--workers", 99), ("--address", "nowhere:1"), ("--num-gpus-per-worker", 1),
+                                   ("--task-seconds", 5)])
+def test_options_of_workers_that_are_not_started(prep, photos, tmp_path, mode, words):
+    result = prep("encode", photos, "--cache", tmp_path / "cache", "--engine", "ray", *mode, *words)
+    assert result.code == 2 and f"omit {words[0]}" in result.err
+    assert f"{words[0]} is given with {mode[0]}, which starts no workers" in result.err
+
+
 # ---- in a worker -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_n7(monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: "n7")
+
+
+@pytest.mark.usefixtures("on_n7")
+def test_a_problem_of_one_node_names_it(run, monkeypatch):
+    """Also a store for which that node alone has no credentials; the hint, the class and the exit code stay."""
+    def fail(*_, **__):
+        raise CacheError("s3://bucket/cache: no credentials", hint="set AWS_ACCESS_KEY_ID")
+
+    monkeypatch.setattr(ray_worker, "open_to_encode", fail)
+    there = Job(cache=SimpleNamespace(url="s3://bucket/cache"), tasks=[])
+    starts = pickle.loads(pickle.dumps(RayWorker().start(there, None, engine.version("latentry"), ".")))
+    with pytest.raises(CacheError) as error:
+        run(starts=lambda number: starts)
+    assert str(error.value) == error.value.message == "on node n7: s3://bucket/cache: no credentials"
+    assert error.value.hint == "set AWS_ACCESS_KEY_ID"
+    monkeypatch.setattr(ray_worker.local, "run", fail)
+    with pytest.raises(CacheError, match=r"^on node n7: s3://bucket/cache: no credentials$"):
+        run(lambda number, job: RayWorker().encode(job))
+    old = RayWorker().start(there, None, "77", ".")
+    assert old.said.startswith("node n7 has Latentry") and old.said.count("n7") == 1
 
 
 def test_a_node_with_another_version_or_cache(run, tmp_path, monkeypatch):
@@ -317,10 +352,11 @@ def test_a_node_with_another_version_or_cache(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("error", "problem", "said"), [
     (ModelError("no"), True, "no"), (RuntimeError("odd\nand more"), False, "RuntimeError: odd")])
+@pytest.mark.usefixtures("on_n7")
 def test_an_error_in_a_worker_is_its_answer(monkeypatch, error, problem, said):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(ray_worker.local, "run", fail)
     answer = RayWorker().encode(Job(cache=None, tasks=[]))
-    assert isinstance(answer.problem, Problem) == problem and answer.said == said
+    assert isinstance(answer.problem, Problem) == problem and answer.said == f"on node n7: {said}"
