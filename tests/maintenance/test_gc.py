@@ -213,7 +213,7 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
     cache = open_cache(tmp_path / "cache", create=False)
     asked: list[int] = []
 
-    def held_by_us(setup, run, place, log, start, ranks):
+    def held_by_us(setup, run, place, log, *rest):
         with (pytest.raises(CacheError, match="is in use by another process"),
               lock_directory(cache.root, exclusive=True)):
             pass
