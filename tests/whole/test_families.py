@@ -210,7 +210,7 @@ def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, caption):
         one, other = mine[name], usual[name]
         if isinstance(one, torch.Tensor) and one.ndim == 1 and isinstance(other, torch.Tensor) and other.ndim == 0:
             one = one[0]
-        assert same(one, other, 1e-6), (name, one, other)
+        assert same(one, other, 4e-6), (name, one, other)  # processors add in other orders
 
 
 def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
