@@ -50,6 +50,15 @@ def write_pictures(root: Path, count: int) -> list[Path]:
 WIDTHS = {"small": (32, 64, 128, 128), "sd15": (128, 256, 512, 512)}
 
 
+def write_halves(root: Path, pictures: int) -> None:
+    """So many pictures in `root/photos`, and the first half of them in `root/half`."""
+    paths = write_pictures(root / "photos", pictures)
+    (root / "half").mkdir()
+    for path in paths[: pictures // 2]:
+        for name in (path.name, f"{path.stem}.txt"):
+            (root / "half" / name).hardlink_to(path.with_name(name))
+
+
 def write_model(root: Path, kind: str) -> None:
     """A pipeline whose VAE has the published shape of SD1.5's, at its width or at a quarter of it; random weights."""
     build_random(root)

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench_encode import SIDE, write_model, write_pictures
+from bench_encode import SIDE, write_halves, write_model
 from results import emit, parser_of, table
 
 ROOT = Path(__file__).parents[2]
@@ -118,11 +118,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 3)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        paths = write_pictures(root / "photos", pictures)
-        (root / "half").mkdir()
-        for path in paths[: pictures // 2]:
-            for name in (path.name, f"{path.stem}.txt"):
-                (root / "half" / name).hardlink_to(path.with_name(name))
+        write_halves(root, pictures)
         write_model(root / "model", "small")
         cpu, clock = driver(root, tasks)
         found = margins(root, rounds)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench_encode import SIDE, write_model, write_pictures
+from bench_encode import SIDE, write_halves, write_model
 from bench_remote import served
 from results import emit, parser_of, table
 
@@ -56,11 +56,7 @@ def main() -> None:
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        paths = write_pictures(root / "photos", pictures)
-        (root / "half").mkdir()
-        for path in paths[: pictures // 2]:
-            for name in (path.name, f"{path.stem}.txt"):
-                (root / "half" / name).hardlink_to(path.with_name(name))
+        write_halves(root, pictures)
         write_model(root / "model", "small")
         (root / "caches").mkdir()
         with served(root, "off"):
