@@ -64,6 +64,12 @@ def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def step_named(name: str, steps: Iterable[int]) -> int | None:
+    """The one of `steps` that `name` means, as step-500, step-000500 or 500; `None` if it means none of them."""
+    number = name.removeprefix("step-")
+    return int(number) if number.isdecimal() and number.isascii() and int(number) in set(steps) else None
+
+
 def piece_name(name: str, number: int, count: int) -> str:
     """The name of a piece, from 0, of a file of so many."""
     return f"{name.removesuffix('.safetensors')}/shard-{number + 1:05d}-of-{count:05d}.safetensors"
@@ -133,9 +139,9 @@ def find_checkpoint(run: Path, named: str | None) -> Path:
     folders = list_checkpoints(run)
     if named is None and folders:
         return folders[-1]
-    number = (named or "").removeprefix("step-")
+    chosen = step_named(named or "", (int(folder.name[5:]) for folder in folders))
     for folder in folders:
-        if number.isdecimal() and number.isascii() and int(number) == int(folder.name[5:]):
+        if chosen == int(folder.name[5:]):
             return folder
     if not folders:
         raise PathError(f"{shown(run)} has no checkpoint")

@@ -16,7 +16,10 @@ from prep.fs.mirror import split_url
 from prep.fs.paths import MARKER
 from prep.fs.remote import Listed, size_of
 from prep.parse import Unparsed
+from prep.runs.document import NAME as RUN
 from prep.runs.documents import refused
+from prep.runs.events import NAME as LOG
+from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import (
     STATE,
     FileFacts,
@@ -25,8 +28,9 @@ from train.runs.checkpoint import (
     listed_files,
     set_aside,
     step_name,
+    step_named,
 )
-from train.runs.stored.layout import CHECKPOINTS, LOG, LOSSES, RUN, WRITER, has_result, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, WRITER, has_result, whole_steps
 from train.runs.stored.objects import Objects, differs, digests_of
 
 NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES)  # to continue a run, besides a checkpoint
@@ -104,9 +108,8 @@ def _choose(url: str, steps: set[int], named: str | None) -> int | None:
     """The newest checkpoint, or the one `named`; `None` if there is none. Raises `PathError`."""
     if named is None:
         return max(steps, default=None)
-    number = named.removeprefix("step-")
-    if number.isdecimal() and number.isascii() and int(number) in steps:
-        return int(number)
+    if (chosen := step_named(named, steps)) is not None:
+        return chosen
     names = ", ".join(map(step_name, sorted(steps))) or "none yet"
     raise PathError(f"{url} has no checkpoint '{named[:80]}', expected one of: {names}",
                     hint="omit --from to use the newest")

@@ -22,10 +22,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prep.formatting import printable
+from prep.runs.document import NAME as RUN
+from prep.runs.events import NAME as LOG
+from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import STATE, is_partial
 from train.runs.directory import RESULTS
 
-RUN, WRITER, LOG, LOSSES = "run.json", "writer.json", "log.jsonl", "losses.bin"
+WRITER = "writer.json"
 CHECKPOINTS = "checkpoints/"
 PAGE = "report.html"  # of `train report`, which is not the run's
 FORMAT, VERSION = "latentry/run-writer", 1

@@ -13,11 +13,12 @@ from prep.cache.remote.room import make_dirs
 from prep.errors import PathError, UsageError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown
+from prep.runs.document import NAME as RUN
 from prep.runs.losses import NAME as LOSSES
-from train.runs.checkpoint import STATE, step_name
+from train.runs.checkpoint import STATE, step_name, step_named
 from train.runs.directory import RESULTS
 from train.runs.stored.bring import Names, bring_checkpoint, bring_file
-from train.runs.stored.layout import CHECKPOINTS, RUN, is_state, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, is_state, whole_steps
 from train.runs.stored.objects import Objects, differs
 
 TRIES = 3  # for a checkpoint that is removed while it is downloaded
@@ -134,5 +135,4 @@ def _chosen(steps: set[int], named: str | None) -> int | None:
     """The step of the checkpoint that is read; `None`: there is none like that, as its reader will say."""
     if named is None:
         return max(steps, default=None)
-    number = named.removeprefix("step-")
-    return int(number) if number.isdecimal() and number.isascii() and int(number) in steps else None
+    return step_named(named, steps)

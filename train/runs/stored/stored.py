@@ -19,11 +19,12 @@ from prep.errors import CacheError, PathError, Problem, first_line
 from prep.fs import atomic
 from prep.fs.mirror import is_url, run_root, shown
 from prep.fs.remote import Listed, Stopped
+from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import STATE, list_checkpoints, read_state, step_name
 from train.runs.directory import only_one
 from train.runs.stored import layout
 from train.runs.stored.bring import check_new, continued, make_way
-from train.runs.stored.layout import CHECKPOINTS, RUN, WRITER
+from train.runs.stored.layout import CHECKPOINTS, WRITER
 from train.runs.stored.objects import Objects, snapshot
 
 _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
