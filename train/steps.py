@@ -217,6 +217,7 @@ def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tens
     each_B = sample_losses(given, settings)
     loss = (each_B * given.weight_B).sum()
     times = 1.0 if trainee.scale is None else trainee.scale.value
+    batch.spare_gil()
     (loss * 0.0 if batch.idle else loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
     return loss.detach(), each_B.detach()
 

@@ -1,9 +1,10 @@
 """Makes batches: one background thread reads rows into a ring of reused buffers and adds the draws.
 
-A batch's buffers belong to the ring and are filled again after the loop asks for the next batch. On CUDA they are
-pinned and copied asynchronously; an event keeps the thread from refilling them too early. One thread makes 4000
-samples per second with all their draws (the demo's rows, one core of a 2-core EPYC), so there are no worker processes.
-For larger latents noise takes the longest, so separate threads draw it.
+A batch's buffers belong to the ring and are filled again some time after the loop asks for the next batch: then, or
+when the loop says that it can spare the GIL (`Batch.spare_gil`). On CUDA they are pinned and copied asynchronously; an
+event keeps the thread from refilling them too early. One thread makes 20,000 samples per second with all their draws
+(the demo's rows, one core of a 2-core EPYC), so there are no worker processes. For larger latents noise takes the
+longest, so separate threads draw it.
 B samples, C channels, h w latent cells.
 """
 
@@ -40,14 +41,14 @@ from prep.runtime import usable_cores
 SLOTS = 4  # batches that may be ready or in use at a time
 AHEAD = 4  # batches whose rows the kernel may prefetch before they are read
 DRAWERS = min(4, usable_cores())  # threads that draw noise
-WORTH_THREADS = 1 << 15  # noise values per batch; for fewer, one thread is faster
+WORTH_THREADS = 1 << 15  # noise values per batch; fewer are drawn at once by the thread that reads
 
 
 class Slot:
     """One of the ring's sets of buffers."""
 
-    def __init__(self, pinned: bool) -> None:
-        self._pinned = pinned
+    def __init__(self, pinned: bool, refill: Callable[[], None] = lambda: None) -> None:
+        self._pinned, self.refill = pinned, refill
         self._buffers: dict[str, Tensor] = {}
         self._taken: dict[str, Tensor] = {}
         self._split: dict[str, Targets] = {}
@@ -104,6 +105,12 @@ class Batch:
         self.slot.copied = record_copies(device)
         return there
 
+    def spare_gil(self) -> None:
+        """Lets the thread fill the buffers of the batch before this one now, while the loop is in a long call that
+        needs no GIL: backward. Else it would in the next forward pass, and each of its calls would wait for the GIL.
+        """
+        self.slot.refill()
+
 
 def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecutor, *, masked: bool) -> Batch:
     """Reads and draws a request's batch into the buffers of `slot`. Raises `CacheError` with the samples' names."""
@@ -145,7 +152,7 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],
                 drawers: ThreadPoolExecutor) -> list[Future[None]]:
-    """Starts drawing each shot's noise, and that of the input, from its own key: the thread does not matter.
+    """Draws each shot's noise, and that of the input, from its own key, or starts threads that do: they do not matter.
 
     Drawing dominates the time of a batch (12 ns per number; reading takes 0.2 ns), and NumPy releases the GIL for it.
     """
@@ -155,7 +162,10 @@ def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequen
             if given_BChw is not noise_BChw:
                 how.perturb(key, noise, given)
 
-    parts = min(DRAWERS, len(keys)) if noise_BChw.numel() >= WORTH_THREADS else 1
+    if noise_BChw.numel() < WORTH_THREADS:
+        draw(slice(None))
+        return []
+    parts = min(DRAWERS, len(keys))
     return [drawers.submit(draw, slice(number, None, parts)) for number in range(parts)]
 
 
@@ -192,8 +202,26 @@ class _Ring:
         self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         self.ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()  # None: no more batches
         self.closed = False
+        self._used: Slot | None = None  # of the batch before the one in use
         for _ in range(SLOTS):
-            self.free.put(Slot(pinned))
+            self.free.put(Slot(pinned, self.refill))
+
+    def refill(self) -> None:
+        """Gives the thread the buffers that are no longer in use."""
+        used, self._used = self._used, None
+        if used is not None:
+            self.free.put(used)
+
+    def next(self) -> Batch | BaseException | None:
+        """Waits for the next batch."""
+        if self.ready.empty():  # no time to lose
+            self.refill()
+        return self.ready.get()
+
+    def give_back(self, slot: Slot) -> None:
+        """The batch in these buffers is no longer in use."""
+        self.refill()
+        self._used = slot
 
 
 def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool) -> None:
@@ -224,11 +252,11 @@ def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iter
 
 
 def _hand_out(ring: _Ring) -> Iterator[Batch]:
-    while (given := ring.ready.get()) is not None:
+    while (given := ring.next()) is not None:
         if isinstance(given, BaseException):
             raise given
         yield given
-        ring.free.put(given.slot)
+        ring.give_back(given.slot)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

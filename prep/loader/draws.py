@@ -171,8 +171,8 @@ def _shots(index: Index, part: MicroBatch, places: range, key: tuple[int, int], 
            timestep: Callable[[np.random.Generator], int]) -> Iterator[Draw]:
     """The showings at these places of a micro-batch; `key` is seed and epoch."""
     some = slice(places.start, places.stop)
-    for occurrence, turn in zip(part.occurrences[some].tolist(), part.turns[some].tolist(), strict=True):
-        sample, repeat = index.showing(part.bucket, occurrence)
+    shown = index.showings(part.bucket, part.occurrences[some])
+    for sample, repeat, turn in zip(*shown, part.turns[some].tolist(), strict=True):
         showing = repeat + turn * int(index.samples.repeats[sample])
         yield _shot(index, sample, (*key, index.samples.ids[sample].tobytes(), showing), dropout, timestep)
 

@@ -81,19 +81,24 @@ class Index:
 
     def showing(self, bucket: int, occurrence: int) -> tuple[int, int]:
         """The sample of an occurrence, and which of its repeats it is."""
+        samples, repeats = self.showings(bucket, np.array([occurrence]))
+        return samples[0], repeats[0]
+
+    def showings(self, bucket: int, occurrences: Column) -> tuple[list[int], list[int]]:
+        """The samples of occurrences, and which of its sample's repeats each is."""
         ends, members = self._ends[bucket], self.training[bucket]
-        place = int(np.searchsorted(ends, occurrence, side="right"))
-        sample = int(members[place])
-        return sample, occurrence - (int(ends[place]) - int(self.samples.repeats[sample]))
+        places = ends.searchsorted(occurrences, side="right")
+        samples = members[places]
+        return samples.tolist(), (occurrences - (ends[places] - self.samples.repeats[samples])).tolist()
 
     def samples_of(self, bucket: int, occurrences: Column) -> Column:
         """The samples of occurrences."""
-        found: Column = self.training[bucket][np.searchsorted(self._ends[bucket], occurrences, side="right")]
+        found: Column = self.training[bucket][self._ends[bucket].searchsorted(occurrences, side="right")]
         return found
 
     def names(self, occurrences: Mapping[int, Column]) -> list[str]:
         """The names of the samples behind occurrences by bucket, each once, sorted."""
-        found = {self.showing(bucket, int(each))[0] for bucket, some in occurrences.items() for each in some}
+        found = {sample for bucket, some in occurrences.items() for sample in self.samples_of(bucket, some).tolist()}
         return sorted(self.samples.name(sample) for sample in found)
 
     def ref(self, shard: int, row: int) -> RowRef:

@@ -9,12 +9,12 @@ from math import factorial, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from prep.batching.permutation import permute, permute_each
 from prep.batching.rng import draw_key, philox, plan_key
-from prep.batching.split import choose_validation
+from prep.batching.split import MEANING, choose_validation
 from prep.digest import digest_json
 from prep.errors import ConfigError
 
@@ -92,6 +92,22 @@ def test_draw_keys_differ_in_every_part():
     parts = [(0, 0, b"a", 0, "noise"), (1, 0, b"a", 0, "noise"), (0, 1, b"a", 0, "noise"), (0, 0, b"b", 0, "noise"),
              (0, 0, b"a", 1, "noise"), (0, 0, b"a", 0, "timestep")]
     assert len({draw_key(*part) for part in parts}) == len(parts)
+
+
+@given(st.integers(0, 2**63), st.integers(0, 2**40), st.binary(max_size=40), st.integers(0, 2**40), st.text())
+def test_a_draw_key_is_the_digest_of_a_document(seed, epoch, sample, occurrence, purpose):
+    assume("\0" not in purpose)
+    document = {"kind": "draw", "meaning": MEANING, "seed": seed, "epoch": epoch, "sample": sample.hex(),
+                "occurrence": occurrence, "purpose": purpose}
+    first, second = draw_key(seed, epoch, sample, occurrence, purpose)
+    assert first.to_bytes(8, "little") + second.to_bytes(8, "little") == bytes.fromhex(digest_json(document))[:16]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 3))
+def test_philox_is_numpys_of_this_key_and_counter(first, second, stream):
+    theirs = np.random.Philox(key=np.array([first, second], np.uint64), counter=stream << 192)
+    ours = philox((first, second), stream)
+    assert ours.standard_normal(5).tolist() == np.random.Generator(theirs).standard_normal(5).tolist()
 
 
 def test_golden_draw():
