@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -87,6 +88,41 @@ def test_every_batch_has_one_shape_and_buffers_come_round(feed):
             assert batch.latent_BChw.dtype == torch.bfloat16
             seen.add(id(batch.slot))
     assert len(seen) <= data.SLOTS
+
+
+@pytest.mark.parametrize("spared", [0, 1, 2])
+def test_a_batch_stays_whole_while_it_is_in_use(feed, spared):
+    """However often the loop spares the GIL, only the buffers of the batch before are filled meanwhile."""
+    _, opened = feed(steps=20)
+    with opened as some:
+        for batch in some:
+            before = [each.clone() for each in (batch.latent_BChw, batch.noise_BChw, batch.timestep_B)]
+            for _ in range(spared):
+                batch.spare_gil()
+            time.sleep(0.005)
+            after = (batch.latent_BChw, batch.noise_BChw, batch.timestep_B)
+            assert all(torch.equal(*both) for both in zip(before, after, strict=True))
+
+
+def test_buffers_are_given_back_when_the_loop_spares_the_gil(feed, monkeypatch):
+    made, plain = [], data.read
+    monkeypatch.setattr(data, "read", lambda *given, **named: made.append(given) or plain(*given, **named))
+    _, opened = feed(steps=20)
+
+    def wait_for(count):
+        due = time.monotonic() + 30
+        while len(made) < count and time.monotonic() < due:
+            time.sleep(0.001)
+        time.sleep(0.02)
+        return len(made)
+
+    with opened as some:
+        next(some)
+        assert wait_for(data.SLOTS) == data.SLOTS
+        second = next(some)
+        assert wait_for(0) == data.SLOTS, "filled while the next forward pass needs the GIL"
+        second.spare_gil()
+        assert wait_for(data.SLOTS + 1) == data.SLOTS + 1
 
 
 def test_leaving_early_ends_the_thread(feed):
