@@ -1,10 +1,12 @@
 """`train run`'s step against a bare loop: the same model, LoRA, optimizer and batches, resident in memory.
 
-    python tests/benchmarks/bench_step.py [--model demo|sd15] [--method lora|full] [--steps 60] [--rounds 5]
+    python tests/benchmarks/bench_step.py [--model demo|sd15] [--method lora|full] [--steps 600] [--block 12]
 
 The bare loop has its batches in memory and does what any loop must: noise the latents, predict, the mean squared error,
 backward, clip, step. Ours also reads rows and checks them, draws noise from keys, weighs samples, checks that numbers
-are finite and logs each step. All take turns, in this process; start-up is not counted. `demo` is the demo's model and
+are finite and logs each step. All take turns, in this process, every few steps: a machine's speed changes by a tenth
+within seconds, and what is compared is what was measured beside each other. Start-up and the first turns are not
+counted. `demo` is the demo's model and
 data at batch 8; `sd15` has the size of Stable Diffusion 1.5's UNet, random weights, and rows of 512x512. Target: 1.03.
 
 For the demo, two more sides are loops as diffusers' example scripts for LoRA have them: `train_text_to_image_lora.py`
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ from train.runs.log import Log
 from train.setup import RunRequest, Setup
 
 CPU = torch.device("cpu")
-WARM = 4  # steps before the clock starts
+WARM = 1  # turns before the clock starts
 SIDE, PICTURES = 512, 64
 SETTINGS: dict[str, Any] = {"validation": {"every": 0}, "sample": {"every": 0}, "checkpoint": {"every": 0},
                             "precision": "fp32"}
@@ -88,21 +90,44 @@ def clock() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
-def ours(setup: Setup, run: Path) -> tuple[float, float]:
-    """Wall and CPU seconds a step."""
-    times: dict[int, tuple[float, float]] = {}
+class Turns:
+    """Wall and CPU seconds a step, of each turn of each side."""
+
+    def __init__(self, block: int) -> None:
+        self.block = block  # steps a turn
+        self.taken: dict[str, list[tuple[float, float]]] = {}
+
+    def take(self, name: str, begun: tuple[float, float]) -> None:
+        """Notes a turn that began at this time and ends now."""
+        wall, cpu = clock()
+        self.taken.setdefault(name, []).append(((wall - begun[0]) / self.block, (cpu - begun[1]) / self.block))
+
+    def others(self, sides: Mapping[str, Iterator[None]]) -> None:
+        """A turn of each side; of an iterator, each step is one item."""
+        for name in sorted(sides, reverse=len(self.taken.get("train run", ())) % 2 == 1):
+            begun = clock()
+            for _ in range(self.block):
+                next(sides[name])
+            self.take(name, begun)
+
+
+def ours(setup: Setup, run: Path, turns: Turns, sides: Mapping[str, Iterator[None]]) -> None:
+    """All steps of a run, with turns of the other sides between them."""
+    begun = clock()
 
     def watch(event: Any) -> None:
-        if event["event"] == "step":
-            times[event["step"]] = clock()
+        nonlocal begun
+        if event["event"] == "start":
+            begun = clock()
+        elif event["event"] == "step" and event["step"] % turns.block == 0:
+            turns.take("train run", begun)
+            if event["step"] < setup.steps:
+                turns.others(sides)
+            begun = clock()
 
     with Log(run / "log.jsonl", watch) as log:
         train(setup, run, CPU, log)
-    return per_step(times[WARM], times[setup.steps], setup.steps - WARM)
-
-
-def per_step(begun: tuple[float, float], ended: tuple[float, float], steps: int) -> tuple[float, float]:
-    return (ended[0] - begun[0]) / steps, (ended[1] - begun[1]) / steps
+    turns.others(sides)  # after the run has left its memory
 
 
 def resident(setup: Setup) -> list[Batch]:
@@ -114,17 +139,14 @@ def resident(setup: Setup) -> list[Batch]:
                 for batch in feed]
 
 
-def bare(setup: Setup, held: list[Batch]) -> tuple[float, float]:
-    """Wall and CPU seconds a step."""
+def bare(setup: Setup, held: list[Batch]) -> Iterator[None]:
+    """Its steps, one after another."""
     denoiser = load(setup.model, setup.config, setup.prediction, CPU)
     parameters, settings = list(denoiser.parameters.values()), setup.config.optimizer
     optimizer = torch.optim.AdamW(parameters, lr=settings.lr, betas=settings.betas, eps=settings.eps,
                                   weight_decay=settings.weight_decay)
     latents = latents_of(setup.manifest)
-    begun = clock()
-    for number, batch in enumerate(held):
-        if number == WARM:
-            begun = clock()
+    for batch in held:
         clean, level = latents.normalize(batch.latent_BChw), denoiser.levels[batch.timestep_B].view(-1, 1, 1, 1)
         noised = level.sqrt() * clean + (1 - level).sqrt() * batch.noise_BChw
         predicted: Tensor = denoiser.model(noised, batch.timestep_B, batch.text["hidden"].float()).sample
@@ -132,11 +154,11 @@ def bare(setup: Setup, held: list[Batch]) -> tuple[float, float]:
         torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return per_step(begun, clock(), len(held) - WARM)
+        yield
 
 
-def example(setup: Setup, root: Path, *, cached: bool) -> tuple[float, float]:
-    """Wall and CPU seconds a step of a loop as diffusers' example scripts have it, on the demo's pictures."""
+def example(setup: Setup, root: Path, *, cached: bool) -> Iterator[None]:
+    """The steps of a loop as diffusers' example scripts have it, on the demo's pictures."""
     denoiser, batch = load(setup.model, setup.config, setup.prediction, CPU), setup.config.batch_size
     vae = AutoencoderKL.from_pretrained(setup.model / "vae").requires_grad_(False)
     encoder = CLIPTextModel.from_pretrained(setup.model / "text_encoder").requires_grad_(False)
@@ -155,10 +177,8 @@ def example(setup: Setup, root: Path, *, cached: bool) -> tuple[float, float]:
         return vae.encode(torch.stack([pixels(items[place][0], side) for place in places])).latent_dist
 
     kept = [latents_at([place]) for place in range(len(items))] if cached else []
-    begun, order = clock(), torch.randperm(batch * setup.steps) % len(items)
+    order = torch.randperm(batch * setup.steps) % len(items)
     for number in range(setup.steps):
-        if number == WARM:
-            begun = clock()
         places = order[number * batch:(number + 1) * batch].tolist()
         drawn = torch.cat([kept[place].sample() for place in places]) if cached else latents_at(places).sample()
         clean = drawn * vae.config.scaling_factor
@@ -169,7 +189,7 @@ def example(setup: Setup, root: Path, *, cached: bool) -> tuple[float, float]:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return per_step(begun, clock(), setup.steps - WARM)
+        yield
 
 
 def pixels(path: Path, side: int) -> Tensor:
@@ -184,45 +204,48 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--model", choices=list(MODELS), default="demo")
     parser.add_argument("--method", choices=("lora", "full"), default="lora")
-    parser.add_argument("--steps", type=int, default=0, help="of a round; default: 100, of sd15 8")
-    parser.add_argument("--rounds", type=int, default=0, help="default: 9, of sd15 2")
+    parser.add_argument("--steps", type=int, default=0, help="default: 600, of sd15 12; with --quick 120 and 4")
+    parser.add_argument("--block", type=int, default=0, help="steps a turn; default: 12, of sd15 1")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     options = parser.parse_args()
-    steps, rounds = (100, 9) if options.model == "demo" else (8, 2)
-    if options.quick:
-        steps, rounds = (40, 3) if options.model == "demo" else (6, 1)
-    steps, rounds = options.steps or steps, options.rounds or rounds
+    few, many, block = (120, 600, 12) if options.model == "demo" else (4, 12, 1)
+    block = options.block or block
+    steps = (options.steps or (few if options.quick else many)) // block * block
+    if (options.model, options.method) == ("sd15", "full"):
+        block = steps  # two such models and what their optimizers keep need more than 24 GiB
     quiet_libraries()
     torch.set_num_threads(options.threads)
     settings = {**SETTINGS, "method": options.method}
-    taken: dict[str, list[tuple[float, float]]] = {}
+    turns = Turns(block)
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         setup = MODELS[options.model](root, settings, steps)
-        held = resident(setup)
-        sides: dict[str, Callable[[int], tuple[float, float]]] = {
-            "train run": lambda number: ours(setup, root / f"run{number}"), "bare loop": lambda _: bare(setup, held)}
+        sides = {"bare loop": bare(setup, resident(setup))}
         if options.model == "demo" and options.method == "lora":
-            sides |= {"diffusers' example, nothing cached": lambda _: example(setup, root, cached=False),
-                      "diffusers' example, latents cached": lambda _: example(setup, root, cached=True)}
-        for number in range(rounds):
-            for name in sorted(sides, reverse=number % 2 == 1):
-                taken.setdefault(name, []).append(sides[name](number))
-    words = (f"{options.method}, batches of {setup.config.batch_size}, {steps - WARM} steps a round, {rounds} rounds, "
+            sides |= {"diffusers' example, nothing cached": example(setup, root, cached=False),
+                      "diffusers' example, latents cached": example(setup, root, cached=True)}
+        ours(setup, root / "run", turns, sides)
+    words = (f"{options.method}, batches of {setup.config.batch_size}, {steps} steps of each, in turns of {block}, "
              f"{options.threads} thread{'s' * (options.threads > 1)} of torch.")
-    told = f"{words}\n\n{figures(taken, list(sides))}"
+    told = f"{words}\n\n{figures(turns.taken)}"
     emit(f"A training step over a bare loop, {options.model}, {options.method}", told, options.write)
 
 
-def figures(taken: Mapping[str, list[tuple[float, float]]], names: list[str]) -> str:
+def figures(taken: Mapping[str, list[tuple[float, float]]]) -> str:
+    """A line for each side: the median turn, and the median and quartiles of what a turn of ours takes over the one
+    beside it."""
     rows = []
-    for name in names:
-        wall, cpu = (statistics.median(side) for side in zip(*taken[name], strict=True))
-        ratios = [[mine[kind] / theirs[kind] for mine, theirs in zip(taken["train run"], taken[name], strict=True)]
-                  for kind in (0, 1)]
-        rows.append((name, f"{wall * 1000:.2f}", f"{cpu * 1000:.2f}", *(
-            f"{statistics.median(each):.3f} ({min(each):.3f} to {max(each):.3f})" for each in ratios)))
-    return table(("ms a step", "wall", "CPU", "train run takes, wall (times)", "CPU"), rows)
+    for name, turns in taken.items():
+        warm = min(WARM, len(turns) - 1)
+        wall, cpu = (statistics.median(side) for side in zip(*turns[warm:], strict=True))
+        pairs = list(zip(taken["train run"], turns, strict=True))[warm:]
+        told = []
+        for kind in (0, 1):
+            ratios = [mine[kind] / theirs[kind] for mine, theirs in pairs]
+            low, middle, high = statistics.quantiles(ratios if len(ratios) > 1 else ratios * 2, n=4)
+            told.append(f"{middle:.3f} ({low:.3f} to {high:.3f})")
+        rows.append((name, f"{wall * 1000:.2f}", f"{cpu * 1000:.2f}", *told))
+    return table(("ms a step", "wall", "CPU", "train run takes, wall (times, quartiles)", "CPU"), rows)
 
 
 if __name__ == "__main__":
