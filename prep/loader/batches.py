@@ -39,6 +39,7 @@ from prep.models.fields import STD
 from prep.runtime import usable_cores
 
 SLOTS = 4  # batches that may be ready or in use at a time
+MOST_SHAPES = 64  # of one buffer, as buckets and captions have them, that are kept ready
 AHEAD = 4  # batches whose rows the kernel may prefetch before they are read
 DRAWERS = min(4, usable_cores())  # threads that draw noise
 WORTH_THREADS = 1 << 15  # noise values per batch; fewer are drawn at once by the thread that reads
@@ -50,28 +51,35 @@ class Slot:
     def __init__(self, pinned: bool, refill: Callable[[], None] = lambda: None) -> None:
         self._pinned, self.refill = pinned, refill
         self._buffers: dict[str, Tensor] = {}
+        self._views: dict[str, dict[tuple[Any, ...], Tensor]] = {}  # of each buffer, by shape and dtype
         self._taken: dict[str, Tensor] = {}
-        self._split: dict[str, Targets] = {}
+        self._split: dict[int, Targets] = {}  # by the tensor's identity
         self.copied: Any = None  # a CUDA event after which the buffers may be filled again
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor of this shape over the buffer `name`, which grows to the largest size requested."""
-        taken = self._taken.get(name)
-        if taken is not None and taken.shape == tuple(shape) and taken.dtype == dtype:
-            return taken
-        size = int(np.prod(shape)) * dtype.itemsize
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-        self._taken[name] = buffer[:size].view(dtype).view(*shape)
-        self._split.pop(name, None)
-        return self._taken[name]
+        kind = (*shape, dtype)
+        views = self._views.setdefault(name, {})
+        taken = views.get(kind)
+        if taken is None:
+            size = int(np.prod(shape)) * dtype.itemsize
+            buffer = self._buffers.get(name)
+            if buffer is None or len(buffer) < size or len(views) >= MOST_SHAPES:
+                for old in views.values():
+                    self._split.pop(id(old), None)
+                views.clear()
+            if buffer is None or len(buffer) < size:
+                buffer = self._buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+            taken = views[kind] = buffer[:size].view(dtype).view(*shape)
+        self._taken[name] = taken
+        return taken
 
     def targets(self, name: str) -> Targets:
-        """The tensor last taken by this name as targets for the reader, cached until the tensor changes."""
-        found = self._split.get(name)
+        """The tensor last taken by this name as targets for the reader, made once."""
+        taken = self._taken[name]
+        found = self._split.get(id(taken))
         if found is None:
-            found = self._split[name] = split(self._taken[name])
+            found = self._split[id(taken)] = split(taken)
         return found
 
 

@@ -181,6 +181,19 @@ def test_a_buffer_grows_and_is_kept():
     assert slot.take("x", (1, 3), torch.bfloat16).untyped_storage().data_ptr() == large.untyped_storage().data_ptr()
 
 
+def test_the_targets_of_a_buffer_are_those_of_the_tensor_last_taken():
+    """A buffer of many shapes, as captions have them: also when it grows, or has had too many."""
+    slot = Slot(False)
+    for turn in range(3):
+        for count in (*range(1, 2 * data.MOST_SHAPES), 5):
+            tensor = slot.take("x", (count, 3), torch.float32)
+            targets = slot.targets("x")
+            assert len(targets.rows) == count
+            targets.rows[-1][:] = np.full(3, turn + count, np.float32).tobytes()
+            assert tensor[-1].tolist() == [turn + count] * 3
+    assert len(slot._views["x"]) <= data.MOST_SHAPES and len(slot._split) <= data.MOST_SHAPES
+
+
 def test_a_batch_moves_as_a_whole(feed):
     _, opened = feed()
     with opened as some:
