@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -37,12 +37,15 @@ Item = TypeVar("Item")
 PATIENCE = "LATENTRY_REMOTE_PATIENCE"
 CHUNK = 1 << 20  # bytes handed out at a time, at least
 UPLOAD_PART = 1 << 23
+MOST_PARTS = 9_000  # of an upload; S3 takes 10,000
+COPIED_BY_STORE = 5_000_000_000  # bytes of an object that S3 copies by one request
 LISTED = 1000  # objects in an answer to a list request, as S3 has it
 PART_TRIES = 5  # of a part, before the whole file is sent again
 SHORTEST, LONGEST = 0.2, 15.0  # seconds between attempts
 QUIET, PACE = 5.0, 60.0  # seconds of waiting before the first notice, and between notices
 STALLED = timedelta(seconds=30)  # without a byte
-DENIED = "check the credentials in the environment ({}), and what they allow; then run the same command again"
+DENIED = ("check the credentials in the environment ({}), what they allow, and this computer's clock; then run the "
+          "same command again")
 VARIABLES = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_SKIP_SIGNATURE=true "
              "for a public bucket", "gs": "GOOGLE_APPLICATION_CREDENTIALS",
              "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN"}
@@ -316,13 +319,22 @@ def delete_object(url: str, *, stop: threading.Event = NEVER) -> None:
 
 
 def copy_object(url: str, target: str, *, stop: threading.Event = NEVER) -> None:
-    """Copies an object to another key of its bucket, in the store. Raises `FileNotFoundError`, `StoreError`."""
+    """Copies an object to another key of its bucket: in the store, or, if it is too large for that, by way of this
+    computer. Raises `FileNotFoundError`, `StoreError`."""
     def ask(store: ObjectStore, key: str) -> None:
-        from obstore import copy
+        from obstore import copy, head, open_writer
 
-        copy(store, key, split_url(target)[2])
+        to, size = split_url(target)[2], int(head(store, key)["size"])
+        if size <= COPIED_BY_STORE:
+            copy(store, key, to)
+            return
+        writer = open_writer(store, to, buffer_size=_part_of(size), max_concurrency=4)
+        for part in stream(url, size, stop=stop):
+            writer.write(part)
+        with _lost_completion():
+            writer.close()  # not after a failure: it would publish what there is
 
-    _patiently(url, ask, stop)
+    _patiently(url, ask, stop, retries=PART_TRIES)
 
 
 def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bool:
@@ -367,13 +379,25 @@ def upload_file(url: str, path: Path, *, stop: threading.Event = NEVER) -> None:
     def write(store: ObjectStore, key: str) -> None:
         from obstore import put
 
-        try:
-            put(store, key, path, chunk_size=UPLOAD_PART, max_concurrency=4)
-        except FileNotFoundError as error:
-            if "NoSuchUpload" not in str(error):  # otherwise the answer to its completion was lost: it is there
-                raise
+        with _lost_completion():
+            put(store, key, path, chunk_size=_part_of(path.stat().st_size), max_concurrency=4)
 
     _patiently(url, write, stop, retries=PART_TRIES)
+
+
+@contextmanager
+def _lost_completion() -> Iterator[None]:
+    """Passes over the answer that there is no such upload: that to its completion was lost, and the object is there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchUpload" not in str(error):
+            raise
+
+
+def _part_of(size: int) -> int:
+    """The bytes of a part, when so many are uploaded."""
+    return max(UPLOAD_PART, -(-size // MOST_PARTS))
 
 
 def side_by_side(work: Callable[[Item], T], items: Sequence[Item], jobs: int, stop: threading.Event) -> list[T]:
@@ -440,6 +464,8 @@ def _sort_out(error: Exception, url: str) -> None:
         if status is None and _is_configuration(str(error)):
             raise StoreError(f"{url}: {what}", hint=DENIED.format(VARIABLES[split_url(url)[0]])) from None
         raise _Passing(what) from None
+    if status is not None and status[1] in ("401", "403"):  # of a request that obstore does not sort out itself
+        raise _Denied(what) from None
     hint = DENIED.format(VARIABLES[split_url(url)[0]]) if what == NO_CREDENTIALS else (
         "check bucket, region and endpoint in the environment")
     raise StoreError(f"{url}: {what}", hint=hint) from None

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from remote_rows import rows_of
 
@@ -125,6 +126,40 @@ def test_a_wrong_clock_is_told_at_once_and_not_as_wrong_credentials(store, small
                         "command again\n")
     with pytest.raises(CacheError, match="whose clock differs too much"):
         create_object(f"{store.url}/x", b"x")
+
+
+@pytest.mark.parametrize("act", [
+    lambda url: create_object(url, b"x"), lambda url: remote.replace_object(url, b"x"), remote.size_of,
+    remote.list_objects, remote.delete_object, lambda url: remote.copy_object(url, f"{url}2"),
+    lambda url: list(remote.stream(url, 5)), lambda url: remote.read_object(url, 9)])
+def test_unknown_keys_are_told_as_credentials_whatever_is_asked(store, act):
+    """Also where no code can be told: an answer to HEAD has no body."""
+    store.proxy.rule = lambda method, path, before: "403 key"
+    with pytest.raises(CacheError, match=r"the store answered 403 Forbidden( \(InvalidAccessKeyId\))?$") as caught:
+        act(f"{store.url}/x")
+    assert caught.value.hint.startswith("check the credentials in the environment (AWS_ACCESS_KEY_ID, ")
+    assert "and this computer's clock" in caught.value.hint
+
+
+def test_an_object_too_large_for_one_request_is_copied_in_parts(store, monkeypatch):
+    monkeypatch.setattr(remote, "COPIED_BY_STORE", 1000)
+    monkeypatch.setattr(remote, "UPLOAD_PART", 5 << 20)  # the least that S3 takes
+    data = np.random.default_rng(0).bytes(11 << 20)
+    remote.replace_object(f"{store.url}/from", data)
+    store.proxy.rule = lambda method, path, before: (
+        "lose" if method == "POST" and "uploadId" in path and not before else "")
+    remote.copy_object(f"{store.url}/from", f"{store.url}/to")
+    assert remote.read_object(f"{store.url}/to", 20 << 20) == data
+    assert store.proxy.count("PUT", "partNumber=3") == 1, "three parts"
+    remote.replace_object(f"{store.url}/small", data[:1000])
+    remote.copy_object(f"{store.url}/small", f"{store.url}/to")
+    assert remote.read_object(f"{store.url}/to", 2000) == data[:1000]
+
+
+def test_a_file_has_no_more_parts_than_a_store_takes():
+    assert remote._part_of(1) == remote._part_of(remote.MOST_PARTS * remote.UPLOAD_PART) == remote.UPLOAD_PART
+    size = 500_000_000_000
+    assert -(-size // remote._part_of(size)) <= remote.MOST_PARTS
 
 
 def test_other_refusals_are_not_repeated(store, small_there, prep):

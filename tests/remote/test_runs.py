@@ -237,6 +237,8 @@ def test_a_run_without_a_checkpoint_is_begun_by_resume(train, words, here, store
     new_computer(monkeypatch, tmp_path)
     told = train(*words, "-o", url)
     assert told.code == 5 and "already holds a run" in told.err
+    told = train(*words, "--resume", "--from", "step-2", "-o", url)
+    assert told.code == 5 and f"error: {url} has no checkpoint\nhint: omit --from to begin with the first" in told.err
     told = train(*words, "--resume", "-o", url)
     assert told.code == 0 and f"note: {url} has no checkpoint yet: the run begins" in told.err
     require_same(require_whole(store, url), here)

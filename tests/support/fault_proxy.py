@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Rule = Callable[[str, str, int], str]  # (method, path, how many such requests before): what goes wrong, or ""
 ERRORS = {"500": "InternalError", "503": "SlowDown", "403": "ExpiredToken", "404": "NoSuchKey", "400": "BadRequest",
-          "403 clock": "RequestTimeTooSkewed"}
+          "403 clock": "RequestTimeTooSkewed", "403 key": "InvalidAccessKeyId"}
 
 
 class FaultProxy:
@@ -19,6 +19,7 @@ class FaultProxy:
 
         "500", "503", "403" …   an answer of the proxy's own
         "403 clock"             as a store refuses a computer whose clock is wrong
+        "403 key"               as it refuses a key that it does not know
         "drop"                  the connection ends before an answer
         "truncate"              it ends in the middle of the answer
         "flip"                  one bit of the answer is another

@@ -110,7 +110,9 @@ def _choose(url: str, steps: set[int], named: str | None) -> int | None:
         return max(steps, default=None)
     if (chosen := step_named(named, steps)) is not None:
         return chosen
-    names = ", ".join(map(step_name, sorted(steps))) or "none yet"
+    if not steps:
+        raise PathError(f"{url} has no checkpoint", hint="omit --from to begin with the first step")
+    names = ", ".join(map(step_name, sorted(steps)))
     raise PathError(f"{url} has no checkpoint '{named[:80]}', expected one of: {names}",
                     hint="omit --from to use the newest")
 
