@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from types import TracebackType
@@ -83,15 +83,23 @@ class Tools:
     def __init__(self, jobs: int) -> None:
         self.pool = ThreadPoolExecutor(jobs + FETCHERS, thread_name_prefix="decode")
         self.workers = WorkerPool(SERVICE, most=jobs)
-        self._field, self._encoder = "", None
+        self._field, self._encoder, self._held = "", None, ExitStack()
 
     def encoder(self, field: str, load: Callable[[], Any]) -> Any:
         """The encoder of a field; that of another field is freed before it is loaded."""
         if self._field != field:
-            self._field, self._encoder = "", None
+            self._free()
             self._encoder = load()
             self._field = field
         return self._encoder
+
+    def hold(self, context: AbstractContextManager[object]) -> None:
+        """Enters a context that ends when the encoder is freed: it lasts for all blocks of tasks that it encodes."""
+        self._held.enter_context(context)
+
+    def _free(self) -> None:
+        self._field, self._encoder = "", None
+        self._held.close()
 
     def __enter__(self) -> Tools:
         return self
@@ -100,7 +108,7 @@ class Tools:
                  _trace: TracebackType | None) -> None:
         self.workers.close()  # first: threads of the pool may wait for them
         self.pool.shutdown(wait=True, cancel_futures=True)
-        self._field, self._encoder = "", None
+        self._free()
 
 
 class _Tally:
@@ -227,25 +235,26 @@ def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                 sink.take(task, rows, tick, "cpu")
         return
     with phase(progress, "loading the VAE"):
-        encoder = tools.encoder("latent", lambda: _vae_encoder(job))
-    from prep.models.device.allocator import kept_heap  # here: as above
-
-    with kept_heap(encoder.batches.device), bar_of(job, "latent", progress) as tick:
+        encoder = tools.encoder("latent", lambda: _vae_encoder(job, tools))
+    with bar_of(job, "latent", progress) as tick:
         for task, pixels in _ahead(job, left, tools, picture_pixels, job.wants.latents):
             sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
     sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
 
 
-def _vae_encoder(job: Job) -> Any:
+def _vae_encoder(job: Job, tools: Tools) -> Any:
     with defer_interrupts():
         from prep.models.loading import quiet_libraries  # here: as above
 
         quiet_libraries()
+        from prep.models.device.allocator import kept_heap
         from prep.models.vae import VaeEncoder
 
-    return VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
-                      with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
+    encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
+                         with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
+    tools.hold(kept_heap(encoder.batches.device))
+    return encoder
 
 
 def _ahead(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,

@@ -47,6 +47,9 @@ from prep.workers.ray import (
 )
 
 AHEAD = 2  # blocks that an actor has: one that it encodes, and the next
+# An actor works in a thread, and glibc gives a thread's large blocks back to the system at once, whatever `kept_heap`
+# asks for, unless it has the one arena of the process. That is settled as the process starts.
+ONE_ARENA = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 
 def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
@@ -108,7 +111,7 @@ class _Driver:
         self._ray, self._cluster, self._token, self._limit = ray, cluster, token, options.seconds
         self._job, self._bars = replace(job, jobs=max(1, job.jobs // cluster.on_node)), bars
         self._empty = self._job.share(())
-        self._class = actors_of(ray, RayWorker, cluster)
+        self._class = actors_of(ray, RayWorker, cluster, runtime_env=ONE_ARENA)
         self._left = deque(_blocks(job.tasks))
         self._workers: list[_Worker] = []
         self._size = cluster.workers  # how many there should be
