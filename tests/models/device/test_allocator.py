@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 import torch
 
+from prep.encode.engines.ray import ONE_ARENA
 from prep.models.device import allocator
 
 CPU = torch.device("cpu")
@@ -16,25 +18,35 @@ FAULTS = """
 import resource, sys, torch
 from contextlib import nullcontext
 from prep.models.device.allocator import kept_heap
+from threading import Thread
 with kept_heap(torch.device("cpu")) if sys.argv[1] == "kept" else nullcontext(False) as kept:
     assert kept == (sys.argv[1] == "kept")
     def work():
-        return float(torch.empty(16 << 20, dtype=torch.float32).fill_(1)[7])  # 64 MiB
-    for _ in range(8):
-        work()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
-        work()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return float(torch.empty(SIZE << 18, dtype=torch.float32).fill_(1)[7])  # MiB
+    def look():
+        for _ in range(8):
+            work()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(8):
+            work()
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    if sys.argv[2] == "thread":
+        thread = Thread(target=look)
+        thread.start()
+        thread.join()
+    else:
+        look()
 print(int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20)
 """
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 
 
-def faults(how: str) -> tuple[int, int]:
-    """(pages that eight blocks of 64 MiB, each freed before the next, took from the system, MiB held at the end)."""
-    done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)
+def faults(how: str, where: str = "main", mib: int = 64, **environment: str) -> tuple[int, int]:
+    """(pages that eight blocks of so many MiB, each freed before the next, took from the system, MiB held at the end).
+    """
+    done = subprocess.run([sys.executable, "-c", FAULTS.replace("SIZE", str(mib)), how, where], capture_output=True,
+                          text=True, check=True, env={**os.environ, **environment})
     pages, held = map(int, done.stdout.split())
     return pages, held
 
@@ -46,6 +58,15 @@ def test_freed_memory_is_used_again_and_given_back_at_the_end():
     plain, usual = faults("plain")
     assert pages * 8 < plain, "each block was paged in again"
     assert held < usual + 48, "a block was kept"
+
+
+@pytest.mark.slow
+@glibc
+def test_a_thread_keeps_its_memory_in_the_one_arena_that_ray_s_workers_have():
+    """In an arena of its own it does not, which is why they have one."""
+    one, _ = faults("kept", "thread", 32, **ONE_ARENA["env_vars"])
+    own, _ = faults("kept", "thread", 32)
+    assert one * 8 < own
 
 
 def test_other_devices_and_other_libraries_change_nothing(monkeypatch):
