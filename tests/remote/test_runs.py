@@ -505,7 +505,10 @@ def test_an_interrupted_process_uploads_its_checkpoint(train, words, here, store
 
 
 @pytest.mark.slow
-def test_ranks_train_one_run(train, words, store, url, tmp_path, monkeypatch):
+@pytest.mark.parametrize("shared", [(), ("--shard",), ("--shard", "--set", "method=full")],
+                         ids=["whole", "divided", "divided-full"])
+def test_ranks_train_one_run(train, words, store, url, tmp_path, monkeypatch, shared):
+    words = [*words, *shared]
     told = torchrun(2, *words, "-o", url)
     assert told.returncode == 0, told.stderr
     there = require_whole(store, url)
