@@ -210,6 +210,14 @@ def _require_torch(least: tuple[int, int], what: str, otherwise: str) -> None:
                           hint=f"install a later torch, or {otherwise}")
 
 
+def idle_ranks(batch_size: int, world: int) -> ConfigError | None:
+    """What is wrong if a step has fewer samples than there are ranks."""
+    if batch_size >= world:
+        return None
+    return ConfigError(f"batch_size is {batch_size}, but {world} ranks divide a step's samples",
+                       hint=f"--batch-size {world} or more, or start fewer processes")
+
+
 def needs_device(config: Config) -> bool:
     """Whether the settings need a certain kind of device."""
     return bool(TABLE[config.optimizer.name].device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +49,8 @@ def check(
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked, "parallel.shard": shard})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
-    if more := _check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen):
+    if more := [*_check_place(report.setup, output, Path("runs") / manifest.stem), *_check_device(device, chosen),
+                *_check_ranks(chosen, world_size)]:
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
     outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
@@ -116,6 +117,14 @@ def _reads_line(reads: Mapping[str, Any]) -> str:
     each = least if least == most else f"{least} to {most}"
     return (f"{counted(reads['nodes'], 'node')} of {counted(reads['ranks'] // reads['nodes'], 'rank')}: each reads "
             f"{each} of the shards' {format_bytes(reads['of'])} in an epoch")
+
+
+def _check_ranks(chosen: Config, world: int | None) -> Sequence[Problem]:
+    """The fault of a batch with fewer samples than there are ranks."""
+    from train.check import idle_ranks
+
+    fault = idle_ranks(chosen.batch_size, world or 1)
+    return [] if fault is None else [fault]
 
 
 def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[Problem]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json, say
-from prep.errors import ConfigError, UsageError
+from prep.errors import UsageError
 from prep.formatting import printable
 from prep.fs.mirror import run_url, shown
 from prep.runtime import defer_interrupts
@@ -134,15 +134,15 @@ def _preparing(ranks: Ranks) -> Iterator[None]:
 
 def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
     """Raises `ConfigError` unless all ranks train the same, and each has something to do."""
+    from train.check import idle_ranks
     from train.config.load import as_table
     from train.parallel.code import code_digest
 
     ranks.require_equal({
         "manifest": setup.manifest.digest, "model": dict(setup.base), "settings": as_table(setup.config),
         "checkpoint": None if start is None else start.state.step, "code": code_digest()})
-    if setup.config.batch_size < ranks.world:
-        raise ConfigError(f"batch_size is {setup.config.batch_size}, but {ranks.world} ranks divide a step's samples",
-                          hint=f"--batch-size {ranks.world} or more, or start fewer processes")
+    if fault := idle_ranks(setup.config.batch_size, ranks.world):
+        raise fault
 
 
 def _device(asked: str, ranks: Ranks) -> str:
