@@ -9,6 +9,7 @@ a partitioned shuffle, a node shows its own part of each bucket and needs the sh
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
 from prep.loader.ahead import shards_with
+from prep.loader.draws import ends_of, turned
 from prep.loader.index import Index
 
 TRIED = 64  # steps that are planned to see how long that takes
@@ -32,6 +34,7 @@ class Outlook:
     idle: int  # ranks without a sample of a full micro-batch
     shards: int  # that training reads
     bytes: int  # of these shards
+    begin: int  # bytes of the shards that a node needs for the first step, at most over the nodes
     first: int  # bytes that a node downloads in its first epoch, with room for all
     later: int  # bytes that a node downloads in each later epoch, with the room that it has
     memory: int  # bytes of the index, on a node
@@ -46,7 +49,8 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
     parts = _of_parts(index, plan, nodes, masked=masked) if plan.partitioned else None
-    plan = replace(plan, counts=tuple(round(count * times) for count in plan.counts))
+    counts = plan.counts
+    plan = replace(plan, counts=tuple(round(count * times) for count in counts))
     showings = _showings(index, masked=masked)
     sizes = np.array([facts.bytes for facts in index.shards], np.float64)
     used = showings > 0
@@ -60,8 +64,32 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     return Outlook(
         world=world, nodes=nodes, samples=sum(plan.counts), steps=plan.steps_per_epoch,
         idle=max(0, world - plan.micro_batch), shards=round(int(used.sum()) * times), bytes=round(whole),
+        begin=_to_begin(index, plan, counts, world=world, nodes=nodes, masked=masked),
         first=round(max(first, again)), later=round(again),
         memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan))
+
+
+def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int, nodes: int, masked: bool) -> int:
+    """Bytes of the shards with the rows of the first step, of the node that has the most of them.
+
+    `plan` may be of a larger data set: its occurrences are those of `counts`, again and again, in shards of their own.
+    A sample's first view and text stand for all.
+    """
+    samples, needed = index.samples, set[tuple[int, int, int]]()  # node, copy of the data set, shard
+    for number, part in enumerate(plan.at(0)):
+        copies, places = np.divmod(part.occurrences, counts[part.bucket])
+        ranks = np.repeat(np.arange(world), np.diff(ends_of(part, plan, world)))
+        ranks = (ranks + turned(number, plan)) % world
+        shown = index.samples_of(part.bucket, places)
+        views, texts = samples.view_offsets[shown], samples.text_offsets[shown]
+        for shards in (samples.views["latent_shard"][views], samples.texts["shard"][texts],
+                       *([samples.views["mask_shard"][views]] if masked else [])):
+            needed |= {(node, copy, shard) for node, copy, shard in zip(
+                (ranks // (world // nodes)).tolist(), copies.tolist(), shards.tolist(), strict=True) if shard >= 0}
+    found = np.zeros(nodes, np.int64)
+    for node, _, shard in needed:
+        found[node] += index.shards[shard].bytes
+    return int(found.max())
 
 
 def _of_parts(index: Index, plan: StepPlan, nodes: int, *, masked: bool) -> float:

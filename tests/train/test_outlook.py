@@ -18,11 +18,11 @@ def index(tmp_path_factory):
     return open_index(build(tmp_path_factory.mktemp("many"), Scale(samples=600, buckets=4, per_shard=5)))
 
 
-def read_by(index, plan, ranks, world):
-    """The bytes of all shards that these ranks read in the first epoch."""
+def read_by(index, plan, ranks, world, steps=None):
+    """The bytes of all shards that these ranks read in the first epoch, or its first steps."""
     rows, seen = Rows(index), set()
     for rank in ranks:
-        for request in draws.training(index, plan, 0, plan.steps_per_epoch, dropout=0.0, timesteps=10,
+        for request in draws.training(index, plan, 0, steps or plan.steps_per_epoch, dropout=0.0, timesteps=10,
                                       share=draws.Share(rank=rank, world=world)):
             for shot in request.shots:
                 refs = (rows.latent_ref(shot), rows.mask_ref(shot), rows.text_ref(shot))
@@ -41,6 +41,20 @@ def test_a_first_epoch_downloads_what_the_report_expects(index, world, nodes, sh
     assert told.bytes == sum(facts.bytes for facts in index.shards) == read_by(index, plan, range(1), 1)
     assert told.later == 0 and told.shards == len(index.shards) and told.steps == plan.steps_per_epoch
     assert (nodes == 1) == (told.first == told.bytes)
+
+
+@pytest.mark.parametrize("shuffle", ["global", "partitioned"])
+@pytest.mark.parametrize(("world", "nodes"), [(1, 1), (8, 2), (8, 8), (24, 12)])
+def test_a_first_step_needs_the_shards_of_its_samples(index, world, nodes, shuffle):
+    plan = step_plan(index.counts, seed=1, batch_size=48, micro_batch=16, shuffle=shuffle)
+    each = world // nodes
+    found = [read_by(index, plan, range(node * each, (node + 1) * each), world, 1) for node in range(nodes)]
+    told = outlook_of(index, plan, world=world, nodes=nodes, masked=True)
+    assert told.begin == pytest.approx(max(found), rel=0.1)  # which of its captions a sample shows is drawn
+    larger = outlook_of(index, plan, world=world, nodes=nodes, masked=True, samples=10**9)
+    rows = sum(len(part.occurrences) for part in plan.at(0)) / nodes
+    assert told.begin * 0.95 < larger.begin  # as good as no two rows of the step are in one shard
+    assert larger.begin < 2 * rows * 3 * max(facts.bytes for facts in index.shards)
 
 
 def test_without_room_for_all_shards_come_again(index):

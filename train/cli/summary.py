@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from prep.formatting import counted, format_bytes, grouped, join_names, join_texts, printable
 
+NETWORK = 1e9  # bytes a second, to give an idea of the time that a download takes
+
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
     from train.outlook import Outlook
@@ -39,9 +41,10 @@ def outlook_lines(told: Outlook) -> list[str]:
     if told.idle:
         lines.append(f"note: {counted(told.idle, 'rank')} have no sample of a micro-batch: a larger --micro-batch, or "
                      "fewer ranks")
-    lines.append(f"copies of shards: a node downloads about {format_bytes(told.first)} of {format_bytes(told.bytes)} "
-                 f"({counted(told.shards, 'shard')}) in its first epoch, and {format_bytes(told.later)} in each later "
-                 "one")
+    lines.append(f"copies of shards: a node downloads {format_bytes(told.begin)} for its first step "
+                 f"({told.begin / NETWORK:.1f} s at 1 GB/s), about {format_bytes(told.first)} of "
+                 f"{format_bytes(told.bytes)} ({counted(told.shards, 'shard')}) in its first epoch, and "
+                 f"{format_bytes(told.later)} in each later one")
     if told.later:
         lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
                      "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")

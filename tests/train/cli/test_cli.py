@@ -74,6 +74,7 @@ def test_check_tells_what_nodes_take(train, make, capsys):
     assert re.search(r"8 ranks on 2 nodes: 1,000,00\d samples and 125,00\d steps an epoch; planning a step takes "
                      r"\d+\.\d ms, the index [0-9.]+ MiB of a node's memory", result.out)
     assert "4 ranks have no sample of a micro-batch" in result.out and "again and again" in result.out
+    assert re.search(r"a node downloads [0-9.]+ [KM]iB for its first step \(0\.0 s at 1 GB/s\), about", result.out)
     told = train("check", path, "--world-size", 2, "--node-cache", "1G", "--json").json["outlook"]
     assert told["later"] == 0 and told["first"] == told["bytes"] > 0 and told["samples"] == 7
     assert "2 ranks on 1 node: 7 samples" in train("check", path, "--world-size", 2, "--simulate").out
