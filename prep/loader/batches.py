@@ -45,10 +45,14 @@ DRAWERS = min(4, usable_cores())  # threads that draw noise
 WORTH_THREADS = 1 << 15  # noise values per batch; fewer are drawn at once by the thread that reads
 
 
+def _nothing() -> None:
+    pass
+
+
 class Slot:
     """One of the ring's sets of buffers."""
 
-    def __init__(self, pinned: bool, refill: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, pinned: bool, refill: Callable[[], None] = _nothing) -> None:
         self._pinned, self.refill = pinned, refill
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[str, dict[tuple[Any, ...], Tensor]] = {}  # of each buffer, by shape and dtype
@@ -201,6 +205,7 @@ def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinne
         ring.closed = True
         ring.free.put(Slot(False))  # wakes the thread if it waits for a slot
         thread.join()
+        ring.let_go()
 
 
 class _Ring:
@@ -211,8 +216,9 @@ class _Ring:
         self.ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()  # None: no more batches
         self.closed = False
         self._used: Slot | None = None  # of the batch before the one in use
-        for _ in range(SLOTS):
-            self.free.put(Slot(pinned, self.refill))
+        self._slots = tuple(Slot(pinned, self.refill) for _ in range(SLOTS))
+        for slot in self._slots:
+            self.free.put(slot)
 
     def refill(self) -> None:
         """Gives the thread the buffers that are no longer in use."""
@@ -225,6 +231,12 @@ class _Ring:
         if self.ready.empty():  # no time to lose
             self.refill()
         return self.ready.get()
+
+    def let_go(self) -> None:
+        """No batch is made any more. The buffers do not wait for the collector: they and this no longer name each
+        other."""
+        for slot in self._slots:
+            slot.refill = _nothing
 
     def give_back(self, slot: Slot) -> None:
         """The batch in these buffers is no longer in use."""

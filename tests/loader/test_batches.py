@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -123,6 +125,25 @@ def test_buffers_are_given_back_when_the_loop_spares_the_gil(feed, monkeypatch):
         assert wait_for(0) == data.SLOTS, "filled while the next forward pass needs the GIL"
         second.spare_gil()
         assert wait_for(data.SLOTS + 1) == data.SLOTS + 1
+
+
+@pytest.mark.parametrize("taken", [2, 6])
+def test_buffers_are_freed_at_the_end_without_the_collector(feed, taken):
+    """Each validation has a ring of its own."""
+    _, opened = feed(steps=20)
+    gc.collect()
+    gc.disable()
+    try:
+        slots = []
+        with opened as some:
+            for _ in range(taken):
+                batch = next(some)
+                slots.append(weakref.ref(batch.slot))
+                batch.spare_gil()
+        del opened, some, batch
+        assert [slot() for slot in slots] == [None] * taken
+    finally:
+        gc.enable()
 
 
 def test_leaving_early_ends_the_thread(feed):
