@@ -17,7 +17,7 @@ import numpy as np
 from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
 from prep.loader.ahead import shards_with
-from prep.loader.draws import ends_of, turned
+from prep.loader.draws import ranks_of
 from prep.loader.index import Index
 
 TRIED = 64  # steps that are planned to see how long that takes
@@ -78,8 +78,7 @@ def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int
     samples, needed = index.samples, set[tuple[int, int, int]]()  # node, copy of the data set, shard
     for number, part in enumerate(plan.at(0)):
         copies, places = np.divmod(part.occurrences, counts[part.bucket])
-        ranks = np.repeat(np.arange(world), np.diff(ends_of(part, plan, world)))
-        ranks = (ranks + turned(number, plan)) % world
+        ranks = ranks_of(number, part, plan, world)
         shown = index.samples_of(part.bucket, places)
         views, texts = samples.view_offsets[shown], samples.text_offsets[shown]
         for shards in (samples.views["latent_shard"][views], samples.texts["shard"][texts],

@@ -19,7 +19,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.remote.room import allowed
 from prep.cache.remote.shards import Fetcher
 from prep.fs.remote import Stopped
-from prep.loader.draws import BatchRequest, ends_of, turned
+from prep.loader.draws import BatchRequest, ranks_of
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 
@@ -123,9 +123,8 @@ def bytes_by_node(index: Index, plan: StepPlan, *, world: int, nodes: int, maske
     per_node = world // nodes
     for step in range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch):
         for number, part in enumerate(plan.at(step)):
-            place = np.searchsorted(ends_of(part, plan, world), np.arange(len(part.occurrences)), side="right") - 1
-            rank = (place + turned(number, plan)) % world
-            needed[rank // per_node, index.samples_of(part.bucket, part.occurrences)] = True
+            ranks = ranks_of(number, part, plan, world)
+            needed[ranks // per_node, index.samples_of(part.bucket, part.occurrences)] = True
     sizes = np.array([shard.bytes for shard in index.shards], np.int64)
     return [int(sizes[shards_with(index, mine, masked)].sum()) for mine in needed]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,26 @@ def _nothing() -> None:
     pass
 
 
+class _View:
+    """A tensor over a buffer."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @cached_property
+    def targets(self) -> Targets:
+        """It as targets for the reader."""
+        return split(self.tensor)
+
+
 class Slot:
     """One of the ring's sets of buffers."""
 
     def __init__(self, pinned: bool, refill: Callable[[], None] = _nothing) -> None:
         self._pinned, self.refill = pinned, refill
         self._buffers: dict[str, Tensor] = {}
-        self._views: dict[str, dict[tuple[Any, ...], Tensor]] = {}  # of each buffer, by shape and dtype
-        self._taken: dict[str, Tensor] = {}
-        self._split: dict[int, Targets] = {}  # by the tensor's identity
+        self._views: dict[str, dict[tuple[Any, ...], _View]] = {}  # of each buffer, by shape and dtype
+        self._taken: dict[str, _View] = {}
         self.copied: Any = None  # a CUDA event after which the buffers may be filled again
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -68,23 +79,18 @@ class Slot:
         if taken is None:
             size = int(np.prod(shape)) * dtype.itemsize
             buffer = self._buffers.get(name)
-            if buffer is None or len(buffer) < size or len(views) >= MOST_SHAPES:
-                for old in views.values():
-                    self._split.pop(id(old), None)
-                views.clear()
             if buffer is None or len(buffer) < size:
+                views.clear()
                 buffer = self._buffers[name] = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
-            taken = views[kind] = buffer[:size].view(dtype).view(*shape)
+            elif len(views) >= MOST_SHAPES:
+                views.clear()
+            taken = views[kind] = _View(buffer[:size].view(dtype).view(*shape))
         self._taken[name] = taken
-        return taken
+        return taken.tensor
 
     def targets(self, name: str) -> Targets:
         """The tensor last taken by this name as targets for the reader, made once."""
-        taken = self._taken[name]
-        found = self._split.get(id(taken))
-        if found is None:
-            found = self._split[id(taken)] = split(taken)
-        return found
+        return self._taken[name].targets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

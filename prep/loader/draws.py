@@ -77,6 +77,13 @@ def ends_of(part: MicroBatch, plan: StepPlan, world: int) -> Column:
     return ends
 
 
+def ranks_of(number: int, part: MicroBatch, plan: StepPlan, world: int) -> Column:
+    """Which of so many ranks shows each occurrence of `part`, micro-batch `number` of a step."""
+    places = np.repeat(np.arange(world), np.diff(ends_of(part, plan, world)))
+    found: Column = (places + turned(number, plan)) % world
+    return found
+
+
 WHOLE = Share(rank=0, world=1)
 
 

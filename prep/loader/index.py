@@ -79,11 +79,6 @@ class Index:
         """Occurrences by bucket: samples times their repeats."""
         return [int(ends[-1]) if len(ends) else 0 for ends in self._ends]
 
-    def showing(self, bucket: int, occurrence: int) -> tuple[int, int]:
-        """The sample of an occurrence, and which of its repeats it is."""
-        samples, repeats = self.showings(bucket, np.array([occurrence]))
-        return samples[0], repeats[0]
-
     def showings(self, bucket: int, occurrences: Column) -> tuple[list[int], list[int]]:
         """The samples of occurrences, and which of its sample's repeats each is."""
         ends, members = self._ends[bucket], self.training[bucket]

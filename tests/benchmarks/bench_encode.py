@@ -10,8 +10,11 @@ beforehand. Target: 1.03 or less with SD 1.5's VAE.
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,7 +34,9 @@ from prep.models.device.allocator import kept_heap
 from prep.models.loading import quiet_libraries
 from prep.recipe.load import load_recipe
 
+ROOT = Path(__file__).parents[2]
 SIDE, BATCH, THREADS = 512, 4, 2
+PREP = "from prep.encode import plan; plan.TASK_ROWS = 8\nfrom prep.cli.main import main\nmain()"
 
 
 def write_pictures(root: Path, count: int) -> list[Path]:
@@ -57,6 +62,18 @@ def write_halves(root: Path, pictures: int) -> None:
     for path in paths[: pictures // 2]:
         for name in (path.name, f"{path.stem}.txt"):
             (root / "half" / name).hardlink_to(path.with_name(name))
+
+
+def seconds_to_encode(root: Path, *words: str, **environment: str) -> float:
+    """Seconds of a whole `prep encode` of such pictures in a process of its own, with tasks of 8 rows."""
+    whole = ["encode", *words, "--model", "model", "--buckets", "list", "--sizes", f"{SIDE}x{SIDE}", "--compute",
+             "float32", "--jobs", "2", "--quiet"]
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", PREP, *whole], cwd=root, capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment})
+    if done.returncode:
+        sys.exit(f"{' '.join(whole)} failed:\n{done.stderr}")
+    return time.perf_counter() - begun
 
 
 def write_model(root: Path, kind: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,14 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench_encode import SIDE, write_halves, write_model
+from bench_encode import ROOT, SIDE, seconds_to_encode, write_halves, write_model
 from results import emit, parser_of, table
 
-ROOT = Path(__file__).parents[2]
 ROWS = 256  # of a task, for the driver
 ENGINES = {"local, one process": ("--device", "cpu"), "local, two processes": ("--device", "cpu,cpu"),
            "ray, two workers": ("--device", "cpu", "--engine", "ray", "--workers", "2")}
-PREP = "from prep.encode import plan; plan.TASK_ROWS = 8\nfrom prep.cli.main import main\nmain()"
 
 
 def job_of(root: Path, tasks: int) -> Any:
@@ -83,14 +80,7 @@ def driver(root: Path, tasks: int) -> tuple[float, float]:
 
 def seconds(root: Path, source: str, options: tuple[str, ...], number: int) -> float:
     """Seconds of a whole run into a new cache."""
-    words = ["encode", source, "--model", "model", "--cache", f"cache{number}", "-o", f"{number}.json", "--buckets",
-             "list", "--sizes", f"{SIDE}x{SIDE}", "--compute", "float32", "--jobs", "2", "--quiet", *options]
-    begun = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", PREP, *words], cwd=root, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stderr}")
-    return time.perf_counter() - begun
+    return seconds_to_encode(root, source, "--cache", f"cache{number}", "-o", f"{number}.json", *options)
 
 
 def margins(root: Path, rounds: int) -> dict[str, list[float]]:

@@ -10,38 +10,24 @@ SD 1.5's, and what the second half takes more is compared. Target, where the dev
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from bench_encode import SIDE, write_halves, write_model
+from bench_encode import SIDE, seconds_to_encode, write_halves, write_model
 from bench_remote import served
 from results import emit, parser_of, table
 
-ROOT = Path(__file__).parents[2]
 SIDES = ("from the disk to the disk", "from the store to the store")
-PREP = "from prep.encode import plan; plan.TASK_ROWS = 8\nfrom prep.cli.main import main\nmain()"
 
 
 def seconds(root: Path, side: str, source: str, number: int) -> float:
-    """Seconds of a whole run into a new cache."""
+    """Seconds of a whole run into a new cache, without copies of an earlier one."""
     at = "" if side == SIDES[0] else "s3://"
-    words = ["encode", f"{at}{source}", "--model", "model", "--cache", f"{at}caches/{number}", "-o",
-             f"{at}caches/{number}.json", "--buckets", "list", "--sizes", f"{SIDE}x{SIDE}", "--compute", "float32",
-             "--jobs", "2", "--device", "cpu", "--quiet"]
     copies = root / "copies" / str(number)
-    begun = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", PREP, *words], cwd=root, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1",
-                               "LATENTRY_REMOTE_DIR": str(copies)})
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stderr}")
-    taken = time.perf_counter() - begun
+    taken = seconds_to_encode(root, f"{at}{source}", "--cache", f"{at}caches/{number}", "-o",
+                              f"{at}caches/{number}.json", "--device", "cpu", LATENTRY_REMOTE_DIR=str(copies))
     shutil.rmtree(copies, ignore_errors=True)
     return taken
 

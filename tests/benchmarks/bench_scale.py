@@ -95,7 +95,7 @@ def stage_plan(root: Path) -> Work:
     def work() -> object:
         index = open_index(read_manifest(root / "m.json"))
         plan = step_plan(index.counts, seed=0, batch_size=BATCH)
-        return index, [index.showing(part.bucket, int(one)) for part in plan.at(0) for one in part.occurrences]
+        return index, [index.showings(part.bucket, part.occurrences) for part in plan.at(0)]
 
     return work
 

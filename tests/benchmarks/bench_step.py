@@ -6,8 +6,8 @@ The bare loop has its batches in memory and does what any loop must: noise the l
 backward, clip, step. Ours also reads rows and checks them, draws noise from keys, weighs samples, checks that numbers
 are finite and logs each step. All take turns, in this process, every few steps: a machine's speed changes by a tenth
 within seconds, and what is compared is what was measured beside each other. Start-up and the first turns are not
-counted. `demo` is the demo's model and
-data at batch 8; `sd15` has the size of Stable Diffusion 1.5's UNet, random weights, and rows of 512x512. Target: 1.03.
+counted. `demo` is the demo's model and data at batch 8; `sd15` has the size of Stable Diffusion 1.5's UNet, random
+weights, and rows of 512x512. Target: 1.03.
 
 For the demo, two more sides are loops as diffusers' example scripts for LoRA have them: `train_text_to_image_lora.py`
 decodes, crops, and runs the VAE and the text encoder in each step; with `--cache_latents`, as the DreamBooth scripts

@@ -212,7 +212,7 @@ def test_the_targets_of_a_buffer_are_those_of_the_tensor_last_taken():
             assert len(targets.rows) == count
             targets.rows[-1][:] = np.full(3, turn + count, np.float32).tobytes()
             assert tensor[-1].tolist() == [turn + count] * 3
-    assert len(slot._views["x"]) <= data.MOST_SHAPES and len(slot._split) <= data.MOST_SHAPES
+    assert len(slot._views["x"]) <= data.MOST_SHAPES
 
 
 def test_a_batch_moves_as_a_whole(feed):

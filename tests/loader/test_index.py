@@ -29,7 +29,7 @@ def refused(index: Index, message: str) -> None:
 
 
 def test_an_occurrence_is_a_sample_and_one_of_its_repeats(index):
-    shown = [index.showing(0, occurrence) for occurrence in range(index.counts[0])]
+    shown = list(zip(*index.showings(0, np.arange(index.counts[0])), strict=True))
     members = index.training[0].tolist()
     assert shown == [(sample, repeat) for sample in members for repeat in (0, 1)]
     assert index.names({0: np.array([0, 1, 2])}) == sorted(index.samples.name(sample) for sample in members[:2])

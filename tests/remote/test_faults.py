@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import signal
@@ -154,6 +155,21 @@ def test_an_object_too_large_for_one_request_is_copied_in_parts(store, monkeypat
     remote.replace_object(f"{store.url}/small", data[:1000])
     remote.copy_object(f"{store.url}/small", f"{store.url}/to")
     assert remote.read_object(f"{store.url}/to", 2000) == data[:1000]
+
+
+def test_a_copy_in_parts_that_breaks_off_publishes_nothing(store, monkeypatch):
+    monkeypatch.setattr(remote, "COPIED_BY_STORE", 1000)
+    remote.replace_object(f"{store.url}/from", bytes(2000))
+
+    def broken(url, end, **_):
+        yield bytes(1500)
+        raise StoreError(f"{url}: gone")
+
+    monkeypatch.setattr(remote, "stream", broken)
+    with pytest.raises(StoreError, match="from: gone"):
+        remote.copy_object(f"{store.url}/from", f"{store.url}/to")
+    gc.collect()
+    assert remote.list_objects(store.url).keys() == {"from"}
 
 
 def test_a_file_has_no_more_parts_than_a_store_takes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,8 +49,8 @@ def check(
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked, "parallel.shard": shard})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
-    if more := [*_check_place(report.setup, output, Path("runs") / manifest.stem), *_check_device(device, chosen),
-                *_check_ranks(chosen, world_size)]:
+    if more := (_check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen)
+                + _check_ranks(chosen, world_size)):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
     outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
@@ -119,7 +119,7 @@ def _reads_line(reads: Mapping[str, Any]) -> str:
             f"{each} of the shards' {format_bytes(reads['of'])} in an epoch")
 
 
-def _check_ranks(chosen: Config, world: int | None) -> Sequence[Problem]:
+def _check_ranks(chosen: Config, world: int | None) -> list[Problem]:
     """The fault of a batch with fewer samples than there are ranks."""
     from train.check import idle_ranks
 

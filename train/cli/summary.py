@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from prep.formatting import counted, format_bytes, grouped, join_names, join_texts, printable
 
-NETWORK = 1e9  # bytes a second, to give an idea of the time that a download takes
-
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
     from train.outlook import Outlook
     from train.setup import CheckReport, Setup
+
+NETWORK = 1e9  # bytes a second, to give an idea of the time that a download takes
 
 
 def plan_lines(report: CheckReport) -> list[str]:
