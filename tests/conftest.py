@@ -115,9 +115,9 @@ def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
 @pytest.fixture
 def decode_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prep encode` decodes in this process, where its decoders can be replaced."""
-    from prep.encode.engines import local
+    from prep.encode.engines import tools
 
-    monkeypatch.setattr(local, "WorkerPool", partial(local.WorkerPool, processes=False))
+    monkeypatch.setattr(tools, "WorkerPool", partial(tools.WorkerPool, processes=False))
 
 
 @pytest.fixture(scope="session")

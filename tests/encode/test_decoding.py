@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pictures import draw, draw_mask
 
-from prep.encode.engines import local, rows
+from prep.encode.engines import rows, tools
 from prep.encode.engines.decoding import DECODE, LIMITS, SERVICE
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage
 from prep.fs.blob import Blob
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and lim
 @pytest.fixture
 def bad(monkeypatch):
     """Decoders obey the files' names."""
-    monkeypatch.setattr(local, "WorkerPool", partial(WorkerPool, command=BAD))
+    monkeypatch.setattr(tools, "WorkerPool", partial(WorkerPool, command=BAD))
     monkeypatch.setattr(rows, "LIMITS", Limits(seconds=60, memory=1 << 30))
 
 
@@ -78,7 +78,7 @@ def test_a_decoder_that_hangs_holds_up_nobody(encode, photos, bad, monkeypatch):
 def test_what_a_decoder_died_of_is_tried_again(encode, photos, bad, monkeypatch):
     add(photos, "leave")
     assert [one["code"] for one in encode().json["rejected"]] == ["decoder-crashed"]
-    monkeypatch.setattr(local, "WorkerPool", WorkerPool)
+    monkeypatch.setattr(tools, "WorkerPool", WorkerPool)
     again = encode().json
     assert again["encoded"]["latent"] == 1 and again["rejected"] == []
 
@@ -112,7 +112,7 @@ def test_no_more_workers_than_jobs_and_none_are_left(encode, monkeypatch):
         pools.append(WorkerPool(*args, **options))
         return pools[-1]
 
-    monkeypatch.setattr(local, "WorkerPool", pool)
+    monkeypatch.setattr(tools, "WorkerPool", pool)
     assert encode("--jobs", 2).code == 0
     assert 1 <= pools[0].started <= 2 and not pools[0]._all
     assert encode("--jobs", 2).code == 0 and len(pools) == 1, "nothing to decode, no worker"
@@ -120,7 +120,7 @@ def test_no_more_workers_than_jobs_and_none_are_left(encode, monkeypatch):
 
 def test_threads_and_processes_make_the_same_rows(encode, tmp_path, decode_here):
     assert encode("--mask", "sidecar", cache="here").code == 0
-    local.WorkerPool = WorkerPool
+    tools.WorkerPool = WorkerPool
     assert encode("--mask", "sidecar").code == 0
     one, two = (read_manifest(tmp_path / f"{name}.json").document for name in ("here", "cache"))
     assert {**one, "cache": "", "self": ""} == {**two, "cache": "", "self": ""}
@@ -151,8 +151,8 @@ def test_a_path_that_is_not_utf8(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_the_workers_also_while_a_decoder_hangs(photos, tiny_model, tmp_path):
     add(photos, "hang", "hang too")
-    script = ("import functools, sys; from prep.encode.engines import local; from prep.workers.pool import WorkerPool;"
-              f"local.WorkerPool = functools.partial(WorkerPool, command={BAD!r});"
+    script = ("import functools, sys; from prep.encode.engines import tools; from prep.workers.pool import WorkerPool;"
+              f"tools.WorkerPool = functools.partial(WorkerPool, command={BAD!r});"
               "from prep.cli.main import app; from prep.cli.console import run; run(app, 'prep', sys.argv[1:])")
     seen = tmp_path / "seen"
     seen.mkdir()

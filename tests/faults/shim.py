@@ -48,13 +48,13 @@ def install(plan: dict[str, Any]) -> Shim:
     """Puts the plan's faults into this process."""
     shim = Shim(plan)
     from prep.encode import plan as encode
-    from prep.encode.engines import local
+    from prep.encode.engines import local, tools
     from prep.encode.engines.writing import WritingThread
     from prep.fs import atomic
 
     for name in atomic.PRIMITIVES:
         setattr(atomic, name, shim.wrapped(name, getattr(atomic, name)))
-    local.WorkerPool = functools.partial(local.WorkerPool, processes=False)  # workers change no disk, and take time
+    tools.WorkerPool = functools.partial(tools.WorkerPool, processes=False)  # workers change no disk, and take time
     if plan.get("plain"):
         _take_away(atomic)
     if "message" in plan:

@@ -12,18 +12,16 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
-from types import TracebackType
 from typing import Any, TypeVar
 
 from prep.cache.ledger.ledger import is_done, is_finished, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json
-from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job, Outcome, provenance
 from prep.encode.engines.rows import (
     NOT_FINITE,
@@ -35,6 +33,7 @@ from prep.encode.engines.rows import (
     text_batches,
     text_rows,
 )
+from prep.encode.engines.tools import FETCHERS, Tools
 from prep.encode.engines.writing import WritingThread
 from prep.encode.targets import Made, PictureTarget
 from prep.errors import CacheError, ModelError
@@ -47,7 +46,6 @@ from prep.runtime import defer_interrupts
 from prep.workers.pool import WorkerPool
 
 FIELDS = {"mask": "masks", "text": "text", "latent": "latents"}  # in encoding order, with their names for people
-FETCHERS = 16  # threads beyond those whose pictures are being decoded
 TAKEN = 8  # tasks of text that a process takes at once, if there are several
 Row = TypeVar("Row")
 Make = Callable[[Job, PictureTarget, WorkerPool], Any]
@@ -72,43 +70,6 @@ def run(job: Job, progress: Progress = silent, tools: Tools | None = None) -> Ou
         _encode_latents(job, by_field["latent"], used, sink, progress)
     return Outcome(encoded=dict(tally.encoded), transient=tuple(tally.transient), notices=tuple(tally.notices),
                    failed=tally.failed)
-
-
-class Tools:
-    """What encodes: `jobs` worker processes that decode, threads that wait for them, and one loaded encoder.
-
-    There are more threads than workers, so that pictures in a store are read while others are decoded.
-    """
-
-    def __init__(self, jobs: int) -> None:
-        self.pool = ThreadPoolExecutor(jobs + FETCHERS, thread_name_prefix="decode")
-        self.workers = WorkerPool(SERVICE, most=jobs)
-        self._field, self._encoder, self._held = "", None, ExitStack()
-
-    def encoder(self, field: str, load: Callable[[], Any]) -> Any:
-        """The encoder of a field; that of another field is freed before it is loaded."""
-        if self._field != field:
-            self._free()
-            self._encoder = load()
-            self._field = field
-        return self._encoder
-
-    def hold(self, context: AbstractContextManager[object]) -> None:
-        """Enters a context that ends when the encoder is freed: it lasts for all blocks of tasks that it encodes."""
-        self._held.enter_context(context)
-
-    def _free(self) -> None:
-        self._field, self._encoder = "", None
-        self._held.close()
-
-    def __enter__(self) -> Tools:
-        return self
-
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
-                 _trace: TracebackType | None) -> None:
-        self.workers.close()  # first: threads of the pool may wait for them
-        self.pool.shutdown(wait=True, cancel_futures=True)
-        self._free()
 
 
 class _Tally:

@@ -17,6 +17,7 @@ from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache, open_cache
 from prep.encode.engines import local
 from prep.encode.engines.job import Job, Outcome
+from prep.encode.engines.tools import Tools
 from prep.errors import CacheError, Problem
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.progress import Tick, Total
@@ -29,7 +30,7 @@ class RayWorker:
     def __init__(self) -> None:
         self._rows = 0
         self._held = ExitStack()
-        self._tools: local.Tools | None = None
+        self._tools: Tools | None = None
         self._cache: Cache | None = None
 
     def start(self, job: Job, token: Path, wanted: str, directory: str) -> Failure | None:
@@ -45,7 +46,7 @@ class RayWorker:
             self._held.enter_context(lock_directory(self._cache.root, exclusive=False, patience=PATIENCE))
         except Problem as problem:
             return failed(problem)
-        self._tools = self._held.enter_context(local.Tools(job.jobs))
+        self._tools = self._held.enter_context(Tools(job.jobs))
         return None
 
     def encode(self, job: Job) -> Outcome | Failure:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from prep.encode.engines.local import Tools
+from prep.encode.engines.tools import Tools
 
 
 def test_what_an_encoder_holds_lasts_as_long_as_the_encoder():
