@@ -153,7 +153,7 @@ class WorkerPool:
         with self._lock:
             if worker is not None:
                 self._all.add(worker)
-                if not self._watch.is_alive():
+                if not self._watch.is_alive() and not self._closed.is_set():  # it ended if this was closed meanwhile
                     self._watch.start()
         ready = worker is not None and worker.ready()
         with self._lock:

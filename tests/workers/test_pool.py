@@ -135,7 +135,23 @@ def test_a_closed_pool_answers_nothing(workers):
         assert lost(closed, "count") == ("closed", "the command ended before")
 
 
-@posix
+def test_a_worker_that_starts_while_the_pool_closes_is_ended(monkeypatch):
+    begun, plain = [], pools._start
+
+    def start(command):
+        begun.append(plain(command))
+        if len(begun) == 2:
+            workers.close()
+            workers._watch.join(10)  # it ends as the pool is closed
+        return begun[-1]
+
+    monkeypatch.setattr(pools, "_start", start)
+    with pool() as workers:
+        assert lost(workers, "leave")[0] == "crash"
+        assert lost(workers, "count") == ("closed", "the command ended before")
+        assert all(worker._process.poll() is not None for worker in begun) and not workers._all
+
+
 def test_closing_ends_workers_whatever_they_do(workers):
     endings = []
 
