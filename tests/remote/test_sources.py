@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import cycle
 from urllib.parse import quote
 
 import pytest
@@ -113,7 +114,7 @@ def test_what_stays_wrong_is_one_message(store, there, tiny_model, prep, tmp_pat
     monkeypatch.setenv("LATENTRY_REMOTE_PATIENCE", "0.05")
     store.proxy.rule = lambda method, path, before: fault if path.endswith("c.jpg") else ""
     if fault == "flip":
-        flipped = iter(range(8))
+        flipped = cycle(range(8))  # the store is asked as often as its patience allows
         monkeypatch.setattr("fault_proxy._flipped", lambda data: data[:-1] + bytes([data[-1] ^ 1 << next(flipped)]))
     to = ("--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json")
     for command in (("scan",), ("encode", *to)):

@@ -153,9 +153,9 @@ def test_a_row_that_is_not_finite_is_computed_in_float32_by_all_encoders(model, 
     encoder = encoder_of(model, compute="bfloat16", first=BATCHES)
     usual, call, seen = encoder._encoders.dtype, encoder._call, []
 
-    def spoiled(captions, *, negative):
+    def spoiled(captions, *, negative, tokens=None):
         seen.append(encoder._encoders.dtype)
-        rows = call(captions, negative=negative)
+        rows = call(captions, negative=negative, tokens=tokens)
         broken = seen[-1] == torch.bfloat16
         return [{name: each * float("nan") for name, each in row.items()} for row in rows] if broken else rows
 
