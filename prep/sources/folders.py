@@ -55,7 +55,8 @@ def _folders_in(url: str, listed: Mapping[str, Listed]) -> Iterator[Directory]:
 def _add_parents(prefix: str, files: dict[str, list[str]], inner: dict[str, set[str]]) -> None:
     """Adds a directory, and those above it that are new."""
     while prefix not in files:
-        files[prefix], inner[prefix] = [], set()
+        files[prefix] = []
+        inner.setdefault(prefix, set())  # it may have a directory, if that was met first
         above, slash, last = prefix[:-1].rpartition("/")
         inner.setdefault(above + slash, set()).add(last)
         prefix = above + slash
