@@ -16,7 +16,7 @@ from pathlib import Path
 
 from prep.fs.blob import Blob
 from prep.fs.mirror import identity_of, is_object
-from prep.fs.remote import version_of
+from prep.fs.remote.objects import version_of
 from prep.fs.tree import MOST_FILES
 
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns

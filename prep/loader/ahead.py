@@ -18,7 +18,7 @@ from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
 from prep.cache.remote.room import allowed
 from prep.cache.remote.shards import Fetcher
-from prep.fs.remote import Stopped
+from prep.fs.remote.errors import Stopped
 from prep.loader.draws import BatchRequest, ranks_of
 from prep.loader.index import Index
 from prep.loader.rows import Rows

@@ -18,7 +18,9 @@ from prep.cache.remote.documents import fetch_tables
 from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError
 from prep.fs.mirror import is_url, local_path, shown, url_of
-from prep.fs.remote import StoreError, list_folder, read_range, side_by_side
+from prep.fs.remote.asking import side_by_side
+from prep.fs.remote.errors import StoreError
+from prep.fs.remote.objects import list_folder, read_range
 from prep.fs.untrusted import read_regular
 from prep.maintenance.sweep import Sweep
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest

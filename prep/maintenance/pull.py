@@ -18,7 +18,7 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import is_url, local_path, shown
 from prep.fs.paths import check_replaceable
-from prep.fs.remote import side_by_side
+from prep.fs.remote.asking import side_by_side
 from prep.fs.untrusted import read_regular
 from prep.manifest.consistency import read_shards
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest

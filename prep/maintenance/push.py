@@ -25,7 +25,8 @@ from prep.formatting import counted, format_bytes
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
-from prep.fs.remote import create_object, read_object, side_by_side, size_of
+from prep.fs.remote.asking import side_by_side
+from prep.fs.remote.objects import create_object, read_object, size_of
 from prep.fs.untrusted import read_regular
 from prep.manifest.commands import repair_command
 from prep.manifest.consistency import read_shards

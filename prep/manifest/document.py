@@ -19,7 +19,7 @@ from prep.errors import CacheError, ManifestError, ModelError, PathError
 from prep.fs.atomic import write_atomic
 from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
-from prep.fs.remote import create_object, read_object, replace_object
+from prep.fs.remote.objects import create_object, read_object, replace_object
 from prep.fs.text import without_mark
 from prep.geometry import Size
 from prep.manifest.schema import check_document

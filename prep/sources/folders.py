@@ -8,7 +8,7 @@ from pathlib import Path
 from prep.errors import PathError
 from prep.fs.mirror import is_url, shown
 from prep.fs.paths import MARKER, check_source
-from prep.fs.remote import Listed, list_objects
+from prep.fs.remote.objects import Listed, list_objects
 from prep.sources.tree import Directory, add_file, add_folder, folders_below, note_cache, note_hidden
 
 

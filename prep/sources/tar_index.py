@@ -22,7 +22,7 @@ from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo, is_at_rest, memo_path
 from prep.fs.mirror import is_object
-from prep.fs.remote import size_in, version_of
+from prep.fs.remote.objects import size_in, version_of
 from prep.fs.stamps import blob_stamp
 from prep.parse import Unparsed
 

@@ -40,7 +40,7 @@ from results import emit, parser_of, table
 
 from prep.batching.plan import step_plan
 from prep.demo.tiny_model import build_random
-from prep.fs.remote import _store
+from prep.fs.remote.opening import open_store
 from prep.loader.ahead import JOBS
 from prep.loader.batches import batches
 from prep.loader.draws import training
@@ -202,7 +202,7 @@ def rounds_of(rounds: int, path: Path, scratch: Path, rate: str, *, peers: bool)
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     samples = sum(open_index(read_manifest(path)).counts)
     with served(scratch / "served", rate):
-        _store.cache_clear()
+        open_store.cache_clear()
         for _ in range(rounds):
             for used in (plain, copies):
                 shutil.rmtree(used, ignore_errors=True)

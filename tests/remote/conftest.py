@@ -17,7 +17,8 @@ from s3_server import BUCKET, ENVIRONMENT, S3Server
 from small_manifest import write_small
 
 from prep.cache.remote import gather, room, shards, working
-from prep.fs import remote
+from prep.fs.remote import asking
+from prep.fs.remote.opening import open_store
 
 
 @pytest.fixture(scope="session")
@@ -56,15 +57,15 @@ def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": proxy.url, "LATENTRY_REMOTE_DIR": str(tmp_path / "copies"),
                         "LATENTRY_REMOTE_PATIENCE": "20"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "SHORTEST", 0.005)
+    monkeypatch.setattr(asking, "SHORTEST", 0.005)
     own = room.Room()
     for module in (shards, working, gather):
         monkeypatch.setattr(module, "ROOM", own)
-    remote._announced.clear()
-    remote._store.cache_clear()
+    asking._announced.clear()
+    open_store.cache_clear()
     yield Store(server, proxy, f"{tmp_path.name}-{time.monotonic_ns()}", tmp_path / "copies")
     proxy.close()
-    remote._store.cache_clear()
+    open_store.cache_clear()
 
 
 @pytest.fixture

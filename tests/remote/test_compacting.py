@@ -26,7 +26,7 @@ from prep.cache.store import open_cache
 from prep.digest import digest_bytes, digest_json
 from prep.errors import CacheError
 from prep.fs.mirror import work_root
-from prep.fs.remote import list_objects
+from prep.fs.remote.objects import list_objects
 from prep.fs.tree import listing_digest
 from prep.maintenance.compact import compact
 from prep.progress import silent

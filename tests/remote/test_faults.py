@@ -18,9 +18,11 @@ from remote_rows import rows_of
 
 from prep.cache.remote import documents, room, shards
 from prep.errors import CacheError, ConfigError, PathError
-from prep.fs import remote
 from prep.fs.mirror import split_url
-from prep.fs.remote import StoreError, create_object, read_object, read_range, size_of
+from prep.fs.remote import asking, objects, opening
+from prep.fs.remote.errors import StoreError
+from prep.fs.remote.objects import create_object, read_object, read_range, size_of
+from prep.fs.remote.opening import open_store
 from prep.fs.tree import tree_digest
 
 PASSING = ("500", "503", "drop", "truncate")
@@ -62,7 +64,7 @@ TOLD = {"500": "the store answered 500 Internal Server Error (InternalError)",
 
 @pytest.mark.parametrize("fault", TOLD)
 def test_a_store_that_stays_away_is_told_in_one_line(store, small_there, train, fault, monkeypatch):
-    monkeypatch.setenv(remote.PATIENCE, "0.1")
+    monkeypatch.setenv(asking.PATIENCE, "0.1")
     store.proxy.rule = lambda method, path, before: fault
     told = train("check", f"{store.url}/manifest.json")
     error, hint = told.err.splitlines()
@@ -73,15 +75,15 @@ def test_a_store_that_stays_away_is_told_in_one_line(store, small_there, train, 
 
 
 def test_no_server_at_all(store, small_there, prep, monkeypatch):
-    monkeypatch.setenv(remote.PATIENCE, "0.1")
+    monkeypatch.setenv(asking.PATIENCE, "0.1")
     store.proxy.close()
-    remote._store.cache_clear()
+    open_store.cache_clear()
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 7 and "manifest.json: no connection; given up after" in told.err
 
 
 def test_waiting_is_announced_and_ends_when_the_store_is_back(store, small_there, monkeypatch, caplog):
-    monkeypatch.setattr(remote, "QUIET", 0.05)
+    monkeypatch.setattr(asking, "QUIET", 0.05)
     begun = time.monotonic()
     store.proxy.rule = lambda method, path, before: "503" if time.monotonic() < begun + 0.5 else ""
     with caplog.at_level(logging.WARNING, "latentry.remote"):
@@ -92,9 +94,9 @@ def test_waiting_is_announced_and_ends_when_the_store_is_back(store, small_there
 
 def test_a_notice_is_a_line_on_stderr(store, small_there, prep, monkeypatch):
     """Without any setting of logging."""
-    monkeypatch.setattr(remote, "QUIET", 0.0)
+    monkeypatch.setattr(asking, "QUIET", 0.0)
     store.proxy.rule = lambda method, path, before: "503" if before == 0 and path.endswith("manifest.json") else ""
-    program = ("import prep.fs.remote as r, sys; r.QUIET = 0.0; from prep.cli.main import main; "
+    program = ("import prep.fs.remote.asking as r, sys; r.QUIET = 0.0; from prep.cli.main import main; "
                "sys.argv[:1] = ['prep']; main()")
     done = subprocess.run([sys.executable, "-c", program, "inspect", f"{store.url}/manifest.json"],
                           capture_output=True, text=True, timeout=60, check=True)
@@ -130,9 +132,9 @@ def test_a_wrong_clock_is_told_at_once_and_not_as_wrong_credentials(store, small
 
 
 @pytest.mark.parametrize("act", [
-    lambda url: create_object(url, b"x"), lambda url: remote.replace_object(url, b"x"), remote.size_of,
-    remote.list_objects, remote.delete_object, lambda url: remote.copy_object(url, f"{url}2"),
-    lambda url: list(remote.stream(url, 5)), lambda url: remote.read_object(url, 9)])
+    lambda url: create_object(url, b"x"), lambda url: objects.replace_object(url, b"x"), objects.size_of,
+    objects.list_objects, objects.delete_object, lambda url: objects.copy_object(url, f"{url}2"),
+    lambda url: list(objects.stream(url, 5)), lambda url: objects.read_object(url, 9)])
 def test_unknown_keys_are_told_as_credentials_whatever_is_asked(store, act):
     """Also where no code can be told: an answer to HEAD has no body."""
     store.proxy.rule = lambda method, path, before: "403 key"
@@ -143,39 +145,39 @@ def test_unknown_keys_are_told_as_credentials_whatever_is_asked(store, act):
 
 
 def test_an_object_too_large_for_one_request_is_copied_in_parts(store, monkeypatch):
-    monkeypatch.setattr(remote, "COPIED_BY_STORE", 1000)
-    monkeypatch.setattr(remote, "UPLOAD_PART", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(objects, "COPIED_BY_STORE", 1000)
+    monkeypatch.setattr(objects, "UPLOAD_PART", 5 << 20)  # the least that S3 takes
     data = np.random.default_rng(0).bytes(11 << 20)
-    remote.replace_object(f"{store.url}/from", data)
+    objects.replace_object(f"{store.url}/from", data)
     store.proxy.rule = lambda method, path, before: (
         "lose" if method == "POST" and "uploadId" in path and not before else "")
-    remote.copy_object(f"{store.url}/from", f"{store.url}/to")
-    assert remote.read_object(f"{store.url}/to", 20 << 20) == data
+    objects.copy_object(f"{store.url}/from", f"{store.url}/to")
+    assert objects.read_object(f"{store.url}/to", 20 << 20) == data
     assert store.proxy.count("PUT", "partNumber=3") == 1, "three parts"
-    remote.replace_object(f"{store.url}/small", data[:1000])
-    remote.copy_object(f"{store.url}/small", f"{store.url}/to")
-    assert remote.read_object(f"{store.url}/to", 2000) == data[:1000]
+    objects.replace_object(f"{store.url}/small", data[:1000])
+    objects.copy_object(f"{store.url}/small", f"{store.url}/to")
+    assert objects.read_object(f"{store.url}/to", 2000) == data[:1000]
 
 
 def test_a_copy_in_parts_that_breaks_off_publishes_nothing(store, monkeypatch):
-    monkeypatch.setattr(remote, "COPIED_BY_STORE", 1000)
-    remote.replace_object(f"{store.url}/from", bytes(2000))
+    monkeypatch.setattr(objects, "COPIED_BY_STORE", 1000)
+    objects.replace_object(f"{store.url}/from", bytes(2000))
 
     def broken(url, end, **_):
         yield bytes(1500)
         raise StoreError(f"{url}: gone")
 
-    monkeypatch.setattr(remote, "stream", broken)
+    monkeypatch.setattr(objects, "stream", broken)
     with pytest.raises(StoreError, match="from: gone"):
-        remote.copy_object(f"{store.url}/from", f"{store.url}/to")
+        objects.copy_object(f"{store.url}/from", f"{store.url}/to")
     gc.collect()
-    assert remote.list_objects(store.url).keys() == {"from"}
+    assert objects.list_objects(store.url).keys() == {"from"}
 
 
 def test_a_file_has_no_more_parts_than_a_store_takes():
-    assert remote._part_of(1) == remote._part_of(remote.MOST_PARTS * remote.UPLOAD_PART) == remote.UPLOAD_PART
+    assert objects._part_of(1) == objects._part_of(objects.MOST_PARTS * objects.UPLOAD_PART) == objects.UPLOAD_PART
     size = 500_000_000_000
-    assert -(-size // remote._part_of(size)) <= remote.MOST_PARTS
+    assert -(-size // objects._part_of(size)) <= objects.MOST_PARTS
 
 
 def test_other_refusals_are_not_repeated(store, small_there, prep):
@@ -316,20 +318,20 @@ def test_urls_with_secrets_are_refused_without_them(prep, store):
 
 
 def test_settings_that_are_not_valid(store, prep, monkeypatch):
-    monkeypatch.setenv(remote.PATIENCE, "long")
+    monkeypatch.setenv(asking.PATIENCE, "long")
     store.proxy.rule = lambda method, path, before: "503"
     with pytest.raises(ConfigError, match="LATENTRY_REMOTE_PATIENCE is 'long', expected a number of seconds"):
         read_object(f"{store.url}/x", 10)
     monkeypatch.delenv("AWS_ALLOW_HTTP")
-    remote._store.cache_clear()
+    open_store.cache_clear()
     with pytest.raises(StoreError, match="plain http, which is not allowed without AWS_ALLOW_HTTP=true"):
         read_object(f"{store.url}/x", 10)
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "whatever")
-    remote._store.cache_clear()
+    open_store.cache_clear()
     with pytest.raises(StoreError, match="cannot be opened: the settings of the store are not valid"):
         read_object(f"{store.url}/x", 10)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "user:word@minio:9000")
-    remote._store.cache_clear()
+    open_store.cache_clear()
     with pytest.raises(StoreError, match="cannot be opened: AWS_ENDPOINT_URL is no URL"):
         read_object(f"{store.url}/x", 10)
 
@@ -338,7 +340,7 @@ def test_no_credentials_at_all(store, prep, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv(remote.PATIENCE, "0.1")
+    monkeypatch.setenv(asking.PATIENCE, "0.1")
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 7, told.err
     assert "the environment has no credentials, and this machine has no role that gives some; given up" in told.err
@@ -354,8 +356,8 @@ def test_a_place_where_no_copies_can_be(store, small_there, prep, monkeypatch, t
 
 
 def test_without_the_library(prep, store, monkeypatch):
-    monkeypatch.setattr(remote, "find_spec", lambda name: None)
-    remote._store.cache_clear()
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    open_store.cache_clear()
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 3 and "is in an object store, which needs the library obstore" in told.err
     assert "hint: pip install 'latentry[remote]'" in told.err

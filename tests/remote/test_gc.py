@@ -13,7 +13,7 @@ from prep.cache.plans import write_plan
 from prep.cache.records import Task
 from prep.cache.remote.working import open_to_encode
 from prep.digest import canonical, seal
-from prep.fs.remote import list_objects
+from prep.fs.remote.objects import list_objects
 from prep.maintenance import gc_store
 
 PLAN = "has encodes that go on or were interrupted, so nothing is removed: plan abababababab, last progress 0:00:"

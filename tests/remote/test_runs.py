@@ -13,9 +13,9 @@ import time
 import pytest
 from torchrun import environment, torchrun
 
-from prep.fs import remote
 from prep.fs.mirror import run_root
-from prep.fs.remote import list_objects
+from prep.fs.remote import asking
+from prep.fs.remote.objects import list_objects
 
 STEPS = 6
 RUN = ("--steps", STEPS, "--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set",
@@ -124,11 +124,11 @@ def dies_after(store, count):
 
 def end_midway(train, words, store, url, count, monkeypatch):
     """A run of which the store sees the first `count` changes only; what training did then on its computer is lost."""
-    monkeypatch.setenv(remote.PATIENCE, "0")
+    monkeypatch.setenv(asking.PATIENCE, "0")
     dies_after(store, count)
     told = train(*words, "-o", url)
     store.proxy.forget()
-    monkeypatch.setenv(remote.PATIENCE, "20")
+    monkeypatch.setenv(asking.PATIENCE, "20")
     assert told.code in (0, 7), told.err
     return told
 
@@ -175,7 +175,7 @@ def test_what_could_not_be_uploaded_is_on_the_same_computer(train, words, here, 
 @pytest.mark.slow
 def test_a_store_that_is_away_for_a_while(train, words, here, store, url, monkeypatch):
     """Training goes on, the log says so, and in the end all is there."""
-    monkeypatch.setenv(remote.PATIENCE, "0")
+    monkeypatch.setenv(asking.PATIENCE, "0")
     count = iter(range(10**6))
     store.proxy.rule = lambda method, path, before: (
         "503" if "checkpoints/step-000002" in path and next(count) < 1 else "")

@@ -11,8 +11,8 @@ import pytest
 from near_ray import NearRay
 from pictures import draw, draw_mask
 
-from prep.fs import remote
 from prep.fs.blob import MOST_FETCHED, Blob, TooLarge, read_blob
+from prep.fs.remote import objects
 
 
 @pytest.fixture
@@ -126,9 +126,9 @@ def test_what_stays_wrong_is_one_message(store, there, tiny_model, prep, tmp_pat
 
 
 def test_etags_that_are_no_digests_are_believed_after_a_second_look(store, there, monkeypatch):
-    monkeypatch.setattr(remote, "_no_md5", set())
+    monkeypatch.setattr(objects, "_no_md5", set())
     url, data = f"{store.url}/photos/a.png", (there / "a.png").read_bytes()
-    monkeypatch.setattr(remote, "_version_of", lambda meta: f"{'0' * 32} {meta['size']}")
+    monkeypatch.setattr(objects, "_version_of", lambda meta: f"{'0' * 32} {meta['size']}")
     assert read_blob(Blob(file=url)) == data and len(gets(store)) == 2
     assert read_blob(Blob(file=url)) == data and len(gets(store)) == 3, "not asked twice again in this bucket"
 

@@ -13,9 +13,9 @@ import pytest
 from pictures import draw
 from tarred import member, tar_of
 
-from prep.fs import remote
 from prep.fs.blob import Blob, read_blob
-from prep.fs.remote import version_of
+from prep.fs.remote import objects
+from prep.fs.remote.objects import version_of
 from prep.sources import readers
 from prep.sources.tar_members import TarMessage, TarPart, read_parts
 
@@ -88,10 +88,10 @@ def test_a_tar_that_changes_is_listed_again(store, tars, prep):
 
 def test_a_store_without_ranges_is_told(store, tars, prep, monkeypatch):
     def whole(error):
-        raise remote._NoRanges
+        raise objects._NoRanges
 
-    asked = remote._patiently
-    monkeypatch.setattr(remote, "_patiently", lambda *words: whole(None) if words[-1] is remote._ranged and
+    asked = objects.patiently
+    monkeypatch.setattr(objects, "patiently", lambda *words: whole(None) if words[-1] is objects._ranged and
                         words[1].__name__ == "read" else asked(*words))
     done = prep("scan", f"{store.url}/0.tar")
     assert done.code == 7 and "0.tar: the store sends whole objects only, and no ranges of them" in done.err

@@ -16,8 +16,8 @@ from remote_rows import rows_of
 from small_manifest import moved, write_small
 
 from prep.cache.remote import upload
-from prep.fs import remote
-from prep.fs.remote import upload_file
+from prep.fs.remote import objects
+from prep.fs.remote.objects import upload_file
 
 
 def there(store, home):
@@ -226,7 +226,7 @@ def test_a_damaged_shard_is_not_downloaded(prep, store, home, tmp_path):
 
 @pytest.mark.parametrize("fault", ["", "503", "drop", "lose"])
 def test_large_files_go_in_parts(store, tmp_path, fault):
-    data = os.urandom(remote.UPLOAD_PART + (5 << 20))
+    data = os.urandom(objects.UPLOAD_PART + (5 << 20))
     (tmp_path / "large").write_bytes(data)
     store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
     upload_file(f"{store.url}/large", tmp_path / "large")

@@ -74,7 +74,7 @@ TRAIN_FLOORS = (
 
 # What `train` may take from `prep`, beside the vocabulary.
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
-               "prep.fs.paths", "prep.fs.remote", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
+               "prep.fs.paths", "prep.fs.remote.*", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
                "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
                "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
@@ -89,7 +89,7 @@ LIBRARIES = {
             "train.sampling.grid", "train.runs.loss_plot", "prep.demo.*"},
     "pillow_heif": {"prep.images.plugins"}, "pillow_jxl": {"prep.images.plugins"},
     "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
-    "obstore": {"prep.fs.remote"}, "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},
+    "obstore": {"prep.fs.remote.*"}, "sqlite3": {"prep.fs.memo"}, "platformdirs": {"prep.fs.user_cache"},
     "pyarrow": {"prep.cache.arrow", "prep.cache.ledger.index", "prep.cache.plans", "prep.manifest.*",
                 "prep.sources.table_files"},
     "diffusers": {"prep.models.*", "train.models.*", "train.sampling.sampler", "prep.demo.*"},
@@ -112,7 +112,7 @@ LIBRARIES = {
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.mirror", "prep.fs.remote", "prep.encode.run",
+    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.mirror", "prep.fs.remote.*", "prep.encode.run",
     "prep.encode.text_groups",
     "prep.dataset.texts", "prep.encode.prompts",
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",

@@ -22,7 +22,7 @@ from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.fs import atomic
-from prep.fs.remote import NEVER
+from prep.fs.remote.asking import NEVER
 from prep.fs.tree import tree
 
 

@@ -14,7 +14,7 @@ from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import url_of
 from prep.fs.paths import MARKER
-from prep.fs.remote import read_object, stream
+from prep.fs.remote.objects import read_object, stream
 from prep.fs.text import without_mark
 from prep.fs.tree import file_digest
 from prep.parse import Unparsed, sealed_json

@@ -24,7 +24,8 @@ from prep.cache.remote.working import shard_of, with_rows, write_hollow
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache
 from prep.fs import atomic
-from prep.fs.remote import side_by_side, stream
+from prep.fs.remote.asking import side_by_side
+from prep.fs.remote.objects import stream
 from prep.progress import Tick
 
 JOBS = 8  # shards fetched at a time

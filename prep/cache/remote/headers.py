@@ -14,7 +14,8 @@ from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import headers_root, url_of
-from prep.fs.remote import NEVER, read_range, side_by_side, size_of
+from prep.fs.remote.asking import NEVER, side_by_side
+from prep.fs.remote.objects import read_range, size_of
 from prep.fs.tree import tree
 
 JOBS = 32  # headers fetched at a time: small requests, which mostly wait

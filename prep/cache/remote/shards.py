@@ -25,7 +25,9 @@ from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import NO_LOCKS, Release, try_lock
 from prep.fs.mirror import LOCKS, mirror, url_of
-from prep.fs.remote import NEVER, Stopped, stream
+from prep.fs.remote.asking import NEVER
+from prep.fs.remote.errors import Stopped
+from prep.fs.remote.objects import stream
 from prep.fs.tree import listing_digest
 
 GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole

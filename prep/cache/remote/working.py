@@ -27,7 +27,8 @@ from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown, split_url, work_root
 from prep.fs.paths import MARKER
-from prep.fs.remote import NEVER, create_object, delete_object, list_objects, read_object, side_by_side
+from prep.fs.remote.asking import NEVER, side_by_side
+from prep.fs.remote.objects import create_object, delete_object, list_objects, read_object
 from prep.parse import Unparsed, digest_of
 
 JOBS = 32  # commits and keys fetched at a time: small requests, which mostly wait

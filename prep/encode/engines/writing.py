@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from prep.fs.remote import Stopped
+from prep.fs.remote.errors import Stopped
 
 Row = TypeVar("Row")
 

@@ -25,7 +25,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import Targets
 from prep.encode.text_groups import TextGroups
 from prep.formatting import counted, format_bytes, grouped
-from prep.fs.remote import LISTED, UPLOAD_PART
+from prep.fs.remote.objects import LISTED, UPLOAD_PART
 from prep.manifest.samples import Sample, build_samples
 
 TIMED, TRACED = 20_000, 4_000  # synthetic samples that are planned to measure time, and memory

@@ -14,7 +14,7 @@ from prep.digest import digest_bytes
 from prep.errors import PathError
 from prep.fs.blob import Blob, blob_at, read_blob
 from prep.fs.mirror import is_object
-from prep.fs.remote import StoreError
+from prep.fs.remote.errors import StoreError
 from prep.images.decode import Picture, decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.manifest.opened import OpenedManifest

@@ -14,7 +14,7 @@ from prep.errors import PathError
 from prep.fs import atomic
 from prep.fs.mirror import split_url
 from prep.fs.paths import MARKER
-from prep.fs.remote import Listed, size_of
+from prep.fs.remote.objects import Listed, size_of
 from prep.parse import Unparsed
 from prep.runs.document import NAME as RUN
 from prep.runs.documents import refused

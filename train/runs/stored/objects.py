@@ -17,7 +17,7 @@ from prep.errors import CacheError, PathError
 from prep.formatting import counted
 from prep.fs import atomic
 from prep.fs.mirror import split_url
-from prep.fs.remote import (
+from prep.fs.remote.objects import (
     UPLOAD_PART,
     Listed,
     copy_object,

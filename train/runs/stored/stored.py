@@ -18,7 +18,8 @@ from prep.cache.remote.room import make_dirs
 from prep.errors import CacheError, PathError, Problem, first_line
 from prep.fs import atomic
 from prep.fs.mirror import is_url, run_root, shown
-from prep.fs.remote import Listed, Stopped
+from prep.fs.remote.errors import Stopped
+from prep.fs.remote.objects import Listed
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import STATE, list_checkpoints, read_state, step_name
 from train.runs.directory import only_one

@@ -1,0 +1,1 @@
+"""Objects in S3, Google Cloud Storage and Azure: the room of obstore."""

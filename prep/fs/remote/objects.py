@@ -1,0 +1,335 @@
+"""Reads, lists and writes objects in stores, whose URLs are as `prep.fs.mirror` has them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prep.formatting import printable
+from prep.fs.mirror import ListedUrl, split_url
+from prep.fs.remote.asking import NEVER, Waits, patiently
+from prep.fs.remote.errors import Passing, Stopped, StoreError, told
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+CHUNK = 1 << 20  # bytes handed out at a time, at least
+UPLOAD_PART = 1 << 23
+MOST_PARTS = 9_000  # of an upload; S3 takes 10,000
+COPIED_BY_STORE = 5_000_000_000  # bytes of an object that S3 copies by one request
+LISTED = 1000  # objects in an answer to a list request, as S3 has it
+PART_TRIES = 5  # of a part, before the whole file is sent again
+
+
+def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
+    """The bytes of an object. Raises `FileNotFoundError`, `StoreError`, and `OSError` if it has more than `most`."""
+    def read(store: ObjectStore, key: str) -> bytes:
+        from obstore import get
+
+        found = get(store, key)
+        size = int(found.meta["size"])
+        if size > most:
+            raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most}", url)
+        data = bytes(found.bytes())
+        if len(data) != size:
+            raise Passing(f"the answer ended after {len(data)} of {size} bytes")
+        return data
+
+    return patiently(url, read, stop)
+
+
+def read_range(url: str, start: int, end: int, *, stop: threading.Event = NEVER) -> bytes:
+    """The bytes of an object from `start` to `end`. Raises `FileNotFoundError`, `StoreError`."""
+    return b"".join(bytes(part) for part in stream(url, end, start=start, stop=stop))
+
+
+def read_listed(url: str, most: int, start: int = 0, length: int | None = None, *,
+                stop: threading.Event = NEVER) -> tuple[bytes, str]:
+    """The bytes of an object, or `length` of them from `start`, and its version as `Listed` has it, by one request.
+
+    `url` is taken as a listing gave it. Bytes of a whole object that are not those of its ETag are asked for again:
+    most stores make that of the MD5 of the bytes. Where they do not, the same bytes come twice, and are taken. Raises
+    `FileNotFoundError`, `StoreError`, and `OSError` for more than `most` bytes, or for fewer than `length`.
+    """
+    before, url = "", ListedUrl(url)
+
+    def read(store: ObjectStore, key: str) -> tuple[bytes, str]:
+        from obstore import get
+
+        nonlocal before
+        found = get(store, key, options={} if length is None else {"range": (start, start + length)})
+        size, version = int(found.meta["size"]), _version_of(found.meta)
+        wanted = size if length is None else min(length, max(0, size - start))
+        if wanted > most:
+            raise OSError(errno.EFBIG, f"it has {wanted} bytes, expected at most {most} of an object", url)
+        data = bytes(found.bytes())
+        if len(data) != wanted:
+            raise Passing(f"the answer ended after {len(data)} of {wanted} bytes")
+        named = _MD5.fullmatch(version.partition(" ")[0])
+        if length is None and named and split_url(url)[:2] not in _no_md5:
+            digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
+            if digest not in (named[0], before):
+                before = digest
+                raise Passing("the answer is not what its ETag names")
+            if digest == before != named[0]:
+                _no_md5.add(split_url(url)[:2])
+        return data, version
+
+    if length == 0:
+        return b"", ""
+    try:
+        return patiently(url, read, stop, _ranged)
+    except _NoRanges:
+        raise StoreError(f"{url}: the store sends whole objects only, and no ranges of them, which reading a member of "
+                         "a tar takes", hint="download the tar first; or unpack it into the store") from None
+
+
+def version_of(url: str, *, stop: threading.Event = NEVER) -> str:
+    """An object's version, as `Listed` has it. `url` as in `read_listed`. Raises `FileNotFoundError`, `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> str:
+        from obstore import head
+
+        return _version_of(head(store, key))
+
+    return patiently(ListedUrl(url), ask, stop)
+
+
+def size_in(version: str) -> int:
+    """The size of an object, bytes, in its version."""
+    return int(version.rpartition(" ")[2])
+
+
+_MD5 = re.compile("[0-9a-f]{32}")
+_no_md5: set[tuple[str, str]] = set()  # buckets, by scheme and name, whose ETags look like MD5 and are not
+
+
+def _version_of(meta: Mapping[str, Any]) -> str:
+    tag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
+    return f"{tag or '@'}{'' if tag else int(meta['last_modified'].timestamp())} {meta['size']}"
+
+
+def size_of(url: str, *, stop: threading.Event = NEVER) -> int:
+    """The size of an object in bytes. Raises `FileNotFoundError`, `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> int:
+        from obstore import head
+
+        return int(head(store, key)["size"])
+
+    return patiently(url, ask, stop)
+
+
+def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER) -> Iterator[Any]:
+    """The bytes of an object from `start` to `end`, in parts; fewer if the object is shorter.
+
+    Where a connection breaks, only the rest is asked for again. Raises `FileNotFoundError`, `StoreError`, `Stopped`.
+    """
+    at, whole, waits = start, False, Waits(url, stop)
+    while at < end:
+        try:
+            for part in _answer(url, at, end, whole, stop):
+                at += len(part)
+                waits.progressed()
+                yield part
+            if at < end:
+                size = size_of(url, stop=stop)
+                if at >= size:
+                    return
+                raise Passing(f"the answer ended after {at} of {min(end, size)} bytes")
+        except _NoRanges:
+            whole = True
+        except Passing as passing:
+            waits.wait(str(passing))
+
+
+class _NoRanges(Exception):
+    """The server sends whole objects only (rclone serve s3 does)."""
+
+
+def _answer(url: str, start: int, end: int, whole: bool, stop: threading.Event) -> Iterator[Any]:
+    """One answer's bytes from `start` to `end`. Raises `Passing`, `_NoRanges`."""
+    def ask(store: ObjectStore, key: str) -> Any:
+        from obstore import get
+
+        return get(store, key) if whole or start == 0 else get(store, key, options={"range": (start, end)})
+
+    found = patiently(url, ask, stop, _ranged)
+    at = 0 if whole else start
+    try:
+        for chunk in found.stream(min_chunk_size=CHUNK):
+            if stop.is_set():
+                raise Stopped
+            view = memoryview(chunk)
+            first, last = max(start - at, 0), max(end - at, 0)
+            at += len(view)
+            if len(part := view[first:last]):
+                yield part
+            if at >= end:
+                return
+    except (Stopped, GeneratorExit):
+        raise
+    except Exception as error:  # obstore's own classes
+        raise Passing(told(error)) from None
+
+
+def _ranged(error: Exception) -> None:
+    if "non-partial response" in str(error):
+        raise _NoRanges
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """What a list of objects says of one."""
+
+    size: int  # bytes
+    written: float  # seconds since 1970
+    version: str  # another one after each change: ETag and size; of a store without ETags, @, the time, and size
+
+
+def _prefix_of(url: str) -> str:
+    """What the keys of the objects below a URL begin with: it ends with a slash, or is empty for a whole bucket."""
+    return "/".join((*split_url(url)[2:], "")).lstrip("/")
+
+
+def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
+    """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`."""
+    prefix = _prefix_of(url)
+    found: dict[str, Listed] = {}
+
+    def ask(store: ObjectStore, _: str) -> None:
+        from obstore import list as list_pages
+
+        for page in list_pages(store, prefix or None, offset=prefix + max(found) if found else None, chunk_size=LISTED):
+            for one in page:
+                name = one["path"].removeprefix(prefix)
+                if one["path"] == name and prefix:  # an object KEY/ of no bytes, which some programs make for KEY
+                    continue
+                found[name] = Listed(size=int(one["size"]), written=one["last_modified"].timestamp(),
+                                     version=_version_of(one))
+
+    def check_key(error: Exception) -> None:
+        if named := _NO_PATH.search(str(error)):
+            raise StoreError(f"{url} has an object with the key {printable(named[1])[:200]}, which is no path: it has "
+                             "//, a part . or .., or a control character",
+                             hint="rename or delete that object, or name a prefix without it") from None
+
+    patiently(url, ask, stop, check_key)
+    return dict(sorted(found.items()))
+
+
+def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
+    """The sizes of the objects directly below a URL, by their names, sorted: none that has another / in its name.
+
+    Raises `StoreError`.
+    """
+    prefix = _prefix_of(url)
+
+    def ask(store: ObjectStore, _: str) -> dict[str, int]:
+        from obstore import list_with_delimiter
+
+        objects = list_with_delimiter(store, prefix or None)["objects"]
+        return {one["path"].removeprefix(prefix): int(one["size"]) for one in objects}
+
+    return dict(sorted(patiently(url, ask, stop).items()))
+
+
+_NO_PATH = re.compile(r'invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: )', re.DOTALL)
+
+
+def delete_object(url: str, *, stop: threading.Event = NEVER) -> None:
+    """Removes an object, if there is one. Raises `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> None:
+        from obstore import delete
+
+        with suppress(FileNotFoundError):  # S3 does not mind, others do
+            delete(store, key)
+
+    patiently(url, ask, stop)
+
+
+def copy_object(url: str, target: str, *, stop: threading.Event = NEVER) -> None:
+    """Copies an object to another key of its bucket: in the store, or, if it is too large for that, by way of this
+    computer. Raises `FileNotFoundError`, `StoreError`."""
+    def ask(store: ObjectStore, key: str) -> None:
+        from obstore import copy, head, open_writer
+
+        to, size = split_url(target)[2], int(head(store, key)["size"])
+        if size <= COPIED_BY_STORE:
+            copy(store, key, to)
+            return
+        writer = open_writer(store, to, buffer_size=_part_of(size), max_concurrency=4)
+        for part in stream(url, size, stop=stop):
+            writer.write(part)
+        with _lost_completion():
+            writer.close()  # not after a failure: it would publish what there is
+
+    patiently(url, ask, stop, retries=PART_TRIES)
+
+
+def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bool:
+    """Creates an object, on the condition that there is none; returns False, and writes nothing, if there is one.
+
+    If the answer to a write is lost, the next attempt finds the object: it counts as created if its bytes are these.
+    Raises `StoreError`.
+    """
+    tries = 0
+
+    def write(store: ObjectStore, key: str) -> bool:
+        from obstore import put
+        from obstore.exceptions import AlreadyExistsError
+
+        nonlocal tries
+        tries += 1
+        try:
+            put(store, key, data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    created = patiently(url, write, stop)
+    return created or (tries > 1 and read_range(url, 0, len(data) + 1, stop=stop) == data)
+
+
+def replace_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> None:
+    """Writes an object, whether or not there is one. Raises `StoreError`."""
+    def write(store: ObjectStore, key: str) -> None:
+        from obstore import put
+
+        put(store, key, data, use_multipart=False)
+
+    patiently(url, write, stop)
+
+
+def upload_file(url: str, path: Path, *, stop: threading.Event = NEVER) -> None:
+    """Writes a file as an object, in parts if it is large; others see all of it or nothing. Raises `StoreError`.
+
+    Whoever must be sure reads it back.
+    """
+    def write(store: ObjectStore, key: str) -> None:
+        from obstore import put
+
+        with _lost_completion():
+            put(store, key, path, chunk_size=_part_of(path.stat().st_size), max_concurrency=4)
+
+    patiently(url, write, stop, retries=PART_TRIES)
+
+
+@contextmanager
+def _lost_completion() -> Iterator[None]:
+    """Passes over the answer that there is no such upload: that to its completion was lost, and the object is there."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchUpload" not in str(error):
+            raise
+
+
+def _part_of(size: int) -> int:
+    """The bytes of a part, when so many are uploaded."""
+    return max(UPLOAD_PART, -(-size // MOST_PARTS))
