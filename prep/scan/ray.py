@@ -12,14 +12,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Event, Lock, Thread
 from typing import Any, TypeVar
 
-from prep.errors import first_line
+from prep.errors import CacheError
 from prep.fs.blob import Blob
 from prep.images.plugins import decoders
 from prep.recipe.schema import Recipe
@@ -27,25 +26,8 @@ from prep.scan.examiner import Looked, not_examined
 from prep.scan.protocol import PictureMessage
 from prep.scan.ray_worker import ScanWorker
 from prep.sources.item import Item
-from prep.workers.ray import (
-    ATTEMPTS,
-    BEAT,
-    MOST_LOST,
-    PACE,
-    SILENCE,
-    START,
-    ClusterOptions,
-    Failure,
-    Share,
-    actors_of,
-    asked_to_beat,
-    connected,
-    library,
-    lost_note,
-    none_started,
-    too_many_lost,
-    unused_note,
-)
+from prep.workers.actors import ATTEMPTS, PACE, Lost, Worker, Workers
+from prep.workers.ray import ClusterOptions, Failure, Share, actors_of, connected, library
 from prep.workers.service import Task
 
 T = TypeVar("T")
@@ -75,18 +57,6 @@ def _places(recipe: Recipe) -> dict[str, int]:
     return found
 
 
-@dataclass(eq=False, slots=True)
-class _Worker:
-    """An actor, from the command's side."""
-
-    actor: Any
-    starting: Any  # reference of the answer of `start`; None: it has started
-    since: float  # when it was asked to start
-    beat: Any = None  # reference of the answer of `beat`; None: not asked
-    asked: float = 0.0
-    lost: bool = False
-
-
 class RayExaminer:
     """Sends items to actors. A thread of its own starts and replaces these, from the first call on."""
 
@@ -96,12 +66,9 @@ class RayExaminer:
         self.calls = min(MOST_CALLS, share.workers * self._ahead)
         self._class = actors_of(ray, ScanWorker, share, max_concurrency=self._ahead)
         # Each as often as it may be asked now. A `SimpleQueue` may wait forever in spite of a timeout (Python 3.11.7).
-        self._free: Queue[_Worker] = Queue()
-        self._workers: list[_Worker] = []
-        self._size = share.workers  # how many there should be
-        self._started = False  # whether any has
-        self._lost = self._lost_in_row = 0
-        self._unused: list[str] = []
+        self._free: Queue[Worker] = Queue()
+        self._notices: dict[str, None] = {}
+        self._workers = Workers(ray, share, self._new, self._notices.setdefault)
         self._broken: Exception | None = None  # why the scan cannot go on
         self._closed, self._lock = Event(), Lock()
         self._watching = Thread(target=self._watch, daemon=True)
@@ -127,13 +94,13 @@ class RayExaminer:
         self._closed.set()
         if self._watching.is_alive():
             self._watching.join()
-        for worker in list(self._workers):
-            self._kill(worker)
+        self._workers.close()
+        self._workers.note_lost()
 
     @property
     def notices(self) -> list[str]:
-        """What happened to workers, in lines."""
-        return [*dict.fromkeys(self._unused), *([lost_note(self._lost)] if self._lost else [])]
+        """What happened to workers, in lines, once it is closed."""
+        return list(self._notices)
 
     def _answer(self, call: Callable[[Any], Any]) -> Any:
         """What a worker answers to a call. Raises `_GivenUp` after some attempts, and the `Problem` of a worker."""
@@ -141,19 +108,19 @@ class RayExaminer:
         for _ in range(ATTEMPTS):
             worker = self._taken()
             try:
-                answer = self._ray.get(call(worker.actor))
-            except self._ray.exceptions.RayError as error:
-                said = first_line(error)
+                answer = self._workers.answer(call(worker.actor))
+            except Lost as lost:
+                said = str(lost)
                 self._lose(worker, said)
                 continue
-            self._lost_in_row = 0
+            self._workers.finished()
             self._free.put(worker)
             if not isinstance(answer, Failure):
                 return answer
             raise answer.problem or RuntimeError(f"in a worker of the Ray cluster: {answer.said}")
         raise _GivenUp(f"its worker of the Ray cluster was lost {ATTEMPTS} times; the last time: {said}")
 
-    def _taken(self) -> _Worker:
+    def _taken(self) -> Worker:
         """A worker that may be asked now. Raises `_GivenUp` if the scan has ended, and what makes it end."""
         with self._lock:
             if self._watching.ident is None and not self._closed.is_set():
@@ -171,73 +138,39 @@ class RayExaminer:
         """Starts workers, as many as there should be, and replaces those that are lost."""
         try:
             while not self._closed.is_set() and self._broken is None:
-                self._spawn()
-                for worker in list(self._workers):
+                self._workers.spawn(self._share.workers)
+                for worker in list(self._workers.there):
                     self._look_at(worker, time.monotonic())
                 self._closed.wait(PACE)
         except Exception as error:
             self._broken = error
 
-    def _spawn(self) -> None:
-        while len(self._workers) < self._size:
-            actor = self._class.remote()
-            starting = actor.start.remote(version("latentry"), decoders(), str(Path.cwd()), self._places(),
-                                          self._share.cpus)
-            with self._lock:
-                self._workers.append(_Worker(actor=actor, starting=starting, since=time.monotonic()))
+    def _new(self) -> Worker:
+        actor = self._class.remote()
+        return Worker(actor=actor, starting=actor.start.remote(version("latentry"), decoders(), str(Path.cwd()),
+                                                               self._places(), self._share.cpus))
 
-    def _look_at(self, worker: _Worker, now: float) -> None:
+    def _look_at(self, worker: Worker, now: float) -> None:
         """Lets a worker that has started be asked, and replaces one that does not answer."""
         try:
-            if worker.starting is not None:
-                if self._is_there(worker.starting):
-                    self._has_started(worker, self._ray.get(worker.starting))
-                elif not self._started and now - worker.since > START:
-                    raise none_started(self._share)
-            elif worker.beat is None:
-                if now - worker.asked >= BEAT:
-                    worker.beat, worker.asked = asked_to_beat(worker.actor), now
-            elif self._is_there(worker.beat):
-                self._ray.get(worker.beat)
-                worker.beat = None
-            elif now - worker.asked > SILENCE:
-                self._lose(worker, f"it did not answer for {SILENCE:g} s")
-        except self._ray.exceptions.RayError as error:
-            self._lose(worker, first_line(error))
+            if worker.starting is None or not self._workers.is_there(worker.starting):
+                self._workers.hear(worker, now)
+            elif self._workers.has_started(worker):
+                for _ in range(self._ahead):
+                    self._free.put(worker)
+        except Lost as lost:
+            self._lose(worker, str(lost))
 
-    def _is_there(self, reference: Any) -> bool:
-        return bool(self._ray.wait([reference], timeout=0)[0])
-
-    def _has_started(self, worker: _Worker, answer: Failure | None) -> None:
-        """Takes the answer of a new worker; one that does not fit its node is not replaced."""
-        if answer is None:
-            worker.starting, self._started = None, True
-            for _ in range(self._ahead):
-                self._free.put(worker)
-            return
-        self._kill(worker)
-        self._size -= 1
-        if not self._size and answer.problem is not None:
-            raise answer.problem
-        self._unused.append(unused_note(answer.said))
-
-    def _lose(self, worker: _Worker, said: str) -> None:
+    def _lose(self, worker: Worker, said: str) -> None:
         """Ends a worker that died or hangs; the threads that wait for it ask another."""
         with self._lock:
             if worker.lost or self._closed.is_set():
                 return
-            worker.lost = True
-            self._lost += 1
-            self._lost_in_row += 1
-            if self._lost_in_row > MOST_LOST + self._share.workers:
-                self._broken = too_many_lost(self._lost_in_row, said)
-        self._kill(worker)
-
-    def _kill(self, worker: _Worker) -> None:
-        with self._lock, suppress(ValueError):
-            self._workers.remove(worker)
-        with suppress(Exception):  # it may be dead, or the whole cluster
-            self._ray.kill(worker.actor)
+            self._workers.lose(worker)
+            try:
+                self._workers.check_lost(said)
+            except CacheError as error:
+                self._broken = error
 
 
 class _GivenUp(Exception):

@@ -13,18 +13,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from prep.errors import CacheError, Problem, UsageError, first_line
-from prep.formatting import counted
+from prep.errors import Problem, UsageError, first_line
 
 T = TypeVar("T")
-
-ATTEMPTS = 3  # of a task
-PACE = 0.2  # seconds between two looks at the workers, at most
-BEAT = 2.0  # seconds between two questions whether a worker still answers
-SILENCE = 60.0  # seconds without an answer after which a worker is replaced
-START = 300.0  # seconds until the first worker must have started
-MOST_LOST = 5  # workers in a row that may be lost before any has finished a task; besides one for each
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterOptions:
@@ -112,11 +103,6 @@ def actors_of(ray: Any, kind: type, share: Share, **options: Any) -> Any:
                       num_gpus=share.gpus, scheduling_strategy="SPREAD", **options)(kind)
 
 
-def asked_to_beat(actor: Any) -> Any:
-    """The reference of a worker's answer that it still works."""
-    return actor.beat.options(concurrency_group="beat").remote()
-
-
 def check_version(wanted: str) -> None:
     """In a worker: raises `UsageError` unless its node has the command's version of Latentry."""
     found = version("latentry")
@@ -142,27 +128,3 @@ def failed(problem: Problem) -> Failure:
         problem.message = f"on node {platform.node()}: {problem.message}"
         problem.args = (problem.message,)
     return Failure(problem=problem, said=problem.message)
-
-
-def none_started(share: Share) -> UsageError:
-    """The error for a cluster that has no room for a worker."""
-    return UsageError(f"no worker started on the Ray cluster within {START:g} s; each needs "
-                      f"{counted(share.cpus, 'CPU')} and {share.gpus:g} GPUs",
-                      hint="ray status shows what is free; --workers and --num-gpus-per-worker ask for less")
-
-
-def too_many_lost(count: int, said: str) -> CacheError:
-    """The error for workers that die one after the other."""
-    return CacheError(f"{count} workers of the Ray cluster were lost in a row, and none finished a task; the last: "
-                      f"{said}", hint="ray status and the logs of Ray say more; finished work is kept: run the same "
-                      "command again")
-
-
-def lost_note(count: int) -> str:
-    """The notice after workers were lost."""
-    return f"note: {counted(count, 'worker')} of the Ray cluster lost and replaced"
-
-
-def unused_note(said: str) -> str:
-    """The notice on a worker that does not fit its node."""
-    return f"note: a worker of the Ray cluster was not used: {said}"

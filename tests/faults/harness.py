@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,20 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}  # this tree, wherever another is installed
 OPTIONS = ("--resolution", "96", "--step", "16", "--dtype", "float32", "--device", "cpu", "--jobs", "1", "--json",
            "--quiet")  # fmt: skip
+
+PATIENCE = 120  # seconds for a command on a Ray cluster
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """What a command writes to stdout and stderr that leads a session of its own and ends with this code."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == code, err
+    return out, err
 
 
 class Launcher:

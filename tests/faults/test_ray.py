@@ -8,9 +8,7 @@ in the cache already. A slow test makes all rows.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from account import account, state
-from harness import ENVIRONMENT, FORKS
+from harness import ENVIRONMENT, FORKS, PATIENCE, ended
 from pictures import draw, draw_mask
 
 pytest.importorskip("ray")
@@ -27,7 +25,6 @@ pytestmark = FORKS
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 PICTURES = 8
-PATIENCE = 120  # seconds for a run
 DRIVER = """
 from prep.encode import plan
 from prep.encode.engines import ray
@@ -82,15 +79,9 @@ def driver(stage, cluster, *options, fault="none", at=0):
                             env={**ENVIRONMENT, "PYTHONPATH": f"{ENVIRONMENT['PYTHONPATH']}:{SUPPORT}"})
 
 
-def ended(process):
-    """What a command says that ends well."""
-    try:
-        out, err = process.communicate(timeout=PATIENCE)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert process.returncode == 0, err
+def reported(process):
+    """What a command reports that ends well, and its notices."""
+    out, err = ended(process)
     return {**json.loads(out), "notices": err.splitlines()}
 
 
@@ -129,7 +120,7 @@ def test_a_kill(there, cluster, fault, at):
         process.kill()
         process.communicate()
         process = driver(stage, cluster)
-    report = ended(process)
+    report = reported(process)
     assert report["rejected"] == [] and 0 < report["encoded"]["mask"] <= PICTURES
     assert fault == "driver" or node is None or any("lost and replaced" in line for line in report["notices"])
     is_as(stage, wanted)
@@ -140,7 +131,7 @@ def test_all_rows_with_models(stage, cluster, tmp_path):
     """Text and latents, too, in an actor that loads both encoders, one after the other."""
     assert stage.run(stage.encode(), task_rows=1)["codes"] == [0]
     there = stage.at(tmp_path / "ray")
-    report = ended(driver(there, cluster, fault="actor", at=90))
+    report = reported(driver(there, cluster, fault="actor", at=90))
     assert sum(report["encoded"].values()) + 3 >= 11 and report["rejected"] == []
     is_as(there, state(stage.home))
 

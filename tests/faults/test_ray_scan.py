@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from harness import ENVIRONMENT, FORKS
+from harness import ENVIRONMENT, FORKS, PATIENCE, ended
 from pictures import draw
 
 pytest.importorskip("ray")
@@ -23,7 +22,6 @@ pytestmark = FORKS
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
 PICTURES = 40
-PATIENCE = 120  # seconds for a run
 DRIVER = """
 from prep.fs import memo
 from prep.scan import ray
@@ -32,6 +30,7 @@ memo.REST_NS, memo.FLUSH, ray.ScanWorker = -10**12, 1, FaultyScanner
 from prep.cli.main import main
 main()
 """
+FOUND = 1  # the code after errors in pictures
 CALLS = 18  # of workers: 16 pictures come singly
 POINTS = [(fault, at) for fault in ("actor", "node", "driver") for at in range(1, CALLS + 1, 2)]
 QUICK = {("actor", 7)}
@@ -65,21 +64,9 @@ def driver(photos, home, cluster, fault="none", at=0):
                 program=("-c", DRIVER), env={"FAULTS": str(home)})
 
 
-def ended(process):
-    """What a command writes that finds errors in pictures."""
-    try:
-        out, err = process.communicate(timeout=PATIENCE)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert process.returncode == 1, err
-    return out, err
-
-
 @pytest.fixture(scope="module")
 def wanted(photos, tmp_path_factory):
-    out, _ = ended(scan(photos, tmp_path_factory.mktemp("local")))
+    out, _ = ended(scan(photos, tmp_path_factory.mktemp("local")), FOUND)
     found = json.loads(out)
     assert found["pictures"] == PICTURES and len({one["code"] for one in found["findings"]}) > 3
     return out
@@ -124,12 +111,12 @@ def test_a_kill(photos, wanted, home, cluster, fault, at):
         process.kill()
         process.communicate()
         process = driver(photos, home, cluster)
-    out, err = ended(process)
+    out, err = ended(process, FOUND)
     assert out == wanted
     assert fault == "driver" or "note: 1 worker of the Ray cluster lost and replaced" in err
     seen = len((home / "seen").read_text().split())
     assert fault != "driver" or seen <= PICTURES - max(0, at - 8), "what had come was remembered; four were under way"
-    ended(driver(photos, home, cluster))
+    ended(driver(photos, home, cluster), FOUND)
     assert not (home / "seen").exists(), "all is remembered"
 
 
@@ -144,10 +131,10 @@ def test_the_commands_of_the_page_work(photos, wanted, cluster, home):
     process = subprocess.Popen([sys.executable, "-m", *words, "--json"], stdout=subprocess.PIPE, text=True,
                                stderr=subprocess.PIPE, cwd=home, start_new_session=True,
                                env={**ENVIRONMENT, "LATENTRY_USER_CACHE": str(home / "user")})
-    assert ended(process)[0] == wanted
+    assert ended(process, FOUND)[0] == wanted
 
 
 @pytest.mark.slow
 def test_a_cluster_that_the_command_starts(photos, wanted, tmp_path):
-    out, _ = ended(scan(photos, tmp_path, "--engine", "ray", env={"RAY_TMPDIR": "/tmp"}))
+    out, _ = ended(scan(photos, tmp_path, "--engine", "ray", env={"RAY_TMPDIR": "/tmp"}), FOUND)
     assert out == wanted

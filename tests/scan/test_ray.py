@@ -21,6 +21,7 @@ from prep.scan.memo import ScanMemo
 from prep.scan.ray import RayExaminer
 from prep.scan.ray_worker import ScanWorker
 from prep.scan.scanner import scan
+from prep.workers import actors
 from prep.workers.ray import Failure, Share
 
 PICTURES = 20
@@ -127,14 +128,14 @@ def test_a_worker_that_dies_before_it_has_started(run, wanted):
 
 
 def test_a_worker_that_does_not_answer_is_replaced(run, wanted, monkeypatch):
-    monkeypatch.setattr(engine, "BEAT", 0.0)
-    monkeypatch.setattr(engine, "SILENCE", 0.1)
+    monkeypatch.setattr(actors, "BEAT", 0.0)
+    monkeypatch.setattr(actors, "SILENCE", 0.1)
     assert run(lambda number, name: Never if number == 0 and name in ("examine", "again", "beat?") else None) == wanted
     assert run.examiner.notices == ["note: 1 worker of the Ray cluster lost and replaced"]
 
 
 def test_a_worker_that_dies_while_it_is_asked(run, wanted, monkeypatch):
-    monkeypatch.setattr(engine, "BEAT", 0.0)
+    monkeypatch.setattr(actors, "BEAT", 0.0)
 
     def behave(number, name):
         if number == 0 and name in ("beat", "examine"):
@@ -157,8 +158,8 @@ def test_workers_that_do_not_fit_their_nodes(run, wanted):
 
 
 def test_a_cluster_that_starts_no_worker(run, monkeypatch):
-    monkeypatch.setattr(engine, "START", 0.05)
-    with pytest.raises(UsageError, match="no worker started on the Ray cluster within 300 s; each needs 1 CPU and 0 "):
+    monkeypatch.setattr(actors, "START", 0)
+    with pytest.raises(UsageError, match="no worker started on the Ray cluster within 0 s; each needs 1 CPU and 0 "):
         run(lambda number, name: Never if name == "start?" else None)
 
 

@@ -22,29 +22,13 @@ from prep.cache.records import Task
 from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.engines.local import TAKEN, bar_of, check_failed
 from prep.encode.engines.ray_worker import RayWorker
-from prep.errors import UsageError, first_line
+from prep.errors import UsageError
 from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs import atomic
 from prep.progress import Progress, Tick, silent
-from prep.workers.ray import (
-    ATTEMPTS,
-    BEAT,
-    MOST_LOST,
-    PACE,
-    SILENCE,
-    START,
-    Failure,
-    Share,
-    actors_of,
-    asked_to_beat,
-    connected,
-    library,
-    lost_note,
-    none_started,
-    too_many_lost,
-    unused_note,
-)
+from prep.workers.actors import ATTEMPTS, PACE, Lost, Worker, Workers
+from prep.workers.ray import Failure, Share, actors_of, connected, library
 
 AHEAD = 2  # blocks that an actor has: one that it encodes, and the next
 # An actor works in a thread, and glibc gives a thread's large blocks back to the system at once, whatever `kept_heap`
@@ -92,71 +76,54 @@ class _Block:
         return sum(len(task.rows) for task in self.tasks)
 
 
-@dataclass(eq=False, slots=True)
-class _Worker:
-    """An actor, from the driver's side."""
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Worker(Worker):
+    """An actor, with what it was sent. `since` is when its first block was begun, if it has one."""
 
-    actor: Any
-    starting: Any  # reference of the answer of `start`; None: it has started
     blocks: deque[tuple[Any, _Block]] = field(default_factory=deque)  # with the references of their outcomes
-    since: float = 0.0  # when its first block was begun, or it was asked to start
-    beat: Any = None  # reference of the answer of `beat`; None: not asked
-    asked: float = 0.0
 
 
 class _Driver:
     """Sends blocks to workers, collects what they answer, and replaces workers that are lost."""
 
     def __init__(self, ray: Any, job: Job, cluster: Share, token: Path, options: RayOptions, bars: _Bars) -> None:
-        self._ray, self._cluster, self._token, self._limit = ray, cluster, token, options.seconds
+        self._ray, self._token, self._limit = ray, token, options.seconds
         self._job, self._bars = replace(job, jobs=max(1, job.jobs // cluster.on_node)), bars
         self._empty = self._job.share(())
         self._class = actors_of(ray, RayWorker, cluster, runtime_env=ONE_ARENA)
         self._left = deque(_blocks(job.tasks))
-        self._workers: list[_Worker] = []
-        self._size = cluster.workers  # how many there should be
-        self._started = False  # whether any worker has
-        self._lost_in_row = self._lost = self._failed = 0
+        self._workers = Workers(ray, cluster, self._new, self._note)
+        self._failed = 0
         self._encoded: Counter[str] = Counter()
         self._transient: list[Finding] = []
         self._notices: dict[str, None] = {}
 
     def run(self) -> Outcome:
         """Encodes all blocks, or after a request to stop, those that are under way."""
-        while self._left or any(worker.blocks for worker in self._workers):
+        while self._left or any(worker.blocks for worker in self._workers.there):
             if self._job.claims.stopped:
                 self._left.clear()
-            self._spawn()
+            self._workers.spawn(len(self._left) + sum(len(worker.blocks) for worker in self._workers.there))
             self._feed()
             self._collect()
             self._watch()
-        if self._lost:
-            self._note(lost_note(self._lost))
+        self._workers.note_lost()
         return Outcome(encoded=dict(self._encoded), transient=tuple(self._transient), notices=tuple(self._notices),
                        failed=self._failed)
 
     def close(self) -> None:
         """Ends all workers."""
-        while self._workers:
-            self._kill(self._workers[0])
+        self._workers.close()
 
-    def _kill(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        with suppress(Exception):  # it may be dead, or the whole cluster
-            self._ray.kill(worker.actor)
-
-    def _spawn(self) -> None:
-        """Starts as many workers as there is work for."""
-        blocks = len(self._left) + sum(len(worker.blocks) for worker in self._workers)
-        while len(self._workers) < min(self._size, blocks):
-            actor = self._class.remote()
-            starting = actor.start.remote(self._empty, self._token, version("latentry"), str(Path.cwd()))
-            self._workers.append(_Worker(actor=actor, starting=starting, since=time.monotonic()))
+    def _new(self) -> _Worker:
+        actor = self._class.remote()
+        return _Worker(actor=actor, starting=actor.start.remote(self._empty, self._token, version("latentry"),
+                                                                str(Path.cwd())))
 
     def _feed(self) -> None:
         """Sends blocks: first to workers that have none."""
         for depth in range(AHEAD):
-            for worker in self._workers:
+            for worker in self._workers.there:
                 if worker.starting is None and len(worker.blocks) == depth and self._left:
                     block = self._left.popleft()
                     if not worker.blocks:
@@ -165,7 +132,7 @@ class _Driver:
 
     def _collect(self) -> None:
         """Waits a moment for answers, and takes all there are."""
-        asked = {worker.starting or worker.blocks[0][0]: worker for worker in self._workers
+        asked = {worker.starting or worker.blocks[0][0]: worker for worker in self._workers.there
                  if worker.starting is not None or worker.blocks}
         ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=PACE) if asked else ([], [])
         if ready:
@@ -173,25 +140,12 @@ class _Driver:
         for reference in ready:
             worker = asked[reference]
             try:
-                answer = self._ray.get(reference)
-            except self._ray.exceptions.RayError as error:
-                self._lose(worker, first_line(error))
-                continue
-            if reference == worker.starting:
-                self._has_started(worker, answer)
-            else:
-                self._has_encoded(worker, answer)
-
-    def _has_started(self, worker: _Worker, answer: Failure | None) -> None:
-        """Takes the answer of a new worker; one that does not fit its node is not replaced."""
-        if answer is None:
-            worker.starting, self._started = None, True
-            return
-        self._kill(worker)
-        self._size -= 1
-        if not self._size and answer.problem is not None:
-            raise answer.problem
-        self._note(unused_note(answer.said))
+                if reference == worker.starting:
+                    self._workers.has_started(worker)
+                else:
+                    self._has_encoded(worker, self._workers.answer(reference))
+            except Lost as lost:
+                self._lose(worker, str(lost))
 
     def _has_encoded(self, worker: _Worker, answer: Outcome | Failure) -> None:
         """Takes the answer of a worker's first block."""
@@ -199,13 +153,13 @@ class _Driver:
         worker.since = time.monotonic()
         if self._job.claims.stopped:
             worker.blocks.clear()  # before it begins the next
-            self._kill(worker)
+            self._workers.end(worker)
         if isinstance(answer, Failure):
             if answer.problem is not None:
                 raise answer.problem
             self._retry(block, answer.said)
             return
-        self._lost_in_row = 0
+        self._workers.finished()
         self._bars.show(block, block.rows)
         self._encoded.update(answer.encoded)
         self._transient += answer.transient
@@ -215,15 +169,12 @@ class _Driver:
 
     def _lose(self, worker: _Worker, said: str) -> None:
         """Gives a lost worker's blocks to others; only the first was begun. Raises if too many workers are lost."""
-        self._kill(worker)
-        self._lost += 1
-        self._lost_in_row += 1
+        self._workers.lose(worker)
         blocks = [block for _, block in worker.blocks]
         self._left.extendleft(reversed(blocks[1:]))
         if blocks:
             self._retry(blocks[0], said)
-        if self._lost_in_row > MOST_LOST + self._cluster.workers:
-            raise too_many_lost(self._lost_in_row, said)
+        self._workers.check_lost(said)
 
     def _retry(self, block: _Block, said: str) -> None:
         """Has the tasks of a block done again, one by one; after the last attempt they become findings."""
@@ -232,7 +183,7 @@ class _Driver:
             self._left.extendleft(_Block(tasks=(task,), attempts=attempts)
                                   for task in reversed(block.tasks))
             return
-        self._lost_in_row = 0
+        self._workers.finished()
         for task in block.tasks:
             self._transient += _findings(self._job, task, said)
             if task.field == "text":
@@ -251,34 +202,17 @@ class _Driver:
     def _watch(self) -> None:
         """Replaces workers that hang, and shows how far the others are."""
         now = time.monotonic()
-        for worker in list(self._workers):
+        for worker in list(self._workers.there):
             limit = self._limit * len(worker.blocks[0][1].tasks) if worker.blocks else math.inf
-            if worker.starting is None and now - worker.since > limit:
-                self._lose(worker, f"it took more than {limit:g} s (--task-seconds)")
-            elif worker.starting is None:
-                self._hear(worker, now)
-            elif not self._started and now - worker.since > START:
-                raise none_started(self._cluster)
-
-    def _hear(self, worker: _Worker, now: float) -> None:
-        """Asks a worker how far it is, from time to time."""
-        if worker.beat is None:
-            if now - worker.asked >= BEAT:
-                worker.beat = asked_to_beat(worker.actor)
-                worker.asked = now
-            return
-        if not self._ray.wait([worker.beat], timeout=0)[0]:
-            if now - worker.asked > SILENCE:
-                self._lose(worker, f"it did not answer for {SILENCE:g} s")
-            return
-        try:
-            rows = self._ray.get(worker.beat)
-        except self._ray.exceptions.RayError as error:
-            self._lose(worker, first_line(error))
-            return
-        worker.beat = None
-        if worker.blocks:
-            self._bars.show(worker.blocks[0][1], rows)
+            try:
+                if worker.starting is None and now - worker.since > limit:
+                    raise Lost(f"it took more than {limit:g} s (--task-seconds)")
+                rows = self._workers.hear(worker, now)
+            except Lost as lost:
+                self._lose(worker, str(lost))
+                continue
+            if worker.blocks and rows is not None:
+                self._bars.show(worker.blocks[0][1], rows)
 
 
 class _Bars:

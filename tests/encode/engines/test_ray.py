@@ -23,6 +23,7 @@ from prep.encode.engines.job import Outcome, RayOptions
 from prep.encode.engines.ray_worker import RayWorker
 from prep.errors import CacheError, ModelError, Problem, UsageError
 from prep.progress import silent
+from prep.workers.actors import SILENCE
 from prep.workers.ray import Failure, Share
 
 FIELDS = ("mask", "mask", *["text"] * 10, *["latent"] * 6)
@@ -202,7 +203,7 @@ def test_a_worker_that_does_not_answer_is_replaced(run):
     outcome = run(lambda number, job: Never if number == 1 else done(job),
                   beats=lambda number: Never if number == 1 else 0)
     assert sorted(run.made) == sorted(one.key for one in TASKS)
-    assert engine.SILENCE <= run.ray.now < 2 * engine.SILENCE and "lost and replaced" in outcome.notices[0]
+    assert SILENCE <= run.ray.now < 2 * SILENCE and "lost and replaced" in outcome.notices[0]
 
 
 def test_a_worker_that_dies_while_it_is_asked(run):
