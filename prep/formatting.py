@@ -1,4 +1,4 @@
-"""Formats sizes, counts, bytes, durations and names, the same in a terminal and on a page."""
+"""Formats sizes, counts, bytes, durations, names and URLs, the same in a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 _SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as in `shlex.quote`, except that letters of any language need no quotes
 _LABEL = re.compile(r"^source\[\d+\]/")
+_URL = re.compile(r"([^/]*:/+)(.*)", re.DOTALL)
 
 
 def printable(text: str) -> str:
@@ -71,3 +72,18 @@ def join_texts(texts: Sequence[str], limit: int | None) -> str:
 def printable_name(name: str) -> str:
     """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def without_secrets(url: str) -> str:
+    """A URL without user, password, query and fragment; any other text as it is, up to a question mark.
+
+    A password may have slashes. One that may have a question mark or a number sign, too, leaves nothing to show.
+    """
+    if not (found := _URL.fullmatch(url)):
+        return url.partition("?")[0]
+    beginning, rest = found.groups()
+    bare = re.split("[?#]", rest, maxsplit=1)[0]
+    if set("@:") & set(rest.partition("/")[0]):  # a user
+        _, at, behind = bare.rpartition("@")
+        bare = "" if "@" in rest[len(bare):] else behind if at else bare.partition("/")[2]
+    return f"{beginning}{bare}"

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from prep.errors import PathError
+from prep.formatting import without_secrets
 
 DIRECTORY = "LATENTRY_REMOTE_DIR"
 SCHEMES = ("s3", "gs", "az")
@@ -144,13 +145,11 @@ def split_url(url: Path | str) -> tuple[str, str, str]:
         bucket, _, key = rest.partition("/")
         return scheme, bucket, key
     scheme, *parts = PurePosixPath(str(url).replace("\\", "/")).parts
-    bare, user = re.split("[?#]", "/".join(parts), maxsplit=1)[0], bool(parts) and bool(set("@:") & set(parts[0]))
-    if user:  # a password may have slashes
-        bare = bare.rpartition("@")[2] if "@" in bare else bare.partition("/")[2]
-    named = f"{scheme}//{bare}"  # without what may be a secret
+    given = f"{scheme}//{'/'.join(parts)}"
+    named = without_secrets(given)
     if not parts:
         raise PathError(f"{named} names no bucket", hint="name an object, like s3://bucket/dataset/manifest.json")
-    if user or any(mark in str(url) for mark in "?#"):
+    if named != given:
         raise PathError(f"{named} was given with a user, a query or a fragment, expected only bucket and key",
                         hint="credentials come from the environment, like AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     place: list[str] = []

@@ -8,7 +8,7 @@ from glob import escape
 from pathlib import Path
 
 from prep.errors import ModelError
-from prep.formatting import shell_name
+from prep.formatting import shell_name, without_secrets
 from prep.parse import Unparsed, hub_id
 
 # The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
@@ -31,8 +31,7 @@ def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] 
             raise ModelError(f"model {model} is a single file, expected a diffusers directory",
                              hint=f"convert it first: prep convert {shell_name(str(model))} --config DIR -o OUT"
                              ) from None
-        shown = re.sub(r"(?<=:/).*@|[?].*", "", str(model))  # of a URL, without what may be a secret
-        raise ModelError(f"model {shown} is neither a directory nor a Hub id",
+        raise ModelError(f"model {without_secrets(str(model))} is neither a directory nor a Hub id",
                          hint="name a diffusers pipeline directory, or a Hub id like owner/name" if parts == PIPELINE
                          else "name a directory with config.json and weights, or a Hub id like owner/name") from None
     return _snapshot(named, download, parts)

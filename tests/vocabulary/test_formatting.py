@@ -1,0 +1,47 @@
+"""URLs as messages show them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from prep.formatting import without_secrets
+
+PLACES = st.sampled_from(["bucket/m.json", "bucket", "bucket/a b/c@d/e:f", "huggingface.co/owner/name@v1"])
+BEGINNINGS = st.sampled_from(["s3://", "s3:/", "https://"])
+SECRETS = st.text("W/:@?#%.", max_size=12)  # any that has a letter has this one, which no place has
+USERS = st.text("W%.", max_size=6)
+
+
+@given(BEGINNINGS, PLACES)
+def test_a_url_without_secrets_is_shown_as_it_is(beginning, place):
+    assert without_secrets(f"{beginning}{place}") == f"{beginning}{place}"
+
+
+@given(BEGINNINGS, PLACES, st.sampled_from("?#"), SECRETS)
+def test_a_query_is_not_shown(beginning, place, mark, token):
+    shown = without_secrets(f"{beginning}{place}{mark}token={token}")
+    assert shown == f"{beginning}{place}" or (place == "bucket" and shown == beginning)
+
+
+@given(BEGINNINGS, USERS, SECRETS, PLACES, st.sampled_from(["", "?token=W", "#W", "?to=W@W"]))
+@example("s3://", "W", "W/W", "bucket/m.json", "")
+@example("s3://", "W", "W/W?W", "bucket/m.json", "")
+@example("s3://", "W", "W@W/W#W", "bucket/m.json", "")
+def test_a_password_is_not_shown_whatever_it_has(beginning, user, password, place, more):
+    shown = without_secrets(f"{beginning}{user}:{password}@{place}{more}")
+    assert "W" not in shown and shown.startswith(beginning)
+
+
+@given(BEGINNINGS, USERS, st.sampled_from(["bucket/m.json", "bucket"]))
+def test_what_follows_a_user_is_shown(beginning, user, place):
+    for named in (f"{user}@", f"{user}:W@", f"{user}:W/W@", f"{user}:@"):
+        assert without_secrets(f"{beginning}{named}{place}") == f"{beginning}{place}"
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("s3://user:word/m.json", "s3://m.json"), ("s3://user:word", "s3://"), ("s3://", "s3://"),
+    ("bucket/m?token=word", "bucket/m"), ("./a:b@c#d", "./a:b@c#d"), ("", "")])
+def test_a_user_without_a_place_and_what_is_no_url(text, shown):
+    assert without_secrets(text) == shown
