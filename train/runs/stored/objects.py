@@ -7,9 +7,11 @@ went in parts). Where that does not match, the object is read back and compared 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
+import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,36 +37,50 @@ from prep.fs.untrusted import open_regular, stream_of
 TRIES = 3  # uploads of an object that reads back as something else; downloads that do not match
 MOST_DOCUMENT = 1 << 22  # bytes
 _BLOCK = 1 << 20
+_TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # which may be made of MD5: of the bytes, or of the MD5 of their parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digests:
-    """Of the bytes of a file."""
+    """Of the bytes of a file: those that were asked for, and "" for the others."""
 
     size: int
     sha256: str
-    tags: frozenset[str]  # the ETags that a store would give it, sent whole or in parts of `UPLOAD_PART`
+    tag: str  # the ETag that a store would give it
 
     def named_by(self, version: str) -> bool:
         """Whether an object of this version, as `Listed` has it, has these bytes; False also if that is not known."""
         tag, _, size = version.rpartition(" ")
-        return int(size) == self.size and tag in self.tags
+        return int(size) == self.size and tag == self.tag
 
 
-def digests_of(path: Path) -> Digests:
-    """Reads a file once. Raises `OSError`, and its subclass `NotRegularFile` for links and the like."""
-    sha, whole, size, parts = hashlib.sha256(), _md5(), 0, list[bytes]()
+def digests_of(path: Path, version: str | None = None, *, sha256: bool = True) -> Digests:
+    """Reads a file once: for its SHA-256, and for the ETag to compare with that of `version`, as `Listed` has it.
+
+    Raises `OSError`, and its subclass `NotRegularFile` for links and the like.
+    """
+    named = _TAG.fullmatch((version or "").rpartition(" ")[0])
+    length = UPLOAD_PART if named and named[1] else sys.maxsize  # of a part
+    running, size = hashlib.sha256(), 0
+    parts: list[hashlib._Hash] = []
     with stream_of(open_regular(path)) as file:
         while block := file.read(_BLOCK):
-            if size % UPLOAD_PART == 0:
-                part = _md5()
-                parts.append(b"")
-            for one in (sha, whole, part):
-                one.update(block)
-            parts[-1] = part.digest()
+            if sha256:
+                running.update(block)
+            if named and size % length == 0:
+                parts.append(_md5())
+            if named:
+                parts[-1].update(block)
             size += len(block)
-    joined = _md5(b"".join(parts)).hexdigest()
-    return Digests(size=size, sha256=sha.hexdigest(), tags=frozenset({whole.hexdigest(), f"{joined}-{len(parts)}"}))
+    tag = "" if named is None else _tag_of([part.digest() for part in parts], in_parts=named[1] is not None)
+    return Digests(size=size, sha256=running.hexdigest() if sha256 else "", tag=tag)
+
+
+def _tag_of(parts: Sequence[bytes], in_parts: bool) -> str:
+    """The ETag of bytes sent in parts with these MD5, or whole, as one."""
+    if in_parts:
+        return f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"
+    return parts[0].hex() if parts else _md5().hexdigest()
 
 
 def _md5(data: bytes = b"") -> hashlib._Hash:
@@ -107,7 +123,7 @@ class Objects:
         """
         url, version = f"{self.url}/{name}", None if there is None else there.version
         for _ in range(TRIES + 1):
-            found = digests_of(path)
+            found = digests_of(path, version)
             if sha256 not in (None, found.sha256):
                 raise CacheError(f"{path} is damaged: its bytes do not match its digest, so it is not uploaded",
                                  hint="continue from another checkpoint, with --resume --from")
@@ -151,7 +167,7 @@ class Objects:
                     for part in stream(url, there.size, stop=self.stop):
                         atomic.write(file, part)
                     atomic.sync(file)
-                found = digests_of(staged)
+                found = digests_of(staged, there.version if sha256 is None else None)
                 right = found.named_by(there.version) or found.sha256 == before if sha256 is None else (
                     found.sha256 == sha256)
                 if right:
@@ -181,7 +197,9 @@ class Objects:
 def differs(path: Path, there: Listed) -> bool:
     """Whether a file is missing or may have other bytes than an object."""
     try:
-        return path.stat().st_size != there.size or not digests_of(path).named_by(there.version)
+        if path.stat().st_size != there.size:
+            return True
+        return not digests_of(path, there.version, sha256=False).named_by(there.version)
     except OSError:
         return True
 
