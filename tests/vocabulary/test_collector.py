@@ -21,8 +21,14 @@ def tie() -> weakref.ref:
     return weakref.ref(Knot())
 
 
+freeze, unfreeze = gc.freeze, gc.unfreeze  # which other tests' processes do without
+
+
 @pytest.fixture(autouse=True)
-def enabled():
+def enabled(monkeypatch):
+    monkeypatch.setattr(gc, "freeze", freeze)
+    monkeypatch.setattr(gc, "unfreeze", unfreeze)
+    gc.unfreeze()
     gc.enable()
     yield
     gc.enable()
