@@ -11,7 +11,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import kept_workers
@@ -53,8 +53,12 @@ _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: next((number for number, folder in enumerate(_FIRST)
-                                      if folder in item.path.parents), len(_FIRST)))
+    items.sort(key=lambda item: _turn(item.path))
+
+
+@cache
+def _turn(path: Path) -> int:
+    return next((number for number, folder in enumerate(_FIRST) if folder in path.parents), len(_FIRST))
 
 
 # The collector of cyclic garbage leaves alone what stays: the libraries and the tests, over a million objects. Looking

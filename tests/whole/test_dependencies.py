@@ -17,7 +17,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers", "tensorboard", "wandb", "remote", "ray", "view", "datasets")
 # Imports that need no line of their own: `markupsafe` is the type of Jinja's own strings.
 WITH_ANOTHER = {"markupsafe": "jinja2"}
-BRINGING = packages_distributions()
 
 
 def normalized(name: str) -> str:
@@ -41,20 +40,25 @@ def imported(path: Path) -> set[str]:
     return names - set(sys.stdlib_module_names) - {"prep", "train", "__future__"}
 
 
-FOREIGN = sorted({name for top in ("prep", "train") for path in (ROOT / top).rglob("*.py") for name in imported(path)})
+@pytest.fixture(scope="module")
+def foreign() -> dict[str, list[str]]:
+    """Every package that is imported, and the distributions that bring it."""
+    names = {name for top in ("prep", "train") for path in (ROOT / top).rglob("*.py") for name in imported(path)}
+    bringing = packages_distributions()
+    return {name: bringing.get(name, [name.replace("_", "-")]) for name in sorted(names)}
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_every_import_is_declared(name):
-    found = BRINGING.get(name, [name.replace("_", "-")])
+def test_every_import_is_declared(foreign):
     wanted = declared()
-    assert any(normalized(one) in wanted for one in (*found, WITH_ANOTHER.get(name, ""))), (
-        f"{name} comes with {found}, expected one of them among the dependencies of pyproject.toml")
+    assert len(foreign) > 20
+    for name, found in foreign.items():
+        assert any(normalized(one) in wanted for one in (*found, WITH_ANOTHER.get(name, ""))), (
+            f"{name} comes with {found}, expected one of them among the dependencies of pyproject.toml")
 
 
-def test_every_dependency_is_imported():
+def test_every_dependency_is_imported(foreign):
     """What nothing imports should go; rembg may not be installed here."""
-    brought = {normalized(one) for name in FOREIGN for one in BRINGING.get(name, [name])}
+    brought = {normalized(one) for found in foreign.values() for one in found}
     assert declared() - brought == {"rembg"} - brought
 
 
