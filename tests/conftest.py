@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -70,21 +71,19 @@ _freeze = gc.freeze
 def pytest_collection() -> Iterator[None]:
     with gc_disabled():
         result = yield
-    _keep_off()
+    gc.collect()
+    _freeze()
     return result
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    before = len(sys.modules)
     result = yield
-    if nextitem is None or nextitem.path != item.path:  # the file's tests may have imported more
-        _keep_off()
+    if len(sys.modules) != before or nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        _freeze()
     return result
-
-
-def _keep_off() -> None:
-    gc.collect()
-    _freeze()
 
 
 @pytest.fixture(autouse=True)
