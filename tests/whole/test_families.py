@@ -115,10 +115,9 @@ def test_settings_that_a_flow_has_not(case, made):
     assert (unknown in said) == (case.family in ("pixart_alpha", "pixart_sigma", "sana", "cogview4", "ovis"))
 
 
-def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made):
+def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made, ours):
     """By default that of diffusers' example; a model that takes none refuses the setting."""
     found = setup(made)
-    ours = denoiser_of(made)
     takes = bool(ours.model.config.get("guidance_embeds"))
     with tiny_pipelines.known_warnings():
         report = check(RunRequest(manifest=made), parse({"precision": "fp32", "guidance_embedding": 1.0}, ""))
@@ -134,9 +133,17 @@ def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made):
         assert [call["guidance"].tolist() for call in said] == [[wanted]]
 
 
-def denoiser_of(made: Path) -> Any:
+@pytest.fixture(scope="module")
+def ours(made) -> Any:
+    """Our denoiser, for tests that do not change it."""
     found = setup(made)
     return load(found.model, found.config, found.prediction, CPU, adapt=False, family=found.family.name)
+
+
+@pytest.fixture(scope="module")
+def pipe(made, case) -> Any:
+    """The family's own pipeline, for tests that do not change it."""
+    return pipeline_of(made, case)
 
 
 def pipeline_of(made: Path, case: Case) -> Any:
@@ -191,8 +198,8 @@ def noise(rows: Rows, side: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("caption", CAPTIONS[:2], ids=["short", "long"])
-def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, caption):
-    rows, pipe, ours = Rows(open_index(read_manifest(made))), pipeline_of(made, case), denoiser_of(made)
+def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, ours, pipe, caption):
+    rows = Rows(open_index(read_manifest(made)))
     latent = noise(rows)
     theirs = getattr(pipe, ours.family.denoiser)
     with watched(theirs) as asked, torch.no_grad(), tiny_pipelines.known_warnings():
@@ -213,9 +220,9 @@ def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, caption):
         assert same(one, other, 4e-6), (name, one, other)  # processors add in other orders
 
 
-def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made):
+def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made, ours, pipe):
     index = open_index(read_manifest(made))
-    rows, pipe, ours = Rows(index), pipeline_of(made, case), denoiser_of(made)
+    rows = Rows(index)
     prompts = cached(index)
     assert len(prompts) == 2
     with tiny_pipelines.known_warnings():
@@ -279,10 +286,10 @@ def taken_by(case: Case) -> tuple[str, ...]:
 
 
 @TWO
-def test_pictures_of_every_sampler_are_the_pipeline_s(case, made):
+def test_pictures_of_every_sampler_are_the_pipeline_s(case, made, ours):
     """A sampler that is refused stops the pipeline, too."""
     index = open_index(read_manifest(made))
-    rows, ours, first = Rows(index), denoiser_of(made), cached(index)[:1]
+    rows, first = Rows(index), cached(index)[:1]
     for sampler in FLOWS:
         asked = check(RunRequest(manifest=made), parse({"precision": "fp32", "sample": {"sampler": sampler}}, ""))
         pipe = scheduled(made, case, sampler)
@@ -335,10 +342,10 @@ def test_a_time_that_runs_backwards_is_euler_s_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OF_FLOWS, ids=named, indirect=True)
-def test_every_sampler_follows_the_same_flow(case, made):
+def test_every_sampler_follows_the_same_flow(case, made, ours):
     """With many steps all end in nearly the same picture, whatever lies between."""
     index = open_index(read_manifest(made))
-    rows, ours, first = Rows(index), denoiser_of(made), cached(index)[:1]
+    rows, first = Rows(index), cached(index)[:1]
     with tiny_pipelines.known_warnings():
         ends = [pictures(ours, rows, made.parent / "model", first, Sampling(
             steps=60, guidance=case.guidance, seed=1, size=(64, 64), sampler=sampler))[0].astype(np.int16)
@@ -358,10 +365,10 @@ def negative_of(pipe: Any, case: Case, text: str) -> dict[str, Any]:
         return {"negative_prompt_embeds": pipe.encode_prompt(text, device="cpu")[0]}
 
 
-def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made):
+def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made, ours, pipe):
     """The other side in plain lines: pictures by Pillow, the pipeline's own parts, and the batch's noise."""
     found = setup(made)
-    rows, pipe, ours = Rows(found.index), pipeline_of(made, case), denoiser_of(made)
+    rows = Rows(found.index)
     requests = draws.training(found.index, found.plan, 0, 2, dropout=0.0, timesteps=ours.timesteps)
     model = getattr(pipe, ours.family.denoiser)
     with batches(rows, requests, masked=False, pinned=False) as feed, torch.no_grad(), tiny_pipelines.known_warnings():
@@ -371,7 +378,7 @@ def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made):
             for number, shot in enumerate(batch.shots):
                 name, bucket = found.index.samples.name(shot.sample), bucket_of(found, shot)
                 latent = case.normalized(pipe.vae, case.encode(pipe.vae, image_of(made, name, bucket)))
-                losses.append(loss_by_hand(case, pipe, model, latent, batch, number, made, name))
+                losses.append(loss_by_hand(ours, pipe, model, latent, batch, number, made, name))
             ours_B = sample_losses(given, found.config.loss)
             assert torch.allclose(ours_B, torch.stack(losses).view(-1), rtol=1e-5, atol=1e-6)
 
@@ -390,11 +397,10 @@ def image_of(made: Path, name: str, bucket: tuple[int, int]) -> torch.Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
 
 
-def loss_by_hand(case: Case, pipe: Any, model: Any, latent: torch.Tensor, batch: Any, number: int, made: Path,
+def loss_by_hand(ours: Any, pipe: Any, model: Any, latent: torch.Tensor, batch: Any, number: int, made: Path,
                  name: str) -> torch.Tensor:
     """The mean squared error of one sample, whose text is encoded anew."""
     noise, timestep = batch.noise_BChw[number:number + 1], batch.timestep_B[number:number + 1]
-    ours = denoiser_of(made)
     if ours.prediction == "flow":
         level = ours.levels[timestep]
         noisy, target, time = (1 - level) * latent + level * noise, noise - latent, level
@@ -420,8 +426,8 @@ def options_for(ours: Any) -> Any:
     return TextOptions(max_length=ours.family.text.max_length)
 
 
-def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made):
-    rows, ours = Rows(open_index(read_manifest(made))), denoiser_of(made)
+def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made, ours):
+    rows = Rows(open_index(read_manifest(made)))
     texts = [text_of(rows, caption) for caption in CAPTIONS[:2]]
     latent = noise(rows).expand(2, -1, -1, -1)
     sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).expand(2, 6)
@@ -433,9 +439,9 @@ def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made):
     assert not torch.allclose(alone[0], alone[1], rtol=1e-3, atol=1e-4), "the captions make no difference"
 
 
-def test_padding_is_masked_or_part_of_a_row(case, made):
+def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     """Rows are stored without padding where the denoiser masks it, and whole where it is an input like any other."""
-    rows, pipe, ours = Rows(open_index(read_manifest(made))), pipeline_of(made, case), denoiser_of(made)
+    rows = Rows(open_index(read_manifest(made)))
     text = ours.family.text
     tokens = [name for name, dims in text.arrays.items() if dims[0] == "token"]
     latent, sizes = noise(rows), torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
