@@ -18,8 +18,8 @@ from fuzz import KINDS
 SCRIPT = Path(__file__).parent / "fuzz.py"
 SILENT = {"damage", "plan"}  # read as what is known of a cache, or as nothing: nothing is refused
 # How many in the ordinary suite (about 2 to 40 ms each), and how many with `slow`.
-FEW = {"manifest": 150, "manifest_bytes": 15, "table_values": 75, "table_bytes": 75, "shard": 10, "marker": 30,
-       "commit": 100, "damage": 10, "plan": 100, "links": 20}
+FEW = {"manifest": 75, "manifest_bytes": 8, "table_values": 40, "table_bytes": 40, "shard": 6, "marker": 15,
+       "commit": 50, "damage": 6, "plan": 50, "links": 10}
 MANY = dict.fromkeys(KINDS, 10_000) | {"manifest_bytes": 2000, "shard": 4000, "marker": 2000, "damage": 3000,
                                         "links": 3000}
 

@@ -25,7 +25,7 @@ from prep.sources.table_files import rows_of
 
 SCRIPT = Path(__file__).parent / "inputs.py"
 # How many in the ordinary suite (1 to 5 ms each, of whole scans a second), and how many with `slow`.
-FEW = {"picture": 300, "caption": 300, "table": 300, "tar": 300, "recipe": 150, "other": 150, "scan": 1}
+FEW = {"picture": 150, "caption": 150, "table": 150, "tar": 150, "recipe": 75, "other": 75, "scan": 1}
 MANY = dict.fromkeys(KINDS, 5000) | {"scan": 60}
 # Codes that some of five thousand must have: or else nothing of that kind is spoiled any more.
 SEEN = {"picture": {"truncated", "corrupt-data", "unreadable", "not-an-image", "too-many-pixels", "bad-checksum",
