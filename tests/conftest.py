@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from unittest import mock
 
 import kept_workers
 import pytest
+import typer
 from hypothesis import HealthCheck, settings
 from pictures import draw, draw_mask
 
@@ -46,7 +48,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: how long something takes is for the benchmarks, and machines are busy.
 settings.register_profile("latentry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("latentry")
+settings.register_profile("quick", settings.get_profile("latentry"), max_examples=30)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """More examples where slow tests run, too; tests that name a number of their own have that number."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "latentry")
 
 
 # What takes minutes comes first, so that at the end no worker is left alone with it.
@@ -122,6 +129,7 @@ class Result:
 
 
 Command = Callable[..., Result]
+_command = cache(typer.main.get_command)  # which otherwise reads all signatures again at each call
 
 
 @pytest.fixture
@@ -144,7 +152,7 @@ def _invoke(app, name: str, args, capsys: pytest.CaptureFixture[str]) -> Result:
     from prep.cli.console import run
 
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ending:
+    with mock.patch.object(typer.main, "get_command", _command), pytest.raises(SystemExit) as ending:
         run(app, name, [str(arg) for arg in args])
     captured = capsys.readouterr()
     return Result(code=int(ending.value.code or 0), out=captured.out, err=captured.err)

@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import floor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from step_plans import micro_batches
 
@@ -148,7 +148,6 @@ def test_parts_leave_out_and_repeat_all_samples_equally_often(count, micro):
     assert len({one.start for one in drawn}) >= min(count, 5) <= len({one.fill for one in drawn}) + 1
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 400), st.sampled_from([4, 8, 16]), st.sampled_from([1, 2, 3, 4]), POLICY)
 def test_with_parts_a_rank_reads_the_same_samples_in_every_epoch(count, micro, world, policy):
     plan = plan_of([count], batch_size=2 * micro, micro_batch=micro, underfill=policy, shuffle="partitioned")
