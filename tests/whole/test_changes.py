@@ -1,8 +1,8 @@
 """What each change to pictures, captions, masks, model or options makes `prep encode` encode again, and nothing else.
 
 Counted at the encoders themselves: pictures given to the VAE, captions given to the text encoders, mask rows made.
-Stable Diffusion 1.5 has all cases; FLUX.1, with two encoders, and Z-Image, with a template, those about text. Other
-families, and all cases of these, are slow tests.
+Stable Diffusion 1.5 has all cases; FLUX.1, with two encoders, and Z-Image, with a template, those about text that may
+differ. Other families, and all cases of these, are slow tests.
 """
 
 from __future__ import annotations
@@ -395,6 +395,8 @@ def option_cases(family: Family) -> Iterator[Case]:
         yield Case(name="constants", second=other_constants(family.name), wanted=ALL_TEXTS, text=True)
 
 
+# What is the same code for text of every family.
+SHARED = ("caption deleted", "prompts", "library versions")
 TESTED = [name for name in FAMILIES if BUILT[name] in tiny_pipelines.FAMILIES]
 
 
@@ -402,7 +404,8 @@ def parameters() -> Iterator[Any]:
     """Every case of every family; quick are those of the families named at the top."""
     for family in TESTED:
         for case in cases_of(family):
-            quick = family == "sd15" or (family in ("flux", "zimage") and case.text)
+            shared = case.name in SHARED
+            quick = family == "sd15" or (family in ("flux", "zimage") and case.text and not shared)
             yield pytest.param(family, case, id=f"{family}-{case.name}", marks=() if quick else pytest.mark.slow)
 
 

@@ -90,7 +90,8 @@ def test_a_saved_pipeline_loads_as_it_was_built(family, saved):
     assert_saved_as_built(built(family), saved(family))
 
 
-@pytest.mark.parametrize(("family", "options"), VARIANTS, ids=str)
+@pytest.mark.parametrize(("family", "options"), [  # the others are used by slow tests alone
+    one if "without_t5" in one[1] else pytest.param(*one, marks=pytest.mark.slow) for one in VARIANTS], ids=str)
 def test_variants_are_saved_too(family, options, tmp_path):
     assert_saved_as_built(build(family, **options), save(family, tmp_path / "model", **options))
 

@@ -23,7 +23,8 @@ from prep.models.text.truncation import TruncationFinder
 WORDS = "Ein süßer Hund; 日本 🐕‍🦺 sits HERE. " * 60  # longer than any encoder reads
 
 
-@pytest.fixture(scope="module", params=CASES, ids=named)
+@pytest.fixture(scope="module", ids=named, params=[  # variants of a family have its text, but for a lacking encoder
+    pytest.param(case, marks=pytest.mark.slow) if set(case.options) - {"without_t5"} else case for case in CASES])
 def case(request) -> Case:
     return request.param
 
