@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.fs.remote import Listed
+from prep.fs.remote.objects import Listed
 from prep.sources import folders
 from prep.sources.tree import Directory
 
