@@ -94,9 +94,9 @@ def machines(tmp_path):
 
     yield start
     for one in started:
-        if one.process.poll() is None:
-            one.die()
-            one.process.communicate()
+        with one.process:  # which closes the pipe of one that a test killed, too
+            if one.process.poll() is None:
+                one.die()
 
 
 def losses(run):
