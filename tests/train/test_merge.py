@@ -136,7 +136,7 @@ def test_products_are_merged(tmp_path, settings):
         merge(MergeRequest(lora=path, model=folder, output=tmp_path / "again"))
 
 
-def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path):
+def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path, monkeypatch):
     made = make()
     go(setup_of(made, batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, lora={"rank": 2}),
        tmp_path / "run")
@@ -149,6 +149,12 @@ def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path):
     assert json.loads(facts["latentry.merged"])[0]["name"] == "lora.safetensors" and "latentry.base" in facts
     again = train("merge", tmp_path / "run", "-o", tmp_path / "merged")
     assert again.code == 5 and f"{tmp_path / 'merged'} exists, expected a new directory" in again.err
+    monkeypatch.chdir(tmp_path / "run" / "checkpoints")
+    for number, step in enumerate((tmp_path / "run" / "checkpoints" / "step-000002", "step-000002")):
+        result = train("merge", step, "-o", tmp_path / f"of a checkpoint {number}", "--dtype", "bfloat16")
+        assert result.code == 0, result.err
+        found = tmp_path / f"of a checkpoint {number}" / "unet" / weights.name
+        assert all(torch.equal(value, load_file(weights)[name]) for name, value in load_file(found).items())
 
 
 def test_a_lora_of_a_run(tmp_path):

@@ -20,9 +20,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def merge(
-    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, the directory of a run, or the "
-                                         "URL of one",
-                                         show_default=False)],
+    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, the directory of a run or of one of its "
+                                         "checkpoints, or the URL of a run", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
                                          show_default=False)],
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's)")] = None,
@@ -35,7 +34,7 @@ def merge(
     from prep.cli.ticker import progress
     from prep.errors import UsageError
     from prep.models.hub import locate
-    from train.runs.directory import read_run
+    from train.runs.directory import read_run, run_of
     from train.runs.stored.reading import for_init, for_weights, not_written
 
     if dtype not in (None, *DTYPES):
@@ -44,7 +43,7 @@ def merge(
     lora = for_init(lora) if lora.suffix == ".safetensors" else for_weights(lora, result=True)
     named = model
     if named is None and lora.is_dir():
-        named = read_run(lora).asked.model
+        named = read_run(run_of(lora)).asked.model
     if named is None:
         raise UsageError("--model is missing: a LoRA file does not say where its model is", hint="add --model DIR")
     with defer_interrupts():

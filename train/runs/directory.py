@@ -200,6 +200,12 @@ def read_run(folder: Path) -> Run:
         raise damaged(folder, error) from None
 
 
+def run_of(folder: Path) -> Path:
+    """The run that has the checkpoint `folder`; any other directory is taken for a run itself."""
+    above = folder.absolute().parent.parent
+    return above if (folder / checkpoint.STATE).is_file() and (above / "run.json").is_file() else folder
+
+
 def read_records(folder: Path) -> bytes | None:
     """The content of samples.bin; `None` if it cannot be read, since it only serves to count changes."""
     try:
