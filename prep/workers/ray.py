@@ -17,6 +17,7 @@ from prep.errors import Problem, UsageError, first_line
 
 T = TypeVar("T")
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterOptions:
     """Which Ray cluster is used, and how much of it."""

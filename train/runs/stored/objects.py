@@ -28,6 +28,7 @@ from prep.fs.remote.objects import (
     list_objects,
     read_object,
     replace_object,
+    size_in,
     stream,
     upload_file,
     version_of,
@@ -142,7 +143,7 @@ class Objects:
 
     def _reads(self, url: str, version: str, wanted: Digests) -> bool:
         """Whether an object reads back as these bytes."""
-        if int(version.rpartition(" ")[2]) != wanted.size:
+        if size_in(version) != wanted.size:
             return False
         running = hashlib.sha256()
         try:
