@@ -87,9 +87,10 @@ def write_folder(folder: Path, parts: Iterable[Part],
 
 
 def write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
-    """Writes files into a directory; their sizes and digests."""
+    """Writes files into a directory; their sizes and digests. Raises `FileNotFoundError` if there is none any more."""
     files = {}
     for part in parts:
+        _make_parents(staged, part.name)
         digest = write_part(staged / part.name, part)
         files[part.name] = {"bytes": (staged / part.name).stat().st_size, "sha256": digest}
     return files
@@ -98,7 +99,7 @@ def write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]
 def publish(staged: Path, folder: Path, last: Part | None) -> None:
     """Writes the last file into a directory, syncs it, and puts it in the place of `folder`."""
     if last is not None:
-        write_part(staged / last.name, last)
+        write_parts(staged, [last])
     _sync_tree(staged)
     atomic.remove_tree(folder)
     atomic.rename(staged, folder)
@@ -107,6 +108,7 @@ def publish(staged: Path, folder: Path, last: Part | None) -> None:
 
 def write_file(path: Path, part: Part) -> None:
     """Writes a part to `path` and syncs it; replaces an older file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     staged = atomic.temporary_name(path)
     try:
         write_part(staged, part)
@@ -118,7 +120,6 @@ def write_file(path: Path, part: Part) -> None:
 
 def write_part(path: Path, part: Part) -> str:
     """Creates the file and syncs it; returns its SHA-256."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if part.tensors is None:
         atomic.write_synced(path, part.data)
         return digest_bytes(part.data)
@@ -174,6 +175,12 @@ def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
     with torch.no_grad():
         for name, target in targets.items():
             target.copy_(to_device(values[name], target.device))
+
+
+def _make_parents(folder: Path, name: str) -> None:
+    """Makes the directories of file `name` below `folder`, but not `folder`, which another rank may have given up."""
+    for parent in reversed(PurePosixPath(name).parents[:-1]):
+        (folder / parent).mkdir(exist_ok=True)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -5,9 +5,10 @@ Of a divided model each rank writes its own part, and the first one publishes th
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from train.parallel.ranks import ALONE, Ranks
 from train.runs.checkpoint import PIECES, State, step_name
 from train.runs.checkpoint_files import Part, publish, remove_old, save, state_part, write_parts
 
-LOOKS = 60  # seconds that NFS may take to show a new directory on another machine
+LOOKS, SECONDS = 60, 1.0  # NFS may take a minute to show a new directory on another machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,7 @@ class _Pieces:
     def __init__(self, run: Path, state: State, keep: int, together: Together) -> None:
         self._run, self._state, self._keep, self.together = run, state, keep, together
         self._folder = run / "checkpoints" / step_name(state.step)
+        self._given_up = threading.Event()
         staged = atomic.temporary_name(self._folder)
 
         def stage() -> str:
@@ -64,7 +66,7 @@ class _Pieces:
 
     def write(self, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
         """Writes the parts of this rank; their sizes and digests. Raises `PathError` if it sees no directory."""
-        _require(self._run, self._staged)
+        _require(self._run, self._staged, self._given_up)
         return write_parts(self._staged, parts)
 
     def publish(self, written: Callable[[], dict[str, dict[str, Any]]]) -> None:
@@ -75,10 +77,23 @@ class _Pieces:
         finally:
             self.discard()
 
+    def give_up(self, saving: Future[Any]) -> None:
+        """Waits until this rank no longer writes, and removes what was written. Asks no other rank."""
+        self._given_up.set()
+        wait([saving])
+        self.discard()
+
     def discard(self) -> None:
-        """Removes what was written, unless it has become the checkpoint."""
+        """Removes what was written, unless it has become the checkpoint.
+
+        A lost rank may still be writing: it does not find the renamed directory. What cannot be removed does not hide
+        why the checkpoint was given up; the next start removes it.
+        """
         if self.together.ranks.first:
-            atomic.remove_tree(self._staged)
+            aside = atomic.temporary_name(self._folder)
+            with suppress(OSError):
+                atomic.rename(self._staged, aside)
+                atomic.remove_tree(aside)
 
     def _publish(self, written: list[dict[str, dict[str, Any]]]) -> None:
         files = {name: facts for each in written for name, facts in each.items()}
@@ -96,18 +111,20 @@ def require_shared(run: Path, together: Together) -> None:
 
     try:
         name = together.share(lambda: leave() if first else "")[0]
-        together.share(lambda: _require(run, run / name))
+        together.share(lambda: _require(run, run / name, threading.Event()))
     finally:
         if first:
             atomic.remove_tree(mark)
 
 
-def _require(run: Path, folder: Path) -> None:
-    """Raises `PathError` if this rank does not see what the first one has made in `run`."""
+def _require(run: Path, folder: Path, given_up: threading.Event) -> None:
+    """Raises `PathError` if this rank does not see what the first one has made in `run`; stops waiting once it is given
+    up."""
     for _ in range(LOOKS):
         if folder.is_dir():
             return
-        time.sleep(1)
+        if given_up.wait(SECONDS):
+            break
     raise PathError(f"{run} is not the same directory on all ranks, but with --shard each writes its part of a "
                     "checkpoint", hint="name a directory that all ranks share with -o")
 
@@ -182,8 +199,7 @@ class Saver:
         if self._pieces is None:
             self.wait()
         elif self._saving is not None:
-            wait([self._saving])
-            self._pieces.discard()
+            self._pieces.give_up(self._saving)
             self._saving = self._pieces = None
         self._ranks = ALONE
 

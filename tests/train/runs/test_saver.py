@@ -16,7 +16,7 @@ from prep.errors import PathError
 from train.parallel.ranks import RankFailed, Ranks
 from train.runs import checkpoint_files as files
 from train.runs import saver as saving
-from train.runs.checkpoint import DataFacts, State, read_state
+from train.runs.checkpoint import DataFacts, State, read_state, remove_partial
 from train.runs.checkpoint_files import Part
 
 WORLD = 2
@@ -148,24 +148,59 @@ def test_a_rank_that_fails_fails_on_all_and_nothing_is_left(tmp_path, monkeypatc
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
 
 
-def test_what_a_lost_rank_leaves_is_given_up(tmp_path):
-    """No rank asks another one then."""
+@pytest.mark.parametrize("function", ["_require", "write_parts"])
+def test_what_a_lost_rank_leaves_is_given_up(tmp_path, monkeypatch, function):
+    """No rank asks another one then. The lost one goes on writing, but does not bring the directory back."""
+    given_up, begun, real = threading.Event(), threading.Event(), getattr(saving, function)
+
+    def late(*args):
+        if threading.current_thread() in lost:
+            begun.set()
+            assert given_up.wait(30)
+        return real(*args)
+
+    monkeypatch.setattr(saving, function, late)
+    lost = []
+
     def rank(ranks):
         with saving.Saver() as saver:
+            if not ranks.first:
+                lost.append(saver._pool.submit(threading.current_thread).result())
             save(saver, tmp_path, ranks, 1, torch.ones(2), done=lambda: pytest.fail("it was not published"))
-            ranks.gather(None)
             if ranks.first:
-                saver.leave()
-                saver.check()
-                saver.wait()
+                assert begun.wait(30)
+            saver.leave()
+            if ranks.first:
+                given_up.set()
+            saver.check()
+            saver.wait()
 
     assert together(rank) == [None, None]
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+def test_what_cannot_be_removed_does_not_hide_why_a_checkpoint_was_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving.atomic, "remove_tree", fail_to_remove)
+
+    def rank(ranks):
+        with saving.Saver() as saver:
+            save(saver, tmp_path, ranks, 1, torch.ones(2))
+            saver.leave()
+
+    assert together(rank) == [None, None]
+    (left,) = (tmp_path / "checkpoints").iterdir()
+    monkeypatch.undo()
+    remove_partial(tmp_path)
+    assert not left.exists()
+
+
+def fail_to_remove(path):
+    raise OSError(39, "Directory not empty", str(path))
+
+
 def test_ranks_that_share_no_directory_are_told_beside_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "LOOKS", 1)
-    monkeypatch.setattr(saving.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(saving, "SECONDS", 0.0)
 
     def rank(ranks):
         with saving.Saver() as saver:
