@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,13 @@ class _Key(ISeedSequence):
 
 def philox(key: tuple[int, int], stream: int = 0) -> np.random.Generator:
     """A generator at the start of one of the streams of `key`, which are independent: their counters never meet."""
-    start = np.array([0, 0, 0, stream], dtype=np.uint64)
     keyed: Any = _Key(key)  # numpy's annotations name only its own kind of seed sequence
-    return np.random.Generator(np.random.Philox(keyed, counter=start))
+    return np.random.Generator(np.random.Philox(keyed, counter=_start(stream)))
+
+
+@cache
+def _start(stream: int) -> Any:
+    """The counter of a stream, which Philox copies."""
+    start = np.array([0, 0, 0, stream], dtype=np.uint64)
+    start.setflags(write=False)
+    return start

@@ -1,10 +1,11 @@
 """Makes batches: one background thread reads rows into a ring of reused buffers and adds the draws.
 
 A batch's buffers belong to the ring and are filled again some time after the loop asks for the next batch: then, or
-when the loop says that it can spare the GIL (`Batch.spare_gil`). On CUDA they are pinned and copied asynchronously; an
-event keeps the thread from refilling them too early. One thread makes 20,000 samples per second with all their draws
-(the demo's rows, one core of a 2-core EPYC), so there are no worker processes. For larger latents noise takes the
-longest, so separate threads draw it.
+when the loop says that it can spare the GIL (`Batch.spare_gil`). Of small batches the ring has more, and the thread
+makes several at a time, since beside a model it is slow to start: the model has filled the processor's caches. On CUDA
+buffers are pinned and copied asynchronously; an event keeps the thread from refilling them too early. One thread makes
+20,000 samples per second with all their draws (the demo's rows, one core of a 2-core EPYC), so there are no worker
+processes. For larger latents noise takes the longest, so separate threads draw it.
 B samples, C channels, h w latent cells.
 """
 
@@ -32,13 +33,15 @@ from prep.loader.ahead import at_hand
 from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
 from prep.loader.noise import PLAIN, Noise
-from prep.loader.rows import DTYPES, Rows, split
+from prep.loader.rows import DTYPES, Places, Rows, split
 from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
 from prep.models.fields import STD
 from prep.runtime import usable_cores
 
 SLOTS = 4  # batches that may be ready or in use at a time
+MOST_SLOTS = 16  # of small batches, which together take no more than `SMALL_RING`
+SMALL_RING = 8 << 20  # bytes
 MOST_SHAPES = 64  # of one buffer, as buckets and captions have them, that are kept ready
 AHEAD = 4  # batches whose rows the kernel may prefetch before they are read
 DRAWERS = min(4, usable_cores())  # threads that draw noise
@@ -88,6 +91,11 @@ class Slot:
         self._taken[name] = taken
         return taken.tensor
 
+    @property
+    def bytes(self) -> int:
+        """How much memory the buffers take."""
+        return sum(map(len, self._buffers.values()))
+
     def targets(self, name: str) -> Targets:
         """The tensor last taken by this name as targets for the reader, made once."""
         return self._taken[name].targets
@@ -111,6 +119,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`, for training and validation."""
+        if device.type == "cpu":
+            return self
         there = replace(
             self, latent_BChw=to_device(self.latent_BChw, device), sizes_B6=to_device(self.sizes_B6, device),
             text={name: to_device(array, device) for name, array in self.text.items()},
@@ -124,13 +134,14 @@ class Batch:
         return there
 
     def spare_gil(self) -> None:
-        """Lets the thread fill the buffers of the batch before this one now, while the loop is in a long call that
+        """Lets the thread fill the buffers of batches before this one now, while the loop is in a long call that
         needs no GIL: backward. Else it would in the next forward pass, and each of its calls would wait for the GIL.
         """
         self.slot.refill()
 
 
-def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecutor, *, masked: bool) -> Batch:
+def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers: ThreadPoolExecutor, *,
+         masked: bool) -> Batch:
     """Reads and draws a request's batch into the buffers of `slot`. Raises `CacheError` with the samples' names."""
     count, shots, fields = len(request.shots), request.shots, rows.index.manifest.fields
 
@@ -147,7 +158,7 @@ def read(rows: Rows, request: BatchRequest, slot: Slot, drawers: ThreadPoolExecu
     drawing = _draw_noise(request.noise, noise, given, [shot.noise for shot in shots], drawers)
     drawing += _draw_noise(PLAIN, drawn, drawn, posterior, drawers) if posterior else []
     try:
-        text = _fill(rows, shots, buffers)
+        text = _fill(rows, places, buffers)
     except CacheError as error:
         bad = [shot for shot in shots if _is_bad(rows, shot, buffers)]
         names = ", ".join(sorted({f"'{printable(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
@@ -221,21 +232,36 @@ class _Ring:
         self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         self.ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()  # None: no more batches
         self.closed = False
-        self._used: Slot | None = None  # of the batch before the one in use
-        self._slots = tuple(Slot(pinned, self.refill) for _ in range(SLOTS))
-        for slot in self._slots:
-            self.free.put(slot)
+        self._pinned = pinned
+        self._used: list[Slot] = []  # of batches before the one in use
+        self._slots: list[Slot] = []
+        for _ in range(SLOTS):
+            self._add()
+
+    def _add(self) -> None:
+        slot = Slot(self._pinned, self.refill)
+        self._slots.append(slot)
+        self.free.put(slot)
+
+    def grow(self, filled: Slot) -> None:
+        """Adds buffers if those that the thread has filled are small."""
+        if len(self._slots) < MOST_SLOTS and filled.bytes * MOST_SLOTS <= SMALL_RING:
+            self._add()
 
     def refill(self) -> None:
-        """Gives the thread the buffers that are no longer in use."""
-        used, self._used = self._used, None
-        if used is not None:
-            self.free.put(used)
+        """Gives the thread the buffers that are no longer in use, if they are nearly half of all."""
+        if len(self._used) >= max(1, len(self._slots) // 2 - 1):
+            self._give_all()
+
+    def _give_all(self) -> None:
+        for slot in self._used:
+            self.free.put(slot)
+        self._used.clear()
 
     def next(self) -> Batch | BaseException | None:
         """Waits for the next batch."""
         if self.ready.empty():  # no time to lose
-            self.refill()
+            self._give_all()
         return self.ready.get()
 
     def let_go(self) -> None:
@@ -247,31 +273,33 @@ class _Ring:
     def give_back(self, slot: Slot) -> None:
         """The batch in these buffers is no longer in use."""
         self.refill()
-        self._used = slot
+        self._used.append(slot)
 
 
 def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool) -> None:
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
             there = at_hand(rows, requests, masked=masked, ended=lambda: ring.closed)
-            for request in _advised(rows, there, masked):
+            for request, places in _advised(rows, there, masked):
                 slot = ring.free.get()
                 if ring.closed:
                     return
                 if slot.copied is not None:
                     slot.copied.synchronize()
-                ring.ready.put(read(rows, request, slot, drawers, masked=masked))
+                ring.ready.put(read(rows, request, places, slot, drawers, masked=masked))
+                ring.grow(slot)
         ring.ready.put(None)
     except BaseException as error:
         ring.ready.put(error)
 
 
-def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iterator[BatchRequest]:
-    """The requests; the kernel gets a prefetch hint for each, `AHEAD` requests early."""
-    waiting: deque[BatchRequest] = deque()
+def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iterator[tuple[BatchRequest, Places]]:
+    """The requests and the places of their rows; the kernel gets a prefetch hint for each, `AHEAD` requests early."""
+    waiting: deque[tuple[BatchRequest, Places]] = deque()
     for request in requests:
-        rows.advise(request, masked)
-        waiting.append(request)
+        places = rows.places(request.shots, masked=masked)
+        rows.advise(places)
+        waiting.append((request, places))
         if len(waiting) > AHEAD:
             yield waiting.popleft()
     yield from waiting
@@ -301,19 +329,18 @@ def _take_text(rows: Rows, slot: Slot, tokens: Sequence[int] | None, count: int)
             for name, shape in rows.text_shapes(tokens).items()}
 
 
-def _fill(rows: Rows, shots: Sequence[Draw], out: _Buffers) -> dict[str, Tensor]:
+def _fill(rows: Rows, places: Places, out: _Buffers) -> dict[str, Tensor]:
     """Reads rows of all fields, and returns those of text; a missing mask is all 255."""
-    latents, texts = [rows.latent_ref(shot) for shot in shots], [rows.text_ref(shot) for shot in shots]
+    latents, texts = places.latents, places.texts
     rows.fill(out.latent, "latent", "latent", latents, out.slot.targets("latent"))
     if out.std is not None:
         rows.fill(out.std, "latent", STD, latents, out.slot.targets(STD))
     tokens = rows.tokens(texts)
-    text = out.text(tokens, len(shots))
+    text = out.text(tokens, len(texts))
     rows.fill_text(text, texts, tokens, {name: out.slot.targets(f"text.{name}") for name in text})
     if out.mask is not None:
         out.mask.fill_(255)
-        masks = [rows.mask_ref(shot) for shot in shots]
-        rows.fill(out.mask, "mask", "mask", masks, out.slot.targets("mask"))
+        rows.fill(out.mask, "mask", "mask", places.masks, out.slot.targets("mask"))
     return text
 
 
@@ -325,7 +352,7 @@ def _is_bad(rows: Rows, shot: Draw, out: _Buffers) -> bool:
     one = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
                    slot=slot, text=partial(_take_text, rows, slot))
     try:
-        _fill(rows, [shot], one)
+        _fill(rows, rows.places([shot], masked=mask is not None), one)
     except CacheError:
         return True
     return False

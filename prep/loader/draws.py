@@ -60,6 +60,8 @@ class Share:
 
     def passes(self, number: int, part: MicroBatch, plan: StepPlan, most: int | None) -> int:
         """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
+        if self.world == 1:
+            return len(_starts(len(part.occurrences), most))
         own = int(np.diff(ends_of(part, plan, self.world)).max()) if self.level else len(self.of(number, part, plan))
         return len(_starts(own, most))
 

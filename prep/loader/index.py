@@ -100,6 +100,10 @@ class Index:
         """The place of a row, given its shard's number."""
         return RowRef(shard=self.shards[shard].digest, row=row)
 
+    def refs(self, shards: Column, rows: Column) -> list[RowRef]:
+        """The places of rows, given their shards' numbers."""
+        return [self.ref(shard, row) for shard, row in zip(shards.tolist(), rows.tolist(), strict=True)]
+
     def picture(self, sample: int) -> Path | None:
         """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
         path = self.samples.picture_path(sample, self.manifest.sources)

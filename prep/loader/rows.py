@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +26,16 @@ DTYPES: Mapping[str, torch.dtype] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where the rows of a batch are."""
+
+    latents: Sequence[RowRef]
+    texts: Sequence[RowRef]
+    masks: Sequence[RowRef | None]  # None: all ones
+    drawn: Sequence[RowRef]  # the latents that are drawn from their posterior
+
+
 class Rows:
     """The places and values of an index's rows."""
 
@@ -32,23 +44,22 @@ class Rows:
         self.reader = Reader(index.manifest.cache_root)
         self._unconditional = index.manifest.document["prompts"]["unconditional"]
 
-    def latent_ref(self, shot: Draw) -> RowRef:
-        """The place of a shot's latent."""
-        views = self.index.samples.views
-        return self.index.ref(int(views["latent_shard"][shot.view]), int(views["latent_row"][shot.view]))
-
-    def mask_ref(self, shot: Draw) -> RowRef | None:
-        """The place of a shot's mask; `None`: all ones."""
-        views = self.index.samples.views
-        shard = int(views["mask_shard"][shot.view])
-        return None if shard < 0 else self.index.ref(shard, int(views["mask_row"][shot.view]))
-
-    def text_ref(self, shot: Draw) -> RowRef:
-        """The place of a shot's text."""
-        if shot.text == NO_TEXT:
-            return self.index.ref(self._unconditional["shard"], self._unconditional["row"])
-        texts = self.index.samples.texts
-        return self.index.ref(int(texts["shard"][shot.text]), int(texts["row"][shot.text]))
+    def places(self, shots: Sequence[Draw], *, masked: bool) -> Places:
+        """Where the rows of `shots` are; without masks, unless `masked`."""
+        samples, view = self.index.samples, np.array([shot.view for shot in shots], np.int64)
+        views, latents = samples.views, self.index.refs(samples.views["latent_shard"][view],
+                                                        samples.views["latent_row"][view])
+        masks: list[RowRef | None] = []
+        if masked:
+            shards = views["mask_shard"][view]
+            found = iter(self.index.refs(shards[shards >= 0], views["mask_row"][view][shards >= 0]))
+            masks = [next(found) if has else None for has in (shards >= 0).tolist()]
+        text = np.array([shot.text for shot in shots], np.int64)
+        empty = text == NO_TEXT
+        texts = self.index.refs(np.where(empty, self._unconditional["shard"], samples.texts["shard"][text]),
+                                np.where(empty, self._unconditional["row"], samples.texts["row"][text]))
+        return Places(latents=latents, texts=texts, masks=masks,
+                      drawn=[ref for shot, ref in zip(shots, latents, strict=True) if shot.posterior is not None])
 
     def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
              targets: Targets | None = None) -> None:
@@ -121,33 +132,32 @@ class Rows:
         for shot in shots:
             bucket = int(self.index.samples.bucket[shot.sample])
             dtype = DTYPES[str(self.index.manifest.fields["latent"].arrays["latent"]["dtype"])]
-            place = self.latent_ref(shot)
+            places = self.places([shot], masked=False)
+            place, of_text = places.latents[0], places.texts[0]
             for array, shape in self.index.shape("latent", bucket).items():
                 row = torch.empty((1, *shape), dtype=dtype)
                 self.fill(row, "latent", array, [place])
                 if not row.isfinite().all():
                     found.append(("latent", shot, place))
                     break
-            text = self.text([self.text_ref(shot)])
+            text = self.text([of_text])
             if not all(each.isfinite().all() for each in text.values()):
-                found.append(("text", shot, self.text_ref(shot)))
+                found.append(("text", shot, of_text))
         return found
 
     def shards_of(self, request: BatchRequest, masked: bool) -> set[str]:
         """The shards that have a request's rows."""
-        places: list[RowRef | None] = [*map(self.latent_ref, request.shots), *map(self.text_ref, request.shots)]
-        return {ref.shard for ref in (*places, *(map(self.mask_ref, request.shots) if masked else ())) if ref}
+        places = self.places(request.shots, masked=masked)
+        return {ref.shard for ref in (*places.latents, *places.texts, *places.masks) if ref}
 
-    def advise(self, request: BatchRequest, masked: bool) -> None:
+    def advise(self, places: Places) -> None:
         """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report."""
         with suppress(CacheError):
-            drawn = [shot for shot in request.shots if shot.posterior is not None]
-            self.reader.advise("latent", [self.latent_ref(shot) for shot in request.shots])
-            self.reader.advise(STD, [self.latent_ref(shot) for shot in drawn])
+            self.reader.advise("latent", places.latents)
+            self.reader.advise(STD, places.drawn)
             for name in self.index.text_shapes:
-                self.reader.advise(name, [self.text_ref(shot) for shot in request.shots])
-            if masked:
-                self.reader.advise("mask", [ref for shot in request.shots if (ref := self.mask_ref(shot))])
+                self.reader.advise(name, places.texts)
+            self.reader.advise("mask", [ref for ref in places.masks if ref is not None])
 
 
 def split(out: Tensor) -> Targets:

@@ -29,7 +29,7 @@ class Timesteps:
 
     def draw(self, stream: np.random.Generator, count: int) -> int:
         """One of 0 to `count` - 1."""
-        if self == UNIFORM:
+        if self is UNIFORM or self == UNIFORM:
             return int(stream.integers(count))
         place = shifted(self._place(stream), self.shift)
         return min(int((self.low + (self.high - self.low) * place) * count), count - 1)

@@ -211,7 +211,8 @@ def test_train_draws_every_view_with_its_own_mask(encode, tmp_path):
     shots = [shot for request in draws.training(index, plan, 0, 60, dropout=0.0, timesteps=1000)
              for shot in request.shots]
     assert {shot.view for shot in shots} == set(range(int(index.samples.view_offsets[-1])))
-    masked = {(rows.latent_ref(shot), rows.mask_ref(shot)) for shot in shots if rows.mask_ref(shot) is not None}
+    places = rows.places(shots, masked=True)
+    masked = {pair for pair in zip(places.latents, places.masks, strict=True) if pair[1] is not None}
     assert len({latent for latent, _ in masked}) == len(masked) == len({mask for _, mask in masked})
 
 

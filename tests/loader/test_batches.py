@@ -89,7 +89,7 @@ def test_every_batch_has_one_shape_and_buffers_come_round(feed):
             assert batch.latent_BChw.shape[1:] in ((4, 8, 8), (4, 6, 10))
             assert batch.latent_BChw.dtype == torch.bfloat16
             seen.add(id(batch.slot))
-    assert len(seen) <= data.SLOTS
+    assert len(seen) <= data.MOST_SLOTS
 
 
 @pytest.mark.parametrize("spared", [0, 1, 2])
@@ -106,10 +106,11 @@ def test_a_batch_stays_whole_while_it_is_in_use(feed, spared):
             assert all(torch.equal(*both) for both in zip(before, after, strict=True))
 
 
-def test_buffers_are_given_back_when_the_loop_spares_the_gil(feed, monkeypatch):
+@pytest.fixture
+def made(monkeypatch):
+    """How many batches the thread has made, when it has made at least `count` and waits."""
     made, plain = [], data.read
     monkeypatch.setattr(data, "read", lambda *given, **named: made.append(given) or plain(*given, **named))
-    _, opened = feed(steps=20)
 
     def wait_for(count):
         due = time.monotonic() + 30
@@ -118,13 +119,53 @@ def test_buffers_are_given_back_when_the_loop_spares_the_gil(feed, monkeypatch):
         time.sleep(0.02)
         return len(made)
 
+    return wait_for
+
+
+def test_buffers_are_given_back_when_the_loop_spares_the_gil(feed, made, monkeypatch):
+    monkeypatch.setattr(data, "SMALL_RING", 0)
+    _, opened = feed(steps=20)
     with opened as some:
         next(some)
-        assert wait_for(data.SLOTS) == data.SLOTS
+        assert made(data.SLOTS) == data.SLOTS
         second = next(some)
-        assert wait_for(0) == data.SLOTS, "filled while the next forward pass needs the GIL"
+        assert made(0) == data.SLOTS, "filled while the next forward pass needs the GIL"
         second.spare_gil()
-        assert wait_for(data.SLOTS + 1) == data.SLOTS + 1
+        assert made(data.SLOTS + 1) == data.SLOTS + 1
+
+
+def test_of_small_batches_several_are_made_at_a_time(feed, made):
+    """Half of the buffers are ready then; without a loop that spares the GIL, too."""
+    _, opened = feed(steps=60)
+    together = data.MOST_SLOTS // 2 - 1
+    with opened as some:
+        next(some)
+        assert made(data.MOST_SLOTS) == data.MOST_SLOTS
+        for _ in range(together - 1):
+            next(some).spare_gil()
+        assert made(0) == data.MOST_SLOTS
+        next(some).spare_gil()
+        assert made(data.MOST_SLOTS + together) == data.MOST_SLOTS + together
+        for _ in range(together):
+            next(some)
+        assert made(0) == data.MOST_SLOTS + together
+        next(some)
+        assert made(data.MOST_SLOTS + 2 * together) == data.MOST_SLOTS + 2 * together
+
+
+def test_a_loop_that_is_faster_than_the_thread_waits_for_no_other_batch(feed, monkeypatch):
+    """It has nothing left that it could use meanwhile."""
+    slow, plain = threading.Event(), data.read
+
+    def read(*given, **named):
+        assert slow.wait(30)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(data, "read", read)
+    _, opened = feed(steps=40)
+    with opened as some:
+        threading.Timer(0.01, slow.set).start()
+        assert sum(1 for _ in some) == 80  # two micro-batches a step
 
 
 @pytest.mark.parametrize("taken", [2, 6])

@@ -50,7 +50,7 @@ def damage(made, setup, showing):
     """Flips a bit in the latent of a showing: its request and its draw."""
     request, shot = showing
     rows = Rows(setup.index)
-    ref = rows.latent_ref(shot)
+    ref, = rows.places([shot], masked=False).latents
     row = torch.empty(1, *setup.index.shape("latent", request.bucket)["latent"], dtype=torch.bfloat16)
     rows.fill(row, "latent", "latent", [ref])
     content = row.view(torch.uint8).numpy().tobytes()

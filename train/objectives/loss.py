@@ -72,7 +72,7 @@ def error(predicted_BChw: Tensor, target_BChw: Tensor, huber: float) -> Tensor:
     """The error of each element: squared; or twice Huber's (Huber 1964, equation 2.3), which is the squared error up to
     the difference `huber` and grows linearly beyond."""
     if not huber:
-        return (predicted_BChw.float() - target_BChw).square()
+        return functional.mse_loss(predicted_BChw.float(), target_BChw, reduction="none")
     return 2 * functional.huber_loss(predicted_BChw.float(), target_BChw, reduction="none", delta=huber)
 
 

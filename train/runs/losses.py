@@ -7,6 +7,7 @@ sample's id. Records are in the order of steps, so a resumed run cuts the file a
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from prep.fs import atomic
 from prep.fs.atomic import write_atomic
 from prep.loader.index import Index
 from prep.runs.losses import HEAD, RECORD, Records, read_losses, short_ids
+
+_NUMBERS = struct.Struct("<IIf")  # of a `RECORD`, before the id: eight records take a fifth of the time of NumPy
 
 
 class Growing:
@@ -67,11 +70,9 @@ class Losses:
     def add(self, step: int, index: Index, showings: Sequence[tuple[int, int, float]]) -> None:
         """Appends the records of one step: sample, timestep and loss of each showing."""
         assert self._file is not None, "rewind comes first"
-        found = np.zeros(len(showings), RECORD)
-        found["step"], found["timestep"] = step, [timestep for _, timestep, _ in showings]
-        found["loss"] = [loss for _, _, loss in showings]
-        found["id"] = ids_of(index, [sample for sample, _, _ in showings])
-        self._file.add(found.tobytes())
+        ids = index.samples.ids
+        self._file.add(b"".join(_NUMBERS.pack(step, timestep, loss) + ids[sample, :8].tobytes()
+                                for sample, timestep, loss in showings))
 
     def sync(self) -> None:
         """Syncs the file to disk."""
