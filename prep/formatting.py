@@ -58,6 +58,14 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
+def duration(seconds: float) -> str:
+    """A duration that may be long: 12.0 s, 3.2 h, 41.0 days."""
+    for unit, least, size in (("days", 172_800, 86_400), ("h", 5400, 3600), ("min", 120, 60)):
+        if seconds >= least:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
 def join_names(names: Sequence[str], limit: int | None) -> str:
     """The first `limit` names (None: all), quoted for a shell, and the number of the rest."""
     return join_texts([shell_name(name) for name in names], limit)

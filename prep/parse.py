@@ -65,6 +65,14 @@ def bytes_of(text: str) -> int:
     return int(float(found[1]) * (1 << 10 * (" KMGTP".index(found[2].upper()) if found[2] else 0)))
 
 
+def seconds_of(text: str) -> float:
+    """The seconds of a text like 30ms, 30 (milliseconds) or 0.1s. Raises `Unparsed`."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(ms|s|)", text)
+    if not found:
+        raise Unparsed(f"is {brief(text)}, expected a time like 30ms or 0.1s")
+    return float(found[1]) * (1 if found[2] == "s" else 1e-3)
+
+
 def parse_size(text: str, where: str) -> tuple[int, int]:
     """(width, height) of `1024x768`."""
     parts = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})", text)

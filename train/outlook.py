@@ -11,11 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
 from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
+from prep.cache.remote.headers import JOBS as HEADERS
+from prep.cache.remote.headers import cost_of
 from prep.loader.ahead import shards_with
 from prep.loader.draws import ranks_of
 from prep.loader.index import Index
@@ -39,6 +42,10 @@ class Outlook:
     later: int  # bytes that a node downloads in each later epoch, with the room that it has
     memory: int  # bytes of the index, on a node
     planning: float  # seconds to plan a step
+    tables: int  # bytes of the manifest's tables
+    headers: int  # bytes of the headers of all shards, which a node reads before its first step
+    requests: int  # to an object store for these headers
+    rounds: int  # of them that wait for one another
 
 
 def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: bool, room: int | None = None,
@@ -48,6 +55,7 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     `room`: bytes for copies of shards on a node; `None`: enough. `samples`: of a larger data set like this one.
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
+    asked, header_bytes = (sum(part) for part in zip(*(cost_of(facts.remote) for facts in index.shards), strict=True))
     parts = _of_parts(index, plan, nodes, masked=masked) if plan.partitioned else None
     counts = plan.counts
     plan = replace(plan, counts=tuple(round(count * times) for count in counts))
@@ -66,7 +74,9 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
         idle=max(0, world - plan.micro_batch), shards=round(int(used.sum()) * times), bytes=round(whole),
         begin=_to_begin(index, plan, counts, world=world, nodes=nodes, masked=masked),
         first=round(max(first, again)), later=round(again),
-        memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan))
+        memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan),
+        tables=round(_table_bytes(index) * times), headers=round(header_bytes * times), requests=round(asked * times),
+        rounds=ceil(asked * times / HEADERS))
 
 
 def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int, nodes: int, masked: bool) -> int:
@@ -130,6 +140,11 @@ def _index_bytes(index: Index) -> int:
                samples.repeats, samples.weight, samples.coverage, samples.view_offsets, samples.text_offsets,
                *samples.views.values(), *samples.texts.values(), *index.training, *index._ends)
     return sum(column.nbytes for column in columns)
+
+
+def _table_bytes(index: Index) -> int:
+    tables = index.manifest.document["tables"].values()
+    return sum(index.cache.table(digest).stat().st_size for digest in tables)
 
 
 def _planning(plan: StepPlan) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -137,15 +136,7 @@ def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: s
     if part is not None:
         raise UsageError("--part is given with --simulate, which shows what all parts take", hint="omit --part; --gpus "
                          "says how many devices share the work")
-    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else _latency(latency))
-
-
-def _latency(text: str) -> float:
-    """The seconds of a time like 30ms, 30 (milliseconds) or 0.1s. Raises `UsageError`."""
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(ms|s|)", text)
-    if not found:
-        raise UsageError(f"--store-latency is '{text}', expected a time like 30ms or 0.1s")
-    return float(found[1]) * (1 if found[2] == "s" else 1e-3)
+    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else opt.latency_of(latency))
 
 
 def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,

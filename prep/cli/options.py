@@ -42,6 +42,16 @@ Given = Mapping[str, Any]  # values of recipe options by parameter name; None: n
 JOBS = max(2, usable_cores())
 
 
+def latency_of(text: str) -> float:
+    """The seconds of --store-latency. Raises `UsageError`."""
+    from prep.parse import Unparsed, seconds_of
+
+    try:
+        return seconds_of(text)
+    except Unparsed as error:
+        raise UsageError(f"--store-latency {error}") from None
+
+
 def with_recipe_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
     """A decorator that replaces a command's parameter `given` by all recipe options except those in `without`."""
     shown = [one for one in RECIPE_OPTIONS if one.name not in without]

@@ -9,6 +9,7 @@ from pictures import draw
 
 from prep.encode.forecast import simulate
 from prep.encode.forecast.simulate import FieldScale, Simulated, StoreScale
+from prep.formatting import duration
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--mask", "sidecar")
 
@@ -107,7 +108,7 @@ def test_limits_are_said():
 
 
 def test_long_times_and_round_numbers():
-    assert [simulate._long(one) for one in (1.26, 300, 7200, 400_000)] == ["1.3 s", "5.0 min", "2.0 h", "4.6 days"]
+    assert [duration(one) for one in (1.26, 300, 7200, 400_000)] == ["1.3 s", "5.0 min", "2.0 h", "4.6 days"]
     assert [simulate._round(one) for one in (7, 42, 123, 98_765)] == [7, 42, 120, 98_000]
     assert math.isclose(simulate.requests_of(1, 9 << 20)[0] - simulate.requests_of(1, 100)[0], 4)
 

@@ -10,8 +10,11 @@ from remote_rows import rows_of
 
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
+from prep.cache.remote.headers import cost_of, with_headers
+from prep.cache.shard_format import row_stride
 from prep.errors import CacheError
 from prep.fs.mirror import local_path, url_of
+from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 
@@ -28,6 +31,20 @@ def test_a_manifest_is_described_from_range_reads(prep, store, small_there):
             "inspect", small_there / "manifest.json", *options, "--json").json
     assert not [path for method, path, _ in store.proxy.asked if method == "GET" and "list-type" in path]
     assert not list(store.copies.glob("whole/*/*/*/cache/shards")), "no whole shard was needed"
+
+
+def test_a_header_costs_what_is_told_beforehand(store, small_there):
+    """As `train check --simulate --store-latency` counts it."""
+    manifest = read_manifest(local_path(f"{store.url}/manifest.json"))
+    index = open_index(manifest)
+    store.proxy.forget()
+    headers = with_headers(index.cache, [shard.digest for shard in index.shards])
+    told = [cost_of(shard.remote) for shard in index.shards]
+    assert store.proxy.count(part="shards") == sum(requests for requests, _ in told) > len(told)
+    for shard, (_, size) in zip(index.shards, told, strict=True):
+        rows = sum(shard.rows * row_stride(spec) for spec in shard.remote.arrays)
+        files = [path for path in headers.shard(shard.digest).rglob("*") if path.is_file()]
+        assert size == sum(path.stat().st_size for path in files) - rows
 
 
 @pytest.mark.parametrize("options", [(), ("--quick",)], ids=["every byte", "quick"])

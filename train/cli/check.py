@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
+from prep.cli.options import latency_of
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
 from train.cli import options as opt
@@ -41,6 +42,9 @@ def check(
     simulated: Annotated[bool, typer.Option(
         "--simulate", help="with --world-size: show steps, memory and downloads of a node, even without --samples and "
         "--node-cache")] = False,
+    store_latency: Annotated[str | None, typer.Option(
+        metavar="TIME", help="with --simulate, --samples or --node-cache: the time in which an object store answers a "
+        "request, like 30ms", show_default=False)] = None,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
@@ -54,12 +58,15 @@ def check(
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
     outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
+    latency = None if store_latency is None else latency_of(store_latency)
+    if latency is not None and outlook is None and report.setup is not None:
+        raise UsageError("--store-latency is given without --simulate, expected both", hint="add --simulate")
     if as_json:
         put_json(_as_json(report) | ({"nodes": reads} if reads else {})
                  | ({"outlook": asdict(outlook)} if outlook else {}))
     else:
         text = "\n".join([line for line in (_as_text(report), _reads_line(reads)) if line]
-                         + (outlook_lines(outlook) if outlook else []))
+                         + (outlook_lines(outlook, latency) if outlook else []))
         if text:
             put(text)
     opt.stop_at_faults(report.faults, told=as_json)

@@ -7,13 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prep.formatting import counted, format_bytes, grouped, join_names, join_texts, printable
+from prep.formatting import counted, duration, format_bytes, grouped, join_names, join_texts, printable
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
     from train.outlook import Outlook
     from train.setup import CheckReport, Setup
 
+LONG = 600  # seconds
 NETWORK = 1e9  # bytes a second, to give an idea of the time that a download takes
 
 
@@ -33,8 +34,8 @@ def plan_lines(report: CheckReport) -> list[str]:
     return lines
 
 
-def outlook_lines(told: Outlook) -> list[str]:
-    """What ranks and nodes take, in lines."""
+def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
+    """What ranks and nodes take, in lines. `latency`: seconds in which a store answers a request, if there is one."""
     lines = [f"{counted(told.world, 'rank')} on {counted(told.nodes, 'node')}: {counted(told.samples, 'sample')} and "
              f"{counted(told.steps, 'step')} an epoch; planning a step takes {told.planning * 1e3:.1f} ms, the index "
              f"{format_bytes(told.memory)} of a node's memory"]
@@ -45,10 +46,23 @@ def outlook_lines(told: Outlook) -> list[str]:
                  f"({told.begin / NETWORK:.1f} s at 1 GB/s), about {format_bytes(told.first)} of "
                  f"{format_bytes(told.bytes)} ({counted(told.shards, 'shard')}) in its first epoch, and "
                  f"{format_bytes(told.later)} in each later one")
+    if latency is not None:
+        lines.append(_start_line(told, latency))
+        if told.rounds * latency > LONG:
+            lines.append("note: reading the headers of all shards is the limit of the start: a cache of larger shards "
+                         "has fewer (prep compact, prep encode --shard-mib), and so have several manifests")
     if told.later:
         lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
                      "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")
     return lines
+
+
+def _start_line(told: Outlook, latency: float) -> str:
+    """What a node reads of a store before its first download of a shard, and how long that takes at least."""
+    seconds = told.rounds * latency + (told.tables + told.headers) / NETWORK
+    return (f"a first start reads tables of {format_bytes(told.tables)} and the headers of all shards, "
+            f"{counted(told.requests, 'request')} for {format_bytes(told.headers)}: {duration(seconds)}, if the store "
+            f"answers in {latency * 1e3:g} ms and sends 1 GB/s; copies of them stay on the node")
 
 
 def _short_steps(plan: StepPlan) -> list[str]:

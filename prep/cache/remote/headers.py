@@ -8,7 +8,18 @@ from collections.abc import Iterator, Sequence
 
 from prep.cache import shard_format
 from prep.cache.remote.room import make_dirs
-from prep.cache.remote.shards import AGAIN, TRIES, fetch_shard, incomplete, is_copy, known, lock_shard, move_in, url_in
+from prep.cache.remote.shards import (
+    AGAIN,
+    TRIES,
+    RemoteShard,
+    fetch_shard,
+    incomplete,
+    is_copy,
+    known,
+    lock_shard,
+    move_in,
+    url_in,
+)
 from prep.cache.shard_check import quick_check
 from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError
@@ -74,6 +85,13 @@ def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.E
                 handle.truncate(there)
     move_in(headers, staged, digest)
     return missing
+
+
+def cost_of(shard: RemoteShard) -> tuple[int, int]:
+    """How many requests fetch a shard's header, one after another, and how many bytes."""
+    index = {shard_format.data_path(spec): shard.rows * shard_format.row_stride(spec) for spec in shard.arrays}
+    return (len(shard.files) + len(index),  # of each array, also its size
+            sum(size - index.get(name, 0) for name, size in shard.files.items()))
 
 
 @contextlib.contextmanager

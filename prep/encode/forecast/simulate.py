@@ -24,7 +24,7 @@ from prep.encode.plan import plan, rows_of_task
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import Targets
 from prep.encode.text_groups import TextGroups
-from prep.formatting import counted, format_bytes, grouped
+from prep.formatting import counted, duration, format_bytes, grouped
 from prep.fs.remote.objects import LISTED, UPLOAD_PART
 from prep.manifest.samples import Sample, build_samples
 
@@ -100,17 +100,17 @@ class Simulated:
         lines += [f"{name}: {counted(one.rows, 'row')} in {counted(one.shards, 'shard')}, {format_bytes(one.bytes)}"
                   for name, one in self.fields.items()]
         lines += [f"commits: {grouped(shards)}, one for each shard",
-                  f"planning: {_long(self.planning)} and at least {format_bytes(self.planning_memory)} of memory in "
+                  f"planning: {duration(self.planning)} and at least {format_bytes(self.planning_memory)} of memory in "
                   f"each process that plans, and {format_bytes(self.ledger)} for the ledger when all is encoded",
-                  f"sealing: {_long(self.sealing)} for the manifest's table of samples, {format_bytes(self.table)}"]
+                  f"sealing: {duration(self.sealing)} for the manifest's table of samples, {format_bytes(self.table)}"]
         if self.store is not None:
             lines += [
                 f"store: {counted(self.store.objects, 'object')}, {counted(self.store.requests, 'request')}; each "
                 f"shard waits {self.store.waited:.2f} s for answers, beside the device",
-                f"store: each start lists it, which takes {_long(self.store.listing)} when all is encoded; a machine "
-                f"that has none of the commits fetches them in {_long(self.store.catching_up)}"]
+                f"store: each start lists it, which takes {duration(self.store.listing)} when all is encoded; a "
+                f"machine that has none of the commits fetches them in {duration(self.store.catching_up)}"]
         if self.seconds is not None:
-            lines.append(f"time: about {_long(self.seconds)} on {counted(self.scale.gpus, 'device')} like this one")
+            lines.append(f"time: about {duration(self.seconds)} on {counted(self.scale.gpus, 'device')} like this one")
         return [*lines, *(f"note: {note}" for note in self.limits())]
 
     def limits(self) -> list[str]:
@@ -234,14 +234,6 @@ def requests_of(arrays: int, size: int) -> tuple[int, int]:
     more = (begun + parts - 1 if begun else 0) + asked
     follow = (begun + ceil(parts / PARTS_AT_ONCE) - 1 if begun else 0) + asked
     return 2 + 2 * _files(arrays) + more, 4 + 2 * ceil((_files(arrays) - 1) / FILES) + follow
-
-
-def _long(seconds: float) -> str:
-    """A duration that may be long: 12 s, 3.2 h, 41 days."""
-    for unit, size in (("days", 172_800), ("h", 5400), ("min", 120)):
-        if seconds >= size:
-            return f"{seconds / {'days': 86_400, 'h': 3600, 'min': 60}[unit]:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _round(number: int) -> int:

@@ -133,15 +133,15 @@ def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER)
     at, whole, waits = start, False, Waits(url, stop)
     while at < end:
         try:
-            for part in _answer(url, at, end, whole, stop):
+            answer = _asked(url, at, end, whole, stop)
+            size = int(answer.meta["size"])  # of the object
+            for part in _parts(answer, 0 if whole else at, at, end, stop):
                 at += len(part)
                 waits.progressed()
                 yield part
-            if at < end:
-                size = size_of(url, stop=stop)
-                if at >= size:
-                    return
+            if at < min(end, size):
                 raise Passing(f"the answer ended after {at} of {min(end, size)} bytes")
+            return
         except _NoRanges:
             whole = True
         except Passing as passing:
@@ -152,17 +152,20 @@ class _NoRanges(Exception):
     """The server sends whole objects only (rclone serve s3 does)."""
 
 
-def _answer(url: str, start: int, end: int, whole: bool, stop: threading.Event) -> Iterator[Any]:
-    """One answer's bytes from `start` to `end`. Raises `Passing`, `_NoRanges`."""
+def _asked(url: str, start: int, end: int, whole: bool, stop: threading.Event) -> Any:
+    """The answer to a request for an object's bytes from `start` to `end`, or for all of it. Raises `_NoRanges`."""
     def ask(store: ObjectStore, key: str) -> Any:
         from obstore import get
 
         return get(store, key) if whole or start == 0 else get(store, key, options={"range": (start, end)})
 
-    found = patiently(url, ask, stop, _ranged)
-    at = 0 if whole else start
+    return patiently(url, ask, stop, _ranged)
+
+
+def _parts(answer: Any, at: int, start: int, end: int, stop: threading.Event) -> Iterator[Any]:
+    """The bytes from `start` to `end` of an answer that begins with byte `at`. Raises `Passing`, `Stopped`."""
     try:
-        for chunk in found.stream(min_chunk_size=CHUNK):
+        for chunk in answer.stream(min_chunk_size=CHUNK):
             if stop.is_set():
                 raise Stopped
             view = memoryview(chunk)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,9 +79,20 @@ def test_check_tells_what_nodes_take(train, make, capsys):
     told = train("check", path, "--world-size", 2, "--node-cache", "1G", "--json").json["outlook"]
     assert told["later"] == 0 and told["first"] == told["bytes"] > 0 and told["samples"] == 7
     assert "2 ranks on 1 node: 7 samples" in train("check", path, "--world-size", 2, "--simulate").out
+    said = train("check", path, "--world-size", 2, "--simulate", "--store-latency", "30ms").out
+    seconds = ceil(told["requests"] / 32) * 0.03
+    assert (f"the headers of all shards, {told['requests']} requests for " in said
+            and f": {seconds:.1f} s, if the store answers in 30 ms" in said and "is the limit of the start" not in said)
+    said = train("check", path, "--world-size", 2, "--samples", 1e9, "--store-latency", "30ms").out
+    assert re.search(r"tables of [0-9.]+ [GT]iB and the headers of all shards, [0-9,]{11,} requests for [0-9.]+ "
+                     r"[GT]iB: [0-9.]+ days, if the store answers", said)
+    assert "note: reading the headers of all shards is the limit of the start" in said
     for given, said in [(("--samples", 9), "--simulate, --node-cache or --samples is given without --world-size"),
                         (("--simulate",), "--simulate, --node-cache or --samples is given without --world-size"),
                         (("--world-size", 2, "--samples", "inf"), "Invalid value for '--samples'"),
+                        (("--world-size", 2, "--store-latency", "1s"), "--store-latency is given without --simulate"),
+                        (("--world-size", 2, "--simulate", "--store-latency", "3h"),
+                         "--store-latency is '3h', expected a time like 30ms or 0.1s"),
                         (("--world-size", 2, "--node-cache", "much"), "--node-cache is 'much', expected a size like")]:
         result = train("check", path, *given)
         assert result.code in (2, 3) and said in result.err
