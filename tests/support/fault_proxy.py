@@ -5,10 +5,11 @@ from __future__ import annotations
 import http.client
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+Headers = Mapping[str, str]
 Rule = Callable[[str, str, int], str]  # (method, path, how many such requests before): what goes wrong, or ""
 ERRORS = {"500": "InternalError", "503": "SlowDown", "403": "ExpiredToken", "404": "NoSuchKey", "400": "BadRequest",
           "403 clock": "RequestTimeTooSkewed", "403 key": "InvalidAccessKeyId"}
@@ -28,7 +29,8 @@ class FaultProxy:
         "hang"                  no answer until `forget`
     """
 
-    def __init__(self, upstream: int) -> None:
+    def __init__(self, upstream: int, translated: Callable[[Headers], Headers] = dict) -> None:
+        """`upstream`: the server's port. `translated`: the headers of a request as the server knows them."""
         self.rule: Rule = lambda method, path, before: ""
         self.asked: list[tuple[str, str, str]] = []  # method, path, what went wrong
         self.ranges = 0  # requests for a part of an object
@@ -36,7 +38,8 @@ class FaultProxy:
         self._lock = threading.Lock()
         self.hung = threading.Event()
         self._released = threading.Event()
-        handler = type("Handler", (_Handler,), {"proxy": self, "upstream": upstream})
+        handler = type("Handler", (_Handler,), {"proxy": self, "upstream": upstream,
+                                                "translated": staticmethod(translated)})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.port = self._server.server_port
@@ -76,6 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     proxy: FaultProxy
     upstream: int
+    translated: Callable[[Headers], Headers]
 
     def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -111,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=30)
         try:
             kept = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
-            upstream.request(self.command, self.path, body or None, kept)
+            upstream.request(self.command, self.path, body or None, dict(self.translated(kept)))
             answer = upstream.getresponse()
             length = answer.getheader("Content-Length")
             data = answer.read()
