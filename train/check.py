@@ -29,7 +29,7 @@ from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.samplers import DIFFUSION, samplers
 from train.models.size_shift import size_shifts
-from train.models.targets import Presets, Shapes, layers_of, read_weights, targeted, trained_shapes
+from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
@@ -51,6 +51,7 @@ class _Model:
     state_bytes: int
     initial: Initial | None
     large: bool  # whether convolutions larger than 1x1 get an adapter
+    ambiguous: bool  # as in `Setup`
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
@@ -87,8 +88,8 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     if not faults and index and plan and model:
         setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
                       base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
-                      shifts=model.shifts, others=model.others, init=_recorded(initial), initial=initial,
-                      masked=_masked(index, config), prediction=_prediction(config, manifest),
+                      shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, init=_recorded(initial),
+                      initial=initial, masked=_masked(index, config), prediction=_prediction(config, manifest),
                       steps=_steps(config, plan), family=FAMILIES[manifest.family], shards=shards)
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
@@ -308,6 +309,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     numbers = sum(map(prod, trained))
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
                   large=_adapts_large(layers_of(weights), config, presets), saved=_saved(numbers, weights, config),
+                  ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
 

@@ -54,7 +54,8 @@ def checkpoint_metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> di
     if setup.adopted:
         facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
     if setup.config.method == "lora":
-        facts.update(lora.describe(names, setup.config.lora, naming_of(setup.family)))
+        facts.update(lora.describe(names, setup.config.lora, naming_of(setup.family),
+                                   anchored=setup.ambiguous))
     return facts
 
 

@@ -62,6 +62,7 @@ class Setup:
     numbers: int  # how many numbers are trained
     saved: int  # how many numbers a file of weights has: frozen ones, too
     state_bytes: int  # what the optimizer keeps for the trained ones
+    ambiguous: bool  # whether the name of a layer that gets an adapter ends the name of one that gets none
     prediction: str
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest

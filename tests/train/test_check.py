@@ -349,6 +349,15 @@ def test_targets_that_are_nowhere_are_found_before_loading(make, faults):
     assert "lora.targets names 'nowhere'" in fault.message
 
 
+def test_more_principal_directions_than_a_layer_has_are_refused(make, faults):
+    made, targets = make(), ["re:^mid_block.*attn2.to_k$"]
+    (fault,) = faults(made, {"lora": {"init": "pissa", "rank": 17, "targets": targets}})
+    assert fault.message == ("lora.init is 'pissa', but 'mid_block.attentions.0.transformer_blocks.0.attn2.to_k' of "
+                             "shape [16, 32] has no 17 principal directions")
+    assert fault.hint == "a smaller --rank, for this layer alone by lora.layers, or --set lora.init=kaiming"
+    assert faults(made, {"lora": {"init": "pissa", "rank": 16, "targets": targets}}) == ()
+
+
 def test_min_snr_of_a_schedule_that_ends_in_noise_is_refused(make, faults, other_model):
     edit(other_model / "scheduler" / "scheduler_config.json", rescale_betas_zero_snr=True)
     (fault,) = faults(make(), {"loss": {"min_snr": 5.0}}, model=str(other_model))

@@ -115,6 +115,13 @@ def test_settings_that_a_flow_has_not(case, made):
     assert (unknown in said) == (case.family in ("pixart_alpha", "pixart_sigma", "sana", "cogview4", "ovis"))
 
 
+def test_what_check_counts_is_what_a_run_trains(made):
+    """Also of every layer, as a regular expression may choose: HiDream's experts have a gate that is none."""
+    found = setup(made, lora={"rank": 2, "conv_rank": 2, "targets": ["re:^(?!.*conv_depth)"]})
+    denoiser = load(found.model, found.config, found.prediction, CPU, family=found.family.name)
+    assert sum(value.numel() for value in denoiser.parameters.values()) == found.numbers
+
+
 def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made, ours):
     """By default that of diffusers' example; a model that takes none refuses the setting."""
     found = setup(made)

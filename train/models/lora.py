@@ -23,7 +23,7 @@ from train.config.schema import Lora
 from train.models.naming import Naming, Place, ends_of, in_file_order
 from train.models.principal import principal_part
 from train.models.products import PRODUCTS, product_alpha, scaled_alpha
-from train.models.targets import Adapter, Presets, Shapes, adapter_of, targeted
+from train.models.targets import Adapter, Presets, Shapes, adapter_of, endings, require_directions, targeted
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # PEFT imports it, and it asks for kernels not used here
 
@@ -56,11 +56,13 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
         if lora.init == "pissa":
             _add_first(denoiser, config)
     found = {name: value for name, value in denoiser.named_parameters() if is_stored(name)}
+    assert {_split(name)[0] for name in found} == set(names), "PEFT adapted other layers"
     for name, value in found.items():
         first = _length(name, value) if _split(name)[1] == "magnitude" else _drawn(name, value, seed)
         value.data = to_device(first, value.device)
     if lora.init == "pissa":
         for name, adapter in adapters.items():
+            require_directions(name, layers[name], adapter, lora)
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
     return {name: value for name, value in found.items() if value.requires_grad}
 
@@ -71,17 +73,23 @@ def _shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
 
 
 def _config(lora: Lora, adapters: Mapping[str, Adapter], layers: Shapes) -> Any:
-    ranks = {re.escape(name): each.rank for name, each in adapters.items()}
-    alphas = {re.escape(name): each.alpha for name, each in adapters.items()}
-    if lora.kind != "lora":
-        alphas = {re.escape(name): product_alpha(layers[name], each.rank, lora) for name, each in adapters.items()}
-    common: dict[str, Any] = {"target_modules": list(adapters), "rank_pattern": ranks, "alpha_pattern": alphas}
+    """PEFT's. It matches a list of targets by the ends of names, a text as an expression of the whole name; a pattern
+    of ranks or alphas by the end, unless ^ begins it."""
+    ranks = {f"^{re.escape(name)}": each.rank for name, each in adapters.items()}
+    alphas = {f"^{re.escape(name)}": each.alpha if lora.kind == "lora" else product_alpha(layers[name], each.rank, lora)
+              for name, each in adapters.items()}
+    common: dict[str, Any] = {"target_modules": _exactly(adapters), "rank_pattern": ranks, "alpha_pattern": alphas}
     if lora.kind == "loha":
         return LoHaConfig(**common)
     if lora.kind == "lokr":
         return LoKrConfig(decompose_factor=lora.factor or -1, **common)
     return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout,  # type: ignore[arg-type]
                       init_lora_weights=True, use_dora=lora.dora, **common)
+
+
+def _exactly(names: Iterable[str]) -> str:
+    """A regular expression of these names and no others."""
+    return "|".join(map(re.escape, names))
 
 
 def is_stored(name: str) -> bool:
@@ -106,13 +114,8 @@ def _begin_with_principal(layer: Any, name: str, adapter: Adapter, seed: int) ->
     """The adapter begins as the principal part of the weight, and `first` takes it away: together they add nothing.
 
     So what is trained is that part beside the rest of the weight, as in PiSSA, and the base stays as it is.
-    Raises `ConfigError` for a weight with too few rows or columns.
     """
     weight = layer.base_layer.weight
-    if adapter.rank > min(len(weight), weight[0].numel()):
-        raise ConfigError(f"lora.init is 'pissa', but '{name}' of shape {list(weight.shape)} has no {adapter.rank} "
-                          "principal directions", hint="a smaller --rank, for this layer alone by lora.layers, or "
-                          "--set lora.init=kaiming")
     up, down = principal_part(weight, adapter.rank, adapter.alpha / adapter.rank,
                               draw_key(seed, 0, name.encode(), 0, "pissa")[0])
     for kind, sign in (("default", 1), ("first", -1)):
@@ -284,8 +287,11 @@ def _fuse_up(parts: list[tuple[Place, Tensor]]) -> Tensor:
     return whole
 
 
-def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, str]:
-    """The metadata that the format's readers expect: rank and alpha, those of most layers and each that differs."""
+def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming, *, anchored: bool = False) -> dict[str, str]:
+    """The metadata that the format's readers expect: rank and alpha, those of most layers and each that differs.
+
+    `anchored`: the layers as a regular expression, where their names are also the ends of others'.
+    """
     if lora.kind != "lora":
         arguments = {"algo": lora.kind, "conv_dim": str(lora.conv_rank), "conv_alpha": str(lora.conv_alpha)}
         arguments |= {"factor": str(lora.factor or -1)} if lora.kind == "lokr" else {}
@@ -306,11 +312,19 @@ def describe(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> di
                 **({"ss_network_args": json.dumps(more)} if more else {})}
     adapter: dict[str, Any] = {
         "r": times * rank, "lora_alpha": times * alpha, "lora_dropout": lora.dropout,
-        "target_modules": sorted(adapters),
+        "target_modules": _exactly(sorted(adapters)) if anchored else sorted(adapters),
         **({"use_dora": True} if lora.dora else {}),
-        "rank_pattern": {name: times * each.rank for name, each in adapters.items() if each.rank != rank},
-        "alpha_pattern": {name: times * each.alpha for name, each in adapters.items() if each.alpha != alpha}}
+        "rank_pattern": _others({name: times * each.rank for name, each in adapters.items()}, times * rank),
+        "alpha_pattern": _others({name: times * each.alpha for name, each in adapters.items()}, times * alpha)}
     return {"lora_adapter_metadata": json.dumps({f"{naming.component}.{key}": value for key, value in adapter.items()})}
+
+
+def _others(values: Mapping[str, float], usual: float) -> dict[str, float]:
+    """The values of the layers that do not have the usual one. Readers take the first name that ends a layer's, so a
+    layer whose name ends in another's comes before that, with its own value."""
+    own = {name: value for name, value in values.items() if value != usual}
+    longer = sorted((name for name in values if any(end in own for end in endings(name))), key=len, reverse=True)
+    return {name: values[name] for name in (*longer, *own)}
 
 
 def _split(name: str) -> tuple[str, str]:

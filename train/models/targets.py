@@ -13,7 +13,7 @@ from prep.errors import ConfigError
 from prep.models.family import Family
 from prep.models.pipeline import weighted_files
 from prep.models.weights import read_shapes
-from prep.parse import suggest
+from prep.parse import brief, suggest
 from train.config.schema import Config, Full, Lora
 from train.models.products import product_shapes
 
@@ -26,10 +26,14 @@ def read_weights(model: Path, family: Family) -> Shapes:
     return read_shapes(weighted_files(model, family.denoiser).weights)
 
 
+# A weight of two dimensions that is no layer: which experts HiDream's tokens go to is computed without a module.
+_NO_LAYER = ".ff_i.gate.weight"
+
+
 def layers_of(weights: Shapes) -> Shapes:
     """The linear and convolution layers: those whose weight has two or four dimensions."""
     return {name.removesuffix(".weight"): shape for name, shape in weights.items()
-            if name.endswith(".weight") and len(shape) in (2, 4)}
+            if name.endswith(".weight") and len(shape) in (2, 4) and not name.endswith(_NO_LAYER)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +79,20 @@ def adapter_of(lora: Lora, name: str, sides: Sequence[int]) -> Adapter:
     return Adapter(rank=rank, alpha=alpha * sqrt(rank) if lora.rslora else alpha, lr=rule.get("lr"))
 
 
+def is_ambiguous(weights: Shapes, lora: Lora, presets: Presets) -> bool:
+    """Whether a reader that matches names by their ends, as PEFT does with a list, takes other layers for targets."""
+    found = set(targeted(layers_of(weights), lora, presets))
+    modules = {".".join(parts[:end]) for parts in (name.split(".") for name in weights)
+               for end in range(1, len(parts))}
+    return any(end in found for name in modules - found for end in endings(name))
+
+
+def endings(name: str) -> list[str]:
+    """What follows each dot of a name."""
+    parts = name.split(".")
+    return [".".join(parts[first:]) for first in range(1, len(parts))]
+
+
 def unfrozen(weights: Iterable[str], full: Full) -> list[str]:
     """The names of the weights that full fine-tuning trains, in order.
 
@@ -108,11 +126,31 @@ def trained_shapes(weights: Shapes, config: Config, presets: Presets) -> list[tu
     if config.method == "full":
         return [weights[name] for name in unfrozen(weights, config.full)]
     layers, lora = layers_of(weights), config.lora
+    adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in targeted(layers, lora, presets)}
     if lora.kind != "lora":
-        return [shape for name in targeted(layers, lora, presets) for shape in product_shapes(
-            layers[name], adapter_of(lora, name, layers[name][2:]).rank, lora).values()]
-    return [shape for name in targeted(layers, lora, presets)
-            for shape in adapter_shapes(layers[name], adapter_of(lora, name, layers[name][2:]).rank, lora)]
+        return [shape for name, adapter in adapters.items()
+                for shape in product_shapes(layers[name], adapter.rank, lora).values()]
+    for name, adapter in adapters.items():
+        _check_adaptable(name, layers[name], adapter, lora)
+    return [shape for name, adapter in adapters.items() for shape in adapter_shapes(layers[name], adapter.rank, lora)]
+
+
+def _check_adaptable(name: str, shape: tuple[int, ...], adapter: Adapter, lora: Lora) -> None:
+    """Raises `ConfigError` for a layer that a LoRA cannot have: of each channel by itself, as in SANA's feed-forward
+    layers, or for PiSSA with too few rows or columns."""
+    if len(shape) == 4 and shape[1] == 1 < shape[0]:
+        raise ConfigError(f"lora.targets is {brief(lora.targets)}, which chooses '{name}', but that convolves each "
+                          "channel by itself, which a LoRA cannot change",
+                          hint="list other layers in lora.targets")
+    require_directions(name, shape, adapter, lora)
+
+
+def require_directions(name: str, shape: Sequence[int], adapter: Adapter, lora: Lora) -> None:
+    """Raises `ConfigError` if PiSSA asks a weight for more principal directions than it has."""
+    if lora.init == "pissa" and adapter.rank > min(shape[0], prod(shape[1:])):
+        raise ConfigError(f"lora.init is 'pissa', but '{name}' of shape {list(shape)} has no {adapter.rank} "
+                          "principal directions", hint="a smaller --rank, for this layer alone by lora.layers, or "
+                          "--set lora.init=kaiming")
 
 
 def adapter_shapes(layer: tuple[int, ...], rank: int, lora: Lora) -> list[tuple[int, ...]]:

@@ -11,10 +11,11 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from model_files import change_json
 
+from prep.errors import ConfigError
 from train.config.load import parse
 from train.models.denoiser import load, noise_schedule
 from train.models.families.sana import DENOISER
-from train.models.targets import layers_of, read_weights, targeted
+from train.models.targets import layers_of, read_weights, targeted, trained_shapes
 
 
 def test_the_shift_of_the_published_solver_is_used(tmp_path):
@@ -39,3 +40,15 @@ def test_the_layers_that_get_an_adapter(tmp_path, targets, count):
     assert len(names) == count and not [name for name in names if "conv_depth" in name]
     trained = load(model, config, "flow", torch.device("cpu")).parameters
     assert len(trained) == 2 * count
+
+
+def test_a_convolution_channel_by_channel_gets_no_lora(tmp_path):
+    from prep.models.families.sana import FAMILY
+
+    weights = read_weights(tiny_pipelines.save("sana", tmp_path / "model"), FAMILY)
+    with pytest.raises(ConfigError) as caught:
+        trained_shapes(weights, parse({"lora": {"targets": ["conv_depth"]}}, ""), DENOISER.presets)
+    assert caught.value.message == (
+        "lora.targets is ('conv_depth',), which chooses 'transformer_blocks.0.ff.conv_depth', but that convolves each "
+        "channel by itself, which a LoRA cannot change")
+    assert caught.value.hint == "list other layers in lora.targets"
