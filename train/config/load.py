@@ -200,6 +200,8 @@ def _check_optimizer(config: Config) -> None:
         if name not in OPTIMIZERS[given.name].takes and value != default:
             raise Unparsed(f"optimizer.{name} is {brief(value)}, but '{given.name}' has no such setting, expected "
                            f"{brief(default)}")
+    if given.name in ("adamw-schedule-free", "prodigy") and not given.betas[0]:  # of which they keep something else
+        raise Unparsed(f"optimizer.betas[0] is 0, expected more for '{given.name}'")
     if given.name == "adamw-schedule-free":
         if config.schedule.name != "constant":
             raise Unparsed(f"schedule.name is '{config.schedule.name}', expected 'constant' for 'adamw-schedule-free', "
@@ -207,8 +209,6 @@ def _check_optimizer(config: Config) -> None:
         if config.ema.decay:
             raise Unparsed(f"ema.decay is {config.ema.decay:g}, expected 0 for 'adamw-schedule-free', which averages "
                            "the weights itself")
-        if not given.betas[0]:
-            raise Unparsed("optimizer.betas[0] is 0, expected more for 'adamw-schedule-free'")
 
 
 def _plain(value: Any) -> Any:

@@ -69,6 +69,8 @@ WRONG = [
      "ema.decay is 0.9, expected 0 for 'adamw-schedule-free', which averages the weights itself"),
     ({"optimizer": {"name": "adamw-schedule-free", "betas": [0.0, 0.9]}},
      "optimizer.betas[0] is 0, expected more for 'adamw-schedule-free'"),
+    ({"optimizer": {"name": "prodigy", "betas": [0.0, 0.99]}},
+     "optimizer.betas[0] is 0, expected more for 'prodigy'"),
     ({"optimizer": {"name": 3, "lr": 1}}, "optimizer.name is 3, expected "),
     ({"lora": {"layers": [{"rank": 4}]}},
      "lora.layers[0] is {'rank': 4}, expected 'match' and one of: rank, alpha, lr"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
+from prep.errors import ConfigError
 from train.config import optimizers as settings
+from train.config.load import parse
 from train.config.schema import Optimizer
 from train.optim import kept
 from train.optim.optimizers import TABLE, average, state_bytes
@@ -47,15 +50,25 @@ def test_both_tables_have_every_optimizer():
     assert {name for each in settings.OPTIMIZERS.values() for name in each.takes} == set(settings.DEPENDENT)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_kept_goes_on_bit_by_bit(name):
+def with_betas():
+    """Each optimizer with betas of its own, and with each of them 0, where the settings allow that."""
+    for name in NAMES:
+        yield name, {}
+        for betas in ((0.0, 0.99), (0.9, 0.0), (0.0, 0.0)) if "betas" in settings.OPTIMIZERS[name].takes else ():
+            with suppress(ConfigError):
+                parse({"optimizer": {"name": name, "betas": list(betas)}}, "")
+                yield name, {"betas": betas}
+
+
+@pytest.mark.parametrize(("name", "more"), list(with_betas()), ids=str)
+def test_what_is_kept_goes_on_bit_by_bit(name, more):
     facts = TABLE[name]
-    parameters, optimizer = fresh(name)
+    parameters, optimizer = fresh(name, **more)
     steps(parameters, optimizer, range(3))
     weights, held = copied(parameters), copied(kept.tensors_of(facts, optimizer, parameters))
     steps(parameters, optimizer, range(3, 6))
 
-    again, other = fresh(name)
+    again, other = fresh(name, **more)
     wanted = kept.expected(facts, other, again, set(held))
     assert wanted == {each: (value.dtype, tuple(value.shape)) for each, value in held.items()}
     for each, value in again.items():
