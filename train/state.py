@@ -364,14 +364,16 @@ def restore(trainee: TrainState, start: Start) -> None:
     put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family, shards=shards)
     wanted = kept.expected(trainee.facts, trainee.optimizer, whole,
                            tensor_names(start.folder, start.state, OPTIMIZER))
-    if not wanted and trainee.scale is None:  # with it, every step so far may have been skipped
+    scaled = has(start.folder, start.state, SCALE)
+    moments = [name for name in wanted if "/group-" not in name]
+    if not moments and not scaled:  # with a scale of the loss, every step so far may have been skipped
         raise CacheError(f"{start.folder / OPTIMIZER} has no moments for any trained parameter",
                          hint="the checkpoint is from another run; train again into another RUN with -o")
     divided = {} if shards is None else _rows_kept(trainee, shards.whole)
     only = _spans({name: like for name, like in divided.items() if name in wanted}, shards)
     values = read_tensors(start.folder, start.state, OPTIMIZER, wanted, only)
     kept.put(trainee.facts, trainee.optimizer, parameters, values)
-    if trainee.scale is not None:
+    if trainee.scale is not None and scaled:  # else an adopted change of precision begins with a fresh one
         trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
     if trainee.shadow is not None:
         put_weights(trainee.shadow, start, AVERAGE, family, trainee.denoiser.weights, shards=shards)

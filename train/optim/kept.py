@@ -34,16 +34,16 @@ def tensors_of(facts: Facts, optimizer: Any, parameters: Mapping[str, Tensor]) -
 
 def expected(facts: Facts, optimizer: Any, parameters: Mapping[str, Tensor], there: set[str],
              ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """The tensors that a file should have whose names are `there`: for each parameter all or none."""
+    """The tensors that a file should have whose names are `there`: for each parameter all or none, and the numbers of
+    all groups. It may have only these, if float16 overflowed in every step."""
     wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, parameter in parameters.items():
         kept = facts.kept(tuple(parameter.shape))
         if any(f"{kind}/{name}" in there for kind in kept):
             wanted |= {f"{kind}/{name}": (DTYPES[dtype], shape) for kind, (dtype, shape) in kept.items()}
-    if wanted:
-        wanted |= {f"{kind}/group-{at}": (_NUMBERS[number], ()) for at in range(len(optimizer.param_groups))
-                   for kind, number in facts.numbers.items()}
-    return wanted
+    numbers = {f"{kind}/group-{at}": (_NUMBERS[number], ()) for at in range(len(optimizer.param_groups))
+               for kind, number in facts.numbers.items()}
+    return wanted | numbers if wanted or numbers.keys() & there else wanted
 
 
 def put(facts: Facts, optimizer: Any, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -69,13 +69,15 @@ def test_float16_learns_what_float32_does(make, setup_of, tmp_path, method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"ema": {"decay": 0.5}}, {"optimizer": {"name": "adamw-schedule-free"}},
+                                      {"optimizer": {"name": "prodigy"}, "ema": {"decay": 0.5}}], ids=str)
 def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the_same(
-        make, setup_of, tmp_path, monkeypatch):
+        make, setup_of, tmp_path, monkeypatch, settings):
     """With a scale so large that the gradients of the first steps overflow."""
     monkeypatch.setattr(loss_scale, "GROWS_AFTER", 2)
     monkeypatch.setattr(loss_scale.LossScale.__init__, "__defaults__", (2.0**40, 0))
     monkeypatch.setattr(loss_scale, "MOST", 2.0**40)
-    setup = setup_of(make(), **{**HALF, "steps": 40, "checkpoint": {"every": 3, "keep": 0}, "ema": {"decay": 0.5}})
+    setup = setup_of(make(), **{**HALF, "steps": 40, "checkpoint": {"every": 3, "keep": 0}, **settings})
     go(setup, tmp_path / "straight")
     steps = [event for event in events(tmp_path / "straight") if event["event"] == "step"]
     skipped = [step["step"] for step in steps if step["skipped"]]
@@ -86,7 +88,8 @@ def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the
     for name in ("lora", "ema"):
         first = load_file(tmp_path / "straight" / "checkpoints" / "step-000003" / f"{name}.safetensors")
         assert all(not value.any() for key, value in first.items() if "lora_up" in key)
-    assert not load_file(tmp_path / "straight" / "checkpoints" / "step-000003" / "optimizer.safetensors")
+    held = load_file(tmp_path / "straight" / "checkpoints" / "step-000003" / "optimizer.safetensors")
+    assert all("/group-" in name for name in held), "an optimizer that never made a step has no moments"
     for stop in (3, max(skipped)):
         run = tmp_path / f"broken-{stop}"
 
@@ -101,6 +104,33 @@ def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the
         for path in (run / "checkpoints" / "step-000040").glob("*.safetensors"):
             other = tmp_path / "straight" / "checkpoints" / "step-000040" / path.name
             assert path.read_bytes() == other.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("name", ["adamw", "prodigy", "adamw-schedule-free"])
+def test_a_run_that_overflowed_in_every_step_is_resumed(make, setup_of, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(loss_scale.LossScale.__init__, "__defaults__", (2.0**60, 0))
+    made = make()
+    go(setup_of(made, **{**HALF, "steps": 1, "optimizer": {"name": name}}), tmp_path / "run")
+    go(setup_of(made, **{**HALF, "steps": 2, "optimizer": {"name": name}}), tmp_path / "run", resume=True)
+    found = [event["loss_scale"] for event in events(tmp_path / "run") if event["event"] == "step"]
+    assert found == [pytest.approx(2.0**60, rel=1e-5), pytest.approx(2.0**59, rel=1e-5)]
+
+
+def test_another_precision_that_is_adopted_begins_with_a_fresh_scale(make, setup_of, tmp_path):
+    made = make()
+    for last, precision in ((2, "fp32"), (4, "fp16"), (6, "fp32")):
+        go(setup_of(made, **{**HALF, "steps": last, "precision": precision}), tmp_path / "run", resume=last > 2,
+           adopt=last > 2)
+    scales = [event.get("loss_scale") for event in events(tmp_path / "run") if event["event"] == "step"]
+    assert scales == [None, None, loss_scale.FIRST, loss_scale.FIRST, None, None]
+
+
+def test_float32_continues_a_run_that_overflowed_in_every_step(make, setup_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale.LossScale.__init__, "__defaults__", (2.0**60, 0))
+    made = make()
+    go(setup_of(made, **{**HALF, "steps": 1}), tmp_path / "run")
+    go(setup_of(made, **{**HALF, "steps": 2, "precision": "fp32"}), tmp_path / "run", resume=True, adopt=True)
+    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"] == [1, 2]
 
 
 def test_a_loss_beyond_float16_is_an_error_that_names_other_precisions(make, setup_of, tmp_path, monkeypatch):
