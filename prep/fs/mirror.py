@@ -4,7 +4,7 @@
     DIR/headers/s3/BUCKET/KEY…  caches whose shards have documents, keys and shard indexes, but no rows
     DIR/work/s3/BUCKET/KEY…     caches like those, into which prep encode encodes
     DIR/runs/s3/BUCKET/KEY…     runs that train run trains and uploads
-    DIR/locks/000…fff           locks, each for all shards whose digest begins so
+    DIR/locks/000…fff           locks, each for all shards whose digest begins so, and other copies whose path's does
 
 Pictures, captions and masks have no copies: they are read when they are needed (`prep.fs.blob`).
 

@@ -21,6 +21,7 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.remote.room import ROOM, make_dirs
 from prep.cache.store import FULL, Cache, publish_dir, retire_shard
+from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import NO_LOCKS, Release, try_lock
@@ -241,6 +242,11 @@ def lock_shard(digest: str, stop: threading.Event) -> Iterator[None]:
             yield
         finally:
             release()
+
+
+def lock_copy(path: Path, stop: threading.Event) -> contextlib.AbstractContextManager[None]:
+    """Holds the lock of any other copy, by its path, as `lock_shard` does for shards. Never inside another lock."""
+    return lock_shard(digest_bytes(os.fsencode(path)), stop)
 
 
 def _taken(handle: BinaryIO) -> Release | None:

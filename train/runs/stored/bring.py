@@ -131,8 +131,7 @@ def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *,
     staged = own.with_name(f".{name}.partial")
     atomic.make_dirs(staged)
     objects.fetch(f"{place}/{STATE}", staged / STATE, there[f"{place}/{STATE}"])
-    files = {name: facts for name, facts in listed_files(staged / STATE, own).items()
-             if not (weights_only and name.startswith("optimizer"))}
+    files = _needed(staged / STATE, own, weights_only)
     if _is_whole(own, staged / STATE, files):
         atomic.remove_tree(staged)
         return own
@@ -149,6 +148,23 @@ def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *,
     atomic.rename(staged, own)
     atomic.sync_dir(own.parent)
     return own
+
+
+def has_weights(objects: Objects, folder: Path, name: str) -> bool:
+    """Whether the checkpoint called `name` in a run's directory is that of the store, as `bring_checkpoint` brings it
+    with `weights_only`; changes nothing. Raises `CacheError`."""
+    own = folder / "checkpoints" / name
+    try:
+        same = (own / STATE).read_bytes() == objects.read(f"{CHECKPOINTS}{name}/{STATE}")
+    except OSError:
+        return False
+    return same and _is_whole(own, own / STATE, _needed(own / STATE, own, weights_only=True))
+
+
+def _needed(state: Path, own: Path, weights_only: bool) -> Mapping[str, FileFacts]:
+    """The files that the state.json of the checkpoint `own` lists, as far as they are brought. Raises `CacheError`."""
+    return {name: facts for name, facts in listed_files(state, own).items()
+            if not (weights_only and name.startswith("optimizer"))}
 
 
 def _listed(place: str, file: str, there: Names, own: Path) -> Listed:

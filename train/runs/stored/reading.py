@@ -1,23 +1,27 @@
 """Copies of what commands read of a run in a store: the copy of an object lies where its URL says.
 
 They are apart from the working copy, in which a program of this computer may train just now. A copy is fetched again
-only if its object has changed; what the store has no more is removed here.
+only if its object has changed; what the store has no more is removed here. Several programs, like the ranks of a run,
+may want a copy at once: one of them downloads it while the others wait, and what is as it should be is not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from prep.cache.remote.room import make_dirs
+from prep.cache.remote.room import STALE, make_dirs
+from prep.cache.remote.shards import lock_copy
 from prep.errors import PathError, UsageError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown
 from prep.runs.document import NAME as RUN
 from prep.runs.losses import NAME as LOSSES
-from train.runs.checkpoint import STATE, step_name, step_named
+from train.runs.checkpoint import STATE, is_partial, step_name, step_named
 from train.runs.directory import RESULTS
-from train.runs.stored.bring import Names, bring_checkpoint, bring_file
+from train.runs.stored.bring import Names, bring_checkpoint, bring_file, has_weights
 from train.runs.stored.layout import CHECKPOINTS, is_state, whole_steps
 from train.runs.stored.objects import Objects, differs
 
@@ -57,9 +61,8 @@ def _weights(place: Path, checkpoint: str | None, result: bool) -> Path:
     steps = whole_steps(there)
     chosen = _chosen(steps, checkpoint)
     of_result = {name for name in there if name.partition("/")[0] in RESULTS} if result or not steps else set()
-    _fetch(objects, folder, there, lambda name: name == RUN or name in of_result)
-    if chosen is not None and not of_result:
-        bring_checkpoint(objects, folder, step_name(chosen), there, weights_only=True)
+    weights = None if chosen is None or of_result else step_name(chosen)
+    _keep(objects, folder, there, lambda name: name == RUN or name in of_result, weights)
     return folder
 
 
@@ -68,19 +71,20 @@ def for_init(place: Path) -> Path:
     if not is_url(place):
         return place
     url, folder = shown(place), local_path(place)
-    make_dirs(folder.parent)
     if folder.suffix == ".safetensors":
         objects = Objects(shown(place.parent))
-        there = objects.list()
-        _fetch(objects, folder.parent, there, lambda name: name == folder.name)
+        _fetch(objects, folder.parent, objects.list(), lambda name: name == folder.name)
         return folder
     objects = Objects(url)
     there = objects.list()
     if RUN in there:
         return for_weights(place)
     if STATE in there:
-        run = Objects(shown(place.parent.parent))
-        return bring_checkpoint(run, folder.parent.parent, folder.name, run.list(), weights_only=True)
+        run, root = Objects(shown(place.parent.parent)), folder.parent.parent
+        if not has_weights(run, root, folder.name):
+            with _locked(run, root):
+                bring_checkpoint(run, root, folder.name, run.list(), weights_only=True)
+        return folder
     _fetch(objects, folder, there, lambda name: name.endswith((".safetensors", ".json")))
     return folder
 
@@ -96,7 +100,7 @@ def _run(place: Path, wanted: Callable[[str], bool], but: Callable[[str], bool] 
     if not is_url(place):
         return place
     objects, folder, there = _opened(place)
-    _fetch(objects, folder, there, lambda name: wanted(name) and not but(name))
+    _keep(objects, folder, there, lambda name: wanted(name) and not but(name))
     return folder
 
 
@@ -107,28 +111,59 @@ def _opened(place: Path) -> tuple[Objects, Path, Names]:
     if RUN not in there:
         raise PathError(f"{objects.url} is not a training run: it has no run.json",
                         hint="name the place that train run wrote (-o)")
-    folder = local_path(place)
-    make_dirs(folder)
-    _forget(folder, there)
-    return objects, folder, there
+    return objects, local_path(place), there
 
 
-def _forget(folder: Path, there: Names) -> None:
-    """Removes checkpoints and files that the store has no more."""
-    steps = {step_name(step) for step in whole_steps(there)}
-    for old in (folder / "checkpoints").glob("*"):
-        if old.name not in steps:
-            atomic.remove_tree(old)
-    for path in list(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in there and not name.startswith(CHECKPOINTS):
-            atomic.remove(path)
+def _keep(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool],
+          weights: str | None = None) -> None:
+    """Makes copies of a run's `wanted` files, and of the weights of a checkpoint, what the store has, and removes what
+    it has no more."""
+    if (not any(_gone(folder, there)) and not any(_changed(folder, there, wanted))
+            and (weights is None or has_weights(objects, folder, weights))):
+        return
+    with _locked(objects, folder):
+        for path in list(_gone(folder, there)):
+            atomic.remove_tree(path)
+        for name in _changed(folder, there, wanted):
+            bring_file(objects, folder, name, there[name])
+        if weights is not None:
+            bring_checkpoint(objects, folder, weights, there, weights_only=True)
 
 
 def _fetch(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool]) -> None:
-    for name, listed in there.items():
-        if wanted(name) and differs(folder / name, listed):
-            bring_file(objects, folder, name, listed)
+    """Makes copies of `wanted` objects what the store has."""
+    if any(_changed(folder, there, wanted)):
+        with _locked(objects, folder):
+            for name in _changed(folder, there, wanted):
+                bring_file(objects, folder, name, there[name])
+
+
+def _locked(objects: Objects, folder: Path) -> AbstractContextManager[None]:
+    """Holds the lock of the directory that is written to; below the checkpoints of a run, that of the run."""
+    make_dirs(folder)
+    runs = (above.parent for above in (folder, *folder.parents) if above.name == CHECKPOINTS.rstrip("/"))
+    return lock_copy(next(runs, folder), objects.stop)
+
+
+def _gone(folder: Path, there: Names) -> Iterator[Path]:
+    """The checkpoints and files here that the store has no more, and what a killed program left."""
+    steps = {step_name(step) for step in whole_steps(there)}
+    yield from (old for old in (folder / "checkpoints").glob("*") if old.name not in steps)
+    for path in list(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in there and not name.startswith(CHECKPOINTS) and not _is_coming(path):
+            yield path
+
+
+def _is_coming(path: Path) -> bool:
+    """Whether a file may be the download of another program, of just a part of the run."""
+    with suppress(OSError):
+        return is_partial(path) and time.time() - path.stat().st_mtime < STALE
+    return False
+
+
+def _changed(folder: Path, there: Names, wanted: Callable[[str], bool]) -> Iterator[str]:
+    return (name for name, listed in there.items() if wanted(name) and differs(folder / name, listed))
 
 
 def _chosen(steps: set[int], named: str | None) -> int | None:

@@ -1,0 +1,82 @@
+"""Weights in a store from which a run begins: each computer downloads them once, whatever begins there at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from prep.runs.documents import seal
+from train.runs.stored.reading import for_init
+
+RANKS = 4
+FILES = {name: bytes(range(256)) * 4096 + name.encode()
+         for name in ("lora.safetensors", "model.safetensors", "optimizer.safetensors")}
+
+
+@pytest.fixture
+def url(store):
+    """A run of one checkpoint."""
+    facts = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in FILES.items()}
+    state = seal({"format": "latentry/checkpoint", "version": 3, "step": 5, "manifest": "", "data": {}, "base": {},
+                  "config": {}, "micro_batch": 1, "adopted": [], "init": {}, "meaning": 2, "files": facts})
+    place = f"{store.prefix}/runs/cat"
+    for name, data in {**FILES, "state.json": state}.items():
+        store.server.put(f"{place}/checkpoints/step-000005/{name}", data)
+    store.server.put(f"{place}/run.json", b"{}")
+    store.server.put(f"{place}/lora.safetensors", FILES["lora.safetensors"])
+    return f"{store.url}/runs/cat"
+
+
+def begin(url, environment, together, answers):
+    """What a rank does: it takes the weights and reads them; the others may still be at it."""
+    os.environ.update(environment)
+    from train.runs.stored.reading import for_init
+
+    together.wait()
+    try:
+        found = for_init(Path(url))
+        together.wait()
+        weights = found if found.is_file() else next(found.rglob("model.safetensors"))
+        answers.put(hashlib.sha256(weights.read_bytes()).hexdigest())
+    except BaseException as error:
+        together.abort()
+        answers.put(f"{type(error).__name__}: {error}")
+
+
+@pytest.mark.parametrize("place", ["", "/checkpoints/step-000005", "/lora.safetensors"])
+def test_ranks_of_one_computer_begin_with_the_same_weights_downloaded_once(store, url, place):
+    processes = multiprocessing.get_context("spawn")
+    together, answers = processes.Barrier(RANKS, timeout=60), processes.Queue()
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "LATENTRY_"))}
+    ranks = [processes.Process(target=begin, args=(url + place, environment, together, answers)) for _ in range(RANKS)]
+    for rank in ranks:
+        rank.start()
+    told = [answers.get(timeout=60) for _ in ranks]
+    for rank in ranks:
+        rank.join()
+    name = "lora.safetensors" if place.endswith(".safetensors") else "model.safetensors"
+    assert told == [hashlib.sha256(FILES[name]).hexdigest()] * RANKS
+    assert store.proxy.count("GET", name) == 1 and not store.proxy.count("GET", "optimizer")
+    assert not list(store.copies.rglob("*.partial"))
+
+
+def test_what_the_store_has_no_more_goes_and_what_is_as_there_stays(store, url):
+    """Leftovers of killed programs go, too; what another program downloads just now does not."""
+    copy = for_init(Path(url))
+    (weights,) = copy.rglob("model.safetensors")
+    before = weights.stat().st_ino
+    coming, left = copy / f".{'a' * 16}.partial", copy / f".{'b' * 16}.partial"
+    for path in (coming, left, copy / "README.md"):
+        path.write_bytes(b"")
+    os.utime(left, (0, 0))
+    (copy / "checkpoints" / ".step-000004.partial").mkdir()
+    assert for_init(Path(url)) == copy
+    assert {path.name for path in copy.iterdir()} == {coming.name, "run.json", "checkpoints"}
+    assert [path.name for path in (copy / "checkpoints").iterdir()] == ["step-000005"]
+    assert weights.stat().st_ino == before
+    assert for_init(Path(f"{url}/checkpoints/step-000005")) == weights.parent
+    assert weights.stat().st_ino == before
