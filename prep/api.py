@@ -193,7 +193,14 @@ def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None 
                               underfill=underfill,  # type: ignore[arg-type]  # both are checked by the plan
                               shuffle=shuffle,  # type: ignore[arg-type]
                               caption_dropout=caption_dropout, masked=masked)
-    return BatchStream(open_index(_manifest(manifest)), settings, steps=steps, rank=rank, world=world)
+    return BatchStream(open_index(_manifest(manifest)), settings, steps=steps, rank=rank, world=world,
+                       sharing=_ranks_here())
+
+
+def _ranks_here() -> int:
+    """How many processes torchrun started on this computer, if it did."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(told)) if told.isdecimal() else 1
 
 
 def verify(manifest: PathLike, *, quick: bool = False, jobs: int = JOBS) -> dict[str, Any]:

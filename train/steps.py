@@ -56,7 +56,7 @@ def steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pro
                               chances=chances_by_bucket(config.timesteps, setup.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch, share=share)
     pinned = trainee.denoiser.device.type == "cuda"
-    with (batches(rows, requests, masked=setup.masked, pinned=pinned) as feed,
+    with (batches(rows, requests, masked=setup.masked, pinned=pinned, sharing=ranks.local_world) as feed,
           _Updates(trainee, setup, log, progress) as updates):
         for step in range(progress.done, setup.steps):
             _seed(config.seed, step, ranks.rank, progress.device)

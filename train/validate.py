@@ -78,7 +78,8 @@ def _losses(denoiser: Denoiser, rows: Rows, setup: Setup, requests: Sequence[dra
     """The losses of the samples of each forward pass."""
     latents, found = latents_of(setup.manifest).to(denoiser.device), []
     with (evaluating(denoiser), torch.no_grad(),
-          batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda") as feed):
+          batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda",
+                  sharing=ranks.local_world) as feed):
         for batch in ranks.each(feed):
             given = forward(denoiser, batch.to(denoiser.device), latents, setup.config.loss)
             found.append(to_host(sample_losses(given, setup.config.loss)).tolist())

@@ -30,7 +30,8 @@ from prep.cache import shard_format
 from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
 from prep.cache.remote.headers import with_headers
-from prep.cache.remote.shards import fetcher
+from prep.cache.remote.room import LIMIT
+from prep.cache.remote.shards import Fetcher, fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
@@ -43,6 +44,7 @@ NOT_MATCHING = "is damaged: its bytes do not match their checksum"
 JOBS = 8  # arrays opened at a time, where the time goes into waiting for the disk
 AT_ONCE, HEAD_START = 0.0005, 16  # seconds for an array whose pages are in memory; how many more are waited for
 TOGETHER = 8  # arrays that a thread opens before it reports: handing one over costs a third of opening it
+OPENINGS = 10  # attempts at a shard that other processes remove, to make room, before it is open
 
 
 class OpenArray:
@@ -250,23 +252,41 @@ class Reader:
     def _reopen(self, shard: str, array: str) -> OpenArray:
         if not shard_format.NAME.fullmatch(array):
             raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
-        if self.fetcher is not None and self.fetcher.ensure(shard):
-            self.close_removed()
         root = self._cache.shard_path(shard)
         try:
-            try:
-                return self._opened_anew(root, shard, array)
-            except OSError as error:
-                if error.errno not in OUT_OF_FILES:
-                    raise
-                self._close_all()
-                return self._opened_anew(root, shard, array)
+            if self.fetcher is None:
+                return self._opened_by_force(root, shard, array)
+            return self._fetched(self.fetcher, root, shard, array)
         except (OSError, Unparsed) as error:
             problem = fault(root, shard, array, error)
             if isinstance(error, Unparsed) or is_lost(error):
                 found = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
                 problem = as_recorded(self._cache, problem, found)
             raise problem from None
+
+    def _fetched(self, fetcher: Fetcher, root: str, shard: str, array: str) -> OpenArray:
+        """An array of a copy, fetched if need be: until it is open, another process may remove it to make room."""
+        for left in range(OPENINGS - 1, -1, -1):
+            if fetcher.ensure(shard):
+                self.close_removed()
+            try:
+                return self._opened_by_force(root, shard, array)
+            except FileNotFoundError:
+                if not left and Path(root).is_dir():
+                    raise
+        raise CacheError(f"the copy of shard {shard} was removed {OPENINGS} times before it was read: other processes "
+                         "need the room", hint=f"allow copies more room with {LIMIT}=200GB, or free some space; then "
+                         "run the same command again")
+
+    def _opened_by_force(self, root: str, shard: str, array: str) -> OpenArray:
+        """As `_opened_anew`, closing other files if there are too many."""
+        try:
+            return self._opened_anew(root, shard, array)
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES:
+                raise
+            self._close_all()
+            return self._opened_anew(root, shard, array)
 
     def _opened_anew(self, root: str, shard: str, array: str) -> OpenArray:
         sound = self._sound.get((shard, array))

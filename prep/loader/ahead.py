@@ -25,22 +25,25 @@ from prep.loader.rows import Rows
 
 JOBS = 8  # shards downloaded at a time
 AHEAD = 64  # requests whose shards may be on their way; the first few of an epoch need most shards of a bucket
-SHARE = 2  # shards of waiting requests take no more than one part in so many of the room, so that none is removed
+# Shards of the waiting requests of all processes of a computer take no more than one part in so many of the room, so
+# that none is removed.
+SHARE = 2
 LOOK = 0.2  # seconds between looks whether the batches are still wanted
 FRESH = 30.0  # seconds for which a shard that was there counts as being there, and as used
 
 
-def at_hand(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool,
+def at_hand(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, sharing: int = 1,
             ended: Callable[[], bool] = lambda: False) -> Iterator[BatchRequest]:
     """The requests, each when the shards of its rows are on this computer. Of a local cache: the requests as they are.
 
-    Downloads begin up to `AHEAD` requests early, in their order. A shard that was removed since, to make room for
-    others, is fetched again by the reader. No more requests come once `ended()` is true. Raises `CacheError`.
+    Downloads begin up to `AHEAD` requests early, in their order. `sharing`: how many processes like this one share the
+    room for copies. A shard that was removed since, to make room for others, is fetched again by the reader. No more
+    requests come once `ended()` is true. Raises `CacheError`.
     """
     if rows.reader.fetcher is None:
         yield from requests
         return
-    with _Downloads(rows, rows.reader.fetcher, ended) as downloads, suppress(Stopped):
+    with _Downloads(rows, rows.reader.fetcher, sharing, ended) as downloads, suppress(Stopped):
         waiting: deque[tuple[BatchRequest, set[str]]] = deque()
         for request in requests:
             shards = rows.shards_of(request, masked)
@@ -55,14 +58,14 @@ def at_hand(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool,
 class _Downloads:
     """The downloads of the shards that waiting requests need."""
 
-    def __init__(self, rows: Rows, fetcher: Fetcher, ended: Callable[[], bool]) -> None:
+    def __init__(self, rows: Rows, fetcher: Fetcher, sharing: int, ended: Callable[[], bool]) -> None:
         self._rows, self._fetcher, self._ended = rows, fetcher, ended
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(JOBS, "fetch")
         self._coming: dict[str, Future[None]] = {}
         self._seen: dict[str, float] = {}  # when a shard was there
         self._needed: Counter[str] = Counter()  # by how many of the waiting requests
-        self._bytes, self._most = 0, allowed() // SHARE
+        self._bytes, self._most = 0, allowed() // (SHARE * sharing)
 
     def __enter__(self) -> _Downloads:
         return self

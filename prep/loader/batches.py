@@ -208,13 +208,15 @@ def drawn_latents(mean_BChw: Tensor, std_BChw: Tensor, noise_BChw: Tensor) -> Te
 
 
 @contextmanager
-def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinned: bool) -> Iterator[Iterator[Batch]]:
+def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinned: bool,
+            sharing: int = 1) -> Iterator[Iterator[Batch]]:
     """Batches of `requests` in order, prepared ahead by a thread that ends with the block.
 
-    An error in the thread is raised when the loop asks for that batch.
+    `sharing`: how many processes of this computer read so. An error in the thread is raised when the loop asks for that
+    batch.
     """
     ring = _Ring(pinned)
-    thread = threading.Thread(target=_work, args=(rows, requests, ring, masked), name="batches", daemon=True)
+    thread = threading.Thread(target=_work, args=(rows, requests, ring, masked, sharing), name="batches", daemon=True)
     thread.start()
     try:
         yield _hand_out(ring)
@@ -276,10 +278,10 @@ class _Ring:
         self._used.append(slot)
 
 
-def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool) -> None:
+def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool, sharing: int) -> None:
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
-            there = at_hand(rows, requests, masked=masked, ended=lambda: ring.closed)
+            there = at_hand(rows, requests, masked=masked, sharing=sharing, ended=lambda: ring.closed)
             for request, places in _advised(rows, there, masked):
                 slot = ring.free.get()
                 if ring.closed:

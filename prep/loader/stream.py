@@ -58,7 +58,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     """
 
     def __init__(self, index: Index, settings: StreamSettings, *, steps: int | None = None, rank: int | None = None,
-                 world: int | None = None) -> None:
+                 world: int | None = None, sharing: int = 1) -> None:
         super().__init__()
         grouped = distributed.is_available() and distributed.is_initialized()
         self._world = (distributed.get_world_size() if grouped else 1) if world is None else world
@@ -68,6 +68,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         if not 0 <= settings.caption_dropout <= 1:
             raise ConfigError(f"caption_dropout is {settings.caption_dropout:g}, expected 0 to 1")
         self.settings, self._index, self._steps, self._next = settings, index, steps, 0
+        self._sharing = sharing
         self.plan: StepPlan = step_plan(index.counts, seed=settings.seed, batch_size=settings.batch_size,
                                         micro_batch=settings.micro_batch, underfill=settings.underfill,
                                         shuffle=settings.shuffle)
@@ -89,7 +90,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         share = draws.Share(rank=self._rank, world=self._world, level=True)
         requests = draws.training(self._index, plan, first, total, dropout=settings.caption_dropout,
                                   timesteps=settings.timesteps, most=plan.micro_batch, share=share)
-        with batches(Rows(self._index), requests, masked=settings.masked, pinned=False) as feed:
+        with batches(Rows(self._index), requests, masked=settings.masked, pinned=False, sharing=self._sharing) as feed:
             for step in range(first, total):
                 count = draws.passes(plan, step, most=plan.micro_batch, share=share)
                 for number in range(count):

@@ -17,6 +17,7 @@ from torchrun import torchrun
 
 from prep.cache.remote import room
 from prep.loader import draws
+from prep.loader.ahead import at_hand
 from prep.loader.batches import batches
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
@@ -158,6 +159,24 @@ def test_what_is_least_used_goes_when_there_is_no_room(made, setup_of, index, mo
     assert all((one == other).all() for first, second in zip(here, there, strict=True)
                for one, other in zip(first, second, strict=True))
     assert room._copies()[0] <= most
+
+
+@pytest.mark.parametrize(("sharing", "begun"), [(1, 8), (100, 2)])
+def test_processes_of_one_computer_share_the_room(made, setup_of, index, monkeypatch, sharing, begun):
+    """Each looks only so far ahead that the shards that all wait for have room."""
+    setup = setup_of(made, batch_size=2)
+    monkeypatch.setenv(room.LIMIT, str(2 * sum(shard.bytes for shard in index.shards)))
+    asked = []
+
+    def requests():
+        for request in draws.training(index, setup.plan, 0, 8, dropout=0.0, timesteps=1000):
+            asked.append(request)
+            yield request
+
+    there = at_hand(Rows(index), requests(), masked=True, sharing=sharing)
+    next(there)
+    assert len(asked) == begun
+    there.close()
 
 
 def test_too_little_room_for_all_shards_is_noted(train, made, store, tiny_model, monkeypatch):

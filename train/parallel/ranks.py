@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
+from prep.formatting import printable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
+LOCAL_WORLD = "LOCAL_WORLD_SIZE"  # torchrun sets it, too; other launchers may not
 
 
 class RankFailed(Problem):
@@ -45,6 +47,7 @@ class Ranks:
     rank: int = 0
     world: int = 1
     local: int = 0  # among those of this machine
+    local_world: int = 1  # how many there are on this machine, as far as that is known
     # Whether the model is divided among the ranks (`train.parallel.shards`): each forward pass then needs all of them.
     sharded: bool = False
 
@@ -301,7 +304,11 @@ def of_environment(environment: Mapping[str, str]) -> Ranks:
     if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
         raise UsageError(f"{', '.join(VARIABLES)} are {', '.join(map(repr, texts))}, expected what torchrun sets",
                          hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset them")
-    return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]))
+    here = environment.get(LOCAL_WORLD) or "1"
+    if not here.isdecimal() or not 1 <= int(here) <= int(texts[1]):
+        raise UsageError(f"{LOCAL_WORLD} is '{printable(here)}', expected 1 to WORLD_SIZE, which is {texts[1]}",
+                         hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset it")
+    return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]), local_world=int(here))
 
 
 def _told_of(error: Exception) -> dict[str, Any]:

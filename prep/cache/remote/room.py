@@ -25,6 +25,7 @@ from prep.parse import Unparsed, bytes_of
 
 LIMIT = "LATENTRY_REMOTE_LIMIT"
 SPARE = 20  # without a limit, one part in so many of the disk stays free
+LOOKS = 3  # at the copies, before a download begins although those that were to go were opened meanwhile
 RESCAN = 10.0  # seconds for which the measured room is believed: other processes fetch, too
 STALE = 86400.0  # seconds after which a file in tmp/ is a leftover of a killed process
 
@@ -84,12 +85,15 @@ ROOM = Room()
 def _make_room(size: int) -> int:
     """Removes copies until there is room for `size` bytes; returns how much room there is."""
     make_dirs(mirror())
-    used, copies = _copies()
-    allowed = _allowed(used)
-    if size > allowed:
-        raise _no_room(size, "the disk is full" if limit() is None else f"{format_bytes(allowed)} are allowed")
-    if used + size > allowed:
-        used -= _remove_oldest(copies, used + size - allowed + allowed // 50)
+    for _ in range(LOOKS):
+        used, copies = _copies()
+        allowed = _allowed(used)
+        if size > allowed:
+            raise _no_room(size, "the disk is full" if limit() is None else f"{format_bytes(allowed)} are allowed")
+        if used + size > allowed:
+            used -= _remove_oldest(copies, used + size - allowed + allowed // 50)
+        if used + size <= allowed:
+            break
     return allowed - used
 
 
@@ -139,10 +143,11 @@ def _remove_leftovers(folder: Path) -> None:
 def _remove_oldest(copies: Sequence[tuple[float, int, Path]], size: int) -> int:
     """Removes copies, those opened least recently first, until `size` bytes are free; returns how many are."""
     freed = 0
-    for _, taken, path in copies:
+    for opened, taken, path in copies:
         if freed >= size:
             break
         with contextlib.suppress(OSError, Problem):
-            retire_shard(Cache(root=path.parents[2]), path.name)
-            freed += taken
+            if path.stat().st_mtime == opened:  # otherwise it was opened since, perhaps by another process
+                retire_shard(Cache(root=path.parents[2]), path.name)
+                freed += taken
     return freed
