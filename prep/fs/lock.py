@@ -134,6 +134,15 @@ def _take(root: Path, handle: BinaryIO, exclusive: bool) -> Release | None:
     return lambda: None
 
 
+def try_exclusive(handle: BinaryIO) -> Release | None:
+    """Takes the exclusive lock and returns its release; `None` if another has it. On a disk without locks, all get it.
+    """
+    try:
+        return try_lock(handle, True)
+    except OSError as error:
+        return (lambda: None) if error.errno in NO_LOCKS else None
+
+
 def try_byte_lock(handle: BinaryIO, exclusive: bool, lock: LockBytes) -> Release | None:
     """Takes one free byte, or all bytes if `exclusive`; `None` if that fails. `lock` is the system's function."""
     mine = os.getpid() % SLOTS  # so that processes rarely try the same byte first

@@ -4,6 +4,8 @@
     DIR/headers/s3/BUCKET/KEY…  caches whose shards have documents, keys and shard indexes, but no rows
     DIR/work/s3/BUCKET/KEY…     caches like those, into which prep encode encodes
     DIR/runs/s3/BUCKET/KEY…     runs that train run trains and uploads
+    DIR/coming/                 how much room there is, and downloads under way: an empty, locked file each, whose name
+                                says how many bytes it will take
     DIR/locks/000…fff           locks, each for all shards whose digest begins so, and other copies whose path's does
 
 Pictures, captions and masks have no copies: they are read when they are needed (`prep.fs.blob`).
@@ -27,7 +29,7 @@ SCHEMES = ("s3", "gs", "az")
 # What besides scheme and bucket decides which store it is: another one must not share its copies.
 ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "gs": ("GOOGLE_BASE_URL",),
              "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME")}
-WHOLE, HEADERS, WORK, RUNS, LOCKS = "whole", "headers", "work", "runs", "locks"
+WHOLE, HEADERS, WORK, RUNS, LOCKS, COMING = "whole", "headers", "work", "runs", "locks", "coming"
 _BEGINNINGS = tuple(f"{scheme}://" for scheme in SCHEMES)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from prep.cache.reader import OPENINGS, Reader
 from prep.cache.remote import room
 from prep.cache.store import retire_shard
 from prep.errors import CacheError
+from prep.fs.remote.errors import Stopped
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 
@@ -64,3 +68,100 @@ def test_what_was_opened_since_the_copies_were_measured_stays(audit):
     assert reader.fetcher.touch(copies[0][2].name)
     assert room._remove_oldest(copies, 1) == copies[1][1]
     assert [path.is_dir() for _, _, path in copies] == [True, False, *[True] * (len(copies) - 2)]
+
+
+def test_a_download_counts_in_full_until_it_ends(store, monkeypatch):
+    """Also after the room was measured again, and for other processes, which have a `Room` of their own."""
+    monkeypatch.setenv(room.LIMIT, "1000")
+    monkeypatch.setattr(room, "RESCAN", 0.0)
+    first, second, ended = room.Room(), room.Room(), threading.Event()
+    ended.set()
+    with first.kept(400, ended), second.kept(400, ended):
+        for other in (first, second):
+            with pytest.raises(Stopped), other.kept(400, ended):
+                pass
+        with second.kept(200, ended):
+            pass
+    with second.kept(1000, ended):
+        pass
+    with pytest.raises(CacheError, match="there is no room for a shard of 1001 bytes"), first.kept(1001, ended):
+        pass
+    assert sorted(path.name for path in (store.copies / "coming").iterdir()) == ["lock", "room"]
+
+
+def test_it_waits_for_room_that_a_download_takes(store, monkeypatch):
+    monkeypatch.setenv(room.LIMIT, "1000")
+    monkeypatch.setattr(room, "PAUSE", 0.001)
+    waiting, begun, order = threading.Event(), room.Room._begun, []
+
+    def noted(self, size):
+        found = begun(self, size)
+        if found is None:
+            waiting.set()
+        return found
+
+    def other():
+        with room.Room().kept(700, threading.Event()):
+            order.append("second")
+
+    monkeypatch.setattr(room.Room, "_begun", noted)
+    thread = threading.Thread(target=other)
+    with room.Room().kept(600, threading.Event()):
+        thread.start()
+        assert waiting.wait(30)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+HOLD = """
+import sys, threading
+from prep.cache.remote.room import ROOM
+with ROOM.kept(900, threading.Event()):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_download_of_a_killed_process_does_not_count(store, monkeypatch):
+    monkeypatch.setenv(room.LIMIT, "1000")
+    ended = threading.Event()
+    ended.set()
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(Stopped), room.Room().kept(900, ended):
+            pass
+        other.kill()
+    with room.Room().kept(900, ended):
+        pass
+
+
+def test_what_is_measured_serves_other_processes_for_a_while(store, monkeypatch):
+    monkeypatch.setenv(room.LIMIT, "1000")
+    looks, copies = [], room._copies
+    monkeypatch.setattr(room, "_copies", lambda: looks.append(1) or copies())
+    for size in (100, 200, 300):
+        room.Room().make(size)
+    assert len(looks) == 1
+    room.Room().make(500)
+    assert len(looks) == 2, "too little was left"
+    monkeypatch.setenv(room.LIMIT, "2000")
+    room.Room().make(100)
+    assert len(looks) == 3, "another limit"
+
+
+def test_a_directory_that_another_process_removes_is_passed_over(audit, monkeypatch):
+    rows = Reader(audit.cache.root)
+    rows.array_info(audit.shards[0]["digest"], next(iter(audit.shards[0]["shapes"])))
+    rows.close()
+    gone, walk = audit.cache.root.parent / "gone", os.walk
+    gone.mkdir()
+
+    def walked(top):
+        for found in walk(top):
+            if found[0] == str(gone):
+                gone.rmdir()
+            yield found
+
+    monkeypatch.setattr(room.os, "walk", walked)
+    assert room._copies()[0] > 0 and not gone.exists()

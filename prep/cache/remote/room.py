@@ -1,24 +1,29 @@
 """Makes room for local copies: removes the shards that were least recently opened.
 
-LATENTRY_REMOTE_LIMIT says how much all copies may take. Without it they may fill the disk but for a twentieth.
+LATENTRY_REMOTE_LIMIT says how much all copies may take. Without it they may fill the disk but for a twentieth. A shard
+counts in full from the moment its download begins, for all processes that have their copies in the same directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError, ConfigError, PathError, Problem
 from prep.formatting import format_bytes
 from prep.fs import atomic
-from prep.fs.mirror import DIRECTORY, WHOLE, mirror
+from prep.fs.lock import BUSY, try_exclusive, try_lock
+from prep.fs.mirror import COMING, DIRECTORY, WHOLE, mirror
 from prep.fs.paths import MARKER
+from prep.fs.remote.errors import Stopped
 from prep.fs.tree import tree
 from prep.fs.user_cache import make_private
 from prep.parse import Unparsed, bytes_of
@@ -26,7 +31,8 @@ from prep.parse import Unparsed, bytes_of
 LIMIT = "LATENTRY_REMOTE_LIMIT"
 SPARE = 20  # without a limit, one part in so many of the disk stays free
 LOOKS = 3  # at the copies, before a download begins although those that were to go were opened meanwhile
-RESCAN = 10.0  # seconds for which the measured room is believed: other processes fetch, too
+RESCAN = 10.0  # seconds for which the measured room is believed
+PAUSE = 0.2  # seconds between looks whether downloads that take all the room have ended
 STALE = 86400.0  # seconds after which a file in tmp/ is a leftover of a killed process
 
 
@@ -57,44 +63,132 @@ def limit() -> int | None:
 
 
 class Room:
-    """How much room there is for copies, as measured a moment ago."""
+    """How much room there is for copies, as this or another process measured it a moment ago."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left, self._seen = 0, -RESCAN
 
     def make(self, size: int) -> None:
         """Removes the shards least recently opened until there is room for `size` bytes. Raises `CacheError`."""
-        with self._lock:
-            now = time.monotonic()
-            if size > self._left or now - self._seen >= RESCAN:
-                self._left, self._seen = _make_room(size), now
-            self._left -= size
+        with self._alone() as known:
+            _note(known, _measured(known, size), size)
+
+    @contextlib.contextmanager
+    def kept(self, size: int, stop: threading.Event) -> Iterator[None]:
+        """Makes room for `size` bytes, which nobody else takes until the block ends; waits while downloads take it.
+
+        Raises `CacheError`, `Stopped`.
+        """
+        while (coming := self._begun(size)) is None:
+            if stop.wait(PAUSE):
+                raise Stopped
+        try:
+            yield
+        finally:
+            coming.close()  # first: Windows removes no open file
+            atomic.remove(Path(coming.name))
+
+    def _begun(self, size: int) -> BinaryIO | None:
+        """The file of a download for which there is room; `None` if other downloads take it."""
+        with self._alone() as known:
+            under_way, most = _under_way(), limit()
+            if under_way and most is not None and size <= most < size + under_way:
+                return None
+            room = _measured(known, size)
+            if under_way and room.left < size:
+                return None
+            _note(known, room, size)
+            coming = (known.parent / f"{secrets.token_hex(8)}-{size}").open("xb")
+            with contextlib.suppress(OSError):  # a disk without locks: nobody believes the file
+                try_lock(coming, True)
+            return coming
 
     def full(self, size: int) -> None:
         """After a full disk: as `make`, but removes at least so many bytes. Raises `CacheError`."""
-        with self._lock:
+        with self._alone() as known:
             if _remove_oldest(_copies()[1], size) < size:
                 raise _no_room(size, "the disk is full")
-            self._seen = -RESCAN
+            atomic.remove(known)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Path]:
+        """Holds the lock of the room; gives the file that says how much was left."""
+        folder = mirror() / COMING
+        make_dirs(folder)
+        with self._lock, (folder / "lock").open("ab") as handle:
+            while (release := try_exclusive(handle)) is None:
+                time.sleep(0.01)
+            try:
+                yield folder / "room"
+            finally:
+                release()
 
 
 ROOM = Room()
 
 
+class _Measured(NamedTuple):
+    """What was measured, less what was taken since."""
+
+    at: float  # seconds since 1970
+    left: int  # bytes; below 0: nothing could be removed for what was taken
+
+
+def _measured(known: Path, size: int) -> _Measured:
+    """The room as it was noted a moment ago, if that is enough for `size` bytes; else as it is after removing copies.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        at, left, most = known.read_text(encoding="ascii").split()
+        if 0 <= time.time() - float(at) < RESCAN and most == str(limit()) and size <= int(left):
+            return _Measured(float(at), int(left))
+    now = time.time()
+    return _Measured(now, _make_room(size))
+
+
+def _note(known: Path, room: _Measured, taken: int = 0) -> None:
+    with contextlib.suppress(OSError):  # a full disk: half a line matches no limit, so it is measured again
+        known.write_text(f"{room.at!r} {room.left - taken} {limit()}", encoding="ascii")
+
+
 def _make_room(size: int) -> int:
-    """Removes copies until there is room for `size` bytes; returns how much room there is."""
-    make_dirs(mirror())
+    """Removes copies until there is room for `size` bytes; returns how much there is: less if downloads take it."""
     for _ in range(LOOKS):
+        under_way = _under_way()  # first: a download that ends meanwhile counts twice, and not never
         used, copies = _copies()
         allowed = _allowed(used)
         if size > allowed:
             raise _no_room(size, "the disk is full" if limit() is None else f"{format_bytes(allowed)} are allowed")
-        if used + size > allowed:
-            used -= _remove_oldest(copies, used + size - allowed + allowed // 50)
-        if used + size <= allowed:
+        left = allowed - used - under_way
+        if left < size:
+            left += _remove_oldest(copies, size - left + allowed // 50)
+        if left >= size:
             break
-    return allowed - used
+    return left
+
+
+def _under_way() -> int:
+    """The bytes of the shards whose downloads are under way; forgets those of processes that have ended."""
+    total = 0
+    for path in (mirror() / COMING).glob("*-*"):
+        size = path.name.rpartition("-")[2]
+        if size.isdecimal() and _is_locked(path):
+            total += int(size)
+        else:
+            atomic.remove(path)
+    return total
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process has a file locked; False on a disk without locks, where a killed process would count for ever.
+    """
+    try:
+        with path.open("r+b") as handle:
+            release = try_lock(handle, True)
+            if release is not None:
+                release()
+            return release is None
+    except OSError as error:
+        return error.errno in BUSY
 
 
 def allowed() -> int:
@@ -126,8 +220,8 @@ def _copies() -> tuple[int, list[tuple[float, int, Path]]]:
 
 def _shard_folders(top: Path) -> Iterator[Path]:
     """The directories of shards below `top`; removes leftovers of killed processes on the way."""
-    for folder, names, _ in os.walk(top):
-        if MARKER in os.listdir(folder):  # noqa: PTH208
+    for folder, names, files in os.walk(top):
+        if MARKER in files:
             _remove_leftovers(Path(folder) / "tmp")
             names.clear()
             yield Path(folder) / "shards"

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
@@ -24,7 +24,7 @@ from prep.cache.store import FULL, Cache, publish_dir, retire_shard
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.lock import NO_LOCKS, Release, try_lock
+from prep.fs.lock import try_exclusive
 from prep.fs.mirror import LOCKS, mirror, url_of
 from prep.fs.remote.asking import NEVER
 from prep.fs.remote.errors import Stopped
@@ -134,20 +134,17 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
     """
     shard, attempt = known(remote, digest), 0
     while attempt < TRIES:
-        ROOM.make(shard.bytes)
-        staged = into.stage()
         try:
-            found = _download(remote, shard, staged, check, stop)
-            if not check or found == digest:
-                move_in(into, staged, digest)
-                return
+            with ROOM.kept(shard.bytes, stop), _staged(into) as staged:
+                found = _download(remote, shard, staged, check, stop)
+                if not check or found == digest:
+                    move_in(into, staged, digest)
+                    return
             attempt += 1
         except OSError as error:
             if error.errno not in FULL:
                 raise
             ROOM.full(shard.bytes)
-        finally:
-            atomic.remove_tree(staged)
     raise _spoiled(remote, digest)
 
 
@@ -158,14 +155,21 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.E
     """
     shard = known(remote, digest)
     for _ in range(TRIES):
-        staged = into.stage()
-        try:
+        with _staged(into) as staged:
             if _download(remote, shard, staged, check=True, stop=stop, sync=True) == digest:
                 publish_dir(into, staged, digest)
                 return
-        finally:
-            atomic.remove_tree(staged)
     raise _spoiled(remote, digest)
+
+
+@contextlib.contextmanager
+def _staged(cache: Cache) -> Iterator[Path]:
+    """A new directory in a cache's tmp/ that is gone after the block, unless it was renamed."""
+    staged = cache.stage()
+    try:
+        yield staged
+    finally:
+        atomic.remove_tree(staged)
 
 
 def _spoiled(remote: Cache, digest: str) -> Spoiled:
@@ -235,7 +239,7 @@ def lock_shard(digest: str, stop: threading.Event) -> Iterator[None]:
     folder = mirror() / LOCKS
     make_dirs(folder)
     with (folder / digest[:3]).open("ab") as handle:
-        while (release := _taken(handle)) is None:
+        while (release := try_exclusive(handle)) is None:
             if stop.wait(0.02):
                 raise Stopped
         try:
@@ -248,10 +252,3 @@ def lock_copy(path: Path, stop: threading.Event) -> contextlib.AbstractContextMa
     """Holds the lock of any other copy, by its path, as `lock_shard` does for shards. Never inside another lock."""
     return lock_shard(digest_bytes(os.fsencode(path)), stop)
 
-
-def _taken(handle: BinaryIO) -> Release | None:
-    """The release of a lock; `None` if another has it. On a disk without locks, everyone gets it."""
-    try:
-        return try_lock(handle, True)
-    except OSError as error:
-        return (lambda: None) if error.errno in NO_LOCKS else None
