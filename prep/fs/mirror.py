@@ -54,14 +54,19 @@ def mirror() -> Path:
     """The directory of local copies, which may not exist. Raises `PathError` for a user without a home directory."""
     named = os.environ.get(DIRECTORY)
     if named:
-        return Path(named).absolute()
+        return _plain(Path(named))
     from prep.fs.user_cache import user_cache  # here: --help needs no platformdirs
 
     home = user_cache()
     if home is None:
         raise PathError("there is no directory for local copies of what is in an object store: this user has no home",
                         hint=f"name one: export {DIRECTORY}=DIR")
-    return home.absolute() / "remote"
+    return _plain(home / "remote")
+
+
+def _plain(path: Path) -> Path:
+    """An absolute path without `..`, which does not follow links."""
+    return Path(os.path.normpath(path.absolute()))
 
 
 def is_url(path: Path | str) -> bool:
@@ -99,7 +104,7 @@ def run_url(path: Path) -> str | None:
 def _url_below(path: Path, kind: str) -> str | None:
     try:
         root = mirror() / kind
-        parts = Path(os.path.normpath(path.absolute())).relative_to(root).parts
+        parts = _plain(path).relative_to(root).parts
     except (PathError, ValueError):
         return None
     for scheme in SCHEMES:
