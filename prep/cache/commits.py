@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,16 @@ def read_commit(cache: Cache, task: str) -> Commit | None:
         return checked_commit(cache, task)
     except (FileNotFoundError, PermissionError, NotRegularFile, Unparsed):
         return None
+
+
+def tasks_by_shard(cache: Cache) -> dict[str, list[str]]:
+    """The tasks whose commits name each shard, by its digest."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for task in cache.names("commits"):
+        commit = read_commit(cache, task)
+        if commit is not None and commit.shard is not None:
+            found[commit.shard.digest].append(task)
+    return dict(found)
 
 
 def is_damaged(cache: Cache, task: str) -> bool:

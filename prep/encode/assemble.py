@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,24 @@ def _require_shards(cache: Cache, manifest: Manifest) -> None:
     table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["shards"], SHARDS)
     lost = {digest.as_py().hex() for digest in table["digest"]} - {one.digest for one in load_ledger(cache).shards}
     if lost:
-        raise CacheError(f"{counted(len(lost), 'shard')} of {shown(manifest.path)} was removed from the store while it "
-                         "was written", hint="run the same command again, which encodes what is missing")
+        raise CacheError(f"{shown(manifest.path)} was written, but {_uncommitted(cache, lost)}: prep gc may have "
+                         "removed them meanwhile", hint="run the same command again, which encodes what is missing")
+
+
+def require_commits(cache: Cache, path: Path, needed: Set[str], ledger: Ledger) -> None:
+    """Raises `CacheError`, before a manifest in a store is replaced, if shards that it goes on to need have no commit.
+
+    Such shards were uploaded without their commits. Other caches do not need them.
+    """
+    lost = needed - {shard.digest for shard in ledger.shards}
+    if cache.url is not None and lost:
+        raise CacheError(f"{shown(path)} is not replaced, because {_uncommitted(cache, lost)}",
+                         hint="run prep push MANIFEST URL again where the cache was uploaded from, which sends the "
+                         "commits; or prep encode as it was first run, which encodes these rows again")
+
+
+def _uncommitted(cache: Cache, lost: Collection[str]) -> str:
+    return f"{cache.url} has no commits for {counted(len(lost), 'shard')} that it names"
 
 
 def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:

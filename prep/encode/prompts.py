@@ -20,7 +20,14 @@ from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache
 from prep.dataset.texts import TextReading, text_options_of
 from prep.digest import canonical
-from prep.encode.assemble import NOT_ENCODED, prompt_document, shard_row, split_prompts, write_new
+from prep.encode.assemble import (
+    NOT_ENCODED,
+    prompt_document,
+    require_commits,
+    shard_row,
+    split_prompts,
+    write_new,
+)
 from prep.encode.engines.job import Job
 from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
@@ -220,6 +227,7 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, wants: Tar
     prompts, lost = split_prompts(wants.prompts, refs)
     of_prompts = {key for one in prompts for key in (one.positive_key, one.negative_key)} | {wants.unconditional}
     shards = _shards(opened, cache, {refs[key].shard for key in of_prompts}, ledger.shards)
+    require_commits(cache, manifest.path, {shard["digest"] for shard in shards}, ledger)
     table = build_shards(shards)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
     moved = np.array([numbers.get(shard["digest"], -1) for shard in opened.shards])

@@ -1,4 +1,7 @@
-"""Implements `prep pull`: downloads a manifest and its cache from an object store to this computer."""
+"""Implements `prep pull`: downloads a manifest and its cache from an object store to this computer.
+
+Each shard gets a commit here, so `prep encode` can go on, and `prep push` uploads the cache with commits again.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prep.cache.commits import tasks_by_shard
 from prep.cache.remote.documents import MOST_TABLE
 from prep.cache.remote.shards import download_shard
 from prep.cache.shard_check import verify_shard
@@ -20,6 +24,7 @@ from prep.fs.mirror import is_url, local_path, shown
 from prep.fs.paths import check_replaceable
 from prep.fs.remote.asking import side_by_side
 from prep.fs.untrusted import read_regular
+from prep.maintenance.repair import write_salvaged
 from prep.manifest.consistency import read_shards
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
 from prep.manifest.shards import ShardFacts
@@ -84,14 +89,22 @@ def _place(manifest: Manifest, folder: Path) -> Path:
 
 def _download(remote: Cache, cache: Cache, shards: tuple[ShardFacts, ...], recheck: bool, jobs: int,
               tick: Tick) -> list[ShardFacts]:
-    """Downloads the shards that `cache` lacks, several at a time, and returns them."""
-    stop = threading.Event()
+    """Downloads the shards that `cache` lacks, several at a time, and returns them.
+
+    Each has a commit afterwards: so its rows count. Which one it has in the store could only be found by reading all
+    that are there; a salvaged one says as much.
+    """
+    stop, named = threading.Event(), tasks_by_shard(cache)
 
     def fetch(shard: ShardFacts) -> bool:
         there = cache.shard(shard.digest).is_dir() and not cache.damaged(shard.digest).exists()
-        if not there or (recheck and verify_shard(cache, shard.digest)):
+        # Without a commit, it may be what a crash left of another program.
+        doubtful = recheck or shard.digest not in named
+        if not there or (doubtful and verify_shard(cache, shard.digest)):
             download_shard(remote, cache, shard.digest, stop=stop)
             there = False
+        if shard.digest not in named:
+            write_salvaged(cache, shard.digest)
         tick(shard.bytes)
         return not there
 

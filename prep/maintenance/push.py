@@ -10,13 +10,13 @@ and need not be sent again. The manifest comes last of all: whoever sees it, see
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.cache.commits import read_commit
+from prep.cache.commits import MOST, parse_commit, tasks_by_shard
+from prep.cache.ledger.ledger import commit_document
 from prep.cache.remote.shards import GROUP, RemoteShard
 from prep.cache.remote.upload import Uploader
 from prep.cache.store import MARKER_BYTES, Cache
@@ -28,10 +28,12 @@ from prep.fs.paths import MARKER
 from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import create_object, read_object, size_of
 from prep.fs.untrusted import read_regular
+from prep.maintenance.repair import salvaged_tasks
 from prep.manifest.commands import repair_command
 from prep.manifest.consistency import read_shards
 from prep.manifest.document import Manifest, check_manifest_place, put_checked, read_manifest, require_local
 from prep.manifest.opened import open_manifest
+from prep.parse import Unparsed
 from prep.progress import Progress, Tick, silent
 
 
@@ -94,16 +96,6 @@ def _places(manifest: Manifest, url: Path) -> tuple[str, str]:
     return shown(copy), shown(root)
 
 
-def _commits(cache: Cache) -> Mapping[str, list[str]]:
-    """The tasks whose commits name each shard: with them, the cache can be encoded into where it goes, too."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for task in cache.names("commits"):
-        commit = read_commit(cache, task)
-        if commit is not None and commit.shard is not None:
-            found[commit.shard.digest].append(task)
-    return found
-
-
 class _Upload:
     """The upload of one cache. Threads share it."""
 
@@ -112,7 +104,7 @@ class _Upload:
         self._lock = threading.Lock()
         self.stop = threading.Event()
         self.files = Uploader(cache, url, repair=repair_command(manifest, recorded=False), stop=self.stop)
-        self._commits = _commits(cache)
+        self._tasks = tasks_by_shard(cache)
         self.shards_sent = 0
 
     def marker(self) -> None:
@@ -127,14 +119,36 @@ class _Upload:
         prefix = f"{self._url}/{root.relative_to(self._cache.root).as_posix()}"
         if not self._recheck and self._is_there(prefix, root, shard):
             tick(shard.bytes)
-            return
-        moved = self.files.shard(shard, tick=tick)
-        for task in self._commits.get(shard.digest, ()):
-            path = self._cache.commit(task)
-            create_object(f"{self._url}/{path.relative_to(self._cache.root).as_posix()}", path.read_bytes(),
-                          stop=self.stop)
+            moved = 0
+        else:
+            moved = self.files.shard(shard, tick=tick)
+        self._commits(shard.digest)
         with self._lock:
             self.shards_sent += bool(moved)
+
+    def _commits(self, digest: str) -> None:
+        """Uploads the commits that name a shard: also of one that was there, whose upload may have been killed before.
+
+        If none names it, it gets one as `adopt_orphans` writes them: in the store, rows without a commit do not count.
+        Raises `CacheError`.
+        """
+        own = self._tasks.get(digest, ())
+        named = [self._commit(task, self._cache.commit(task).read_bytes(), digest) for task in own]
+        if any(named):
+            return
+        shard, tasks = salvaged_tasks(self._cache, digest)
+        for task in tasks:
+            data = commit_document(task.key, task.field, shard, [], {"salvaged": digest})
+            if self._commit(task.key, data, digest):
+                return
+
+    def _commit(self, task: str, data: bytes, digest: str) -> bool:
+        """Uploads a commit, unless there is one; returns whether the one that is there then names the shard."""
+        url = f"{self._url}/{self._cache.commit(task).relative_to(self._cache.root).as_posix()}"
+        with suppress(FileNotFoundError):
+            return _names(url, read_object(url, MOST, stop=self.stop), task, digest)
+        return create_object(url, data, stop=self.stop) or _names(url, read_object(url, MOST, stop=self.stop), task,
+                                                                  digest)
 
     def _is_there(self, prefix: str, root: Path, shard: RemoteShard) -> bool:
         """Whether a shard was uploaded before: its group document is there, and each file has its size."""
@@ -144,3 +158,11 @@ class _Upload:
                 size_of(f"{prefix}/{name}", stop=self.stop) == size for name, size in shard.files.items())
         except FileNotFoundError:
             return False
+
+
+def _names(url: str, data: bytes, task: str, digest: str) -> bool:
+    """Whether a commit in the store is intact and names the shard."""
+    with suppress(Unparsed):
+        found = parse_commit(data, task, url).shard
+        return found is not None and found.digest == digest
+    return False

@@ -10,7 +10,7 @@ import numpy as np
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.commits import Commit, is_damaged, read_commit
+from prep.cache.commits import Commit, is_damaged, read_commit, tasks_by_shard
 from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
@@ -68,8 +68,7 @@ def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list
     known = {shard.digest for shard in ledger.shards}
     found = [digest for digest in cache.shards() if digest not in known and _holds(cache, digest, keys)]
     if found:  # another process may have written commits meanwhile
-        commits = (read_commit(cache, task) for task in cache.names("commits"))
-        named = {commit.shard.digest for commit in commits if commit is not None and commit.shard is not None}
+        named = tasks_by_shard(cache)
         found = [digest for digest in found if digest not in named]
     return [shard for digest in found if (shard := _adopted(cache, digest)) is not None]
 
@@ -86,14 +85,33 @@ def _adopted(cache: Cache, digest: str) -> Shard | None:
     if verify_shard(cache, digest):
         return None
     try:
-        field, shard = _stated(cache, digest)
-        rows = [bytes(key).hex() for key in read_keys(cache, digest)]
+        return write_salvaged(cache, digest)
     except (CacheError, OSError):  # removed since it was verified
         return None
-    # The key of the original task, if the shard has all its rows: then a late original commit has the same name.
-    key = digest_json({"kind": "task", "field": field, "rows": rows})
-    write_commit(cache, Task(key=key, field=field, rows=tuple(rows)), shard, [], {"salvaged": digest})
+
+
+def write_salvaged(cache: Cache, digest: str) -> Shard:
+    """Writes a commit for an intact shard that no commit names. Raises `CacheError`, `OSError` if it cannot be read."""
+    shard, tasks = salvaged_tasks(cache, digest)
+    for task in tasks:
+        write_commit(cache, task, shard, [], {"salvaged": digest})
+        written = read_commit(cache, task.key)
+        if written is not None and written.shard == shard:
+            break
     return shard
+
+
+def salvaged_tasks(cache: Cache, digest: str) -> tuple[Shard, tuple[Task, Task]]:
+    """A shard that no commit names, and two tasks whose commit can name it: the second is for where the first one has a
+    commit that names another shard, with the same rows and other bytes. Raises `CacheError`, `OSError`.
+    """
+    field, shard = _stated(cache, digest)
+    rows = [bytes(key).hex() for key in read_keys(cache, digest)]
+    # The key of the original task, if the shard has all its rows: then a late original commit has the same name.
+    keys = (digest_json({"kind": "task", "field": field, "rows": rows}),
+            digest_json({"kind": "salvage", "meaning": 1, "field": field, "rows": rows, "shard": digest}))
+    first, second = (Task(key=key, field=field, rows=tuple(rows)) for key in keys)
+    return shard, (first, second)
 
 
 def _stated(cache: Cache, digest: str) -> tuple[str, Shard]:

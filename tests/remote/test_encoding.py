@@ -420,6 +420,31 @@ def test_prompts_of_a_manifest_there(prep, here, store, setting):
     assert prep("verify", url).code == 0
 
 
+def test_prompts_of_what_was_downloaded_and_uploaded_to_a_new_place(prep, here, store, setting):
+    """And, where a program uploaded shards without commits, the manifest is not replaced by one that is refused."""
+    Path("p.txt").write_text("a red heart\n")
+    assert prep("push", setting.manifest, store.url).code == 0
+    assert prep("pull", f"{store.url}/{setting.manifest.name}", "new").code == 0
+    assert prep("push", f"new/{setting.manifest.name}", f"{store.url}/new").code == 0
+    url = f"{store.url}/new/{setting.manifest.name}"
+    prompts = ("prompts", "p.txt", "--manifest", url, "--model", setting.model)
+    commits = {name: store.server.get(f"{store.prefix}/new/cache/commits/{name}")
+               for name in list_objects(f"{store.url}/new/cache/commits")}
+    for name in commits:
+        store.server.delete(f"{store.prefix}/new/cache/commits/{name}")
+    before = store.server.get(f"{store.prefix}/new/{setting.manifest.name}")
+    told = prep(*prompts)
+    assert told.code == 7 and re.search(rf"{url} is not replaced, because {store.url}/new/cache has no commits for "
+                                        r"\d+ shards that it names\n", told.err), told.err
+    assert "hint: run prep push MANIFEST URL again where the cache was uploaded from" in told.err
+    assert store.server.get(f"{store.prefix}/new/{setting.manifest.name}") == before
+    assert prep("push", f"new/{setting.manifest.name}", f"{store.url}/new").code == 0
+    told = prep(*prompts)
+    assert told.code == 0, told.err
+    assert store.server.get(f"{store.prefix}/new/{setting.manifest.name}") != before
+    assert prep("verify", url).code == 0
+
+
 @pytest.mark.slow
 def test_a_limit_without_room_for_one_mask_is_told(scene):
     scene.report()

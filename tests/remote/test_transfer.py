@@ -15,9 +15,14 @@ from jsonschema import Draft202012Validator
 from remote_rows import rows_of
 from small_manifest import moved, write_small
 
+from prep.cache.commits import read_commit
+from prep.cache.ledger.ledger import commit_document, load_ledger
+from prep.cache.records import Shard
 from prep.cache.remote import upload
+from prep.cache.remote.working import open_to_encode
+from prep.cache.store import open_cache
 from prep.fs.remote import objects
-from prep.fs.remote.objects import upload_file
+from prep.fs.remote.objects import list_objects, read_object, upload_file
 
 
 def there(store, home):
@@ -101,6 +106,64 @@ def test_a_killed_upload_is_continued(prep, store, home, number):
     store.proxy.forget()
     assert prep("push", home / "manifest.json", store.url).code == 0
     assert there(store, home) and not done & set(puts(store)) - {"cache/latentry.json"}
+
+
+def commits_of(root):
+    """The commits in a store, by their names below its cache, and the shard that each names."""
+    return {name: json.loads(read_object(f"{root}/cache/commits/{name}", 1 << 20))["shard"]
+            for name in list_objects(f"{root}/cache/commits")}
+
+
+def test_a_push_that_ended_between_a_shard_and_its_commits_is_completed(prep, store, home):
+    store.proxy.rule = lambda method, path, before: "403" if method == "PUT" and "/commits/" in path else ""
+    assert prep("push", home / "manifest.json", store.url, "--jobs", 1).code == 7
+    sent = {name.split("/")[3] for name in puts(store) if name.count("/") == 4 and name.endswith("/zarr.json")}
+    assert len(sent) == 1 and not commits_of(store.url), "a shard is whole there, and has no commit"
+    store.proxy.forget()
+    again = prep("push", home / "manifest.json", store.url, "--json")
+    assert again.code == 0 and again.json["sent"] == 3
+    here = {path.relative_to(home / "cache/commits").as_posix() for path in home.glob("cache/commits/*/*.json")}
+    there = commits_of(store.url)
+    assert there.keys() == here and sent < set(there.values())
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    assert {shard.digest for shard in load_ledger(cache).shards} == set(there.values())
+
+
+def test_a_download_has_commits_and_so_has_what_is_uploaded_from_it(prep, store, home, tmp_path):
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    assert prep("pull", f"{store.url}/manifest.json", tmp_path / "new").code == 0
+    new = open_cache(tmp_path / "new/cache", create=False)
+    shards = list(new.shards())
+    assert len(shards) == 4 and sorted(shard.digest for shard in load_ledger(new).shards) == shards
+    assert prep("push", tmp_path / "new/manifest.json", f"{store.url}/again").code == 0
+    assert sorted(commits_of(f"{store.url}/again").values()) == shards
+    for path in (tmp_path / "new/cache/commits").rglob("*.json"):  # as pull left a cache before
+        path.unlink()
+    assert prep("push", tmp_path / "new/manifest.json", f"{store.url}/third").code == 0
+    assert commits_of(f"{store.url}/third") == commits_of(f"{store.url}/again")
+    (name,) = store.keys(tmp_path / "new", "mask/c.0")
+    (tmp_path / "new" / name).chmod(0o644)
+    (tmp_path / "new" / name).write_bytes(bytes((tmp_path / "new" / name).stat().st_size))
+    assert prep("pull", f"{store.url}/manifest.json", tmp_path / "new", "--json").json["fetched"] == 1
+    assert sorted(shard.digest for shard in load_ledger(new).shards) == shards, "what had no commit was checked"
+    assert prep("verify", tmp_path / "new/manifest.json").code == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_shard_whose_task_has_another_commit_there_gets_one_of_its_own(prep, store, home, damaged):
+    """As two graphics cards make it: the same rows, with other bytes."""
+    other = Shard(digest="ab" * 32, rows=1, bytes=1)
+    here = open_cache(home / "cache", create=False)
+    for task in here.names("commits"):
+        commit = read_commit(here, task)
+        data = b"{}" if damaged else commit_document(task, commit.field, other, [], {})
+        store.server.put(f"{store.prefix}/cache/{here.commit(task).relative_to(here.root).as_posix()}", data)
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    assert sorted(shard.digest for shard in load_ledger(cache).shards) == list(here.shards())
+    store.proxy.forget()
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    assert not [name for name in puts(store) if "/commits/" in name]
 
 
 def test_ctrl_c_ends_an_upload_and_says_so(store, home):

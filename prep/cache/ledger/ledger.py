@@ -91,7 +91,7 @@ def write_commit(
     Replaces a commit whose shard is missing or damaged. In a working copy, the shard is uploaded before: `CacheError`
     if that fails, `Stopped`.
     """
-    document = _document(task.key, task.field, shard, rejects, provenance)
+    document = commit_document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
     if shard is not None:
         upload_shard(cache, shard.digest, stop=stop)
@@ -118,7 +118,7 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
         if found.shard is None and not left:
             cache.discard(cache.commit(task))
         else:
-            document = _document(task, found.field, found.shard, left, found.provenance)
+            document = commit_document(task, found.field, found.shard, left, found.provenance)
             cache.replace(cache.commit(task), document)
 
 
@@ -158,9 +158,10 @@ def shard_bytes(root: Path) -> int:
     return sum(size for _, size in tree(root))
 
 
-def _document(
+def commit_document(
     task: str, field: str, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any]
 ) -> bytes:
+    """The bytes of a commit."""
     return canonical(seal({
         **provenance,
         "format": "latentry/commit", "version": VERSION, "task": task, "field": field,
