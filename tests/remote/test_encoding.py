@@ -22,11 +22,15 @@ from s3_server import BUCKET
 from small_manifest import write_small
 
 from prep.cache.commits import parse_commit, read_commit
+from prep.cache.ledger.ledger import commit_document
+from prep.cache.records import Reject
 from prep.cache.remote import working
 from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.encode.forecast.simulate import requests_of
+from prep.fs.mirror import DIRECTORY
 from prep.fs.remote import asking
 from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import list_objects
@@ -288,6 +292,25 @@ def test_ctrl_c_while_the_store_hangs(scene):
     scene.store.proxy.forget()
     scene.report()
     scene.check()
+
+
+def test_rejects_of_another_machine_are_retried_by_the_first_run(prep, here, store, tmp_path, monkeypatch, setting):
+    """Whether this machine has never seen the cache, or has seen it before the rejection."""
+    cache, url = f"{store.url}/cache", f"{store.url}/m.json"
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "b"))
+    assert prep(*here(cache, url)).code == 0
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "a"))
+    machine = open_to_encode(Path(cache), create=False)
+    refresh(machine)
+    task = next(task for task in machine.names("commits") if read_commit(machine, task).field == "latent")
+    keys = [bytes(key).hex() for key in read_keys(machine, read_commit(machine, task).shard.digest)]
+    rejects = [Reject(key=key, code="not-finite", detail="it was so once") for key in keys]
+    for other in ("b", "c"):
+        monkeypatch.setenv(DIRECTORY, str(tmp_path / other))
+        machine.replace(machine.commit(task), commit_document(task, "latent", None, rejects, {}))
+        told = prep(*here(cache, url, "--retry-rejects"))
+        assert told.code == 0 and told.json["encoded"] == {"latent": len(keys), "mask": 0, "text": 0}
+        assert "not-finite" not in told.out and prep("verify", url).code == 0
 
 
 @pytest.mark.slow

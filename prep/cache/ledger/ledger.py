@@ -109,7 +109,10 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
 
     The next run then plans them again, and its commits replace the old ones: however often a row is rejected, there is
     at most one more commit. If this is interrupted, the next run tries the rows that were dropped so far.
+
+    A working copy first learns what is in its store: another computer may have rejected them, or replaced a commit.
     """
+    refresh(cache)
     for task in list(cache.names("commits")):
         found = read_commit(cache, task)
         if found is None or not any(reject.key in keys for reject in found.rejects):
