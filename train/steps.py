@@ -25,6 +25,7 @@ from prep.loader.device import seed as seed_device
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
 from train.failures import NotFinite, Progress, check_finite
+from train.models.dropout import has_dropout
 from train.models.size_shift import chances_by_bucket
 from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import Ranks
@@ -56,10 +57,12 @@ def steps(trainee: TrainState, rows: Rows, setup: Setup, log: Log, progress: Pro
                               chances=chances_by_bucket(config.timesteps, setup.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch, share=share)
     pinned = trainee.denoiser.device.type == "cuda"
+    drops = has_dropout(trainee.denoiser.model)
     with (batches(rows, requests, masked=setup.masked, pinned=pinned, sharing=ranks.local_world) as feed,
           _Updates(trainee, setup, log, progress) as updates):
         for step in range(progress.done, setup.steps):
-            _seed(config.seed, step, ranks.rank, progress.device)
+            if drops:
+                _seed(config.seed, step, ranks.rank, progress.device)
             count = draws.passes(setup.plan, step, most=config.micro_batch, share=share)
             with ranks.passing(explained):
                 gathered = _gather(trainee, setup, ranks.each(islice(feed, count), explained), progress)
@@ -245,5 +248,5 @@ def try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
 
 
 def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Seeds torch's generators by step and rank, since LoRA dropout draws from it."""
+    """Seeds torch's generators by step and rank, since dropout draws from them."""
     seed_device(draw_key(seed, step, b"", rank, "dropout-mask")[0], device)

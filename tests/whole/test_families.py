@@ -38,6 +38,7 @@ from train.config.load import parse
 from train.config.schema import Sampling
 from train.models import lora
 from train.models.denoiser import load, predict, scheduler_config
+from train.models.dropout import has_dropout
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.family import Conditions
 from train.models.samplers import samplers
@@ -444,6 +445,21 @@ def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made, ours):
         alone = [predict(ours, latent[:1], time[:1], Conditions(text=text, sizes_B6=sizes[:1])) for text in texts]
     assert torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
     assert not torch.allclose(alone[0], alone[1], rtol=1e-3, atol=1e-4), "the captions make no difference"
+
+
+def test_a_denoiser_without_dropout_draws_nothing_itself(made, ours):
+    """Torch's generators are then not seeded for each step."""
+    rows = Rows(open_index(read_manifest(made)))
+    assert not has_dropout(ours.model)
+    before = torch.get_rng_state()
+    ours.model.train()
+    try:
+        with torch.no_grad(), tiny_pipelines.known_warnings():
+            predict(ours, noise(rows), torch.tensor([500]), Conditions(text=text_of(rows, CAPTIONS[0]),
+                                                                        sizes_B6=torch.zeros(1, 6)))
+    finally:
+        ours.model.eval()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
