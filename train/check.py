@@ -27,7 +27,7 @@ from train.config.schema import Config
 from train.config.unused import unused
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
-from train.models.samplers import DIFFUSION, samplers
+from train.models.samplers import DIFFUSION, RESCALED, samplers
 from train.models.size_shift import size_shifts
 from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
@@ -344,10 +344,17 @@ def _check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
 
 
 def _check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
-    """Raises `ConfigError` for a scheduler that cannot make pictures of the model."""
+    """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule."""
     taken: Sequence[str] = DIFFUSION
+    scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     if _prediction(config, manifest) == "flow":
-        taken = samplers(DENOISERS[manifest.family].solvers, read_config(model / "scheduler" / "scheduler_config.json"))
+        taken = samplers(DENOISERS[manifest.family].solvers, scheduler)
+    elif config.zero_terminal_snr or scheduler.get("rescale_betas_zero_snr"):
+        taken = RESCALED
+    if config.sample.sampler in DIFFUSION and taken is RESCALED and config.sample.sampler not in RESCALED:
+        raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot follow a noise schedule that "
+                          f"ends in pure noise, expected one of: {', '.join(RESCALED)}",
+                          hint="leave sample.sampler out for the usual one")
     if config.sample.sampler not in (None, *taken):
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot sample this model of family "
                           f"'{manifest.family}', expected one of: {', '.join(taken)}",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import diffusers
 import pytest
 import torch
 from hub_caches import hub_cache
@@ -16,7 +17,9 @@ from prep.errors import ConfigError
 from prep.models.fingerprint import digest_file
 from train.check import check, check_device
 from train.config.load import parse
+from train.models.denoiser import load_scheduler, noise_schedule, rescaled
 from train.models.families.registry import DENOISERS
+from train.models.samplers import DIFFUSION, RESCALED
 from train.setup import RunRequest
 
 
@@ -380,6 +383,30 @@ def test_a_zero_terminal_snr_is_for_predictions_of_v(make, faults):
     for prediction in ("v_prediction", "manifest"):
         made = make(prediction="v_prediction")
         assert faults(made, {"zero_terminal_snr": True, "prediction": prediction, "loss": {"min_snr": 5.0}}) == ()
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
+@pytest.mark.parametrize("of_model", [False, True])
+def test_pictures_are_made_along_a_schedule_that_ends_in_noise_or_the_sampler_is_refused(
+        make, faults, other_model, of_model):
+    """For every sampler that is offered, and the usual one."""
+    edit(other_model / "scheduler" / "scheduler_config.json", rescale_betas_zero_snr=of_model)
+    made, settings = make(prediction="v_prediction"), {"zero_terminal_snr": not of_model}
+    levels, followed = noise_schedule(other_model, "v_prediction", zero_terminal_snr=not of_model), set()
+    for name in (None, *DIFFUSION):
+        found = faults(made, {**settings, "sample": {} if name is None else {"sampler": name}}, model=str(other_model))
+        scheduler = load_scheduler(getattr(diffusers, name or DENOISERS["sd15"].sampler), other_model,
+                                   **rescaled(not of_model))
+        alphas = scheduler.alphas_cumprod
+        assert (found == ()) == torch.allclose(alphas, levels, rtol=1e-4, atol=1e-6), name
+        if found:
+            assert found[0].message.startswith(f"sample.sampler is '{name}', which cannot follow a noise schedule that "
+                                               "ends in pure noise, expected one of: DDIMScheduler, ")
+            assert found[0].hint == "leave sample.sampler out for the usual one"
+        else:
+            followed.add(name)
+    assert followed == {None, *RESCALED}
+    assert levels[-1] == 0 and faults(make(), {"sample": {"sampler": "HeunDiscreteScheduler"}}) == ()
 
 
 def test_a_guidance_number_that_no_model_takes_is_refused(make, faults, tiny_model):

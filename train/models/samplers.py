@@ -19,6 +19,10 @@ from train.config.schema import SAMPLERS
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 MULTISTEP, SINGLESTEP, UNIPC = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"
 DIFFUSION = tuple(name for name in SAMPLERS if name not in (EULER, HEUN))
+# Those that follow a noise schedule that was rescaled to end in pure noise; to the others diffusers gives the schedule
+# as it was before, without a word.
+RESCALED = ("DDIMScheduler", "DDPMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", MULTISTEP,
+            UNIPC)
 
 # With which shift of a scheduler's config a pipeline works with a solver: the same for all sizes, by size, or both.
 Shifts = Literal["static", "dynamic", "any"]
