@@ -9,6 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from torchrun import environment, torchrun
@@ -16,6 +19,7 @@ from torchrun import environment, torchrun
 from prep.fs.mirror import run_root
 from prep.fs.remote import asking
 from prep.fs.remote.objects import list_objects
+from train.runs.stored.layout import others
 
 STEPS = 6
 RUN = ("--steps", STEPS, "--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set",
@@ -90,6 +94,53 @@ def new_computer(monkeypatch, tmp_path, number=2):
     copies = tmp_path / f"copies{number}"
     monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(copies))
     return copies
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in for the library that keeps a run's files as it does: links to logs, and a file that grows with each
+    step. The names of the runs that were asked for."""
+    names = []
+
+    def init(**given):
+        names.append(given["id"])
+        folder = Path(given["dir"]) / "wandb"
+        own = folder / f"run-{len(names)}-{given['id']}"
+        (own / "logs").mkdir(parents=True)
+        (own / "logs" / "debug.log").write_text("begun")
+        for name, target in (("debug.log", own / "logs" / "debug.log"), ("latest-run", own)):
+            (folder / name).unlink(missing_ok=True)
+            (folder / name).symlink_to(target)
+        kept = (own / f"run-{given['id']}.wandb").open("a")
+        return SimpleNamespace(log=lambda values, step: print(values, file=kept, flush=True), finish=kept.close)
+
+    library = ModuleType("wandb")
+    library.Settings, library.Image, library.init, library.__spec__ = dict, str, init, ModuleSpec("wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    return names
+
+
+def test_a_run_of_wandb_continues_on_another_computer(train, words, store, url, tmp_path, monkeypatch, wandb):
+    """Of the library's files only the run's name there is in the store."""
+    words = (*words, "--set", "log.wandb=hearts")
+    told = train(*words, "-o", url)
+    assert told.code == 0 and "not uploaded" not in told.err, told.err
+    there = require_whole(store, url)
+    assert steps_of(there)[-1] == "step-000006"
+    assert [name for name in there if name.startswith("wandb/")] == ["wandb/id.txt"]
+    assert there["wandb/id.txt"].decode() == wandb[0]
+    assert (run_root(url) / "wandb" / "debug.log").is_symlink()
+    new_computer(monkeypatch, tmp_path)
+    told = train(*words, "--steps", 8, "--resume", "-o", url)
+    assert told.code == 0 and "not uploaded" not in told.err, told.err
+    assert len(wandb) == 2 and wandb[0] == wandb[1]
+    assert steps_of(require_whole(store, url))[-1] == "step-000008"
+
+
+def test_a_link_in_a_run_is_not_uploaded(tmp_path):
+    (tmp_path / "loss.png").write_bytes(b"x")
+    (tmp_path / "more.png").symlink_to(tmp_path / "loss.png")
+    assert others(tmp_path) == ["loss.png"]
 
 
 def test_the_run_is_the_one_on_a_disk(train, words, store, url, tmp_path):

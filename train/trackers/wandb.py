@@ -12,6 +12,7 @@ from typing import Any
 
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.runs.events import Event
+from train.runs.stored.layout import WANDB_ID
 from train.trackers.numbers import numbers
 
 LOGIN = 30.0  # seconds that a prompt for a key waits on a terminal; training waits for it, too
@@ -44,7 +45,7 @@ class Wandb:
 
 def _id(run: Path) -> str:
     """What the run is called there, drawn once and kept in RUN/wandb/id.txt."""
-    path = run / "wandb" / "id.txt"
+    path = run / WANDB_ID
     if not path.is_file():
         make_dirs(path.parent)
         write_atomic(path, secrets.token_hex(8).encode())

@@ -30,10 +30,10 @@ from train.runs.checkpoint import (
     step_name,
     step_named,
 )
-from train.runs.stored.layout import CHECKPOINTS, WRITER, has_result, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, WANDB_ID, WRITER, has_result, whole_steps
 from train.runs.stored.objects import Objects, differs, digests_of
 
-NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES)  # to continue a run, besides a checkpoint
+NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES, WANDB_ID)  # to continue a run, besides a checkpoint
 Names = Mapping[str, Listed]
 
 

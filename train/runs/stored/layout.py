@@ -1,6 +1,7 @@
 """What of a run in a store is where, by the names of its objects relative to the run.
 
-    run.json, samples.bin, manifest.json, log.jsonl, …    as in a run's directory
+    run.json, samples.bin, manifest.json, log.jsonl, …    as in a run's directory, without links
+    wandb/id.txt                                           what W&B calls the run; its other files stay here
     checkpoints/step-000500/state.json                     a checkpoint without it does not exist
     checkpoints/aside-step-000500/…                        set aside by --from
     writer.json                                            who writes the run
@@ -31,6 +32,7 @@ from train.runs.directory import RESULTS
 WRITER = "writer.json"
 CHECKPOINTS = "checkpoints/"
 PAGE = "report.html"  # of `train report`, which is not the run's
+WANDB, WANDB_ID = "wandb/", "wandb/id.txt"  # of W&B's own files only the run's name there is the run's
 FORMAT, VERSION = "latentry/run-writer", 1
 _STATE = re.compile(rf"checkpoints/step-([0-9]{{6,13}})/{re.escape(STATE)}")
 _INDEX = re.compile(r"config\.json|.*\.index\.json")
@@ -62,8 +64,9 @@ def others(run: Path) -> list[str]:
     found = []
     for path in run.rglob("*"):
         name = path.relative_to(run).as_posix()
-        left = any(map(is_partial, (path, *path.relative_to(run).parents)))
-        if not left and not name.startswith(CHECKPOINTS) and name not in (PAGE, WRITER) and path.is_file():
+        left = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER)
+        left = left or (name.startswith((CHECKPOINTS, WANDB)) and name != WANDB_ID)
+        if not left and path.is_file() and not path.is_symlink():
             found.append(name)
     return sorted(found, key=lambda name: (_rank(name), name))
 
