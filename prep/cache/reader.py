@@ -36,6 +36,7 @@ from prep.cache.shard_header import HINT, check_index, fault, read_array_header,
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
 from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, most_open, read_rest
+from prep.fs.remote.asking import NEVER
 from prep.fs.untrusted import open_regular
 from prep.parse import Unparsed
 
@@ -118,6 +119,13 @@ class Reader:
         self._lock = threading.Lock()
         self._open: OrderedDict[tuple[str, str], OpenArray] = OrderedDict()
         self._sound: dict[tuple[str, str], tuple[ArraySpec, int]] = {}
+        self._stop = NEVER
+
+    def until(self, stop: threading.Event) -> Reader:
+        """The same reader and files; what it fetches ends with `Stopped` once `stop` is set."""
+        same = copy.copy(self)
+        same._stop = stop
+        return same
 
     def array_info(self, shard: str, array: str) -> tuple[ArraySpec, int]:
         """The dtype and shape of a row, and the number of rows."""
@@ -267,7 +275,7 @@ class Reader:
     def _fetched(self, fetcher: Fetcher, root: str, shard: str, array: str) -> OpenArray:
         """An array of a copy, fetched if need be: until it is open, another process may remove it to make room."""
         for left in range(OPENINGS - 1, -1, -1):
-            if fetcher.ensure(shard):
+            if fetcher.ensure(shard, stop=self._stop):
                 self.close_removed()
             try:
                 return self._opened_by_force(root, shard, array)

@@ -77,7 +77,7 @@ def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: in
         return facts.get(blob, called[kind])
 
     def read(blob: Blob, kind: str) -> Fact | None:
-        return facts.get_or_read(blob, called[kind], partial(reader.read, kind))
+        return facts.get_or_read(blob, called[kind], partial(reader.read, kind), stop=reader.closed)
 
     pool, reader = ThreadPoolExecutor(jobs), FactReader()
     try:
@@ -90,7 +90,7 @@ def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: in
         for one in waiting:
             yield one.result() if isinstance(one, Future) else one
     finally:
-        reader.close()  # first, since threads wait for answers
+        reader.close()  # first, since threads wait for answers, also those of stores
         pool.shutdown(cancel_futures=True)
 
 

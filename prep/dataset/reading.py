@@ -7,6 +7,7 @@ decoded for its transparency or mask are the work of C libraries. A data set of 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,11 @@ class FactReader:
             raise NotRead(*lost.finding(LIMITS)) from None
         except (Unparsed, ValueError) as error:
             raise NotRead("decoder-crashed", f"got an invalid answer from its decoder: {error}") from None
+
+    @property
+    def closed(self) -> threading.Event:
+        """Set by `close`."""
+        return self._pool.closed
 
     def close(self) -> None:
         """Ends the workers; who waits for an answer gets `NotRead`."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
 
 from prep.fs.mirror import is_object, is_url, shown
+from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import read_listed
 from prep.fs.untrusted import NotRegularFile, read_bytes, stream_of
 
@@ -34,12 +36,13 @@ def error_code(error: OSError) -> str:
     return "too-large" if isinstance(error, TooLarge) else "unreadable-file"
 
 
-def read_blob(blob: Blob) -> bytes:
+def read_blob(blob: Blob, *, stop: threading.Event = NEVER) -> bytes:
     """All bytes of `blob`. Raises `OSError` if they cannot be read or the file ends before the range does; raises
-    `TooLarge` and `NotRegularFile` before reading anything, `StoreError` if a store does not answer or refuses.
+    `TooLarge` and `NotRegularFile` before reading anything, `StoreError` if a store does not answer or refuses, and
+    `Stopped` if `stop` is set while a store is waited for.
     """
     if is_object(blob.file):
-        return _bytes_of(fetched(blob))
+        return _bytes_of(fetched(blob, stop=stop))
     descriptor = open_descriptor(blob.file)
     try:
         stat = os.fstat(descriptor)
@@ -60,15 +63,15 @@ def read_blob(blob: Blob) -> bytes:
     return data
 
 
-def fetched(blob: Blob) -> Blob:
+def fetched(blob: Blob, *, stop: threading.Event = NEVER) -> Blob:
     """A blob in a store with its bytes, or why it has none, and the version that was read; any other as it is.
 
-    Raises `StoreError`.
+    Raises `StoreError`; `Stopped` if `stop` is set while the store is waited for.
     """
     if not is_object(blob.file) or blob.data is not None or blob.fault is not None:
         return blob
     try:
-        data, version = read_listed(blob.file, MOST_FETCHED, blob.offset, blob.length)
+        data, version = read_listed(blob.file, MOST_FETCHED, blob.offset, blob.length, stop=stop)
     except OSError as error:
         kind = TooLarge if error.errno == errno.EFBIG else OSError
         return replace(blob, fault=kind(error.errno, error.strerror, blob.file))

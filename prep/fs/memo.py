@@ -38,6 +38,7 @@ from typing import Any
 from zlib import crc32
 
 from prep.fs.blob import Blob, fetched, read_blob
+from prep.fs.remote.asking import NEVER
 from prep.fs.stamps import blob_stamp, ctime_is_reliable
 from prep.fs.user_cache import make_private, user_cache, why_not_private
 
@@ -155,10 +156,12 @@ class Memo:
         if len(self._new) >= self._flush:
             self.save()
 
-    def get_or_read(self, blob: Blob, kind: str, make: Callable[[bytes], Fact]) -> Fact:
-        """The result of `make` for the blob's bytes, remembered if its file is unchanged. Raises `OSError`."""
+    def get_or_read(self, blob: Blob, kind: str, make: Callable[[bytes], Fact], *,
+                    stop: threading.Event = NEVER) -> Fact:
+        """The result of `make` for the blob's bytes, remembered if its file is unchanged. Raises `OSError`, and
+        `Stopped` if `stop` is set while a store is waited for."""
         def read() -> tuple[Fact, Blob]:
-            held = fetched(blob)
+            held = fetched(blob, stop=stop)
             return make(read_blob(held)), held
 
         return self._ask(blob, kind, read)

@@ -221,7 +221,7 @@ def batches(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, pinne
     try:
         yield _hand_out(ring)
     finally:
-        ring.closed = True
+        ring.closed.set()
         ring.free.put(Slot(False))  # wakes the thread if it waits for a slot
         thread.join()
         ring.let_go()
@@ -233,7 +233,7 @@ class _Ring:
     def __init__(self, pinned: bool) -> None:
         self.free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         self.ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()  # None: no more batches
-        self.closed = False
+        self.closed = threading.Event()
         self._pinned = pinned
         self._used: list[Slot] = []  # of batches before the one in use
         self._slots: list[Slot] = []
@@ -279,12 +279,13 @@ class _Ring:
 
 
 def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: bool, sharing: int) -> None:
+    rows = rows.until(ring.closed)
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
-            there = at_hand(rows, requests, masked=masked, sharing=sharing, ended=lambda: ring.closed)
+            there = at_hand(rows, requests, masked=masked, sharing=sharing, ended=ring.closed.is_set)
             for request, places in _advised(rows, there, masked):
                 slot = ring.free.get()
-                if ring.closed:
+                if ring.closed.is_set():
                     return
                 if slot.copied is not None:
                     slot.copied.synchronize()

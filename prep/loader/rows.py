@@ -5,6 +5,8 @@ B samples; no other dimension matters here.
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +45,12 @@ class Rows:
         self.index = index
         self.reader = Reader(index.manifest.cache_root)
         self._unconditional = index.manifest.document["prompts"]["unconditional"]
+
+    def until(self, stop: threading.Event) -> Rows:
+        """The same rows, read by `Reader.until`."""
+        same = copy.copy(self)
+        same.reader = self.reader.until(stop)
+        return same
 
     def places(self, shots: Sequence[Draw], *, masked: bool) -> Places:
         """Where the rows of `shots` are; without masks, unless `masked`."""

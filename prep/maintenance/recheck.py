@@ -6,8 +6,8 @@ read-only mount, a full disk, another user's directory), and bytes that decay on
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 
 from prep.cache.damage import Damage
 from prep.cache.ledger.index import drop_index
@@ -18,6 +18,7 @@ from prep.cache.shard_check import is_recorded, verify_shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
+from prep.fs.remote.asking import side_by_side
 from prep.maintenance.verify import one_at_a_time
 from prep.progress import Progress, Tick
 
@@ -44,8 +45,8 @@ def _in_use(cache: Cache, keys: Collection[str], done: set[str]) -> dict[str, in
 
 
 def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
-    with ThreadPoolExecutor(jobs, "verify") as pool:
-        looks = list(pool.map(lambda digest: _look(cache, digest, tick), shards))
+    stop = threading.Event()
+    looks = side_by_side(lambda digest: _look(cache, digest, tick, stop), shards, jobs, stop)
     for digest, found in zip(shards, looks, strict=True):
         for one in found:
             if one.transient:
@@ -56,11 +57,11 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
                              hint="free some space, or check the permissions of the cache, then run this again")
 
 
-def _look(cache: Cache, digest: str, tick: Tick) -> list[Damage]:
+def _look(cache: Cache, digest: str, tick: Tick, stop: threading.Event) -> list[Damage]:
     """The damage of a shard; in the store, if `cache` is a working copy: there it then counts as missing."""
     if cache.url is None:
         return verify_shard(cache, digest, tick=tick)
-    with as_stored(with_rows(cache, [digest]), digest, rows=True) as stored:
+    with as_stored(with_rows(cache, [digest]), digest, rows=True, stop=stop) as stored:
         found = verify_shard(stored, digest, tick=tick)
     if found:
         forget_shard(cache, digest)

@@ -63,13 +63,16 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
         told = "shards table" not in broken
         shards = audit.shards if told else []
         counted, notes = one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before verifying removes records
+        stop = threading.Event()
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
-                work = [pool.submit(_check_shard, audit, uses, number, quick, counted) for number in range(len(shards))]
+                work = [pool.submit(_check_shard, audit, uses, number, quick, counted, stop)
+                        for number in range(len(shards))]
                 mine = {shard["digest"]: shard for shard in shards} if told else None
                 checkup = Checkup() if stored else check_up(audit.cache, mine)  # while the threads read
                 looks = [one.result() for one in work]
             except BaseException:
+                stop.set()  # threads may wait for a store
                 pool.shutdown(cancel_futures=True)
                 raise
         checkup.notes += notes
@@ -123,9 +126,10 @@ def one_at_a_time(tick: Tick) -> Tick:
     return locked
 
 
-def _check_shard(audit: OpenedManifest, uses: References | None, number: int, quick: bool, tick: Tick) -> ShardResult:
+def _check_shard(audit: OpenedManifest, uses: References | None, number: int, quick: bool, tick: Tick,
+                 stop: threading.Event) -> ShardResult:
     shard = audit.shards[number]
-    with as_stored(audit.cache, shard["digest"], rows=not quick) as cache:
+    with as_stored(audit.cache, shard["digest"], rows=not quick, stop=stop) as cache:
         return _check_at(cache, shard, uses, number, quick, tick)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 from prep.errors import PathError
 from prep.findings import Finding
@@ -116,7 +117,7 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | 
     outcomes: dict[int, Outcome] = {}
     batch: list[tuple[int, Ready]] = []
     ending: deque[tuple[int, Future[Outcome]]] = deque()
-    pool = ThreadPoolExecutor(jobs)
+    pool, stop = ThreadPoolExecutor(jobs), Event()
 
     def settle(left: int) -> None:
         while len(ending) > left:
@@ -132,7 +133,7 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | 
         batch.clear()
         settle(2 * batch_size)
 
-    with pool, closing(_ahead(pool, todo, choice, model, jobs + batch_size)) as beginnings:
+    with pool, closing(_ahead(pool, stop, todo, choice, model, jobs + batch_size)) as beginnings:
         for number, begun in beginnings:
             if isinstance(begun, Ready):
                 batch.append((number, begun))
@@ -147,17 +148,18 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | 
     return [(item, target, outcomes[number]) for number, (item, target) in enumerate(todo)]
 
 
-def _ahead(pool: ThreadPoolExecutor, todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | None,
-           window: int) -> Generator[tuple[int, Outcome | Ready], None, None]:
+def _ahead(pool: ThreadPoolExecutor, stop: Event, todo: Sequence[tuple[Item, Path]], choice: MaskOptions,
+           model: Model | None, window: int) -> Generator[tuple[int, Outcome | Ready], None, None]:
     """Starts the items in order, at most `window` ahead, and yields the results; closing it cancels the rest."""
     waiting: deque[Future[Outcome | Ready]] = deque()
     try:
         for number, (item, target) in enumerate(todo):
-            waiting.append(pool.submit(start_picture, item, target, choice, model))
+            waiting.append(pool.submit(start_picture, item, target, choice, model, stop))
             if len(waiting) == window:
                 yield number - window + 1, waiting.popleft().result()
         for number in range(len(todo) - len(waiting), len(todo)):
             yield number, waiting.popleft().result()
     finally:
+        stop.set()  # threads may wait for a store
         for future in waiting:
             future.cancel()

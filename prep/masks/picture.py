@@ -6,6 +6,7 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from prep.findings import Finding
 from prep.formatting import printable, printable_name
 from prep.fs.atomic import write_atomic
 from prep.fs.blob import Blob, error_code, read_blob
+from prep.fs.remote.asking import NEVER
 from prep.geometry import Size
 from prep.images.decode import Pixels, decode_picture, encode_png, read_header
 from prep.images.formats.parts import BadPicture
@@ -46,19 +48,21 @@ class Ready:
     input: Any  # what `Model.prepare` returned
 
 
-def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | None) -> Outcome | Ready:
-    """Makes the mask, or only prepares the picture if the method needs the model."""
+def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | None,
+                  stop: Event = NEVER) -> Outcome | Ready:
+    """Makes the mask, or only prepares the picture if the method needs the model. Raises `StoreError`, `Stopped`."""
     try:
         if item.mask is not None and choice.combine is None:
-            size = read_header(read_blob(item.picture)).size if choice.naming == "kohya" else None
-            return _write(item, target, _own_mask(item.mask, size))  # kohya requires the picture's size
-        data = read_blob(item.picture)
+            size = read_header(read_blob(item.picture, stop=stop)).size if choice.naming == "kohya" else None
+            return _write(item, target, _own_mask(item.mask, size, stop))  # kohya requires the picture's size
+        data = read_blob(item.picture, stop=stop)
         if not METHODS[choice.method].model:
             made = plain_map(data, choice)
-            return _finish(item, target, made, _base(item, target, (made.shape[1], made.shape[0]), choice), choice)
+            base = _base(item, target, (made.shape[1], made.shape[0]), choice, stop)
+            return _finish(item, target, made, base, choice)
         picture = decode_picture(data, alpha="white")
         assert model is not None, f"{choice.method} needs a model"
-        return Ready(item=item, target=target, size=picture.size, base=_base(item, target, picture.size, choice),
+        return Ready(item=item, target=target, size=picture.size, base=_base(item, target, picture.size, choice, stop),
                      input=model.prepare(np.asarray(picture)))
     except OSError as error:
         return Finding(path=item.label, code=error_code(error), severity="error",
@@ -69,19 +73,19 @@ def start_picture(item: Item, target: Path, choice: MaskOptions, model: Model | 
         return Finding(path=item.label, code="too-large", severity="error", detail="takes more memory than there is")
 
 
-def _base(item: Item, target: Path, size: Size, choice: MaskOptions) -> Pixels | None:
+def _base(item: Item, target: Path, size: Size, choice: MaskOptions, stop: Event) -> Pixels | None:
     """The mask to combine with: the existing file, else the item's own. Raises `OSError`, `BadPicture`."""
     if choice.combine in (None, "replace"):
         return None
     if target.exists():
         return read_mask(target.read_bytes(), size)
-    return None if item.mask is None else _own_mask(item.mask, size)
+    return None if item.mask is None else _own_mask(item.mask, size, stop)
 
 
-def _own_mask(blob: Blob, size: Size | None) -> Pixels:
+def _own_mask(blob: Blob, size: Size | None, stop: Event) -> Pixels:
     """Reads the mask file of a picture; `BadPicture` names the file. Raises `OSError`, `BadPicture`."""
     try:
-        return read_mask(read_blob(blob), size)
+        return read_mask(read_blob(blob, stop=stop), size)
     except BadPicture as error:
         raise BadPicture(error.code, f"its mask {printable_name(blob.name)}: {error.detail}") from None
 

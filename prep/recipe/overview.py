@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import NoReturn
 
 from prep.captions.read import BadCaption, read_caption
@@ -258,9 +260,9 @@ def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
     """Reads headers and captions of at most `MOST_OPENED` items, evenly spread."""
     every = -(-len(items) // MOST_OPENED)
     opened = SampledFiles()
-    pool = ThreadPoolExecutor(jobs)
+    pool, stop = ThreadPoolExecutor(jobs), Event()
     try:
-        for item, header, lines in pool.map(_read, items[::every]):
+        for item, header, lines in pool.map(partial(_read, stop=stop), items[::every]):
             tick(1)
             opened.count += 1
             if header is None:
@@ -271,17 +273,18 @@ def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
             if not _bare(item):
                 _count(lines, opened)
     finally:
+        stop.set()  # threads may wait for a store
         pool.shutdown(cancel_futures=True)
     return opened
 
 
-def _read(item: Item) -> tuple[Item, Header | None, tuple[str, ...]]:
+def _read(item: Item, stop: Event) -> tuple[Item, Header | None, tuple[str, ...]]:
     header, lines = None, item.captions
     with suppress(BadPicture, OSError):  # counted; prep scan gives the reason
-        header = read_header(read_blob(item.picture))
+        header = read_header(read_blob(item.picture, stop=stop))
     if item.caption is not None:
         try:
-            lines = read_caption(read_blob(item.caption), item.caption_format)
+            lines = read_caption(read_blob(item.caption, stop=stop), item.caption_format)
         except (BadCaption, OSError):
             lines = ()
     return item, header, lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event
 from typing import Protocol, TypeVar
 
@@ -65,7 +66,7 @@ class LocalExaminer:
 
     def examine(self, items: Sequence[Item]) -> list[Looked]:
         """As `Examiner.examine`; if the worker is lost, each item is sent alone, to find the one responsible."""
-        held = _fetched(items)
+        held = _fetched(items, self._workers.closed)
         try:
             question = tuple(ItemMessage.of(one) for one in held)
             found = [one.examined() for one in self._workers.ask(EXAMINE, question, self._limits)]
@@ -84,7 +85,7 @@ class LocalExaminer:
     def again(self, task: Task[PictureMessage, T], picture: Blob, file: str | None) -> T | None:
         """As `Examiner.again`."""
         try:
-            question = PictureMessage(BlobMessage.of(picture), file)
+            question = PictureMessage(BlobMessage.of(picture, stop=self._workers.closed), file)
             return next(iter(self._workers.ask(task, question, self._limits)), None)
         except WorkerLost:
             return None
@@ -100,11 +101,14 @@ def not_examined(item: Item, code: str, detail: str) -> Looked:
     return Looked(examined=Examined(findings=(said,), identity=None, thumb=None, captions=()), lived=False)
 
 
-def _fetched(items: Sequence[Item]) -> list[Item]:
-    """The items, with the bytes of what they have in stores."""
+def _fetched(items: Sequence[Item], stop: Event) -> list[Item]:
+    """The items, with the bytes of what they have in stores. Raises `StoreError`, `Stopped`."""
     blobs = [blob for item in items for blob in item.blobs if is_object(blob.file)]
-    found = dict(zip(blobs, side_by_side(fetched, blobs, FETCHERS, Event()), strict=True)) if blobs else {}
-    return [item.with_blobs(found) if found else item for item in items]
+    if not blobs:
+        return list(items)
+    found = side_by_side(partial(fetched, stop=stop), blobs, FETCHERS, Event())  # its own: an error is of these alone
+    return [item.with_blobs(dict(zip(blobs, found, strict=True))) for item in items]
+
 
 
 def _without_bytes(item: Item) -> Item:

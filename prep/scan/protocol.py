@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,7 @@ import numpy as np
 
 from prep.findings import CODES, Finding
 from prep.fs.blob import Blob, TooLarge, error_code, fetched
+from prep.fs.remote.asking import NEVER
 from prep.parse import Unparsed, digest_of
 from prep.scan.duplicates.correlation import LONG, SIDE, Gray, Thumb
 from prep.scan.duplicates.identity import Identity
@@ -34,9 +36,9 @@ class BlobMessage(msgspec.Struct, frozen=True, array_like=True):
     fault: tuple[str, str] | None = None  # the code of a finding, and what happened
 
     @classmethod
-    def of(cls, blob: Blob) -> BlobMessage:
-        """The message of a blob; one in a store is read. Raises `StoreError`."""
-        held = fetched(blob)
+    def of(cls, blob: Blob, *, stop: threading.Event = NEVER) -> BlobMessage:
+        """The message of a blob; one in a store is read. Raises `StoreError`, `Stopped`."""
+        held = fetched(blob, stop=stop)
         fault = None if held.fault is None else (error_code(held.fault), held.fault.strerror or "")
         return cls(os.fsencode(blob.file), blob.offset, blob.length, blob.member, held.data, fault)
 

@@ -174,7 +174,8 @@ def _previews(names: Sequence[str], blobs: Mapping[str, Blob], jobs: int) -> dic
     """A small JPEG of each picture, by name; `jobs` workers make them, since only workers decode pictures."""
     def preview(name: str) -> bytes:
         try:
-            return next(iter(workers.ask(PREVIEW, PreviewMessage(BlobMessage.of(blobs[name]), SIDE), LIMITS)), b"")
+            asked = PreviewMessage(BlobMessage.of(blobs[name], stop=workers.closed), SIDE)
+            return next(iter(workers.ask(PREVIEW, asked, LIMITS)), b"")
         except WorkerLost:
             return b""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from prep.findings import CODES
 from prep.fs.blob import Blob, fetched
 from prep.fs.mirror import ListedUrl, is_object
+from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import size_in, stream
 from prep.parse import Unparsed
 from prep.sources import table_files, tar_members
@@ -49,9 +51,9 @@ def readers() -> WorkerPool:
 
 
 def read_table(workers: WorkerPool, table: Blob) -> list[TablePart]:
-    """The rows of a table. Raises `WorkerLost`, also if the worker's answer has an impossible finding code, and
-    `StoreError`."""
-    held = fetched(table)
+    """The rows of a table. Raises `WorkerLost`, also if the worker's answer has an impossible finding code,
+    `StoreError`, and `Stopped` if the pool is closed meanwhile."""
+    held = fetched(table, stop=workers.closed)
     if held.fault is not None:
         return [TablePart([], ending=table_files.unreadable(held.fault))]
     size = _size(table.path) if held.data is None else len(held.data)
@@ -72,7 +74,7 @@ def read_tar(workers: WorkerPool, tar: Blob) -> list[Member | Said]:
     if is_object(tar.file):
         size = size_in(tar.version)
         try:
-            asked = TarMessage(os.fsencode(tar.file), size, headers_of(tar.file, size))
+            asked = TarMessage(os.fsencode(tar.file), size, headers_of(tar.file, size, stop=workers.closed))
         except FileNotFoundError as error:
             return [Said(name="", code="unreadable-file", detail=f"cannot be read: {error.strerror}")]
     else:
@@ -122,13 +124,13 @@ _LONG = b"xgLK"  # kinds of headers that go on in what would be data
 _SIZE = re.compile(rb"\d+ size=(\d{1,20})\n")
 
 
-def headers_of(url: str, size: int) -> list[tuple[int, bytes]]:
+def headers_of(url: str, size: int, *, stop: threading.Event = NEVER) -> list[tuple[int, bytes]]:
     """What of a tar in a store its listing takes: pieces of it, and where each begins; the last is where it ends.
 
     Reads on through members below `SKIP`, and asks again beyond larger ones. It follows sizes alone: a worker parses
-    the headers, and finds it if one of them leads elsewhere. Raises `FileNotFoundError`, `StoreError`.
+    the headers, and finds it if one of them leads elsewhere. Raises `FileNotFoundError`, `StoreError`, `Stopped`.
     """
-    reader, at = _Through(url, size), 0
+    reader, at = _Through(url, size, stop), 0
     found: list[tuple[int, bytes]] = []
     replaced: int | None = None  # the size in a header that goes before the member's own
     while len(header := reader.read(at, _BLOCK)) == _BLOCK and any(header):
@@ -164,8 +166,8 @@ def _number(field: bytes) -> int | None:
 class _Through:
     """Reads an object from its beginning to its end, at places that only go up."""
 
-    def __init__(self, url: str, size: int) -> None:
-        self._url, self._size = ListedUrl(url), size
+    def __init__(self, url: str, size: int, stop: threading.Event) -> None:
+        self._url, self._size, self._stop = ListedUrl(url), size, stop
         self._at = 0  # of the first byte in hand
         self._held = b""
         self._parts: Iterator[Any] = iter(())
@@ -175,7 +177,7 @@ class _Through:
         end = min(start + length, self._size)
         if start > self._at + len(self._held) + SKIP or self._at == 0 == len(self._held):
             self.close()
-            self._parts, self._at, self._held = stream(self._url, self._size, start=start), start, b""
+            self._parts, self._at, self._held = stream(self._url, self._size, start=start, stop=self._stop), start, b""
         while self._at + len(self._held) < end:
             part = next(self._parts, None)
             if part is None:

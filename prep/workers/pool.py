@@ -90,7 +90,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._closed = threading.Event()
+        self.closed = threading.Event()  # also ends what threads read from stores for their questions
         self._watch = threading.Thread(target=self._kill_overdue, daemon=True)
         self.started = 0  # workers, in total
 
@@ -136,7 +136,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends all workers, busy or not."""
-        self._closed.set()
+        self.closed.set()
         for worker in list(self._all):
             self._end(worker)
 
@@ -145,7 +145,7 @@ class WorkerPool:
         with self._lock:
             if self._idle and not fresh:
                 return self._idle.pop()
-            if self._closed.is_set():
+            if self.closed.is_set():
                 raise WorkerLost("closed", "the command ended before")
             if not self._processes:
                 return None
@@ -153,15 +153,15 @@ class WorkerPool:
         with self._lock:
             if worker is not None:
                 self._all.add(worker)
-                if not self._watch.is_alive() and not self._closed.is_set():  # it ended if this was closed meanwhile
+                if not self._watch.is_alive() and not self.closed.is_set():  # it ended if this was closed meanwhile
                     self._watch.start()
         ready = worker is not None and worker.ready()
         with self._lock:
             self.started += ready
-            self._processes = ready or self._closed.is_set()
-        if worker is not None and (not ready or self._closed.is_set()):
+            self._processes = ready or self.closed.is_set()
+        if worker is not None and (not ready or self.closed.is_set()):
             self._end(worker)
-        return worker if ready else self._take() if self._closed.is_set() else None
+        return worker if ready else self._take() if self.closed.is_set() else None
 
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
@@ -179,7 +179,7 @@ class WorkerPool:
         return worker.end(patience)
 
     def _kill_overdue(self) -> None:
-        while not self._closed.wait(POLL_SECONDS):
+        while not self.closed.wait(POLL_SECONDS):
             with self._lock:
                 workers = list(self._all)
             for worker in workers:

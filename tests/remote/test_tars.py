@@ -114,7 +114,7 @@ def listed(data, monkeypatch, tmp_path):
     """What is listed of a tar on a disk, and of its headers alone."""
     asked = []
 
-    def stream(_url, end, *, start):
+    def stream(_url, end, *, start, stop):
         asked.append(start)
         for at in range(start, end, 700):
             yield data[at : min(at + 700, end)]

@@ -37,7 +37,7 @@ def start(command: Sequence[str]) -> pool._Worker | None:
 
 def close(self: pool.WorkerPool) -> None:
     """Keeps idle workers, and ends the oldest ones for them; ends all others."""
-    self._closed.set()
+    self.closed.set()
     with self._lock:
         idle, self._idle = self._idle, []
         self._all.difference_update(idle)

@@ -47,7 +47,7 @@ def misplaced(cache: Cache, digests: Sequence[str], tick: Tick) -> frozenset[str
             fetcher.ensure(digest, stop=stop)
             return False
         except Spoiled:
-            with as_stored(copy, digest, rows=True) as stored:
+            with as_stored(copy, digest, rows=True, stop=stop) as stored:
                 return any(one.array is None for one in verify_shard(stored, digest))
         finally:
             tick(1)

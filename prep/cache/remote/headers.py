@@ -95,11 +95,11 @@ def cost_of(shard: RemoteShard) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def as_stored(cache: Cache, digest: str, *, rows: bool) -> Iterator[Cache]:
+def as_stored(cache: Cache, digest: str, *, rows: bool, stop: threading.Event = NEVER) -> Iterator[Cache]:
     """A cache that has a shard as it is stored now: `cache` itself unless it is a copy.
 
     Of a copy, the shard is fetched for the time of the block, with all its `rows` or only its header, however damaged
-    it is. Raises `CacheError` if the store does not answer.
+    it is. Raises `CacheError` if the store does not answer, `Stopped`.
     """
     if not is_copy(cache):
         yield cache
@@ -107,9 +107,9 @@ def as_stored(cache: Cache, digest: str, *, rows: bool) -> Iterator[Cache]:
     scratch = Cache(root=cache.stage())
     try:
         if rows:
-            fetch_shard(cache, scratch, digest, check=False)
+            fetch_shard(cache, scratch, digest, check=False, stop=stop)
         else:
-            fetch_header(cache, scratch, digest)
+            fetch_header(cache, scratch, digest, stop=stop)
         if not any(tree(scratch.shard(digest))):
             atomic.remove_tree(scratch.shard(digest))  # nothing of it is there: it is missing
         yield scratch

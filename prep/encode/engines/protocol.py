@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from prep.fs.blob import Blob, fetched
+from prep.fs.remote.asking import NEVER
 from prep.geometry import Placement, Size
 from prep.parse import Unparsed
 
@@ -34,9 +36,9 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
     @classmethod
     def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str,
-           factor: int) -> PictureMessage:
-        """The message of a file and its placement; an object is read. Raises `OSError`, `StoreError`."""
-        held = fetched(blob)
+           factor: int, stop: threading.Event = NEVER) -> PictureMessage:
+        """The message of a file and its placement; an object is read. Raises `OSError`, `StoreError`, `Stopped`."""
+        held = fetched(blob, stop=stop)
         if held.fault is not None:
             raise held.fault
         return cls(reading=reading, file=os.fsencode(blob.file), offset=blob.offset, length=blob.length, digest=digest,

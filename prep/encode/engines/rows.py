@@ -97,7 +97,7 @@ def _decoded(job: Job, work: PictureTarget, reading: Reading, decoders: WorkerPo
     """What a worker makes of the file; a worker that is lost costs a finding, and the next run tries again."""
     try:
         asked = PictureMessage.of(reading, work.blob, work.digest, work.placement, color=job.alpha,
-                                  factor=job.specs.family.factor)
+                                  factor=job.specs.family.factor, stop=decoders.closed)
         (answer,) = decoders.ask(DECODE, asked, LIMITS)
         if not answer.code:
             return answer.array(asked.shape)

@@ -77,7 +77,8 @@ def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs
 
     def mean(blob: Blob) -> float | None:
         try:
-            return facts.get_or_read(blob, called, partial(reader.read, kind))["mean"]  # type: ignore[no-any-return]
+            fact = facts.get_or_read(blob, called, partial(reader.read, kind), stop=reader.closed)
+            return fact["mean"]  # type: ignore[no-any-return]
         except (NotRead, OSError, MemoryError):
             return None
 
