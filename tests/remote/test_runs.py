@@ -16,10 +16,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from torchrun import environment, torchrun
 
+from prep.errors import PathError
 from prep.fs.mirror import run_root
 from prep.fs.remote import asking
+from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_objects
 from train.runs.stored.layout import others
+from train.runs.stored.stored import kept_in
 
 STEPS = 6
 RUN = ("--steps", STEPS, "--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set",
@@ -280,6 +283,23 @@ def test_places_that_cannot_be_a_run(train, words, store, url):
     assert told.code == 5 and f"{store.url} is not empty and is not a training run" in told.err
     told = train(*words, "--resume", "-o", url)
     assert told.code == 5 and f"error: {url} is not a training run: it has no run.json\nhint: omit --resume" in told.err
+
+
+def test_a_run_needs_no_access_above_it(store, url, monkeypatch):
+    """A store may also refuse, without the right to list, to tell of an object that there is none."""
+    run = kept_in(Path(url))
+    store.proxy.rule = lambda method, path, before: "403" if method == "HEAD" else ""
+    run.check_new()
+    assert store.proxy.count("HEAD", "/latentry.json") >= 3
+    store.server.put(f"{store.prefix}/latentry.json", b"{}")
+    store.proxy.rule = lambda method, path, before: (
+        "403" if method == "HEAD" and f"{store.prefix}/latentry.json" not in path else "")
+    with pytest.raises(PathError, match=f"lies in the cache {store.url}$"):
+        run.check_new()
+    store.proxy.rule = lambda method, path, before: "500" if method == "HEAD" else ""
+    monkeypatch.setenv(asking.PATIENCE, "0")
+    with pytest.raises(StoreError, match="the store answered 500"):
+        run.check_new()
 
 
 @pytest.mark.slow

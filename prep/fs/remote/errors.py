@@ -35,6 +35,11 @@ class Denied(Exception):
     """The store refuses the credentials: what it answered."""
 
 
+def is_refusal(error: StoreError) -> bool:
+    """Whether a store answered, but refused the credentials, or what they do not allow."""
+    return isinstance(error.__context__, Denied)
+
+
 def credentials_hint(url: str) -> str:
     """What a user can do whose credentials the store of `url` refuses, or who has none."""
     return (f"check the credentials in the environment ({VARIABLES[split_url(url)[0]]}), what they allow, and this "

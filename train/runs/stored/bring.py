@@ -14,6 +14,7 @@ from prep.errors import PathError
 from prep.fs import atomic
 from prep.fs.mirror import split_url
 from prep.fs.paths import MARKER
+from prep.fs.remote.errors import StoreError, is_refusal
 from prep.fs.remote.objects import Listed, size_of
 from prep.parse import Unparsed
 from prep.runs.document import NAME as RUN
@@ -59,7 +60,8 @@ def make_way(url: str, folder: Path) -> list[str]:
 
 
 def _check_outside(objects: Objects) -> None:
-    """Raises `PathError` if the run would lie in a cache."""
+    """Raises `PathError` if the run would lie in a cache, as far as the credentials let that be seen: those of a run may
+    be for what is below it alone, and some stores refuse to tell of an object that there is none."""
     scheme, bucket, key = split_url(objects.url)
     parts = key.split("/")
     for count in range(len(parts)):
@@ -68,6 +70,10 @@ def _check_outside(objects: Objects) -> None:
             size_of(f"{above}/{MARKER}", stop=objects.stop)
         except FileNotFoundError:
             continue
+        except StoreError as error:
+            if is_refusal(error):
+                continue
+            raise
         raise PathError(f"run {objects.url} lies in the cache {above}", hint="name a place outside with -o")
 
 
