@@ -245,7 +245,7 @@ def _plan(ready: Prepared, cache: Cache) -> EncodePlan:
 
     first = planned()
     missing = {key for task in first.tasks for key in task.rows}
-    return planned() if missing and adopt_orphans(cache, first.ledger, missing) else first
+    return planned() if missing and adopt_orphans(cache, first.ledger, missing, call.progress) else first
 
 
 def _model(call: EncodeCall) -> Path:

@@ -6,13 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.commits import Commit, is_damaged, read_commit, tasks_by_shard
 from prep.cache.damage import forget
-from prep.cache.ledger.columns import KEY, Column, packed
+from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.records import Shard, Task
 from prep.cache.shard_check import bad_rows, is_transient, read_rows, verify_shard
@@ -23,6 +21,7 @@ from prep.digest import digest_json, digest_parts
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.tree import file_digest, listing_digest, tree, tree_digest
+from prep.progress import Progress, Tick, phase, silent
 
 
 def damaged_shards(cache: Cache) -> list[str]:
@@ -59,30 +58,44 @@ def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
         atomic.remove_tree(cache.commit(found.task))
 
 
-def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str]) -> list[Shard]:
+def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str], progress: Progress = silent) -> list[Shard]:
     """Writes commits for shards that no intact commit names and that hold wanted rows, which then are not re-encoded.
 
     Such shards come from a damaged commit, or a crash before the commit. Their digests are verified first.
     """
-    keys = packed(wanted)
     known = {shard.digest for shard in ledger.shards}
-    found = [digest for digest in cache.shards() if digest not in known and _holds(cache, digest, keys)]
+    found = [digest for digest in cache.shards() if digest not in known]
+    if found:
+        with phase(progress, "looking for rows without a commit"):
+            keys = ordered(packed(wanted))  # once: there may be thousands of shards, and millions of keys
+            found = [digest for digest in found if _holds(cache, digest, keys)]
     if found:  # another process may have written commits meanwhile
         named = tasks_by_shard(cache)
         found = [digest for digest in found if digest not in named]
-    return [shard for digest in found if (shard := _adopted(cache, digest)) is not None]
+    if not found:
+        return []
+    with progress("verifying", sum(_bytes(cache, digest) for digest in found), "bytes") as tick:
+        return [shard for digest in found if (shard := _adopted(cache, digest, tick)) is not None]
 
 
 def _holds(cache: Cache, digest: str, wanted: Column) -> bool:
-    """Whether a shard has any of the wanted keys; false if it cannot be read."""
+    """Whether a shard has any of the wanted keys, which are sorted; false if it cannot be read."""
     try:
-        return bool(np.isin(read_keys(cache, digest).view(KEY).reshape(-1), wanted).any())
+        return bool(among(wanted, read_keys(cache, digest).view(KEY).reshape(-1)).any())
     except (CacheError, OSError):
         return False
 
 
-def _adopted(cache: Cache, digest: str) -> Shard | None:
-    if verify_shard(cache, digest):
+def _bytes(cache: Cache, digest: str) -> int:
+    """The bytes of a shard that can be read."""
+    try:
+        return sum(size for _, size in tree(cache.shard(digest)))
+    except (CacheError, OSError):
+        return 0
+
+
+def _adopted(cache: Cache, digest: str, tick: Tick) -> Shard | None:
+    if verify_shard(cache, digest, tick=tick):
         return None
     try:
         return write_salvaged(cache, digest)

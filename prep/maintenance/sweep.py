@@ -15,11 +15,11 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from prep.cache.commits import Commit, checked_commit
+from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
 from prep.cache.ledger.index import drop_index
 from prep.cache.plans import read_plan
 from prep.cache.shard_header import read_keys
@@ -182,7 +182,7 @@ def _says(commit: Commit | None, shards: set[str]) -> bool:
     return commit is not None and (commit.shard is None or commit.shard.digest in shards)
 
 
-def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Any]:
+def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Column]:
     """The rows (S32) of each plan that may still be continued, by digest."""
     living = {}
     for name in set(at.found["plans"]).difference(given_up):
@@ -191,20 +191,19 @@ def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Any]:
             continue
         places = [at.cache.plan(name), *(at.cache.commit(task.key) for task in tasks if task.key in at.commits)]
         if at.now - max(map(_written, places)) < max(at.guard, ABANDONED):
-            rows = "".join(key for task in tasks for key in task.rows)
-            living[name] = np.frombuffer(bytes.fromhex(rows), dtype="S32")
+            living[name] = packed(key for task in tasks for key in task.rows)
     return living
 
 
-def _shards_of_plans(at: _Look, plans: Mapping[str, Any], known: Iterable[str]) -> set[str]:
+def _shards_of_plans(at: _Look, plans: Mapping[str, Column], known: Iterable[str]) -> set[str]:
     """Shards other than `known` that hold a row of a living plan."""
     if not plans:
         return set()
-    wanted = np.unique(np.concatenate(list(plans.values())))
+    wanted = ordered(np.concatenate(list(plans.values())))
     found = set()
     for shard in set(at.found["shards"]).difference(known):
         with contextlib.suppress(CacheError):  # damaged: nobody can use its rows
-            if np.isin(read_keys(at.cache, shard).copy().view("S32").reshape(-1), wanted).any():
+            if among(wanted, read_keys(at.cache, shard).view(KEY).reshape(-1)).any():
                 found.add(shard)
     return found
 

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -341,6 +342,28 @@ def test_adopted(cache: Cache, shard: Shard, rows: Any) -> None:
     assert len(load_ledger(cache).resolve(rows)) == 7
     assert repair.adopt_orphans(cache, load_ledger(cache), list(rows)) == []
     assert repair.adopt_orphans(cache, empty_ledger(), list(rows)) == [], "another process committed it meanwhile"
+
+
+def test_wanted_keys_are_sorted_once_for_all_shards_without_a_commit(
+    cache: Cache, draw: Any, put: Any, latent: ArraySpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for each: thousands of shards and millions of keys would take an hour. What is verified is told in bytes."""
+    shards = [put(cache, "latent", [latent], draw([latent], 3, seed)) for seed in range(4)]
+    wanted = {key for seed in (0, 1, 9) for key in draw([latent], 3, seed)}
+    sorts, told, ticked = list[int](), list[Any](), list[int]()
+    ledger, argsort = empty_ledger(), np.argsort
+    monkeypatch.setattr(np, "argsort", lambda keys, **how: (sorts.append(len(keys)), argsort(keys, **how))[1])
+    monkeypatch.setattr(np, "isin", refuse)
+
+    def progress(title: str, total: Any, unit: str) -> Any:
+        told.append((title, total, unit))
+        return nullcontext(ticked.append)
+
+    adopted = repair.adopt_orphans(cache, ledger, wanted, progress)
+    assert sorted(one.digest for one in adopted) == sorted(one.digest for one in shards[:2]) and sorts == [9]
+    assert told == [("looking for rows without a commit", None, ""),
+                    ("verifying", sum(one.bytes for one in shards[:2]), "bytes")]
+    assert sum(ticked) == told[1][1]
 
 
 @pytest.mark.parametrize("harm", [flip_every_row, lose_header, swap_rows, spoil_index])

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import FORKS, Launcher, Stage
 from pictures import draw, draw_mask
 from remote_rows import rows_of
 from s3_server import BUCKET
 from small_manifest import write_small
+from small_rows import LATENT, draw_rows, put_shard
 
 from prep.cache.commits import parse_commit, read_commit
-from prep.cache.ledger.ledger import commit_document
+from prep.cache.ledger.ledger import commit_document, load_ledger
 from prep.cache.records import Reject
 from prep.cache.remote import working
 from prep.cache.remote.working import open_to_encode, refresh
@@ -504,6 +506,28 @@ def test_a_shard_with_other_files_is_not_taken(prep, store, tmp_path):
     cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
     refresh(cache)
     assert list(cache.names("commits")) == [task for task in tasks if task != tasks[0]]
+
+
+def test_shards_that_gc_removed_go_from_working_copies_but_not_what_is_not_uploaded_yet(prep, store, home):
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    refresh(cache)
+    there = list(cache.shards())
+    mine = put_shard(cache, "latent", [LATENT], draw_rows([LATENT], 3))
+    zeros = put_shard(cache, "latent", [LATENT], {"ab" * 32: {"latent": np.zeros(LATENT.shape, np.uint16)}})
+    refresh(cache)
+    assert len(there) == 4 and set(cache.shards()) == {*there, mine.digest, zeros.digest}
+    gone, stays = there[:2], there[2:]
+    for name in list_objects(f"{store.url}/cache/shards"):
+        if name.split("/")[1] in gone and (name.count("/") > 2 or name.split("/")[1] == gone[0]):
+            store.server.delete(f"{store.prefix}/cache/shards/{name}")
+    refresh(cache)
+    assert set(cache.shards()) == {*there, mine.digest, zeros.digest} - {gone[0]}, "of the other, a part is there"
+    group = f"{store.prefix}/cache/shards/{gone[1][:2]}/{gone[1]}/zarr.json"
+    store.server.delete(group)
+    refresh(cache)
+    assert set(cache.shards()) == {*stays, mine.digest, zeros.digest}
+    assert {shard.digest for shard in load_ledger(cache).shards} == set(stays)
 
 
 def test_requests_of_a_shard_are_those_that_are_simulated(prep, store, photos, tiny_model):

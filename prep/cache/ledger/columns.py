@@ -52,11 +52,26 @@ def gather(parts: Sequence[tuple[int, Column, Column]]) -> Columns:
     keys = np.concatenate([np.empty(0, KEY), *(keys for _, keys, _ in parts)])
     row = np.concatenate([np.empty(0, np.int32), *(rows for _, _, rows in parts)])
     shard = np.repeat(np.array([number for number, _, _ in parts], np.int32), [len(keys) for _, keys, _ in parts])
+    order = _order(keys)
+    return Columns(keys=keys[order], shard=shard[order], row=row[order])
+
+
+def _order(keys: Column) -> Column:
+    """The places of keys in ascending order."""
     # Sort by the first eight bytes only, which usually suffices: a million keys in 0.2 s instead of 0.6.
     order = np.argsort(keys.view(">u8")[::4].astype(np.uint64), kind="stable")
-    if not in_order(keys[order]):
-        order = np.argsort(keys, kind="stable")
-    return Columns(keys=keys[order], shard=shard[order], row=row[order])
+    return order if in_order(keys[order]) else np.argsort(keys, kind="stable")
+
+
+def ordered(keys: Column) -> Column:
+    """The keys, sorted."""
+    return keys[_order(keys)]
+
+
+def among(keys: Column, wanted: Column) -> Column:
+    """Whether each wanted key is one of `keys`, which are sorted, bool [N]. (256 of a million: 0.5 ms; `np.isin`, which
+    sorts all of them each time, takes 0.7 s.)"""
+    return _held(keys, np.searchsorted(keys, wanted), wanted)
 
 
 def in_order(keys: Column) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.commits import MOST, Commit, parse_commit, read_commit
+from prep.cache.commits import MOST, Commit, parse_commit, read_commit, tasks_by_shard
 from prep.cache.remote.room import ROOM, make_dirs
 from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, learn, lock_shard, move_in
 from prep.cache.remote.upload import Uploader
@@ -113,6 +113,21 @@ def refresh(cache: Cache) -> None:
     side_by_side(lambda task: _fetch(cache, task, shards, stop), new, JOBS, stop)
     for task in before - commits.keys():
         atomic.remove_tree(cache.commit(task))
+    _retire_hollow(cache, shards)
+
+
+def _retire_hollow(cache: Cache, shards: Mapping[str, Files]) -> None:
+    """Removes shards without rows that no commit names and that are gone from the store: `prep gc` ran there.
+
+    A shard that was encoded here and not uploaded yet has its rows, and stays.
+    """
+    hollow = [digest for digest in cache.shards() if GROUP not in shards.get(digest, {}) and _is_hollow(cache, digest)]
+    named = tasks_by_shard(cache) if hollow else {}  # read now: another process may have uploaded one meanwhile
+    for digest in hollow:
+        if digest not in named:
+            with lock_shard(digest, NEVER):
+                if _is_hollow(cache, digest):
+                    retire_shard(cache, digest)
 
 
 def refresh_task(cache: Cache, task: str) -> None:
@@ -275,6 +290,17 @@ def _write_hole(path: Path, spec: ArraySpec, rows: int, cache: Cache) -> None:
         handle.seek(rows * shard_format.row_stride(spec))
         for part in shard_format.index_parts(spec, rows):
             atomic.write(handle, part)
+
+
+def _is_hollow(cache: Cache, digest: str) -> bool:
+    """Whether the first row of a shard is a hole: not even a row of zeros is, since its checksum is not zero."""
+    try:
+        for spec in read_header(cache, digest).arrays:
+            with (cache.shard(digest) / shard_format.data_path(spec)).open("rb") as data:
+                return not any(data.read(shard_format.row_stride(spec)))
+    except (CacheError, OSError):
+        pass
+    return False
 
 
 def drop_rows(cache: Cache, digest: str) -> None:

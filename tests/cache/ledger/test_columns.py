@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.cache.ledger.columns import KEY, Columns, gather, in_order, locate, merge, packed, select
+from prep.cache.ledger.columns import KEY, Columns, among, gather, in_order, locate, merge, ordered, packed, select
 
 # Keys that differ in their first byte, only behind their first eight, or in zeros at the end.
 HEX = st.sampled_from([f"{head:02x}" + "00" * 30 + f"{tail:02x}" for head in (0, 1, 255) for tail in (0, 1, 128)])
@@ -60,3 +60,10 @@ def test_located_is_the_shard_with_most_of_the_wanted(parts: list[list[str]], wa
         holders = [number for number, keys in enumerate(parts) if key in keys]
         best = min(holders, key=lambda number: (-len(set(wanted) & set(parts[number])), number), default=-1)
         assert (shard, row, there) == (best, parts[best].index(key) if holders else -1, bool(holders))
+
+
+@given(st.lists(HEX, max_size=12), st.lists(HEX, max_size=12))
+def test_wanted_keys_are_found_among_sorted_ones(keys: list[str], wanted: list[str]) -> None:
+    rows = ordered(packed(keys))
+    assert in_order(rows) and sorted(rows.tolist()) == sorted(packed(keys).tolist())
+    assert among(rows, packed(wanted)).tolist() == [key in keys for key in wanted]
