@@ -47,10 +47,13 @@ def patience() -> float:
 
 
 def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading.Event,
-              look: Callable[[Exception], None] = lambda _: None, retries: int = 0) -> T:
-    """What `action` returns for the object's store and key. `look` sees each error of obstore first."""
+              look: Callable[[Exception], None] = lambda _: None, retries: int = 0, waits: Waits | None = None) -> T:
+    """What `action` returns for the object's store and key. `look` sees each error of obstore first.
+
+    An action that takes long, and goes on where it was interrupted, says so to `waits` whenever it has progressed.
+    """
     scheme, bucket, key = split_url(url)
-    waits, renewed = Waits(url, stop), False
+    waits = waits or Waits(url, stop)
     while True:
         if stop.is_set():
             raise Stopped
@@ -67,9 +70,9 @@ def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading
             except Passing as passing:
                 waits.wait(str(passing))
             except Denied as denied:
-                if renewed:
+                if waits.renewed:
                     raise StoreError(f"{url}: {denied}", hint=credentials_hint(url)) from None
-                renewed = True
+                waits.renewed = True
                 open_store.cache_clear()  # credentials may have been renewed where they come from
 
 
@@ -84,6 +87,7 @@ class Waits:
         """Begins anew: what follows is another failure."""
         self._begun: float | None = None
         self._tries = 0
+        self.renewed = False  # whether credentials were read again
 
     def wait(self, what: str) -> None:
         """Waits before the next attempt; `what` happened. Raises `StoreError` when patience ends, `Stopped`."""

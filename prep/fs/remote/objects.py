@@ -202,7 +202,7 @@ def _prefix_of(url: str) -> str:
 
 def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
     """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`."""
-    prefix = _prefix_of(url)
+    prefix, waits = _prefix_of(url), Waits(url, stop)
     found: dict[str, Listed] = {}
 
     def ask(store: ObjectStore, _: str) -> None:
@@ -215,6 +215,7 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
                     continue
                 found[name] = Listed(size=int(one["size"]), written=one["last_modified"].timestamp(),
                                      version=_version_of(one))
+            waits.progressed()  # of millions of objects, more than one page may fail once
 
     def check_key(error: Exception) -> None:
         if named := _NO_PATH.search(str(error)):
@@ -222,7 +223,7 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
                              "//, a part . or .., or a control character",
                              hint="rename or delete that object, or name a prefix without it") from None
 
-    patiently(url, ask, stop, check_key)
+    patiently(url, ask, stop, check_key, waits=waits)
     return dict(sorted(found.items()))
 
 
