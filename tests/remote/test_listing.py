@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from prep.cache.remote.working import open_to_encode, refresh, refresh_task, upload_shard
+from prep.cache.store import open_cache
+from prep.fs.mirror import DIRECTORY
 from prep.fs.remote import asking, objects
 from prep.fs.remote.errors import StoreError
-from prep.fs.remote.objects import list_objects
+from prep.fs.remote.objects import list_folder, list_objects
 from prep.fs.remote.opening import open_store
 
 PAGE = 2  # objects in an answer
@@ -84,3 +88,47 @@ def test_a_page_that_fails_again_and_again_ends_it(lister):
     with pytest.raises(StoreError, match="the store answered 403 Forbidden"):
         list_objects("s3://bucket/c")
     assert lister.asked == 5, "credentials are read again once"
+
+
+def sizes(url):
+    return {name: one.size for name, one in list_objects(url).items()}
+
+
+def test_objects_that_stand_for_directories_are_not_listed(store):
+    """As s3fs and rclone make them; nor as Azure has directories, without a slash."""
+    objects_of = {"a.png": b"1", "a.png/z": b"22", "sub/x/y": b"333", "sub/x-z": b"", "azure/y": b"1"}
+    for name, data in {**objects_of, "": b"", "a.png/": b"", "sub/": b"", "sub/x/": b"", "azure": b"", "empty/": b"",
+                       "nothing": b""}.items():
+        store.server.put(f"{store.prefix}/c/{name}", data)
+    assert sizes(f"{store.url}/c") == {"a.png": 1, "a.png/z": 2, "azure/y": 1, "empty": 0, "nothing": 0, "sub/x-z": 0,
+                                       "sub/x/y": 3}
+    assert sizes(f"{store.url}/c/sub") == {"x-z": 0, "x/y": 3}
+    assert list_folder(f"{store.url}/c") == {"a.png": 1, "azure": 0, "nothing": 0}
+    assert list_folder(f"{store.url}/c/sub") == {"x-z": 0}
+
+
+def test_a_cache_with_objects_for_its_directories_is_what_it_was(store, home, prep, tmp_path, monkeypatch):
+    """No commit counts less, and a shard that is there is not uploaded again."""
+    assert prep("push", home / "manifest.json", store.url).code == 0
+    names = list(list_objects(store.url))
+    for folder in {f"{name.rpartition('/')[0]}/" for name in names if "/" in name} | {"cache/shards/"}:
+        store.server.put(f"{store.prefix}/{folder}", b"")
+    shards = {name.rpartition("/zarr.json")[0] for name in names if name.count("/") == 4}
+    for shard in shards:
+        store.server.put(f"{store.prefix}/{shard}/mine/", b"")
+        assert f"{shard}/zarr.json" in names
+    here = open_cache(home / "cache", create=False)
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    refresh(cache)
+    assert list(cache.names("commits")) == list(here.names("commits")) and len(shards) == 4
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "another"))
+    other = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    for task in here.names("commits"):
+        refresh_task(other, task)
+    assert list(other.names("commits")) == list(here.names("commits"))
+    store.proxy.forget()
+    for digest in cache.shards():
+        upload_shard(cache, digest)
+    assert not store.proxy.count("PUT")
+    found = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/manifest.json", "--older-than", 0, "--json")
+    assert found.code == 0 and not any(found.json["removed"].values())

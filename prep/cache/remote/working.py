@@ -153,17 +153,19 @@ def _commits(cache: Cache) -> Iterable[tuple[str, int]]:
 
 
 def _shards(cache: Cache) -> dict[str, dict[str, int]]:
-    """The objects of each shard in the store."""
+    """The objects of each shard in the store, but empty ones: they stand for directories, and no file is empty."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
     for name, listed in list_objects(f"{cache.url}/shards").items():
         fan, digest, file = [*name.split("/", 2), "", ""][:3]
-        if digest.startswith(fan):
+        if digest.startswith(fan) and listed.size:
             found[digest][file] = listed.size
     return found
 
 
 def _files(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str, int]:
-    return {name: one.size for name, one in list_objects(_url_of_shard(cache, digest), stop=stop).items()}
+    """The objects of a shard in the store, as in `_shards`."""
+    listed = list_objects(_url_of_shard(cache, digest), stop=stop)
+    return {name: one.size for name, one in listed.items() if one.size}
 
 
 def _url_of_shard(cache: Cache, digest: str) -> str:

@@ -6,7 +6,8 @@ import errno
 import hashlib
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,7 +202,11 @@ def _prefix_of(url: str) -> str:
 
 
 def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
-    """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`."""
+    """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`.
+
+    Without objects KEY/ of no bytes, which some programs make for the directory KEY. obstore names them KEY: so they
+    are told by what else begins with KEY/, and one for a directory with nothing in it is listed as an empty object.
+    """
     prefix, waits = _prefix_of(url), Waits(url, stop)
     found: dict[str, Listed] = {}
 
@@ -210,10 +215,11 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
 
         for page in list_pages(store, prefix or None, offset=prefix + max(found) if found else None, chunk_size=LISTED):
             for one in page:
-                name = one["path"].removeprefix(prefix)
-                if one["path"] == name and prefix:  # an object KEY/ of no bytes, which some programs make for KEY
+                name, size = one["path"].removeprefix(prefix), int(one["size"])
+                # The second: of the file KEY and the directory KEY/, the file.
+                if (one["path"] == name and prefix) or (not size and name in found):
                     continue
-                found[name] = Listed(size=int(one["size"]), written=one["last_modified"].timestamp(),
+                found[name] = Listed(size=size, written=one["last_modified"].timestamp(),
                                      version=_version_of(one))
             waits.progressed()  # of millions of objects, more than one page may fail once
 
@@ -224,7 +230,14 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
                              hint="rename or delete that object, or name a prefix without it") from None
 
     patiently(url, ask, stop, check_key, waits=waits)
-    return dict(sorted(found.items()))
+    names = sorted(found)
+    return {name: found[name] for name in names if found[name].size or not _is_above(name, names)}
+
+
+def _is_above(name: str, names: Sequence[str]) -> bool:
+    """Whether one of `names`, which are sorted, begins with the directory `name`."""
+    place = bisect_left(names, f"{name}/")
+    return place < len(names) and names[place].startswith(f"{name}/")
 
 
 def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
@@ -238,7 +251,8 @@ def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
         from obstore import list_with_delimiter
 
         objects = list_with_delimiter(store, prefix or None)["objects"]
-        return {one["path"].removeprefix(prefix): int(one["size"]) for one in objects}
+        return {one["path"].removeprefix(prefix): int(one["size"]) for one in objects
+                if one["path"].startswith(prefix)}  # all but an object of no bytes for the directory itself
 
     return dict(sorted(patiently(url, ask, stop).items()))
 
