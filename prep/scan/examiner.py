@@ -110,7 +110,6 @@ def _fetched(items: Sequence[Item], stop: Event) -> list[Item]:
     return [item.with_blobs(dict(zip(blobs, found, strict=True))) for item in items]
 
 
-
 def _without_bytes(item: Item) -> Item:
     return item.with_blobs({blob: replace(blob, data=None) for blob in item.blobs})
 

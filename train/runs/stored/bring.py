@@ -60,8 +60,10 @@ def make_way(url: str, folder: Path) -> list[str]:
 
 
 def _check_outside(objects: Objects) -> None:
-    """Raises `PathError` if the run would lie in a cache, as far as the credentials let that be seen: those of a run may
-    be for what is below it alone, and some stores refuse to tell of an object that there is none."""
+    """Raises `PathError` if the run would lie in a cache, as far as the credentials let that be seen.
+
+    Those of a run may be for what is below it alone, and some stores refuse to tell of an object that there is none.
+    """
     scheme, bucket, key = split_url(objects.url)
     parts = key.split("/")
     for count in range(len(parts)):
