@@ -75,7 +75,7 @@ def read_tar(workers: WorkerPool, tar: Blob) -> list[Member | Said]:
         size = size_in(tar.version)
         try:
             asked = TarMessage(os.fsencode(tar.file), size, headers_of(tar.file, size, stop=workers.closed))
-        except FileNotFoundError as error:
+        except OSError as error:  # it is gone, or a shorter one has replaced it
             return [Said(name="", code="unreadable-file", detail=f"cannot be read: {error.strerror}")]
     else:
         asked, size = TarMessage(os.fsencode(tar.file)), _size(tar.path)

@@ -21,7 +21,8 @@ from prep.cache.commits import parse_commit
 from prep.cache.ledger.ledger import write_commit
 from prep.cache.records import Reject, Task
 from prep.cache.remote import gather
-from prep.cache.remote.working import open_to_encode
+from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.shard_check import verify_shard
 from prep.cache.store import open_cache
 from prep.digest import digest_bytes, digest_json
 from prep.errors import CacheError
@@ -244,6 +245,18 @@ def test_damaged_rows_are_told_and_shards_of_another_digest_are_not_trusted(smal
     assert objects(store) == {key: data for key, data in wanted.items() if "/damaged/" not in key}
     assert "to repair, run prep encode again as it was first run, with --recheck" in there.as_text()
     assert "as it was first run\n" in here.as_text()
+
+
+def test_rows_beyond_the_end_of_an_object_are_damaged(small, store):
+    """As of a file on a disk that ends before them."""
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    refresh(cache)
+    digest = next(cache.shards())
+    (name,) = (f"cache/{name}" for name in store.keys(small, f"{digest}/latent/c.0"))
+    store.server.put(f"{store.prefix}/{name}", store.server.get(f"{store.prefix}/{name}")[:100])
+    with gather.gathered(cache, {digest: np.array([2, 3])}) as found:
+        (one,) = verify_shard(found, digest)[:1]
+    assert one.array == "latent" and "do not match their checksum" in one.what
 
 
 def test_a_shard_that_goes_meanwhile_is_told(small, store):

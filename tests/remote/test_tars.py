@@ -13,9 +13,10 @@ import pytest
 from pictures import draw
 from tarred import member, tar_of
 
-from prep.fs.blob import Blob, read_blob
+from prep.fs.blob import Blob, error_code, fetched, read_blob
 from prep.fs.remote import objects
 from prep.fs.remote.objects import version_of
+from prep.scan import scanner
 from prep.sources import readers
 from prep.sources.tar_members import TarMessage, TarPart, read_parts
 
@@ -103,8 +104,36 @@ def test_a_tar_that_ends_before_a_member_does(store, tars):
     assert read_blob(Blob(file=url, offset=512, length=100, version=version)) == data[512:612]
     with pytest.raises(OSError, match="object ends after 10 of 100 bytes"):
         read_blob(Blob(file=url, offset=len(data) - 10, length=100, version=version))
+    for beyond in (len(data), len(data) + 10):
+        held = fetched(Blob(file=url, offset=beyond, length=100, version=version))
+        with pytest.raises(OSError, match="object ends before the bytes that were asked for") as caught:
+            read_blob(held)
+        assert error_code(caught.value) == "unreadable-file"
     with pytest.raises(FileNotFoundError, match="no object can have such a name"):
         read_blob(Blob(file="s3://bucket/none/../x", offset=0, length=1))
+
+
+def test_a_tar_that_a_shorter_one_replaces_after_it_was_listed_is_a_finding(store, tars, prep, monkeypatch):
+    examined = scanner._examined
+
+    def late(items, work):
+        listed = list(items)
+        store.server.put(f"{store.prefix}/0.tar", (tars / "0.tar").read_bytes()[:600])
+        return examined(listed, work)
+
+    monkeypatch.setattr(scanner, "_examined", late)
+    done = prep("scan", f"{store.url}/0.tar", "--json")
+    found = [one for one in done.json["findings"] if one["severity"] == "error"]
+    assert {one["code"] for one in found} == {"unreadable-file"} and len(found) == 4, done.err
+    assert any("object ends before the bytes that were asked for" in one["detail"] for one in found)
+
+
+def test_a_tar_that_a_shorter_one_replaces_while_it_is_listed_is_a_finding(store):
+    store.server.put(f"{store.prefix}/a.tar", tar_of([member("a.png", bytes(4 << 20))])[:600])
+    with readers.readers() as pool:
+        (said,) = readers.read_tar(pool, Blob(file=f"{store.url}/a.tar", version=f"x {5 << 20}"))
+    assert said.code == "unreadable-file"
+    assert said.detail == "cannot be read: object ends before the bytes that were asked for"
 
 
 # ---- listings --------------------------------------------------------------------------------------------------------

@@ -106,10 +106,12 @@ def _fill(scratch: Cache, copy: Cache, digest: str, spec: ArraySpec, first: int,
         try:
             if _written(path, stream(url, end, start=start, stop=stop), start, end, spec):
                 return
-        except FileNotFoundError as error:
+        except OSError as error:
             if error.filename != url:
                 raise
-            raise incomplete(copy, digest, name) from None
+            if isinstance(error, FileNotFoundError):
+                raise incomplete(copy, digest, name) from None
+            # It ends before these rows: they are damaged, and stay so.
 
 
 def _pieces(path: Path, start: int, end: int) -> Iterator[bytes]:

@@ -47,7 +47,10 @@ def credentials_hint(url: str) -> str:
 
 
 def sort_out(error: Exception, url: str) -> None:
-    """Raises what an error of obstore means: `FileNotFoundError`, `Denied`, `Passing`, or a `StoreError`."""
+    """Raises what an error of obstore means: `FileNotFoundError`, `Denied`, `Passing`, or a `StoreError`.
+
+    For a range beyond the end of an object, as a shorter one has replaced it, raises an `OSError` with EIO.
+    """
     from obstore import exceptions
 
     what = told(error)
@@ -72,6 +75,8 @@ def sort_out(error: Exception, url: str) -> None:
         if status is None and _is_configuration(str(error)):
             raise StoreError(f"{url}: {what}", hint=credentials_hint(url)) from None
         raise Passing(what) from None
+    if status is not None and status[1] == "416":
+        raise OSError(errno.EIO, "object ends before the bytes that were asked for", url) from None
     if status is not None and status[1] in ("401", "403"):  # of a request that obstore does not sort out itself
         raise Denied(what) from None
     hint = credentials_hint(url) if what == NO_CREDENTIALS else (
