@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from prep.cache.records import RowRef
 from prep.cache.remote.headers import cost_of, with_headers
 from prep.cache.shard_format import row_stride
 from prep.errors import CacheError
-from prep.fs.mirror import local_path, url_of
+from prep.fs.mirror import headers_root, local_path, url_of
+from prep.fs.remote.asking import PATIENCE
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
@@ -82,6 +85,45 @@ def test_rows_are_those_of_the_disk_and_come_once(store, small_there):
     store.proxy.forget()
     assert rows_of(url) == rows_of(small_there / "manifest.json")
     assert [path.rsplit("/", 1)[1] for _, path, _ in store.proxy.asked] == ["manifest.json"]
+
+
+def read(url, environment, together):
+    """What a rank does first."""
+    os.environ.update(environment)
+    together.wait()
+    read_manifest(Path(url))
+
+
+def test_processes_of_one_computer_download_each_table_once(store, small_there):
+    processes = multiprocessing.get_context("spawn")
+    together = processes.Barrier(4, timeout=60)
+    environment = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "LATENTRY_"))}
+    ranks = [processes.Process(target=read, args=(f"{store.url}/manifest.json", environment, together))
+             for _ in range(4)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * 4
+    assert store.proxy.count("GET", "/tables/") == len(store.keys(small_there, "tables/"))
+
+
+def test_headers_that_are_not_all_read_leave_nothing(store, small_there, monkeypatch):
+    """What a killed process left goes after a day."""
+    audit, left = open_manifest(read_manifest(Path(f"{store.url}/manifest.json"))), store.copies / "headers"
+    digests = [shard["digest"] for shard in audit.shards]
+    old, new = (headers_root(audit.cache.root) / "tmp" / name for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    monkeypatch.setenv(PATIENCE, "0")
+    store.proxy.rule = lambda method, path, before: "503" if "/key/c" in path else ""
+    with pytest.raises(CacheError, match="the store answered 503"):
+        with_headers(audit.cache, digests)
+    assert list(left.rglob("tmp/*")) == [new]
+    store.proxy.forget()
+    assert set(with_headers(audit.cache, digests).shards()) == set(digests)
+    assert list(left.rglob("tmp/*")) == [new]
 
 
 def test_a_copy_that_was_damaged_is_fetched_again_within_the_run(store, small_there):

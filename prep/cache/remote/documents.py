@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prep.cache.remote.room import make_dirs
-from prep.cache.remote.shards import AGAIN, TRIES
+from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
 from prep.cache.store import MARKER_BYTES, Cache
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import url_of
 from prep.fs.paths import MARKER
+from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import read_object, stream
 from prep.fs.text import without_mark
 from prep.fs.tree import file_digest
@@ -43,7 +44,7 @@ def fetch_small(path: Path, most: int) -> bytes:
 def fetch_tables(root: Path, tables: Iterable[str]) -> None:
     """Fetches a cache's marker and tables that its copy at `root` does not have, and checks their digests.
 
-    Raises `CacheError`.
+    Of several processes that lack a table, one fetches it. Raises `CacheError`.
     """
     if not (root / MARKER).is_file():
         try:
@@ -54,9 +55,15 @@ def fetch_tables(root: Path, tables: Iterable[str]) -> None:
             raise CacheError(f"{url_of(root / MARKER)} is damaged: its seal does not match", hint=AGAIN)
     cache = Cache(root=root)
     for digest in tables:
-        path = cache.table(digest)
-        if not path.is_file() or file_digest(path) != digest:
-            _fetch_table(cache, digest)
+        if not _has_table(cache, digest):
+            with lock_shard(digest, NEVER):
+                if not _has_table(cache, digest):
+                    _fetch_table(cache, digest)
+
+
+def _has_table(cache: Cache, digest: str) -> bool:
+    path = cache.table(digest)
+    return path.is_file() and file_digest(path) == digest
 
 
 def _fetch_table(cache: Cache, digest: str) -> None:

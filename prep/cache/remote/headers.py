@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from prep.cache import shard_format
-from prep.cache.remote.room import make_dirs
+from prep.cache.remote.room import make_dirs, remove_leftovers
 from prep.cache.remote.shards import (
     AGAIN,
     TRIES,
@@ -18,6 +18,7 @@ from prep.cache.remote.shards import (
     known,
     lock_shard,
     move_in,
+    staging,
     url_in,
 )
 from prep.cache.shard_check import quick_check
@@ -44,6 +45,7 @@ def with_headers(cache: Cache, digests: Sequence[str]) -> Cache:
     lacking = [digest for digest in dict.fromkeys(digests) if not headers.shard(digest).is_dir()]
     if lacking:
         make_dirs(headers.root)
+        remove_leftovers(headers.root / "tmp")
         stop = threading.Event()
         side_by_side(lambda digest: _keep_header(cache, headers, digest, stop), lacking, JOBS, stop)
     return headers
@@ -65,25 +67,26 @@ def _keep_header(cache: Cache, headers: Cache, digest: str, stop: threading.Even
 
 def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.Event = NEVER) -> list[str]:
     """Fetches a shard's header as a shard of `headers`, whatever it has in the store; returns the missing files."""
-    shard, staged, missing = known(cache, digest), headers.stage(), []
+    shard, missing = known(cache, digest), list[str]()
     data_files = {shard_format.data_path(spec): spec for spec in shard.arrays}
-    for name, size in shard.files.items():
-        url = url_in(cache, digest, name)
-        atomic.make_dirs((staged / name).parent)
-        try:
-            there, start = size + 1, 0  # one byte more, to notice a document that is longer
-            if name in data_files:
-                there, start = size_of(url, stop=stop), shard.rows * shard_format.row_stride(data_files[name])
-            data = read_range(url, start, min(there, size + 1), stop=stop)
-        except FileNotFoundError:
-            missing.append(name)
-            continue
-        with atomic.create(staged / name) as handle:
-            handle.seek(start)
-            atomic.write(handle, data)
-            if name in data_files:
-                handle.truncate(there)
-    move_in(headers, staged, digest)
+    with staging(headers) as staged:
+        for name, size in shard.files.items():
+            url = url_in(cache, digest, name)
+            atomic.make_dirs((staged / name).parent)
+            try:
+                there, start = size + 1, 0  # one byte more, to notice a document that is longer
+                if name in data_files:
+                    there, start = size_of(url, stop=stop), shard.rows * shard_format.row_stride(data_files[name])
+                data = read_range(url, start, min(there, size + 1), stop=stop)
+            except FileNotFoundError:
+                missing.append(name)
+                continue
+            with atomic.create(staged / name) as handle:
+                handle.seek(start)
+                atomic.write(handle, data)
+                if name in data_files:
+                    handle.truncate(there)
+        move_in(headers, staged, digest)
     return missing
 
 

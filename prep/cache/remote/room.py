@@ -222,12 +222,13 @@ def _shard_folders(top: Path) -> Iterator[Path]:
     """The directories of shards below `top`; removes leftovers of killed processes on the way."""
     for folder, names, files in os.walk(top):
         if MARKER in files:
-            _remove_leftovers(Path(folder) / "tmp")
+            remove_leftovers(Path(folder) / "tmp")
             names.clear()
             yield Path(folder) / "shards"
 
 
-def _remove_leftovers(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """Removes what killed processes left in the tmp/ of a copy."""
     with contextlib.suppress(OSError):
         for staged in folder.iterdir():
             if time.time() - staged.stat().st_mtime > STALE:

@@ -135,7 +135,7 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
     shard, attempt = known(remote, digest), 0
     while attempt < TRIES:
         try:
-            with ROOM.kept(shard.bytes, stop), _staged(into) as staged:
+            with ROOM.kept(shard.bytes, stop), staging(into) as staged:
                 found = _download(remote, shard, staged, check, stop)
                 if not check or found == digest:
                     move_in(into, staged, digest)
@@ -155,7 +155,7 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.E
     """
     shard = known(remote, digest)
     for _ in range(TRIES):
-        with _staged(into) as staged:
+        with staging(into) as staged:
             if _download(remote, shard, staged, check=True, stop=stop, sync=True) == digest:
                 publish_dir(into, staged, digest)
                 return
@@ -163,7 +163,7 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.E
 
 
 @contextlib.contextmanager
-def _staged(cache: Cache) -> Iterator[Path]:
+def staging(cache: Cache) -> Iterator[Path]:
     """A new directory in a cache's tmp/ that is gone after the block, unless it was renamed."""
     staged = cache.stage()
     try:
