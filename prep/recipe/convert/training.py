@@ -86,7 +86,7 @@ class Training:
         if "weight_decay" not in values:
             self.settings["optimizer.weight_decay"] = DECAYS[name]
         for setting, (value, key) in values.items():
-            if name == "adamw-schedule-free" and setting == "betas" and not value[0]:
+            if name in ("adamw-schedule-free", "prodigy") and setting == "betas" and not value[0]:
                 self.note(key, value, f"'{name}' needs a first one above 0; not written")
             elif setting in OPTIMIZERS[name]:
                 self.put(f"optimizer.{setting}", value, key)

@@ -211,6 +211,10 @@ def test_what_sd_scripts_does_with_optimizers_besides(folder):
     said = of_kohya(folder, optimizer_type="Adafactor", optimizer_args="eps=1e-20 scale_parameter=True")[1]
     assert "finds its own rate" in said["optimizer_type"] and said["optimizer_args"] == "no counterpart"
     assert said["optimizer_args eps"] == "'adafactor' has no such setting"
+    for kind, name in (("Prodigy", "prodigy"), ("AdamWScheduleFree", "adamw-schedule-free")):
+        config, said = of_kohya(folder, optimizer_type=kind, optimizer_args=["betas=0.0,0.99"])
+        assert config.optimizer.name == name and config.optimizer.betas[0] > 0
+        assert said["optimizer_args betas"] == f"'{name}' needs a first one above 0; not written"
     config, said = of_kohya(folder, optimizer_type="DAdaptAdam")
     assert config.optimizer.name == "adamw" and "the learning rate may not suit it" in said["optimizer_type"]
 
@@ -409,7 +413,7 @@ def test_bounds_are_those_of_the_trainer(tmp_path, name):
     for value in BOUNDS.get(name) or WORDS.get(name) or (True, False):
         training = Training()
         given = [float(value)] * 2 if name == "optimizer.betas" else value
-        if name.rpartition(".")[2] in OPTIMIZERS["prodigy"]:
+        if name.rpartition(".")[2] in OPTIMIZERS["prodigy"] and name != "optimizer.betas":
             training.put("optimizer.name", "prodigy", "x")
         if name == "micro_batch":
             training.put("batch_size", given, "x")
