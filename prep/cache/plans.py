@@ -7,8 +7,12 @@ never shifts. A plan is disposable; a damaged plan is made again.
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,13 +21,15 @@ import pyarrow as pa
 from prep.cache.arrow import check_stream, parse_table
 from prep.cache.records import Task
 from prep.cache.shard_format import checked_name
-from prep.cache.store import Cache
+from prep.cache.store import SUFFIX, Cache
+from prep.fs.remote.objects import list_objects
 from prep.fs.untrusted import NotRegularFile
-from prep.parse import Unparsed, brief
+from prep.parse import Unparsed, brief, digest_of
 
 DIGEST = pa.binary(32)
 SCHEMA = pa.schema({"task": DIGEST, "field": pa.string(), "rows": pa.list_(DIGEST)})
 MOST = 1 << 34  # bytes; 10^8 rows take 4 GB
+OLD = 86400.0  # seconds after which a plan is written again by who follows it
 TRAILER = 32  # bytes of SHA-256 after the stream, because a plan is not named by its bytes
 
 
@@ -51,6 +57,34 @@ def read_plan(cache: Cache, wanted: str) -> tuple[Task, ...] | None:
         return tuple(_task(row) for row in parse_table(body, SCHEMA).to_pylist())
     except (FileNotFoundError, NotRegularFile, Unparsed):
         return None
+
+
+def plans_of(cache: Cache) -> dict[str, float]:
+    """When each plan was written, seconds since 1970, by its digest: in the store, if this is a working copy."""
+    found, end = dict[str, float](), SUFFIX["plans"]
+    if cache.url is None:
+        for name in cache.names("plans"):
+            with suppress(FileNotFoundError):  # sealed meanwhile
+                found[name] = cache.plan(name).stat().st_mtime
+        return found
+    for name, listed in list_objects(f"{cache.url}/plans").items():
+        with suppress(Unparsed):
+            if name.endswith(end):
+                found[digest_of(PurePosixPath(name).name.removesuffix(end), "plans")] = listed.written
+    return found
+
+
+def renew_plan(cache: Cache, wanted: str) -> None:
+    """Makes a stored plan that a run begins to follow as young as the run, for `prep gc`: until its first commit,
+    nothing else shows that the plan is not abandoned. In a store only if it is old: it may be large, with many parts.
+    """
+    path = cache.plan(wanted)
+    if cache.url is None:
+        with suppress(OSError):  # another user's
+            os.utime(path)
+    elif time.time() - plans_of(cache).get(wanted, time.time()) > OLD:
+        with suppress(FileNotFoundError):  # sealed meanwhile
+            cache.replace(path, cache.read(path, MOST))
 
 
 def _task(row: Mapping[str, Any]) -> Task:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
-from prep.cache.plans import read_plan, remove_plan, write_plan
+from prep.cache.plans import read_plan, remove_plan, renew_plan, write_plan
 from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, sync_recent_directories
 from prep.digest import digest_bytes, digest_strings
@@ -71,6 +71,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
         forget_rejects(cache, frozenset(wanted.wants.keys()))
     if known.stored is not None:
         sync_recent_directories(cache)  # the process that followed it may have died
+        renew_plan(cache, digest)  # before the ledger is loaded: whoever removes rows later sees it
     else:
         planned = _compare_with_ledger(wanted, cache, shard_bytes, digest, known)
         if not planned.tasks:

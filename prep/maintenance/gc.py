@@ -150,7 +150,7 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
             if read_manifest(one).digest != manifest.digest:
                 raise CacheError(f"{shown(one)} was replaced while prep gc ran, so nothing more is removed",
                                  hint="run prep gc again")
-        check_no_plan(cache, found.sweep.remove["plans"])
+        check_no_plan(cache, found)
 
     if not dry_run:
         with progress("removing", sum(map(len, found.sweep.remove.values())), "things") as tick:

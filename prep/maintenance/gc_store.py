@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Event
 
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
+from prep.cache.ledger.columns import ordered, packed
 from prep.cache.plans import read_plan
 from prep.cache.remote.documents import fetch_tables
 from prep.cache.remote.shards import GROUP
@@ -28,7 +29,7 @@ from prep.formatting import clock, join_texts
 from prep.fs.mirror import local_path
 from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import Listed, delete_object, list_objects, read_object
-from prep.maintenance.sweep import ABANDONED, KINDS, SHORT, SHOWN, Needed, Sweep, named_plans
+from prep.maintenance.sweep import ABANDONED, KINDS, SHORT, SHOWN, Needed, Sweep, made_any, named_plans
 from prep.manifest.tables import SHARDS, read_table
 from prep.parse import Unparsed, digest_of
 from prep.progress import Tick
@@ -117,9 +118,10 @@ def remove_from_store(cache: Cache, garbage: Garbage, unchanged: Callable[[], No
         _delete(cache, garbage, kind, gone[kind], tick)
 
 
-def check_no_plan(cache: Cache, known: Iterable[str]) -> None:
-    """Raises `CacheError` if the store has a plan besides `known`."""
-    if new := sorted(_objects(cache, "plans")["plans"].keys() - set(known)):
+def check_no_plan(cache: Cache, garbage: Garbage) -> None:
+    """Raises `CacheError` if the store has a plan besides those to remove, or a run has begun to follow one of them."""
+    there, known = _objects(cache, "plans")["plans"], garbage.objects["plans"]
+    if new := sorted(plan for plan in there if plan not in garbage.sweep.remove["plans"] or there[plan] != known[plan]):
         raise _unfinished(cache, dict.fromkeys(new, 0.0))
 
 
@@ -185,12 +187,15 @@ def _age(at: _Look, kind: str, name: str) -> float:
 
 
 def _progress(at: _Look, plan: str) -> float:
-    """Seconds since a plan was made, or a task of it was finished; infinity for a damaged one."""
+    """Seconds since a plan was made or followed, or rows of it were made; infinity for a damaged one."""
     tasks = read_plan(at.cache, plan)
     if tasks is None:
         return float("inf")
-    return min([_age(at, "plans", plan),
-                *(_age(at, "commits", task.key) for task in tasks if task.key in at.objects["commits"])])
+    ages = {task: _age(at, "commits", task) for task in at.commits}
+    age = min([_age(at, "plans", plan), *(ages[task.key] for task in tasks if task.key in ages)])
+    rows = ordered(packed(key for task in tasks for key in task.rows))
+    newer = sorted((task for task in ages if ages[task] < age), key=ages.__getitem__)
+    return next((ages[task] for task in newer if made_any(at.cache, at.commits[task], rows)), age)
 
 
 def _unfinished(cache: Cache, plans: Mapping[str, float]) -> CacheError:

@@ -183,16 +183,35 @@ def _says(commit: Commit | None, shards: set[str]) -> bool:
 
 
 def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Column]:
-    """The rows (S32) of each plan that may still be continued, by digest."""
-    living = {}
+    """The rows (S32, sorted) of each plan that may still be continued, by digest."""
+    living: dict[str, Column] = {}
+    limit = max(at.guard, ABANDONED)
+    recent = {task: commit for task, commit in at.commits.items() if at.now - _written(at.cache.commit(task)) < limit}
     for name in set(at.found["plans"]).difference(given_up):
         tasks = read_plan(at.cache, name)
         if tasks is None:
             continue
-        places = [at.cache.plan(name), *(at.cache.commit(task.key) for task in tasks if task.key in at.commits)]
-        if at.now - max(map(_written, places)) < max(at.guard, ABANDONED):
-            living[name] = packed(key for task in tasks for key in task.rows)
+        rows = ordered(packed(key for task in tasks for key in task.rows))
+        if (at.now - _written(at.cache.plan(name)) < limit or any(task.key in recent for task in tasks)
+                or any(made_any(at.cache, commit, rows) for commit in recent.values())):
+            living[name] = rows
     return living
+
+
+def made_any(cache: Cache, commit: Commit | None, rows: Column) -> bool:
+    """Whether a commit made or rejected any of these rows, which are sorted.
+
+    Then it is progress of their plan, whose tasks do not name all of its commits: what is left of a partly finished
+    task is a task of its own, and so are rows that were lost.
+    """
+    if commit is None:
+        return False
+    if among(rows, packed(reject.key for reject in commit.rejects)).any():
+        return True
+    with contextlib.suppress(CacheError):  # its shard is damaged or missing: nobody can use its rows
+        return commit.shard is not None and bool(
+            among(rows, read_keys(cache, commit.shard.digest).view(KEY).reshape(-1)).any())
+    return False
 
 
 def _shards_of_plans(at: _Look, plans: Mapping[str, Column], known: Iterable[str]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -29,6 +30,16 @@ def test_the_first_plan_is_followed(cache: Cache) -> None:
     plans.remove_plan(cache, WANTED)
     plans.remove_plan(cache, WANTED)
     assert plans.read_plan(cache, WANTED) is None
+
+
+def test_a_plan_that_is_followed_is_young_again(cache: Cache) -> None:
+    plans.renew_plan(cache, WANTED)  # there is none
+    assert plans.plans_of(cache) == {}
+    plans.write_plan(cache, WANTED, TASKS)
+    os.utime(cache.plan(WANTED), (1e9, 1e9))
+    assert plans.plans_of(cache) == {WANTED: 1e9}
+    plans.renew_plan(cache, WANTED)
+    assert plans.plans_of(cache)[WANTED] > 1.7e9 and plans.read_plan(cache, WANTED) == TASKS
 
 
 def test_an_empty_plan(cache: Cache) -> None:

@@ -165,6 +165,25 @@ def test_a_plan_that_was_worked_on_is_not_abandoned(cache: Cache, add: Any) -> N
     assert not any(sweep.find_garbage(cache, needed(), guard=0).remove.values())
 
 
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_plan_of_which_only_what_was_left_of_a_task_was_made_is_not_abandoned(
+    cache: Cache, draw: Any, put: Put, rejected: bool
+) -> None:
+    """The rest of a partly finished task is a task of its own: the plan does not name its commit."""
+    rows = draw([SPEC], 6, 1)
+    plans.write_plan(cache, "aa" * 32, [task_of(list(rows)[:3]), task_of(list(rows)[3:])])
+    made, rest = ({key: rows[key] for key in list(rows)[part]} for part in (slice(3, 5), slice(5, 6)))
+    shard = put(cache, "latent", [SPEC], made)
+    write_commit(cache, task_of(made), shard, [], {})
+    age(cache.root, 30)
+    assert sweep.find_garbage(cache, needed(), guard=DAY).remove["plans"] == ("aa" * 32,)
+    if rejected:
+        write_commit(cache, task_of(rest), None, [Reject(key=next(iter(rest)), code="truncated", detail="")], {})
+    else:
+        write_commit(cache, task_of(rest), put(cache, "latent", [SPEC], rest), [], {})
+    assert not any(sweep.find_garbage(cache, needed(), guard=0).remove.values())
+
+
 def test_what_cannot_be_understood_goes_when_it_is_old(cache: Cache, add: Any, edit: Callable[..., None]) -> None:
     shard, task = add(cache, 1)
     plans.write_plan(cache, "aa" * 32, [task])

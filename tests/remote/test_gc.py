@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pictures import draw
 
+from prep.cache import plans
+from prep.cache.commits import read_commit
+from prep.cache.ledger.ledger import write_commit
 from prep.cache.plans import write_plan
-from prep.cache.records import Task
-from prep.cache.remote.working import open_to_encode
+from prep.cache.records import Reject, Task
+from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.shard_header import read_keys
 from prep.digest import canonical, seal
+from prep.encode import run as encoding
+from prep.errors import CacheError
+from prep.fs.mirror import DIRECTORY
 from prep.fs.remote.objects import list_objects
 from prep.maintenance import gc_store
+from prep.maintenance.sweep import Needed
 
 PLAN = "has encodes that go on or were interrupted, so nothing is removed: plan abababababab, last progress 0:00:"
 
@@ -141,6 +150,99 @@ def test_with_a_plan_nothing_is_removed(both, store, prep, monkeypatch):
     assert set(list_objects(store.url)) == before
     monkeypatch.setattr(gc_store, "ABANDONED", 0)
     assert sweep(store, prep, "--yes")["removed"]["plans"] == 1
+
+
+@pytest.fixture
+def aged(store, monkeypatch):
+    """`aged(part)`: to this program, objects whose names have this part were written eight days ago, until they are
+    written again."""
+    def age(part, days=8):
+        start = len(store.proxy.asked)
+
+        def listed(url, **how):
+            new = {path for method, path, _ in store.proxy.asked[start:] if method == "PUT"}
+            found = list_objects(url, **how)
+            old = {name for name in found
+                   if part in f"{url}/{name}" and f"{url}/{name}".removeprefix("s3:/") not in new}
+            return {name: replace(one, written=one.written - days * 86400) if name in old else one
+                    for name, one in found.items()}
+
+        monkeypatch.setattr(gc_store, "list_objects", listed)
+        monkeypatch.setattr(plans, "list_objects", listed)
+
+    return age
+
+
+def unfinished(both, store, prep, tiny_model):
+    """The words of an encode of which the first part of two was made, and its plan."""
+    words = ("encode", both.parent / "photos", "--model", tiny_model, "--cache", f"{store.url}/cache", "-o",
+             f"{store.url}/new.json", "--resolution", "160")
+    (both.parent / "photos/0.txt").write_text("another caption")
+    assert prep(*words, "--part", "0/2").code == 0
+    (plan,) = list_objects(f"{store.url}/cache/plans")
+    return words, plan.removesuffix(".arrow")
+
+
+def test_an_old_plan_that_a_run_follows_again_is_not_abandoned(both, store, prep, tiny_model, aged, monkeypatch,
+                                                               tmp_path):
+    """Also before the run's first commit."""
+    words, plan = unfinished(both, store, prep, tiny_model)
+    aged("")
+    assert gc(prep, f"{store.url}/cache", f"{store.url}/kept.json")["removed"]["plans"] == 1, "as long as nobody does"
+    said = []
+
+    def collecting(ready, planned, cache, stop):
+        with pytest.raises(CacheError, match=f"so nothing is removed: plan {plan[:12]}, last progress 0:00:") as told:
+            gc_store.find_garbage_in_store(cache, Needed(shards=frozenset(), tables=frozenset()), {}, guard=86400.0)
+        said.append(told.value)
+        return run(ready, planned, cache, stop)
+
+    run = encoding._run
+    monkeypatch.setattr(encoding, "_run", collecting)
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "another"))
+    assert prep(*words, "--part", "1/2").code == 0 and len(said) == 1
+    puts = [path for method, path, _ in store.proxy.asked if method == "PUT" and plan in path]
+    assert len(puts) == 2
+    assert prep(*words, "--part", "1/2").code == 0
+    assert len([path for method, path, _ in store.proxy.asked if method == "PUT" and plan in path]) == 2, "it is young"
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_what_was_left_of_a_task_is_progress_of_its_plan(both, store, prep, aged, rejected):
+    """The rest of a partly finished task is a task of its own: the plan does not name its commit."""
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    refresh(cache)
+    task = next(iter(cache.names("commits")))
+    key = bytes(read_keys(cache, read_commit(cache, task).shard.digest)[0]).hex()
+    if rejected:
+        key = "12" * 32
+        write_commit(cache, Task(key="34" * 32, field="text", rows=(key,)), None,
+                     [Reject(key=key, code="not-finite", detail="")], {})
+    write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=tuple(sorted((key, "ff" * 32))))])
+    aged("")
+    assert gc(prep, f"{store.url}/cache", f"{store.url}/kept.json")["removed"]["plans"] == 1, "all of it is old"
+    aged("/plans/")
+    told = gc(prep, f"{store.url}/cache", f"{store.url}/kept.json")
+    assert told.code == 7 and f"{store.url}/cache {PLAN}" in told.err
+
+
+def test_a_run_that_follows_an_abandoned_plan_while_it_is_removed_is_seen(both, store, prep, aged):
+    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=("ef" * 32,))])
+    aged("/plans/")
+    begun = []
+
+    def begin(method, path, before):
+        if method in ("DELETE", "POST") and not begun:
+            begun.append(path)
+            aged("another")
+        return ""
+
+    shards = {name for name in list_objects(store.url) if "/shards/" in name}
+    store.proxy.rule = begin
+    told = sweep(store, prep, "--yes")
+    assert told.code == 7 and PLAN in told.err and begun
+    assert shards <= set(list_objects(store.url)), "commits went, rows did not"
 
 
 def test_a_plan_that_nobody_can_finish_is_given_up_by_its_name(both, store, prep, tiny_model):
