@@ -13,9 +13,10 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_line, from_system
 from prep.formatting import printable
@@ -128,6 +129,40 @@ def _put_errors(errors: Sequence[Mapping[str, Any]]) -> None:
 
 def _close_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes when it exits
+
+
+class _Lasting:
+    """A stream that outlives its reader: what is written after that goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self._drop()
+
+    def _drop(self) -> None:
+        with suppress(OSError):  # one without a descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def lasting_stderr() -> Iterator[None]:
+    """For work of hours: inside, nothing ends because nobody reads stderr any more (`2>&1 | tee log`, and tee died)."""
+    with redirect_stderr(cast(TextIO, _Lasting(sys.stderr))):
+        yield
 
 
 def say(text: str) -> None:

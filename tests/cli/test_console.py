@@ -41,6 +41,28 @@ def end(capsys):
     return go
 
 
+def test_a_stderr_that_lasts(monkeypatch):
+    """Whoever reads a part of it gets that; later words go nowhere, and are no error at the end of the process."""
+    read, write = os.pipe()
+    with open(write, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:  # noqa: PTH123  # a descriptor
+        patch.setattr(sys, "stderr", stream)
+        with console.lasting_stderr():
+            console.say("heard")
+            assert os.read(read, 100) == b"heard\n" and not sys.stderr.isatty()
+            os.close(read)
+            console.say("unheard")
+            console.say("unheard")
+        console.say("unheard, too")
+
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    with console.lasting_stderr():
+        console.say("of no descriptor")
+
+
 def test_done(end):
     assert end() == (0, "data\n", "")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prep.cli.console import put, put_json, say
+from prep.cli.console import lasting_stderr, put, put_json, say
 from prep.errors import UsageError
 from prep.formatting import printable
 from prep.fs.mirror import run_url, shown
@@ -52,7 +52,7 @@ def run(
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
-    with joined() as ranks:
+    with lasting_stderr(), joined() as ranks:
         _prepare(kept, resume, start_from, ranks)
         with _preparing(ranks):
             start = None if kept.begins(resume) else _start_of(folder, resume, start_from, adopt, init_from, ranks)

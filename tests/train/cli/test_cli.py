@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +24,20 @@ SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "
 
 def run(train, made, *options, steps=3):
     return train("run", made.path, "-o", made.root / "run", "--steps", steps, *SMALL, *options)
+
+
+def test_a_run_goes_on_when_nobody_reads_stderr_any_more(train, make, monkeypatch):
+    """As with `2>&1 | tee log` when tee dies. Exit code 0 without a result would be taken for success."""
+    made, (read, write) = make(), os.pipe()
+    os.close(read)
+    with open(write, "w", encoding="utf-8") as broken:  # noqa: PTH123  # a descriptor
+        monkeypatch.setattr(sys, "stderr", broken)
+        result = run(train, made)
+        monkeypatch.undo()
+    assert result.code == 0 and result.out.endswith("lora.safetensors\n")
+    assert (made.root / "run" / "lora.safetensors").is_file()
+    log = [json.loads(line)["event"] for line in (made.root / "run" / "log.jsonl").read_text().splitlines()]
+    assert log[-1] == "end" and log.count("step") == 3
 
 
 def test_check_says_what_would_be_trained(train, make):
