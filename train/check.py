@@ -200,6 +200,10 @@ def _check_divided(config: Config) -> None:
     if faster:
         raise ConfigError(f"{faster[0]} is on, which is only for models that are not divided, but parallel.shard is on",
                           hint=f"--set {faster[0]}=false, or --no-shard")
+    if config.ema.decay and config.ema.device != "model":
+        raise ConfigError(f"ema.device is '{config.ema.device}', which is only for models that are not divided, but "
+                          "parallel.shard is on: each rank has its part of the average beside that of the weights",
+                          hint="--set ema.device=model, or --no-shard")
     _require_torch(DIVIDES, "parallel.shard needs", "--no-shard")
 
 

@@ -26,7 +26,7 @@ from train.models.base import base_fingerprints, describe_base, remembered_diges
 from train.models.denoiser import Denoiser, load
 from train.models.families.registry import naming_of
 from train.optim import ema, kept, optimizers, schedule
-from train.optim.ema import Shadow
+from train.optim.ema import Average, Shadow
 from train.optim.loss_scale import SHAPES, LossScale
 from train.optim.optimizers import TABLE, Facts
 from train.parallel.ranks import ALONE, Ranks
@@ -51,7 +51,7 @@ class TrainState:
     denoiser: Denoiser
     optimizer: Any  # one of torch's, or used like one
     facts: Facts  # about the optimizer
-    shadow: Shadow | None  # None: no moving average
+    average: Average | None  # None: no moving average
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
     ranks: Ranks = ALONE  # the processes that train it together
@@ -81,8 +81,8 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
         put_initial(denoiser.weights, setup.initial, config.method, setup.family, shards)
     facts = TABLE[chosen.name]
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
-    shadow = ema.start(denoiser.parameters) if config.ema.decay else None
-    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, shadow=shadow, ranks=ranks,
+    average = Average(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
+    return TrainState(denoiser=denoiser, optimizer=optimizer, facts=facts, average=average, ranks=ranks,
                       shards=shards, latents=latents_of(setup.manifest).to(device),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
@@ -109,7 +109,7 @@ def averages(trainee: TrainState) -> Shadow | None:
     """The weights to evaluate and to give away, if they are not those that are trained: their average."""
     if trainee.facts.averages:
         return optimizers.average(trainee.optimizer, trainee.denoiser.parameters)
-    return trainee.shadow
+    return None if trainee.average is None else trainee.average.values
 
 
 def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family,
@@ -183,8 +183,8 @@ def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bo
 
 def move_average(trainee: TrainState, setup: Setup, step: int) -> None:
     """Moves the average, if there is one, toward the parameters that step `step` (from 0) has updated."""
-    if trainee.shadow is not None:
-        ema.update(trainee.shadow, trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
+    if trainee.average is not None:
+        trainee.average.update(trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
 
 
 # ---- keeping ---------------------------------------------------------------------------------------------------------
@@ -375,8 +375,8 @@ def restore(trainee: TrainState, start: Start) -> None:
     kept.put(trainee.facts, trainee.optimizer, parameters, values)
     if trainee.scale is not None and scaled:  # else an adopted change of precision begins with a fresh one
         trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
-    if trainee.shadow is not None:
-        put_weights(trainee.shadow, start, AVERAGE, family, trainee.denoiser.weights, shards=shards)
+    if trainee.average is not None:
+        put_weights(trainee.average.values, start, AVERAGE, family, trainee.denoiser.weights, shards=shards)
 
 
 def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family,
@@ -404,11 +404,12 @@ def averaged(start: Start, family: Family) -> str:
 
 def _packed(values: Mapping[str, Tensor], config: Config, family: Family, fetch: Fetch | None = None
             ) -> Mapping[str, Tensor]:
-    """Parameters under the names that they have in a file; adapters of a divided model are fetched for that."""
+    """Parameters under the names that they have in a file; adapters are fetched for that, which may be on several
+    devices."""
     if config.method == "full":
         return values
     if fetch is not None:
-        values = {name: _value(value, fetch) for name, value in values.items()}
+        values = {name: to_host(_value(value, fetch)) for name, value in values.items()}
     return lora.pack(values, config.lora, naming_of(family))
 
 

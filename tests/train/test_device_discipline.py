@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from second_device import playing
 
 from prep.loader import batches as data
-from train import validate
+from train import state, validate
 from train.models import denoiser as model
 from train.sampling import sampler as sample
 
@@ -49,6 +49,27 @@ def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
     assert count(events, "sample") == 5
     result = tmp_path / "run" / ("lora.safetensors" if method == "lora" else "unet/diffusion_pytorch_model.safetensors")
     assert all(value.isfinite().all() for value in load_file(result).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"lora": {"rank": 2, "init": "pissa"}}, {"method": "full"}], ids=str)
+def test_an_average_in_host_memory_is_the_one_of_a_single_device(
+        elsewhere, make, setup_of, tmp_path, monkeypatch, settings):
+    """Its steps, validation, pictures, checkpoints and result, also after a resume."""
+    monkeypatch.setattr(state, "_value", lambda value, fetch: value)  # `meta` has values here, which are not fetched
+    settings = {**settings, "ema": {"decay": 0.5, "device": "cpu"}}
+    begin(setup_of(make(), **{**SETTINGS, **settings, "steps": 5}), tmp_path / "single")
+    elsewhere(**settings)
+    seen = elsewhere(**settings, steps=5)
+    assert count(seen, "validation") == 6 and count(seen, "sample") == 5 and count(seen, "warning") == 0
+    wanted = [event for event in events(tmp_path / "single") if event["event"] in ("step", "validation")]
+    found = [event for event in seen if event["event"] in ("step", "validation")]
+    assert [event["loss"] for event in found] == pytest.approx([event["loss"] for event in wanted], rel=1e-4)
+    for name in ("checkpoints/step-000005/ema.safetensors", "lora.safetensors" if "lora" in settings else
+                 "unet/diffusion_pytorch_model.safetensors"):
+        theirs, ours = (load_file(tmp_path / run / name) for run in ("single", "run"))
+        assert theirs.keys() == ours.keys()
+        assert all(torch.allclose(theirs[each], value, atol=1e-5) for each, value in ours.items()), name
 
 
 @pytest.mark.slow

@@ -87,6 +87,26 @@ def test_six_steps_and_six_after_an_interrupt_are_twelve(make, setup_of, tmp_pat
     assert losses[0] == losses[1] and len(losses[0]) == 12
 
 
+@pytest.mark.parametrize("settings", [{"lora": {"rank": 2, "init": "pissa"}},
+                                      pytest.param({"method": "full"}, marks=pytest.mark.slow)], ids=str)
+def test_where_an_average_is_kept_changes_no_bit_and_may_change_on_resume(make, setup_of, tmp_path, settings):
+    made, found = make(), {}
+    for first, then in (("model", "model"), ("cpu", "model"), ("model", "cpu")):
+        run = tmp_path / f"{first}-{then}"
+        for last, place in ((2, first), (4, then)):
+            again = {**QUICK, **settings, "steps": last, "ema": {"decay": 0.9, "device": place},
+                     "validation": {"every": 1, "timesteps": 2}}
+            go(setup_of(made, **again), run, resume=last > 2)
+        files = {path.relative_to(run): load_file(path) for path in run.rglob("*.safetensors")}
+        found[first, then] = files, [event["loss"] for event in events(run) if event["event"] in ("step", "validation")]
+    usual, losses = found["model", "model"]
+    assert len([name for name in usual if name.name == "ema.safetensors"]) == 2
+    for files, other in found.values():
+        assert other == losses and files.keys() == usual.keys()
+        assert all(torch.equal(value, files[name][each]) for name, tensors in usual.items()
+                   for each, value in tensors.items())
+
+
 def test_timesteps_are_drawn_as_the_settings_say(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **QUICK, lora={"rank": 2}, timesteps={"low": 0.25, "high": 0.5, "distribution": "mode"},
                      loss={"huber": 0.1, "weighting": "debiased"})

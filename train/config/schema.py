@@ -33,6 +33,7 @@ Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
 SizeShift = Literal["none", "schedule", "area"]
 Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
+AverageDevice = Literal["model", "cpu"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 _PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
 SAMPLERS = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "EulerDiscreteScheduler",
@@ -187,6 +188,9 @@ class Ema:
     """An exponential moving average of the trained weights; when on, it is the run's result."""
 
     decay: float = setting(0.0, low=0, high=0.9999999, help="decay per step; 0: off")
+    device: AverageDevice = setting("model", choices=get_args(AverageDevice), resume=True,
+                                    help="where it is kept and updated; model: beside the weights; cpu: in the "
+                                    "computer's memory, which takes none of the GPU's")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

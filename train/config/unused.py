@@ -48,6 +48,8 @@ def _reasons(config: Config, masked: bool, large: bool) -> Iterator[tuple[tuple[
         yield ("timesteps.base_side",), f"timesteps.shift_by_size is '{draws.shift_by_size}', expected 'area' for it"
     if not config.noise.pyramid:
         yield ("noise.pyramid_levels",), "noise.pyramid is 0"
+    if not config.ema.decay:
+        yield ("ema.device",), "ema.decay is 0"
     if not masked:
         yield ("loss.unmasked_weight", "loss.normalize_area"), "no masks are used"
 

@@ -1,4 +1,4 @@
-"""An exponential moving average of named parameters, in float32."""
+"""An exponential moving average of named parameters, in float32: beside them, or in host memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+from prep.loader.device import Arriving, copied_to_host
 
 Shadow = dict[str, Tensor]
 
@@ -30,13 +32,59 @@ def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> No
     torch._foreach_lerp_(list(shadow.values()), [parameters[name].detach() for name in shadow], 1 - decay)
 
 
+class Average:
+    """The moving average of parameters. In host memory, weights on a CUDA GPU come there while it goes on with later
+    work, and move the average when it is next updated or read: it is the same, to the bit, if processors round alike.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], *, in_host: bool) -> None:
+        self._in_host = in_host
+        self._shadow = {name: _in_host(value) for name, value in parameters.items()} if in_host else start(parameters)
+        self._coming: tuple[Arriving, float] | None = None  # weights on their way, and their decay
+
+    @property
+    def values(self) -> Shadow:
+        """The average after the last update."""
+        self._arrive()
+        return self._shadow
+
+    def update(self, parameters: Mapping[str, Tensor], decay: float) -> None:
+        """Moves the average toward `parameters`, which may change as soon as this returns."""
+        if not self._in_host:
+            update(self._shadow, parameters, decay)
+            return
+        self._arrive()
+        trained = [parameters[name] for name in self._shadow]
+        self._coming = Arriving(*trained), decay
+        if not _come_late(trained):
+            self._arrive()
+
+    def _arrive(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            arriving, decay = coming
+            update(self._shadow, dict(zip(self._shadow, arriving.wait(), strict=True)), decay)
+
+
+def _come_late(values: list[Tensor]) -> bool:
+    """Whether copies of them arrive later; else they have arrived, or are in host memory themselves."""
+    return any(value.is_cuda for value in values)
+
+
+def _in_host(value: Tensor) -> Tensor:
+    """A copy in host memory; of a tensor on a CUDA GPU in pages that stay there, which it reads and writes faster."""
+    copy = copied_to_host(value)
+    return copy.pin_memory() if value.is_cuda else copy
+
+
 @contextmanager
 def swapped_in(shadow: Shadow | None, parameters: Mapping[str, Tensor], *, copied: bool = False) -> Iterator[None]:
     """Swaps the values of parameters and shadow inside the `with` block; does nothing without a shadow.
 
-    `copied`: in the same memory, which a divided model is gathered from.
+    `copied`: in the same memory, which a divided model is gathered from. So are those of an average in host memory.
     """
-    swap = _swap_values if copied else _swap
+    elsewhere = any(value.device != parameters[name].device for name, value in (shadow or {}).items())
+    swap = _swap_values if copied or elsewhere else _swap
     swap(shadow or {}, parameters)
     try:
         yield

@@ -30,6 +30,7 @@ def notes(table, masked=True, large=False):
     ({"timesteps": {"base_side": 512}}, "timesteps.base_side has no effect: timesteps.shift_by_size is 'none', "
      "expected 'area' for it"),
     ({"noise": {"pyramid_levels": 4}}, "noise.pyramid_levels has no effect: noise.pyramid is 0"),
+    ({"ema": {"device": "cpu"}}, "ema.device has no effect: ema.decay is 0"),
 ], ids=lambda value: None if isinstance(value, dict) else value.split(" ")[0])
 def test_each_is_named_with_its_reason(table, expected):
     assert notes(table) == [expected]

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 from diffusers import optimization
+from second_device import playing
+from torch import nn
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
 from train.config.schema import Schedule
@@ -90,6 +92,54 @@ def test_average_follows_its_formula():
         ema.update(shadow, value, ema.decay_at(step, 0.9))
     assert torch.allclose(shadow["a"], expected)
     assert ema.decay_at(10**6, 0.9) == 0.9
+
+
+def moved(*, in_host):
+    """The average after five updates by parameters that change after each."""
+    value = {"a": torch.tensor([1.0, -2.0 / 3]), "b": torch.tensor([[0.3]])}
+    average = ema.Average(value, in_host=in_host)
+    for step in range(5):
+        average.update(value, ema.decay_at(step, 0.9))
+        for each in value.values():
+            each.mul_(1.5)
+    return average
+
+
+def test_an_average_in_host_memory_is_the_same():
+    beside, host = (moved(in_host=in_host).values for in_host in (False, True))
+    assert beside.keys() == host.keys() and all(torch.equal(beside[name], host[name]) for name in host)
+
+
+def test_weights_that_come_later_are_those_of_their_step(monkeypatch):
+    """As from a GPU, which goes on meanwhile: they are copied at the update, and waited for at the next, or at a look.
+    """
+    waited = []
+
+    class Late:
+        def __init__(self, *values):
+            self.copies = [value.detach().clone() for value in values]
+
+        def wait(self):
+            waited.append(self)
+            return self.copies
+
+    wanted = moved(in_host=False).values
+    monkeypatch.setattr(ema, "Arriving", Late)
+    monkeypatch.setattr(ema, "_come_late", lambda values: True)
+    found = moved(in_host=True)
+    assert len(waited) == 4, "the last one is on its way"
+    assert all(torch.equal(found.values[name], value) for name, value in wanted.items()) and len(waited) == 5
+    assert found.values and len(waited) == 5
+
+
+def test_an_average_elsewhere_is_swapped_by_value():
+    with playing() as there:
+        first, second = torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.7])
+        value, average = {"a": nn.Parameter(first.to(there))}, {"a": second.clone()}
+        with ema.swapped_in(average, value):
+            assert value["a"].device == there and torch.equal(value["a"].to("cpu"), second)
+            assert average["a"].device.type == "cpu"
+        assert torch.equal(value["a"].to("cpu"), first) and torch.equal(average["a"], second)
 
 
 def test_swapped_in_holds_the_average_meanwhile_and_gives_back_the_bits():

@@ -152,6 +152,14 @@ def test_what_makes_whole_models_faster_is_refused(make, name):
     assert fault.hint == f"--set {name}=false, or --no-shard"
 
 
+def test_an_average_in_host_memory_is_refused(make):
+    settings = {"parallel": {"shard": True}, "ema": {"decay": 0.9, "device": "cpu"}}
+    fault, = check(RunRequest(manifest=make().path), parse(settings, "")).faults
+    assert fault.message == ("ema.device is 'cpu', which is only for models that are not divided, but parallel.shard "
+                             "is on: each rank has its part of the average beside that of the weights")
+    assert fault.hint == "--set ema.device=model, or --no-shard"
+
+
 def test_an_early_torch(make, monkeypatch):
     monkeypatch.setattr("train.check.version", lambda name: "2.8.1+cpu")
     fault, = check(RunRequest(manifest=make().path), parse({"parallel": {"shard": True}}, "")).faults

@@ -149,7 +149,7 @@ def test_the_moving_average_is_preferred_and_both_start_from_it(make, setup_of, 
     go(setup_of(made, **QUICK, lora={"rank": 2}, ema={"decay": 0.9}), tmp_path / "first")
     state = begun(made, tmp_path / "first", lora={"rank": 2}, ema={"decay": 0.9})
     average = tmp_path / "first" / "checkpoints" / "step-000002" / "ema.safetensors"
-    assert same(state.denoiser.parameters, average) and same(state.shadow, average)
+    assert same(state.denoiser.parameters, average) and same(state.average.values, average)
 
 
 def test_the_result_names_what_the_run_began_with_also_after_a_resume(trained, tmp_path, setup_of):
