@@ -27,6 +27,7 @@ from train.config.schema import Config
 from train.config.unused import unused
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
+from train.models.levels import check_levels
 from train.models.samplers import DIFFUSION, RESCALED, samplers
 from train.models.size_shift import size_shifts
 from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
@@ -292,7 +293,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         _check_shapes(path, manifest, index)
     with _Noting(faults):
         _check_guidance(path, config, family)
-    for checked in (_check_min_snr, _check_sampler):
+    for checked in (_check_levels, _check_min_snr, _check_sampler):
         with _Noting(faults):
             checked(path, config, manifest)
     with _Noting(faults):
@@ -332,6 +333,12 @@ def _saved(numbers: int, weights: Shapes, config: Config) -> int:
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:
     return {} if initial is None else {"name": initial.name, "sha256": initial.digest}
+
+
+def _check_levels(model: Path, config: Config, manifest: Manifest) -> None:
+    """Raises `ModelError` for a noise schedule without usable levels."""
+    check_levels(read_config(model / "scheduler" / "scheduler_config.json"), model,
+                 flow=_prediction(config, manifest) == "flow")
 
 
 def _check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from hub_caches import hub_cache
 
-from prep.errors import ConfigError
+from prep.errors import ConfigError, ModelError
 from prep.models.fingerprint import digest_file
 from train.check import check, check_device
 from train.config.load import parse
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
 from train.models.families.registry import DENOISERS
+from train.models.levels import check_levels
 from train.models.samplers import DIFFUSION, RESCALED
 from train.setup import RunRequest
 
@@ -372,6 +373,40 @@ def test_min_snr_of_a_schedule_that_ends_in_noise_is_refused(make, faults, other
     assert fault.message == (f"loss.weighting is 'debiased', but the noise schedule of {other_model} ends in pure "
                              "noise, where that weight is infinite")
     assert faults(make(), {}, model=str(other_model)) == ()
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"num_train_timesteps": 0}, "num_train_timesteps 0, expected a whole number from 1 to 100000"),
+    ({"beta_end": float("nan")}, "beta_end nan, expected a number from 0 to 1"),
+    ({"beta_end": 1.5}, "beta_end 1.5, expected a number from 0 to 1"),
+    ({"beta_start": "x"}, "beta_start 'x', expected a number from 0 to below 1"),
+    ({"beta_start": -0.1}, "beta_start -0.1, expected a number from 0 to below 1")], ids=str)
+def test_levels_that_a_run_could_not_use_are_found_before_loading(make, faults, other_model, change, said):
+    edit(other_model / "scheduler" / "scheduler_config.json", **change)
+    found = faults(make(), model=str(other_model))
+    assert [fault.message for fault in found] == [f"the scheduler's config in {other_model / 'scheduler'} has {said}"]
+    with pytest.raises(ModelError):
+        noise_schedule(other_model, "epsilon")
+
+
+@pytest.mark.parametrize("name", ["shift", "flow_shift"])
+@pytest.mark.parametrize("value", [0.0, -1, "x", float("inf")])
+def test_shifts_that_a_run_could_not_use(tmp_path, name, value):
+    (tmp_path / "scheduler").mkdir()
+    path = tmp_path / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({name: value}))
+    with pytest.raises(ModelError) as caught:
+        check_levels(json.loads(path.read_text()), tmp_path, flow=True)
+    assert caught.value.message == (f"the scheduler's config in {path.parent} has {name} {value!r}, expected a number "
+                                    "above 0")
+    with pytest.raises(ModelError):
+        noise_schedule(tmp_path, "flow")
+
+
+def test_numbers_that_decide_no_level_are_not_looked_at(tmp_path):
+    check_levels({"shift": "x", "use_dynamic_shifting": True}, tmp_path, flow=True)
+    for other in ({"trained_betas": [0.1, 0.2]}, {"beta_schedule": "squaredcos_cap_v2"}):
+        check_levels({"beta_end": "x", **other}, tmp_path, flow=False)
 
 
 def test_a_zero_terminal_snr_is_for_predictions_of_v(make, faults):

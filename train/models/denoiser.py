@@ -21,11 +21,11 @@ from prep.models.family import ATTENTION_MASK, Family
 from prep.models.files import FETCH_AGAIN, read_config
 from prep.models.loading import load_model
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
-from prep.parse import brief
 from train.config.schema import Config
 from train.models import lora
 from train.models.families.registry import DENOISERS
 from train.models.family import GUIDANCE, Conditions, DenoiserFamily
+from train.models.levels import check_timesteps
 from train.models.quantized import quantize
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
@@ -158,10 +158,7 @@ def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
     Raises `ModelError`.
     """
     config = scheduler_config(model)
-    steps = config.get("num_train_timesteps", 1000)
-    if type(steps) is not int or not 1 <= steps <= MOST_TIMESTEPS:
-        raise ModelError(f"the scheduler's config in {model / 'scheduler'} has num_train_timesteps {brief(steps)}, "
-                         f"expected a whole number from 1 to {MOST_TIMESTEPS}", hint=FETCH_AGAIN)
+    check_timesteps(config, model)
     flows = (diffusers.FlowMatchEulerDiscreteScheduler, diffusers.FlowMatchHeunDiscreteScheduler)
     if kind in flows and "flow_shift" in config:
         config.setdefault("shift", config["flow_shift"])  # as DPM-Solver's config names it; else diffusers takes 1
@@ -170,9 +167,6 @@ def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
     except Exception as error:  # bad values can raise nearly any exception
         raise ModelError(f"cannot use the scheduler's config in {model / 'scheduler'}: {first_line(error)}",
                          hint=FETCH_AGAIN) from None
-
-
-MOST_TIMESTEPS = 100_000  # published models have 1,000
 
 
 def scheduler_config(model: Path) -> dict[str, Any]:
