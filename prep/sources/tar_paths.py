@@ -54,9 +54,11 @@ def tars_of(path: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def stored_tars(path: Path) -> list[tuple[Path, str]]:
-    """The tars in a store that `path` names by braces and globs, and their versions: by one request for each, or where
-    there are globs, by one for a thousand objects. Raises `PathError` as `tars_of`; `StoreError`.
+def stored_tars(path: Path) -> list[tuple[str, str]]:
+    """The URLs of the tars in a store that `path` names by braces and globs, as listings give them, and their versions:
+    by one request for each, or where there are globs, by one for a thousand objects.
+
+    Raises `PathError` as `tars_of`; `StoreError`.
     """
     found: dict[str, str] = {}
     try:
@@ -73,7 +75,7 @@ def stored_tars(path: Path) -> list[tuple[Path, str]]:
         raise PathError(f"source {shown(path)} cannot be expanded: {error}", hint=HINT) from None
     left = [url for url, version in found.items() if not version]
     found |= dict(zip(left, side_by_side(_version_at, left, ASKED, Event()), strict=True))
-    return [(Path(url), version) for url, version in found.items()]
+    return list(found.items())
 
 
 def _version_at(url: str) -> str:

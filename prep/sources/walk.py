@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TypeVar
 
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.fs.blob import blob_at
+from prep.fs.blob import Blob
 from prep.fs.mirror import SCHEMES, is_url
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
@@ -21,6 +22,7 @@ from prep.sources.tar_paths import HINT, stored_tars, tars_of
 from prep.sources.tars import Tar, walk_tar
 from prep.workers.pool import WorkerPool
 
+Place = TypeVar("Place", bound=PurePath)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)  # s3://, pipe:cat; not C:
 
 
@@ -78,13 +80,14 @@ def places_of(path: Path) -> list[Path]:
 
 def tars_at(path: Path, *, source: int = 0, prefix: str = "") -> list[Tar]:
     """The tars that a source's path names, labelled. Raises `PathError`, `StoreError`."""
-    found = stored_tars(path) if is_url(path) else [(place, "") for place in tars_of(path)]
-    labels = labelled([place for place, _ in found])
-    return [Tar(whole=replace(blob_at(place), version=version), label=label, source=source, prefix=prefix)
-            for (place, label), (_, version) in zip(labels, found, strict=True)]
+    found = stored_tars(path) if is_url(path) else [(str(place), "") for place in tars_of(path)]
+    kind = PurePosixPath if is_url(path) else Path
+    labels = labelled([kind(file) for file, _ in found])
+    return [Tar(whole=Blob(file=file, version=version), label=label, source=source, prefix=prefix)
+            for (_, label), (file, version) in zip(labels, found, strict=True)]
 
 
-def labelled(places: list[Path]) -> list[tuple[Path, str]]:
+def labelled(places: Sequence[Place]) -> list[tuple[Place, str]]:
     """Each tar with the prefix of its members' names: its own name, with as many directories as make it unique."""
     depth = 1
     parts = [PurePosixPath(place.as_posix()).parts for place in places]

@@ -6,8 +6,10 @@ import hashlib
 import multiprocessing
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from s3_server import BUCKET
 
 from prep.runs.documents import seal
 from train.runs.stored.reading import for_init
@@ -80,3 +82,24 @@ def test_what_the_store_has_no_more_goes_and_what_is_as_there_stays(store, url):
     assert weights.stat().st_ino == before
     assert for_init(Path(f"{url}/checkpoints/step-000005")) == weights.parent
     assert weights.stat().st_ino == before
+
+
+def test_a_file_is_found_by_its_own_key_alone(store, url):
+    """In a bucket's root, too; nothing is listed, which could take as long as its folder has objects."""
+    for place, key in ((f"s3://{BUCKET}/{store.prefix}.safetensors", f"{store.prefix}.safetensors"),
+                       (f"{store.url}/a.safetensors", f"{store.prefix}/a.safetensors")):
+        store.server.put(key, b"weights")
+        assert for_init(Path(place)).read_bytes() == b"weights"
+        assert for_init(Path(place)).read_bytes() == b"weights"
+        assert store.proxy.count("GET", key) == 1
+        store.server.put(key, b"others")
+        assert for_init(Path(place)).read_bytes() == b"others"
+        store.server.delete(key)
+        assert not for_init(Path(place)).exists(), "what is gone there is gone here"
+    assert not store.proxy.count("GET", "list-type")
+
+
+@pytest.mark.parametrize("name", ["model#1.safetensors", "model?2.safetensors", "model\\3.safetensors"])
+def test_files_of_a_denoiser_may_have_keys_of_all_kinds(store, name):
+    store.server.put(quote(f"{store.prefix}/denoiser/{name}"), b"weights")
+    assert (for_init(Path(f"{store.url}/denoiser")) / name).read_bytes() == b"weights"

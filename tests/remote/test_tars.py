@@ -8,6 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 from random import Random
+from urllib.parse import quote
 
 import pytest
 from pictures import draw
@@ -19,6 +20,7 @@ from prep.fs.remote.objects import version_of
 from prep.scan import scanner
 from prep.sources import readers
 from prep.sources.tar_members import TarMessage, TarPart, read_parts
+from prep.sources.walk import tars_at
 
 sys.path.append(str(Path(__file__).parents[1] / "hostile"))
 import seeds
@@ -71,6 +73,17 @@ def test_rows_are_encoded_from_members_and_pages_show_them(store, tars, tiny_mod
     assert found["encoded"] == {"latent": 6, "mask": 0, "text": 7}
     assert prep("inspect", tmp_path / "m.json", "--html", tmp_path / "m.html").code == 0
     assert (tmp_path / "m.html").read_text().count("data:image/jpeg") >= 6
+
+
+@pytest.mark.parametrize("name", ["b#1.tar", "c?2.tar", "d\\3.tar", "e %41.tar", "ü*.tar"])
+def test_keys_of_all_kinds_are_tars_where_a_glob_finds_them(store, tars, prep, name):
+    """What follows the bucket is the key; in a URL that a user typed, a query may be a secret."""
+    store.server.put(quote(f"{store.prefix}/odd/{name}"), (tars / "1.tar").read_bytes())
+    found = prep("scan", f"{store.url}/odd/*.tar", "--json")
+    assert found.code == 0, found.err
+    assert found.json["pictures"] == found.json["samples"] == 2
+    (tar,) = tars_at(Path(f"{store.url}/odd/*.tar"))
+    assert (tar.whole.file, tar.label) == (f"{store.url}/odd/{name}", name)
 
 
 @pytest.mark.parametrize("fault", ["truncate", *(pytest.param(one, marks=pytest.mark.slow) for one in ("500", "drop"))])

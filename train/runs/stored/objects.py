@@ -18,7 +18,7 @@ from pathlib import Path
 from prep.errors import CacheError, PathError
 from prep.formatting import counted
 from prep.fs import atomic
-from prep.fs.mirror import split_url
+from prep.fs.mirror import ListedUrl, split_url
 from prep.fs.remote.objects import (
     UPLOAD_PART,
     Listed,
@@ -98,6 +98,9 @@ class Objects:
                             hint=f"name one, like {url}/runs/first")
         self.url, self.stop = url, threading.Event()
 
+    def _place(self, name: str) -> ListedUrl:
+        return ListedUrl(f"{self.url}/{name}")
+
     def list(self) -> dict[str, Listed]:
         """All objects."""
         return list_objects(self.url, stop=self.stop)
@@ -105,24 +108,24 @@ class Objects:
     def read(self, name: str) -> bytes | None:
         """The bytes of a document; `None` if there is none."""
         try:
-            return read_object(f"{self.url}/{name}", MOST_DOCUMENT, stop=self.stop)
+            return read_object(self._place(name), MOST_DOCUMENT, stop=self.stop)
         except FileNotFoundError:
             return None
 
     def create(self, name: str, data: bytes) -> bool:
         """Creates an object on the condition that there is none; False if there is one."""
-        return create_object(f"{self.url}/{name}", data, stop=self.stop)
+        return create_object(self._place(name), data, stop=self.stop)
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a small object, whether or not there is one."""
-        replace_object(f"{self.url}/{name}", data, stop=self.stop)
+        replace_object(self._place(name), data, stop=self.stop)
 
     def send(self, name: str, path: Path, sha256: str | None = None, there: Listed | None = None) -> None:
         """Uploads a file, unless what is `there` has its bytes, and compares what arrived.
 
         `sha256`: what the file must have; raises `CacheError` if it has not, or if something else arrives.
         """
-        url, version = f"{self.url}/{name}", None if there is None else there.version
+        url, version = self._place(name), None if there is None else there.version
         for _ in range(TRIES + 1):
             found = digests_of(path, version)
             if sha256 not in (None, found.sha256):
@@ -154,45 +157,50 @@ class Objects:
         return running.hexdigest() == wanted.sha256
 
     def fetch(self, name: str, path: Path, there: Listed, sha256: str | None = None) -> None:
-        """Downloads an object to `path`, whole or not at all, and compares it with `sha256`, else with its ETag.
-
-        Bytes that its ETag does not name are taken if they come twice: not all ETags are made of bytes. Raises
-        `CacheError` for other bytes than `sha256` says, `FileNotFoundError`.
-        """
-        url, before = f"{self.url}/{name}", ""
-        atomic.make_dirs(path.parent)
-        staged = atomic.temporary_name(path)
-        try:
-            for _ in range(TRIES):
-                with atomic.create(staged) as file:
-                    for part in stream(url, there.size, stop=self.stop):
-                        atomic.write(file, part)
-                    atomic.sync(file)
-                found = digests_of(staged, there.version if sha256 is None else None)
-                right = found.named_by(there.version) or found.sha256 == before if sha256 is None else (
-                    found.sha256 == sha256)
-                if right:
-                    atomic.rename(staged, path)
-                    return
-                before = found.sha256
-                atomic.remove(staged)
-        finally:
-            atomic.remove(staged)
-        raise CacheError(f"{url} is damaged: its bytes do not match its digest (downloaded {TRIES} times)",
-                         hint="continue from another checkpoint, with --resume --from")
+        """Downloads an object to `path`, as `fetch_object`."""
+        fetch_object(self._place(name), path, there, sha256, stop=self.stop)
 
     def move(self, folder: str, target: str, names: Iterable[str], last: str) -> None:
         """Copies the objects `names` below `folder` to below `target`, the one called `last` at the end; then removes
         them, that one first."""
         others = [name for name in names if name != last]
         for name in (*others, last):
-            copy_object(f"{self.url}/{folder}/{name}", f"{self.url}/{target}/{name}", stop=self.stop)
+            copy_object(self._place(f"{folder}/{name}"), self._place(f"{target}/{name}"), stop=self.stop)
         self.remove(f"{folder}/{name}" for name in (last, *others))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes objects, in this order."""
         for name in names:
-            delete_object(f"{self.url}/{name}", stop=self.stop)
+            delete_object(self._place(name), stop=self.stop)
+
+
+def fetch_object(url: str, path: Path, there: Listed, sha256: str | None = None, *, stop: threading.Event) -> None:
+    """Downloads an object to `path`, whole or not at all, and compares it with `sha256`, else with its ETag.
+
+    Bytes that its ETag does not name are taken if they come twice: not all ETags are made of bytes. Raises
+    `CacheError` for other bytes than `sha256` says, `FileNotFoundError`, `StoreError`, `Stopped`.
+    """
+    before = ""
+    atomic.make_dirs(path.parent)
+    staged = atomic.temporary_name(path)
+    try:
+        for _ in range(TRIES):
+            with atomic.create(staged) as file:
+                for part in stream(url, there.size, stop=stop):
+                    atomic.write(file, part)
+                atomic.sync(file)
+            found = digests_of(staged, there.version if sha256 is None else None)
+            right = found.named_by(there.version) or found.sha256 == before if sha256 is None else (
+                found.sha256 == sha256)
+            if right:
+                atomic.rename(staged, path)
+                return
+            before = found.sha256
+            atomic.remove(staged)
+    finally:
+        atomic.remove(staged)
+    raise CacheError(f"{url} is damaged: its bytes do not match its digest (downloaded {TRIES} times)",
+                     hint="continue from another checkpoint, with --resume --from")
 
 
 def differs(path: Path, there: Listed) -> bool:

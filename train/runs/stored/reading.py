@@ -11,19 +11,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from threading import Event
 
 from prep.cache.remote.room import STALE, make_dirs
 from prep.cache.remote.shards import lock_copy
 from prep.errors import PathError, UsageError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown
+from prep.fs.remote.objects import Listed, size_in, version_of
 from prep.runs.document import NAME as RUN
 from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import STATE, is_partial, step_name, step_named
 from train.runs.directory import RESULTS
 from train.runs.stored.bring import Names, bring_checkpoint, bring_file, has_weights
 from train.runs.stored.layout import CHECKPOINTS, is_state, whole_steps
-from train.runs.stored.objects import Objects, differs
+from train.runs.stored.objects import Objects, differs, fetch_object
 
 TRIES = 3  # for a checkpoint that is removed while it is downloaded
 
@@ -72,8 +74,7 @@ def for_init(place: Path) -> Path:
         return place
     url, folder = shown(place), local_path(place)
     if folder.suffix == ".safetensors":
-        objects = Objects(shown(place.parent))
-        _fetch(objects, folder.parent, objects.list(), lambda name: name == folder.name)
+        _fetch_file(url, folder)
         return folder
     objects = Objects(url)
     there = objects.list()
@@ -82,7 +83,7 @@ def for_init(place: Path) -> Path:
     if STATE in there:
         run, root = Objects(shown(place.parent.parent)), folder.parent.parent
         if not has_weights(run, root, folder.name):
-            with _locked(run, root):
+            with _locked(root, run.stop):
                 bring_checkpoint(run, root, folder.name, run.list(), weights_only=True)
         return folder
     _fetch(objects, folder, there, lambda name: name.endswith((".safetensors", ".json")))
@@ -121,7 +122,7 @@ def _keep(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], 
     if (not any(_gone(folder, there)) and not any(_changed(folder, there, wanted))
             and (weights is None or has_weights(objects, folder, weights))):
         return
-    with _locked(objects, folder):
+    with _locked(folder, objects.stop):
         for path in list(_gone(folder, there)):
             atomic.remove_tree(path)
         for name in _changed(folder, there, wanted):
@@ -133,16 +134,30 @@ def _keep(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], 
 def _fetch(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool]) -> None:
     """Makes copies of `wanted` objects what the store has."""
     if any(_changed(folder, there, wanted)):
-        with _locked(objects, folder):
+        with _locked(folder, objects.stop):
             for name in _changed(folder, there, wanted):
                 bring_file(objects, folder, name, there[name])
 
 
-def _locked(objects: Objects, folder: Path) -> AbstractContextManager[None]:
+def _fetch_file(url: str, copy: Path) -> None:
+    """Makes the copy of one object what the store has; there is none if it is not there."""
+    stop = Event()
+    with suppress(FileNotFoundError):
+        version = version_of(url, stop=stop)
+        there = Listed(size=size_in(version), written=0.0, version=version)
+        if differs(copy, there):
+            with _locked(copy.parent, stop):
+                if differs(copy, there):
+                    fetch_object(url, copy, there, stop=stop)
+        return
+    atomic.remove(copy)
+
+
+def _locked(folder: Path, stop: Event) -> AbstractContextManager[None]:
     """Holds the lock of the directory that is written to; below the checkpoints of a run, that of the run."""
     make_dirs(folder)
     runs = (above.parent for above in (folder, *folder.parents) if above.name == CHECKPOINTS.rstrip("/"))
-    return lock_copy(next(runs, folder), objects.stop)
+    return lock_copy(next(runs, folder), stop)
 
 
 def _gone(folder: Path, there: Names) -> Iterator[Path]:
