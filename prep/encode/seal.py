@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
+from prep.cache.plans import plans_of
 from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.engines.job import Outcome
@@ -42,7 +43,7 @@ def _refuse(ready: Prepared, cache: Cache, planned: EncodePlan, count: int | Non
     rows = ", ".join(f"{grouped(rows)} {field}" for field, rows in planned.missing.items() if rows)
     parts = [] if count is None else parts_left(ready.wanted, cache, planned, count)
     which = f"; parts with work left: {join_names([str(part) for part in parts], SHOWN)}" if parts else ""
-    others = sum(name != planned.digest for name in cache.names("plans"))
+    others = len(plans_of(cache).keys() - {planned.digest})
     other = (f"; {counted(others, 'plan')} of other rows: parts with other options or of another version, or from "
              "before a picture changed, encode other rows" if others else "")
     command = command_of(ready.call.recipe.file or ready.call.recipe.sources[0].path, ready.call.recipe.options,

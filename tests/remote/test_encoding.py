@@ -25,7 +25,8 @@ from small_rows import LATENT, draw_rows, put_shard
 
 from prep.cache.commits import parse_commit, read_commit
 from prep.cache.ledger.ledger import commit_document, load_ledger
-from prep.cache.records import Reject
+from prep.cache.plans import write_plan
+from prep.cache.records import Reject, Task
 from prep.cache.remote import working
 from prep.cache.remote.working import open_to_encode, refresh
 from prep.cache.shard_header import read_keys
@@ -443,6 +444,19 @@ def test_prompts_of_a_manifest_there(prep, here, store, setting):
     assert prep(*here(cache, f"{store.url}/other.json", "--prompts", "p.txt")).code == 0
     assert store.server.get(f"{store.prefix}/m.json") == store.server.get(f"{store.prefix}/other.json")
     assert prep("verify", url).code == 0
+
+
+def test_seal_tells_of_plans_of_other_rows_that_other_machines_made(prep, here, store, setting, tmp_path, monkeypatch):
+    words = setting.seal(None)
+    words[words.index("--cache") + 1], words[words.index("-o") + 1] = f"{store.url}/cache", f"{store.url}/m.json"
+    machine = open_to_encode(Path(f"{store.url}/cache"), create=True)
+    told = prep(*words)
+    assert told.code == 7 and "rows are missing in" in told.out and "of other rows" not in told.out
+    for name in ("ab", "cd"):
+        write_plan(machine, name * 32, [Task(key="12" * 32, field="text", rows=("34" * 32,))])
+    monkeypatch.setenv(DIRECTORY, str(tmp_path / "another"))
+    told = prep(*words)
+    assert told.code == 7 and "; 2 plans of other rows: parts with other options or of another version" in told.out
 
 
 def test_prompts_of_what_was_downloaded_and_uploaded_to_a_new_place(prep, here, store, setting):
