@@ -16,8 +16,9 @@ from threading import Event
 
 from prep.cache.remote.documents import fetch_tables
 from prep.cache.store import Cache
-from prep.errors import CacheError, ManifestError
-from prep.fs.mirror import is_url, local_path, shown, url_of
+from prep.errors import CacheError, ManifestError, PathError
+from prep.formatting import printable
+from prep.fs.mirror import ListedUrl, is_url, local_path, shown, split_url, url_of
 from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_folder, read_range
@@ -82,12 +83,16 @@ def find_others_in_store(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -
     searched, notices = list[Path](), list[str]()
     for name, folder in sorted(folders.items()):
         try:
-            paths = _stored_candidates(folder) if is_url(folder) else list(_candidates([folder]))
+            names = _stored_candidates(folder) if is_url(folder) else [one.name for one in _candidates([folder])]
             searched.append(folder)
         except StoreError as error:
             notices.append(f"note: other manifests were not searched for in {name}: {error.message}")
             continue
-        for path in paths:
+        bad = [name for name in names if is_url(folder) and not _is_nameable(folder, name)]
+        notices += [f"note: {shown(folder)}/{printable(name)} begins like a manifest, but has a name that no URL can "
+                    "have (with ?, # or a backslash), so it was not read: rename it, then run prep gc again"
+                    for name in bad]
+        for path in (folder / name for name in names if name not in bad):
             with contextlib.suppress(OSError, ManifestError, CacheError):
                 if _name(path) in known:
                     continue
@@ -109,19 +114,27 @@ def _name(path: Path) -> str:
     return shown(path) if is_url(path) or url_of(path) is not None else str(path.resolve())
 
 
-def _stored_candidates(folder: Path) -> list[Path]:
-    """The objects directly below a URL that start like a manifest. Raises `StoreError`."""
+def _stored_candidates(folder: Path) -> list[str]:
+    """The names of objects directly below a URL that start like a manifest. Raises `StoreError`."""
     url, stop = shown(folder), Event()
     names = [name for name, size in list_folder(url).items() if name.endswith(".json") and 0 < size <= LIMIT]
 
     def begins(name: str) -> bool:
         try:
-            return looks_like_manifest(read_range(f"{url}/{name}", 0, START, stop=stop))
+            return looks_like_manifest(read_range(ListedUrl(f"{url}/{name}"), 0, START, stop=stop))
         except FileNotFoundError:  # removed since it was listed
             return False
 
     names = names[:MOST_FILES]
-    return [folder / name for name, good in zip(names, side_by_side(begins, names, JOBS, stop), strict=True) if good]
+    return [name for name, good in zip(names, side_by_side(begins, names, JOBS, stop), strict=True) if good]
+
+
+def _is_nameable(folder: Path, name: str) -> bool:
+    """Whether a URL that is given can name an object that was listed: not one with ?, # or a backslash in its key."""
+    try:
+        return split_url(folder / name) == split_url(ListedUrl(f"{shown(folder)}/{name}"))
+    except PathError:
+        return False
 
 
 def _candidates(folders: Iterable[Path]) -> Iterator[Path]:

@@ -120,6 +120,20 @@ def test_manifests_that_would_lose_rows_are_named_first(both, store, prep, tmp_p
     assert done.code == 0 and said in done.err and said in done.out
 
 
+def test_names_that_no_url_can_have_are_told_if_they_are_manifests(both, store, prep):
+    manifest = (both / "other.json").read_bytes()
+    for name, data in (("notes%20%232.json", b"{}"), ("notes%3F.json", b"[]"), ("a%20copy%20%232.json", manifest),
+                       ("a%5Cb.json", manifest), ("a/b.json", (both / "kept.json").read_bytes())):
+        store.server.put(f"{store.prefix}/{name}", data)
+    told = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", 0)
+    assert told.code == 0, told.err
+    notes = [line for line in told.err.splitlines() if line.startswith("note: ")]
+    assert notes == [f"note: {store.url}/{name} begins like a manifest, but has a name that no URL can have (with ?, # "
+                     "or a backslash), so it was not read: rename it, then run prep gc again"
+                     for name in ("a copy #2.json", "a\\b.json")]
+    assert f"{store.url}/other.json uses this cache and is not kept" in told.out
+
+
 def test_a_place_that_may_not_be_listed_is_told(both, store, prep):
     """As with credentials for the cache alone."""
     store.proxy.rule = lambda method, path, before: "403" if "delimiter" in path else ""
