@@ -279,6 +279,8 @@ def _ema(asked: Asked, training: Training) -> None:
         decay, every = 0.999 if decay is None else decay, 5 if every is None else every
         spread = decay ** (1 / every) if 0 < decay < 1 and every > 1 else decay  # over the steps between two updates
         training.put("ema.decay", round(spread, 7), "ema_decay")
+        if asked.any("ema") == "CPU":
+            training.put("ema.device", "cpu", "ema")
 
 
 def _times(asked: Asked, training: Training) -> None:

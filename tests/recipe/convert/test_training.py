@@ -365,7 +365,8 @@ def of_onetrainer(folder, **values):
     ({"learning_rate_scheduler": "COSINE_WITH_HARD_RESTARTS"}, "schedule.name", "cosine-restarts"),
     ({"learning_rate": 1e-4, "learning_rate_scaler": "BOTH", "batch_size": 2, "gradient_accumulation_steps": 8},
      "optimizer.lr", 4e-4), ({"learning_rate": 1e-4, "learning_rate_scaler": "NONE"}, "optimizer.lr", 1e-4),
-    ({"ema": "GPU", "ema_decay": 0.99, "ema_update_step_interval": 1}, "ema.decay", 0.99), ({}, "schedule.warmup", 200),
+    ({"ema": "GPU", "ema_decay": 0.99, "ema_update_step_interval": 1}, "ema.decay", 0.99),
+    ({"ema": "CPU"}, "ema.device", "cpu"), ({}, "schedule.warmup", 200),
 ])
 def test_settings_mean_what_they_do_in_onetrainer(folder, given, name, value):
     config, _ = of_onetrainer(folder, **given)
