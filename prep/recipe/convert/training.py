@@ -42,7 +42,7 @@ DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "method": ("lora", "full"), "precision": ("auto", "bf16", "fp16", "fp32"),
     "lora.targets": ("attention", "all-linear", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
-    "quantization": ("none", "fp8", "nf4"),
+    "quantization": ("none", "fp8", "nf4"), "ema.device": ("model", "cpu"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
     "loss.weighting": ("none", "debiased"),
     "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
