@@ -18,7 +18,8 @@ from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from prep.runs.grids import columns_of
 from train.optim import ema
-from train.parallel.ranks import RankLost, Ranks
+from train.parallel.errors import RankLost
+from train.parallel.ranks import Ranks
 from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
 from train.sampling.grid import grid_png
@@ -67,7 +68,7 @@ def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int
     try:
         with trainee.ranks.staying():
             found = validate(trainee.denoiser, rows, setup, trainee.ranks)
-    except RankLost:  # the others wait in a pass that needs all: nothing goes on
+    except RankLost:  # another one ends, or waits in a pass that needs all: nothing goes on
         raise
     except Exception as error:
         log("warning", step, text=f"no validation: {_told(error)}")
@@ -105,7 +106,7 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> li
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
     if ranks.sharded:
-        with ranks.passing():
+        with ranks.passing(reading=True):
             return pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
     with ranks.together():
         mine = pictures(trainee.denoiser, rows, setup.model, found.prompts[ranks.rank :: ranks.world],
@@ -135,7 +136,7 @@ def _agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
     found = Found(prompts=())
     with ranks.together():
         if ranks.first:
-            found = _prompts(rows, setup, run)
+            found = _prompts(rows, setup, run, ranks.longest)
     with ranks.together():
         if not ranks.first:
             found = current(rows.index, partial(kept_rows, run, rows.index))
@@ -146,14 +147,23 @@ def _agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
     return found
 
 
-def _prompts(rows: Rows, setup: Setup, run: Path) -> Found:
+def waits_shortened(setup: Setup, ranks: Ranks) -> str | None:
+    """What to tell of `sample.wait` if other ranks do not wait as long."""
+    wait = setup.config.sample.wait
+    if not setup.config.sample.every or wait <= ranks.longest:
+        return None
+    return (f"sample.wait is {wait} s, but of several processes none waits longer than {ranks.longest:g} s for one "
+            "that encodes prompts")
+
+
+def _prompts(rows: Rows, setup: Setup, run: Path, longest: float) -> Found:
     """The current prompts. Those without a row are encoded by another process, if `sample.wait` allows one."""
     kept = partial(kept_rows, run, rows.index)
     found = current(rows.index, kept)
     named = setup.manifest.document["prompts"]["file"]
     if not found.lacking or not setup.config.sample.wait or not str(named).endswith(".txt"):
         return found
-    why = encode_aside(run, setup, found.lacking)
+    why = encode_aside(run, setup, found.lacking, longest)
     found = current(rows.index, kept)
     return found if why is None else replace(found, warnings=(*found.warnings, f"no prompt was encoded here: {why}"))
 

@@ -30,6 +30,7 @@ class Progress:
     device: torch.device
     done: int  # finished steps
     kept: int  # the step of the newest checkpoint
+    world: int = 1  # processes that train together
     whole: bool = True  # False during an update: the weights then belong to no step
     trying: bool = False  # the largest bucket, before the first step
     shots: tuple[Draw, ...] = ()  # of the newest forward pass
@@ -97,7 +98,7 @@ def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
         f"in step {progress.done + 1}")
     return OutOfMemoryError(
         f"{progress.device} ran out of memory {when}, with {len(progress.shots)} samples of {bucket[0]}x{bucket[1]} "
-        "in a forward pass", hint=kept + " or ".join(_less_memory(config)))
+        "in a forward pass", hint=kept + " or ".join(_less_memory(config, progress)))
 
 
 def not_compiled(error: Exception) -> Exception:
@@ -119,12 +120,13 @@ def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
     return type(problem)(f"{problem.message} (run {run}, after step {progress.done})", hint=hint)
 
 
-def _less_memory(config: Config) -> list[str]:
+def _less_memory(config: Config, progress: Progress) -> list[str]:
     """Options that use less memory, the mildest first."""
-    found = []
-    smaller = [size for size in range(1, config.micro_batch) if config.batch_size % size == 0]
-    if smaller:
-        found.append(f"--micro-batch {smaller[-1]}")
+    # A resumed run keeps its plan: its ranks divide the micro-batches of before, and take passes of so many samples.
+    world = 1 if progress.kept else progress.world
+    smaller = [size for size in range(1, config.micro_batch)
+               if config.batch_size % size == 0 and -(-size // world) < len(progress.shots)]
+    found = [f"--micro-batch {smaller[-1]}"] if smaller else []
     if not config.gradient_checkpointing:
         found.append("--set gradient_checkpointing=true")
     return [*found, *_smaller_model(config)] if len(found) < 2 else found

@@ -7,9 +7,11 @@ is keyed by its step, so step k of a resumed run equals step k of an uninterrupt
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -22,9 +24,10 @@ from prep.fs.atomic import write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.card import card
-from train.evaluate import due_after, evaluate, is_due
+from train.evaluate import due_after, evaluate, is_due, waits_shortened
 from train.failures import NotFinite, Progress, not_compiled, of_disk, out_of_memory
-from train.parallel.ranks import ALONE, RankLost, Ranks
+from train.parallel.errors import RankFailed
+from train.parallel.ranks import ALONE, Ranks
 from train.runs import checkpoint_files as files
 from train.runs.checkpoint import step_name
 from train.runs.directory import checkpoint_bytes, claim_run
@@ -49,6 +52,11 @@ from train.state import (
 )
 from train.steps import steps, try_largest
 
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+# Seconds in which a signal repeats itself: schedulers send it to each process and to their group, and torchrun passes
+# on what it gets.
+AGAIN = 2.0
+
 
 def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None,
           ranks: Ranks = ALONE, kept: OnDisk | None = None) -> None:
@@ -57,13 +65,13 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
     Several `ranks` train together: each calls this, and the first one writes. `kept`: where the run is kept besides
     the directory `run`, of the first rank.
 
-    On Ctrl-C (or SIGTERM), finishes the step, saves a checkpoint and raises `KeyboardInterrupt`. After a failure
-    outside of a step's update, saves a checkpoint of the last finished step. Raises `Problem`.
+    On Ctrl-C (or another signal of `STOPPING`), finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
+    After a failure outside of a step's update, saves a checkpoint of the last finished step. Raises `Problem`.
     """
     first, kept = 0 if start is None else start.state.step, kept or OnDisk(run)
-    progress = Progress(done=first, kept=first, device=device)
+    progress = Progress(done=first, kept=first, world=ranks.world, device=device)
     explained = partial(_explained, setup, run, progress)
-    try:
+    with _explaining(explained, ranks):
         with log.phase("loading the model"), ranks.together(explained):
             trainee = create_state(setup, device, ranks)
             if start is not None:
@@ -82,6 +90,14 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
                 require_shared(run, Together(ranks=ranks, explained=explained))
         with kept:
             _train(trainee, setup, kept, log, progress, there, moved)
+
+
+@contextmanager
+def _explaining(explained: Callable[[Exception], Exception], ranks: Ranks) -> Iterator[None]:
+    """Raises errors as `explained`, of which the other ranks know then."""
+    try:
+        with ranks.telling(explained):
+            yield
     except Exception as error:
         if (better := explained(error)) is not error:
             raise better from error
@@ -112,13 +128,15 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
     if before not in (None, dtype):
         log("warning", first, text=f"forward passes are now computed in {dtype}, and were in {before}: precision is "
             f"'{setup.config.precision}', and this device is {progress.device}")
+    if text := waits_shortened(setup, trainee.ranks):
+        log("warning", first, text=text)
     for name in moved:
         log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
     if first and "checkpoint" not in there:
         log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")
     evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))
     _run_steps(trainee, rows, setup, kept, log, progress)
-    with trainee.ranks.together():
+    with trainee.ranks.together(partial(_explained, setup, run, progress)):
         with held(trainee) as found:
             if found is not None:
                 _write_result(trainee, setup, run, max(first, setup.steps), found)
@@ -131,48 +149,65 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
 
 def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, kept: OnDisk, log: Log, progress: Progress) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
-    run = kept.folder
+    run, ranks = kept.folder, trainee.ranks
+    explained = partial(_explained, setup, run, progress)
     with (_stopping() as stop, Saver() as saver,
-          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver, kept),
-                        partial(_explained, setup, run, progress))) as finished):
+          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver, kept), explained))
+          as finished):
         try:
-            for done in finished:
-                stopping = trainee.ranks.any(stop.is_set())
-                with trainee.ranks.together():
-                    saver.check()
-                    for text in kept.news():
-                        log("warning", done, text=text)
-                    if stopping or done == setup.steps or is_due(setup.config.checkpoint.every, done):
-                        _save(trainee, setup, kept, log, progress, saver)
-                    if stopping or done == setup.steps:
-                        saver.wait()
-                if stopping and done < setup.steps:
-                    log("stopped", done)
-                    if not trainee.ranks.first:
-                        raise SystemExit(EXIT_INTERRUPTED)
-                    raise KeyboardInterrupt
-                evaluate(trainee, rows, setup, run, log, done)
+            with ranks.telling(explained):
+                for done in finished:
+                    stopping = ranks.any(stop.is_set())
+                    with ranks.together(explained):
+                        _between(trainee, setup, kept, log, progress, saver, stopping=stopping)
+                    if stopping and done < setup.steps:
+                        log("stopped", done)
+                        break
+                    evaluate(trainee, rows, setup, run, log, done)
+                else:
+                    return
         except (Exception, SystemExit) as error:  # no failure may lose the steps since the last checkpoint
             with suppress(Exception):  # report the first failure
-                _save_rest(trainee, setup, kept, log, progress, saver, lost=isinstance(error, RankLost))
+                _save_rest(trainee, setup, kept, log, progress, saver)
             if isinstance(error, NotFinite):
                 raise error.explained(rows, progress, setup.config) from None
             raise
+    raise KeyboardInterrupt if ranks.first else SystemExit(EXIT_INTERRUPTED)
 
 
-def _save_rest(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver, *,
-               lost: bool) -> None:
-    """Saves the steps since the last checkpoint after a failure. `lost`: other ranks cannot be reached."""
-    ranks = trainee.ranks
-    if lost or not progress.whole:
+def _between(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver, *,
+             stopping: bool) -> None:
+    """Between two steps: ends a checkpoint that is written, and saves the next one if it is due."""
+    done, last = progress.done, stopping or progress.done == setup.steps
+    saver.check()
+    for text in kept.news():
+        log("warning", done, text=text)
+    if last or is_due(setup.config.checkpoint.every, done):
+        _save(trainee, setup, kept, log, progress, saver)
+    if last:
+        saver.wait()
+
+
+def _save_rest(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver) -> None:
+    """Saves the steps since the last checkpoint after a failure. Of a divided model, if all ranks are still there and
+    have finished the same steps."""
+    ranks = trainee.ranks if trainee.ranks.sharded else ALONE
+    if not progress.whole or not _agree(ranks, [progress.done, saver.pending]):
         saver.leave()
-    else:
-        with suppress(Exception):  # if it fails, it may fail again
-            saver.wait()
-    able = not lost if ranks.sharded else ranks.first
-    if able and progress.whole and (ranks if ranks.sharded else ALONE).any(progress.done > progress.kept):
+        return
+    with suppress(Exception):  # if it fails, it may fail again
+        saver.wait()
+    if (ranks.sharded or trainee.ranks.first) and ranks.any(progress.done > progress.kept):
         _save(trainee, setup, kept, log, progress, saver)
         saver.wait()
+
+
+def _agree(ranks: Ranks, facts: list[int | None]) -> bool:
+    """Whether all ranks are still there, with the same facts."""
+    try:
+        return all(each == facts for each in ranks.gather(facts))
+    except RankFailed:
+        return False
 
 
 def _pauses(setup: Setup, stop: threading.Event, saver: Saver, kept: OnDisk, done: int) -> bool:
@@ -240,18 +275,24 @@ def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int, found
 
 @contextmanager
 def _stopping() -> Iterator[threading.Event]:
-    """Yields an event that the first Ctrl-C or SIGTERM sets; the second one raises `KeyboardInterrupt` at once."""
-    stop = threading.Event()
+    """Yields an event that the first Ctrl-C sets, or a signal by which clusters ask for a stop. Another Ctrl-C raises
+    `KeyboardInterrupt` at once, if it is not that of the same moment."""
+    stop, asked = threading.Event(), -math.inf
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield stop
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        nonlocal asked
+        if stop.is_set() and number == signal.SIGINT and time.monotonic() - asked >= AGAIN:
             raise KeyboardInterrupt
+        if not stop.is_set():
+            asked = time.monotonic()
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [number for number in STOPPING
+              if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, ask) for number in heeded}
     try:
         yield stop
     finally:

@@ -178,18 +178,19 @@ class Shim:
         sys.addaudithook(hook)
 
     def count_messages(self, last: int) -> None:
-        """Kills this process before its `last`-th sum over the ranks; `record` has a line for each."""
+        """Kills this process before its `last`-th message to all ranks; `record` has a line for each."""
         from torch import distributed
 
-        left, plain = iter(range(last)), distributed.all_reduce
+        left = iter(range(last))
 
-        def counted(*args: Any, **options: Any) -> Any:
+        def counted(plain: Callable[..., Any], *args: Any, **options: Any) -> Any:
             if next(left, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             self._note("message", self.home)
             return plain(*args, **options)
 
-        distributed.all_reduce = counted
+        for name in ("all_reduce", "all_gather"):
+            setattr(distributed, name, functools.partial(counted, getattr(distributed, name)))
 
     def _cut(self) -> None:
         assert self.disk is not None

@@ -97,9 +97,19 @@ class Training:
         assert len(found[0]) > len(found[1]) > 20
         return found
 
+    def points_of_first(self):
+        """The changes of the disk that the first of two ranks makes in an undisturbed run, after its log has begun and
+        until the other one has ended well. That of its plot is none: without it there is a warning."""
+        record = self.home / "calls"
+        for ending in self.go("whole", [{"record": str(record)}, {}]):
+            assert ending["code"] == 0, ending["err"]
+        names = [json.loads(line)[1] for line in record.read_text().splitlines()]
+        begun, last = names.index("whole/losses.bin"), len(names) - names[::-1].index("whole/README.md")
+        return [number for number in range(begun + 1, last) if "loss.png" not in names[number]]
+
     def messages(self):
-        """How many sums over two ranks an undisturbed run makes."""
-        record = self.home / "sums"
+        """How many messages two ranks exchange in an undisturbed run."""
+        record = self.home / "messages"
         for ending in self.go("whole", [{}, {"message": 1 << 30, "record": str(record)}]):
             assert ending["code"] == 0, ending["err"]
         events = [json.loads(line)[0] for line in record.read_text().splitlines()]
@@ -129,9 +139,10 @@ def scheduled(event):
 
 
 def told(run):
-    """The log, but for the clock and the steps at which it was continued."""
-    return [{name: value for name, value in event.items() if name not in CLOCK} for event in events(run)
-            if scheduled(event)]
+    """The log, but for the clock, the steps at which it was continued, and checkpoints that were written once more."""
+    found = [{name: value for name, value in event.items() if name not in CLOCK} for event in events(run)
+             if scheduled(event)]
+    return [event for number, event in enumerate(found) if number == 0 or event != found[number - 1]]
 
 
 def same(one, other):
@@ -210,6 +221,28 @@ def test_one_rank_s_disk_is_full(training, tmp_path):
         assert "error: rank 1 of 2 failed: " in endings[0]["err"] and "o space left" in endings[0]["err"], endings
         for folder in (tmp_path / "killed" / "checkpoints").iterdir():
             assert read_state(folder).version == 4, folder
+        same(tmp_path / "whole", there.finish("killed", 2))
+        shutil.rmtree(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("kind", ["divided", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(24, marks=pytest.mark.slow)])
+def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind, count):
+    """Its log and the news of it are nobody else's, so it alone meets the full disk; the other one waits nowhere for
+    it. When there is room again all finished steps are kept, and the run is continued as if nothing had been."""
+    there = training(kind, tmp_path)
+    points = there.points_of_first()
+    for number, point in enumerate(spread(points, count)):
+        lasts = number % 2 == 0
+        endings = there.go("killed", [{"fail": point, "errno": "ENOSPC", "for": 0 if lasts else 1}, {}], kill_after=60)
+        assert [ending["signal"] for ending in endings] == [None, None], (point, endings)
+        assert [ending["code"] for ending in endings] == [7, 7], (point, endings)
+        assert "o space left" in endings[0]["err"] and endings[0]["err"].count("error: ") == 1, endings
+        assert endings[1]["err"] == "", endings
+        if not lasts:
+            finished = [event["step"] for event in events(tmp_path / "killed") if event["event"] == "step"]
+            kept = [read_state(folder).step for folder in list_checkpoints(tmp_path / "killed")]
+            assert max(kept, default=0) == max(finished, default=0), point
         same(tmp_path / "whole", there.finish("killed", 2))
         shutil.rmtree(tmp_path / "killed")
 

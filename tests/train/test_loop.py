@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
 from prep.loader.rows import Rows
-from train import evaluate, loop, steps
+from train import evaluate, failures, loop, steps
 from train.check import check
 from train.config.load import parse
 from train.config.schema import Result
@@ -506,7 +507,49 @@ def test_after_ctrl_c_nothing_else_is_begun(make, setup_of, tmp_path):
         "start", "validation", "step", "validation", "step", "checkpoint", "stopped"]
 
 
-def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of, tmp_path):
+@pytest.mark.parametrize("numbers", [
+    ["SIGTERM"] * 3, ["SIGINT", "SIGINT"], ["SIGINT", "SIGTERM"], ["SIGTERM", "SIGINT"], ["SIGUSR1", "SIGTERM"],
+    ["SIGHUP"] * 2], ids="+".join)
+def test_signals_of_one_moment_ask_once(monkeypatch, numbers):
+    """As a scheduler and torchrun send them."""
+    if not all(hasattr(signal, name) for name in numbers):
+        pytest.skip("this system has no such signal")
+    monkeypatch.setattr(loop.time, "monotonic", lambda: 1000.0)
+    kept = {number: signal.getsignal(number) for number in loop.STOPPING}
+    with loop._stopping() as stop:
+        assert not stop.is_set()
+        for name in numbers:
+            signal.raise_signal(getattr(signal, name))
+            assert stop.is_set()
+    assert {number: signal.getsignal(number) for number in loop.STOPPING} == kept
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with loop._stopping() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_only_ctrl_c_insists(monkeypatch):
+    clock, survived = [1000.0], []
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    with pytest.raises(KeyboardInterrupt), loop._stopping():
+        signal.raise_signal(signal.SIGTERM)
+        clock[0] += loop.AGAIN
+        signal.raise_signal(signal.SIGTERM)  # whoever sent it will send SIGKILL
+        survived.append(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        survived.append(signal.SIGINT)
+    assert survived == [signal.SIGTERM]
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "AGAIN", 0.0)
     made = make()
     setup = setup_of(made, **QUICK, lora={"rank": 2})
 
@@ -617,6 +660,20 @@ def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monke
                         caught.value.message)
     assert caught.value.exit_code == 9 and caught.value.hint == hint
     assert kept(tmp_path / "run") == ["step-000002"]
+
+
+@pytest.mark.parametrize(("kept", "world", "planned", "samples", "hint"), [
+    (0, 1, 8, 8, "--micro-batch 4"), (0, 1, 8, 3, "--micro-batch 2"), (0, 4, 8, 2, "--micro-batch 4"),
+    (6, 4, 8, 2, "--micro-batch 1"), (6, 2, 8, 4, "--micro-batch 2"), (6, 1, 8, 8, "--micro-batch 4"),
+    (6, 4, 4, 1, ""), (0, 4, 4, 1, ""), (6, 4, 4, 2, "--micro-batch 1")])
+def test_the_micro_batch_that_makes_passes_smaller(kept, world, planned, samples, hint):
+    """A new run divides a smaller micro-batch among the ranks. A resumed one keeps its plan, and only takes a
+    rank's part of each micro-batch in several passes, of at most so many samples."""
+    config = parse({"batch_size": 8, "micro_batch": planned, "gradient_checkpointing": False}, "x")
+    progress = loop.Progress(done=kept, kept=kept, world=world, device=torch.device("cpu"))
+    progress.shots = (SimpleNamespace(sample=0),) * samples
+    found = failures._less_memory(config, progress)
+    assert [option for option in found if option.startswith("--micro-batch")] == ([hint] if hint else [])
 
 
 def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):

@@ -18,7 +18,8 @@ from prep.fs.mirror import run_url, shown
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 from train.cli.summary import place_line, plan_lines, uneven_lines
-from train.parallel.ranks import RankFailed, Ranks, joined
+from train.parallel.errors import RankFailed
+from train.parallel.ranks import Ranks, joined
 
 if TYPE_CHECKING:
     from train.config.schema import Config

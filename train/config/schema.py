@@ -219,7 +219,7 @@ class Sampling:
         None, check=size_check, values="[width, height], multiples of 8", example=(512, 512), resume=True,
         derived="the bucket with the most samples", help="size of the pictures in pixels")
     wait: int = setting(120, low=0, high=86400, resume=True, help="seconds to wait for a process that encodes edited "
-                        "prompts; 0: skip those without text rows")
+                        "prompts, under torchrun at most 3600; 0: skip those without text rows")
     encode: Literal["cpu", "cuda"] = setting("cpu", choices=("cpu", "cuda"), resume=True,
                                              help="device of that process")
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-# Ranks wait for one that loads, encodes prompts or draws more pictures. A rank that dies is noticed at once.
-PATIENCE = timedelta(hours=2)
+Kind = tuple[torch.dtype, torch.device]  # of a tensor
+
 _FAILED = "latentry/failed"
 BUCKET = 1 << 25  # bytes of gradients that are added at a time: 32 MiB, large enough for the network's full speed
 
 
-def connect(local: int) -> None:
-    """Joins the other ranks, which torchrun's variables name. Raises `RuntimeError` and `ValueError`."""
+def connect(local: int, patience: float) -> None:
+    """Joins the other ranks, which torchrun's variables name, and waits for them at most so many seconds at a time.
+
+    Raises `RuntimeError` and `ValueError`.
+    """
+    timeout = timedelta(seconds=patience)
     if torch.cuda.is_available():
         torch.cuda.set_device(local % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
     else:
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        dist.init_process_group("gloo", timeout=timeout)
 
 
 def wait_for_first() -> None:
@@ -39,11 +44,12 @@ def disconnect() -> None:
     dist.destroy_process_group()
 
 
-def total(numbers: Sequence[float]) -> list[float]:
-    """The sums of each rank's numbers, in float64."""
-    sums = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return [float(value) for value in sums]
+def exchange(numbers: Sequence[float]) -> list[list[float]]:
+    """The numbers of all ranks, in their order. Each gives equally many."""
+    mine = torch.tensor(numbers, dtype=torch.float64)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [one.tolist() for one in found]
 
 
 def gather(data: bytes, sizes: Sequence[int]) -> list[bytes]:
@@ -54,13 +60,6 @@ def gather(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     found = [torch.empty_like(mine) for _ in sizes]
     dist.all_gather(found, mine)
     return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
-
-
-def ask(number: int) -> int:
-    """The number of the first rank, on every rank."""
-    asked = torch.tensor([number])
-    dist.broadcast(asked, src=0)
-    return int(asked)
 
 
 def join_rows(own: Tensor, whole: Tensor) -> Tensor | None:
@@ -102,16 +101,22 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()  # torch has no other name for it
 
 
-def add_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none: an optimizer
-    leaves it alone, as it does in one process."""
-    used = total([float(value.grad is not None) for value in parameters])
-    found = [value for value, count in zip(parameters, used, strict=True) if count]
+def used_here(parameters: Sequence[nn.Parameter]) -> bytes:
+    """Which parameters have a gradient on this rank: a byte for each."""
+    return bytes(value.grad is not None for value in parameters)
+
+
+def used(parameters: Sequence[nn.Parameter], told: Sequence[bytes]) -> list[nn.Parameter]:
+    """The parameters that have a gradient on any rank, and now on this one, too. `told`: `used_here` of each rank.
+
+    An optimizer leaves the others alone, as it does in one process.
+    """
+    anywhere = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in told])
+    found = [value for value, count in zip(parameters, anywhere.tolist(), strict=True) if count]
     for value in found:
         if value.grad is None:
             value.grad = torch.zeros_like(value)
-    for bucket in buckets(found):
-        _add(bucket)
+    return found
 
 
 def buckets(parameters: Sequence[nn.Parameter], most: int = BUCKET) -> Iterator[list[nn.Parameter]]:
@@ -129,10 +134,22 @@ def buckets(parameters: Sequence[nn.Parameter], most: int = BUCKET) -> Iterator[
         yield group
 
 
-def _add(bucket: Sequence[nn.Parameter]) -> None:
-    """Adds the gradients of all ranks, in one message."""
-    grads: list[Tensor] = [value.grad for value in bucket if value.grad is not None]
-    flat = torch.cat([grad.reshape(-1) for grad in grads])
-    dist.all_reduce(flat)
-    parts = torch.split(flat, [grad.numel() for grad in grads])
-    torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
+def room_for(groups: Sequence[Sequence[nn.Parameter]]) -> dict[Kind, Tensor]:
+    """A place for the gradients of the largest bucket of each dtype and device."""
+    most: dict[Kind, int] = {}
+    for group in groups:
+        kind = group[0].dtype, group[0].device
+        most[kind] = max(most.get(kind, 0), sum(value.numel() for value in group))
+    return {(dtype, device): torch.empty(size, dtype=dtype, device=device) for (dtype, device), size in most.items()}
+
+
+def add(groups: Sequence[Sequence[nn.Parameter]], room: Mapping[Kind, Tensor]) -> None:
+    """Replaces each gradient by its sum over the ranks: a message for each bucket, made in `room`."""
+    for group in groups:
+        grads: list[Tensor] = [value.grad for value in group if value.grad is not None]
+        sizes = [grad.numel() for grad in grads]
+        flat = room[group[0].dtype, group[0].device][:sum(sizes)]
+        torch.cat([grad.reshape(-1) for grad in grads], out=flat)
+        dist.all_reduce(flat)
+        parts = torch.split(flat, sizes)
+        torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])

@@ -8,36 +8,43 @@ other, in environment variables.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
 from prep.formatting import printable
+from train.parallel.errors import RankFailed, RankLost, Silent, code_of, is_told, mark_told, report_of, text_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+# Seconds that ranks wait for one that loads, encodes prompts or draws more pictures. One that dies is noticed at once.
+PATIENCE = 7200.0
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 LOCAL_WORLD = "LOCAL_WORLD_SIZE"  # torchrun sets it, too; other launchers may not
 
 
-class RankFailed(Problem):
-    """Another rank failed, with this message and exit code; the code of a bug if it could not tell its own."""
+class _Says(IntEnum):
+    """What a rank says first, wherever ranks meet."""
 
-    exit_code = EXIT_BUG
-    kind = "rank"
+    FAILED = 1  # in a part that all ranks end then
+    ENDS = 2  # it failed alone, or leaves the run
+    SUCCEEDED = 3  # in such a part
+    SUM = 4
+    GATHER = 5
+    ASK = 6
+    READY = 7  # to add gradients
 
-    def __init__(self, message: str, *, hint: str = "", exit_code: int = EXIT_BUG) -> None:
-        super().__init__(message, hint=hint)
-        self.exit_code = exit_code
 
-
-class RankLost(RankFailed):
-    """The connection to another rank broke, or must, since this one failed alone."""
+@dataclass(slots=True)
+class _Connection:
+    lost: str = ""  # how the connection to the other ranks broke; "": it has not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +57,17 @@ class Ranks:
     local_world: int = 1  # how many there are on this machine, as far as that is known
     # Whether the model is divided among the ranks (`train.parallel.shards`): each forward pass then needs all of them.
     sharded: bool = False
+    connection: _Connection = field(default_factory=_Connection, compare=False, repr=False)
 
     @property
     def first(self) -> bool:
         """Whether this process writes the run and prints."""
         return self.rank == 0
+
+    @property
+    def longest(self) -> float:
+        """Seconds that one rank may keep the others waiting by choice."""
+        return math.inf if self.world == 1 else PATIENCE / 2
 
     @contextmanager
     def together(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
@@ -69,19 +82,33 @@ class Ranks:
             return
         try:
             yield
+            self._meet(_Says.SUCCEEDED)
+        except RankLost:
+            raise
         except Exception as error:
-            self._share(explained(error))
-            if self.first:
+            told = self._tell(_Says.FAILED, error, explained)
+            if self.first or not told:
                 raise
-            raise SystemExit(_code(explained(error))) from None
-        self._share(None)
+            raise SystemExit(code_of(explained(error))) from None
 
     @contextmanager
-    def passing(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
+    def telling(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
+        """A part after whose failure this rank ends. If the others do not know of it, they are told where they meet
+        next, which raises `RankLost` there."""
+        try:
+            yield
+        except Exception as error:
+            self._tell(_Says.ENDS, error, explained)
+            raise
+
+    @contextmanager
+    def passing(self, explained: Callable[[Exception], Exception] = lambda error: error, *, reading: bool = False
+                ) -> Iterator[None]:
         """Forward passes, whose batches come from `each`: `together`, unless the passes themselves need all ranks.
 
         A rank that then fails in a pass cannot tell the others, which wait for its part of the model. It ends with its
-        own error, and they end silently, when their connection to it breaks.
+        own error, and they end silently, when their connection to it breaks. `reading`: also of files that all ranks
+        read, so that all have the same `Problem` with them.
         """
         if not self.sharded:
             with self.together(explained):
@@ -89,35 +116,34 @@ class Ranks:
             return
         try:
             yield
-        except _Told as ending:
-            raise ending.error from None
         except Exception as error:
-            raise self._alone(explained(error)) from error
+            if is_told(error) or self.connection.lost or (reading and isinstance(error, Problem)):
+                raise
+            raise self._alone(error, explained(error)) from error
 
     def each(self, feed: Iterator[Any], explained: Callable[[Exception], Exception] = lambda error: error
              ) -> Iterator[Any]:
         """The items of `feed`, for `passing`. If passes need all ranks, these agree before each that all have an item.
         """
         while True:
-            try:
-                with self.together(explained) if self.sharded else nullcontext():
-                    item = next(feed, None)
-            except Exception as error:
-                raise (_Told(error) if self.sharded else error) from None
+            with self.together(explained) if self.sharded else nullcontext():
+                item = next(feed, None)
             if item is None:
                 return
             yield item
 
-    def _alone(self, error: Exception) -> BaseException:
+    def _alone(self, error: Exception, explained: Exception) -> BaseException:
         """What this rank raises after it failed in a pass, or after another one did."""
         from train.parallel import collectives
 
+        self.connection.lost = first_line(error)
         if not collectives.is_lost(error):
-            collectives.tell(_code(error))
-            # A problem is one of files that all read, so all have it; of anything else the others know nothing.
-            return error if isinstance(error, Problem) else RankLost(_text(error), exit_code=_code(error))
+            collectives.tell(code_of(explained))
+            if isinstance(explained, Problem) and explained is not error:
+                return explained
+            return RankLost(text_of(explained), hint=getattr(explained, "hint", ""), exit_code=code_of(explained))
         code = collectives.told()
-        return self._ended(error) if code is None else _Silent(code)
+        return self._ended() if code is None else Silent(code)
 
     @contextmanager
     def staying(self) -> Iterator[None]:
@@ -126,7 +152,7 @@ class Ranks:
         try:
             yield
         except SystemExit as ending:
-            if self.first or isinstance(ending, _Silent):
+            if self.first or isinstance(ending, Silent):
                 raise
             raise RankFailed("the first rank tells what failed") from None
 
@@ -135,13 +161,11 @@ class Ranks:
         return bool(self.total([float(flag)])[0])
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """The sums of each rank's numbers."""
+        """The sums of each rank's numbers, of which there are at most two."""
         if self.world == 1:
             return list(numbers)
-        from train.parallel import collectives  # here: a run of one process needs none of it
-
-        with self._lost():
-            return collectives.total(numbers)
+        said = self._meet(_Says.SUM, *numbers)
+        return [sum(column) for column in zip(*said, strict=True)][:len(numbers)]
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order. They travel as JSON, in which every float keeps its bits."""
@@ -153,11 +177,8 @@ class Ranks:
         """The data of all ranks, in their order."""
         if self.world == 1:
             return [data]
-        from train.parallel import collectives
-
-        sizes = self.total([len(data) * (rank == self.rank) for rank in range(self.world)])
-        with self._lost():
-            return collectives.gather(data, [int(size) for size in sizes])
+        said = self._meet(_Says.GATHER, len(data))
+        return self._exchange_bytes(data, [int(size) for size, _ in said])
 
     def share(self, work: Callable[[], Any], explained: Callable[[Exception], Exception] = lambda error: error
               ) -> list[Any]:
@@ -165,28 +186,31 @@ class Ranks:
 
         Raises its own error where it failed, and `RankFailed` on the others.
         """
-        failed: Exception | None = None
         try:
-            mine = {"value": work()}
+            mine = work()
         except Exception as error:
+            if is_told(error):
+                raise
             failed = explained(error)
-            mine = {"failure": _told_of(failed)}
-        found = self.gather(mine)
-        if failed is not None:
-            raise failed
-        for rank, each in enumerate(found):
-            if "failure" in each:
-                raise self._failed(rank, each["failure"])
-        return [each["value"] for each in found]
+            self._tell(_Says.FAILED, failed)
+            raise failed from (None if failed is error else error)
+        return self.gather(mine)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none."""
+        """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none.
+
+        What needs memory is done before the sums, for which the others would wait in vain.
+        """
         if self.world == 1:
             return
         from train.parallel import collectives
 
+        values = list(parameters)
+        buckets = list(collectives.buckets(collectives.used(values, self.gather_bytes(collectives.used_here(values)))))
+        room = collectives.room_for(buckets)
+        self._meet(_Says.READY)
         with self._lost():
-            collectives.add_gradients(list(parameters))
+            collectives.add(buckets, room)
 
     def divide(self, model: nn.Module, device: torch.device) -> None:
         """Divides the parameters of a model among the ranks, on `device`. Raises `ConfigError`."""
@@ -203,10 +227,7 @@ class Ranks:
 
     def ask(self, number: int) -> int:
         """The first rank's number, on every rank."""
-        from train.parallel import collectives
-
-        with self._lost():
-            return collectives.ask(number)
+        return int(self._meet(_Says.ASK, number)[0][0])
 
     def join_rows(self, own: Tensor, whole: Tensor) -> Tensor | None:
         """The whole tensor in host memory, on the first rank, from the rows of each."""
@@ -224,45 +245,88 @@ class Ranks:
                 raise ConfigError(f"rank {rank} has another {' and '.join(other)} than rank 0, so they cannot train "
                                   "together", hint="give all ranks the same files, settings and version of Latentry")
 
-    def _share(self, error: Exception | None) -> None:
-        """Tells the others whether this rank failed. Raises `RankFailed` if only others did; exits where not first."""
-        if not self.any(error is not None):
-            return
-        told = self.gather(None if error is None else _told_of(error))
-        if error is not None:
-            return
-        rank, found = next((rank, one) for rank, one in enumerate(told) if one is not None)
-        if not self.first:
-            raise SystemExit(found["code"])
-        raise self._failed(rank, found)
+    def leave(self) -> None:
+        """Returns when the first rank has ended. If it still meets this one before, it is told that this one has ended.
+        """
+        from train.parallel import collectives
 
-    def _failed(self, rank: int, told: Mapping[str, Any]) -> RankFailed:
-        return RankFailed(f"rank {rank} of {self.world} failed: {told['text']}", hint=told["hint"],
-                          exit_code=told["code"])
+        while not self.connection.lost:
+            with suppress(RankLost):
+                self._meet(_Says.ENDS, report={"text": "it has ended", "hint": "", "code": EXIT_BUG})
+        collectives.wait_for_first()
+
+    def _tell(self, says: _Says, error: Exception,
+              explained: Callable[[Exception], Exception] = lambda error: error) -> bool:
+        """Tells the others of an error of this rank, unless they know. Whether they know now."""
+        if self.world > 1 and not is_told(error):
+            with suppress(RankLost):  # they have ended
+                self._meet(says, report=report_of(explained(error)))
+                mark_told(error)
+        return is_told(error)
+
+    def _meet(self, says: _Says, first: float = 0.0, second: float = 0.0, *, report: Mapping[str, Any] | None = None
+              ) -> list[list[float]]:
+        """The two numbers of each rank. All exchanges through the host begin here, with one message of one shape.
+
+        So no rank waits for one that has failed alone: wherever they meet, it says so. Then raises `RankFailed`, or
+        `RankLost` if that rank ends.
+        """
+        if self.connection.lost:
+            raise self._ended()
+        told = json.dumps(report).encode() if report else b""
+        said = self._exchange([says, len(told), first, second])
+        failed = [rank for rank, each in enumerate(said) if each[0] in (_Says.FAILED, _Says.ENDS)]
+        if failed:
+            reports = self._exchange_bytes(told, [int(each[1]) for each in said])
+            self._hear(says, {rank: (_Says(int(said[rank][0])), json.loads(reports[rank])) for rank in failed})
+        elif len({each[0] for each in said}) > 1:
+            self.connection.lost = "the ranks do not do the same"
+            raise self._ended()
+        return [each[2:] for each in said]
+
+    def _hear(self, says: _Says, reports: Mapping[int, tuple[_Says, Mapping[str, Any]]]) -> None:
+        """Raises what other ranks report, unless this one is no better off."""
+        for kind, error in ((_Says.ENDS, RankLost), (_Says.FAILED, RankFailed)):
+            if says is kind:
+                return
+            for rank, (what, report) in reports.items():
+                if what is kind:
+                    found = error(f"rank {rank} of {self.world} failed: {report['text']}", hint=report["hint"],
+                                  exit_code=report["code"])
+                    mark_told(found)
+                    raise found
+
+    def _exchange(self, numbers: list[float]) -> list[list[float]]:
+        """The numbers of each rank, of which all have equally many."""
+        from train.parallel import collectives
+
+        with self._lost():
+            return collectives.exchange(numbers)
+
+    def _exchange_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
+        """The data of each rank, of these sizes."""
+        from train.parallel import collectives
+
+        with self._lost():
+            return collectives.gather(data, sizes)
 
     @contextmanager
     def _lost(self) -> Iterator[None]:
-        """Turns the error of a connection that broke into one that says what happened."""
+        """An exchange after whose failure there can be no other. Turns the error of a connection that broke into one
+        that says what happened."""
         try:
             yield
-        except RuntimeError as error:
-            raise self._ended(error) from None
+        except Exception as error:
+            from prep.models.device.memory import is_out_of_memory
 
-    def _ended(self, error: Exception) -> RankLost:
-        return RankLost(f"another of the {self.world} ranks ended without a message ({first_line(error)})",
+            self.connection.lost = first_line(error)
+            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                raise self._ended() from None
+            raise
+
+    def _ended(self) -> RankLost:
+        return RankLost(f"another of the {self.world} ranks ended without a message ({self.connection.lost})",
                         hint="its process was killed, or its machine is gone; --resume continues")
-
-
-class _Silent(SystemExit):
-    """The end of a rank after another one failed in the middle of a pass, and told it."""
-
-
-class _Told(Exception):
-    """An error that all ranks know of."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
 
 
 ALONE = Ranks()
@@ -281,18 +345,20 @@ def joined() -> Iterator[Ranks]:
     from train.parallel import collectives
 
     try:
-        collectives.connect(found.local)
+        collectives.connect(found.local, PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"rank {found.rank} cannot reach the other {found.world - 1}: {first_line(error)}",
                          hint="start all ranks with torchrun") from None
     try:
-        yield found
-    except SystemExit:
+        with found.telling():
+            yield found
+    except (Exception, SystemExit) as error:
+        if found.first or not (isinstance(error, SystemExit) or is_told(error)):
+            raise
         # A failure that all know of. torchrun ends all as soon as one has ended, and the first must keep its steps and
         # tell the error before: its connection stays open until its process ends.
-        if not found.first:
-            collectives.wait_for_first()
-        raise
+        found.leave()
+        raise (error if isinstance(error, SystemExit) else SystemExit(code_of(error))) from None
     collectives.disconnect()
 
 
@@ -310,15 +376,3 @@ def of_environment(environment: Mapping[str, str]) -> Ranks:
                          hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset it")
     return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]), local_world=int(here))
 
-
-def _told_of(error: Exception) -> dict[str, Any]:
-    return {"text": _text(error), "hint": getattr(error, "hint", ""), "code": _code(error)}
-
-
-def _text(error: Exception) -> str:
-    return error.message if isinstance(error, Problem) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def _code(error: Exception) -> int:
-    code = getattr(error, "exit_code", EXIT_BUG)
-    return code if isinstance(code, int) else EXIT_BUG

@@ -67,7 +67,7 @@ class Shards:
         """Lets the first rank fetch whole tensors in any order inside the `with` block; all ranks call this.
 
         `parts`: this rank's rows, and the whole tensor on the meta device, by which it is asked for. Yields `None` to
-        the other ranks, whose block begins when the first rank's has ended, well or not.
+        the other ranks, whose block begins when the first rank's has ended well.
         """
         numbers = {id(whole): number for number, (_, whole) in enumerate(parts)}
         if self.ranks.first:
@@ -78,10 +78,8 @@ class Shards:
                 assert found is not None
                 return found
 
-            try:
-                yield fetch
-            finally:
-                self.ranks.ask(-1)
+            yield fetch  # if the block fails, it is that which the others hear where they wait to be asked
+            self.ranks.ask(-1)
             return
         while (number := self.ranks.ask(-1)) >= 0:
             self.ranks.join_rows(*parts[number])

@@ -7,6 +7,7 @@ is not tried again in this run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,8 +41,9 @@ def kept_rows(run: Path, index: Index, keys: Iterable[str]) -> dict[str, TextArr
     return found
 
 
-def encode_aside(run: Path, setup: Setup, wanted: Wanted) -> str | None:
-    """Encodes `wanted`, waiting for at most `sample.wait` seconds; returns why it did not, in a line."""
+def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.inf) -> str | None:
+    """Encodes `wanted`, waiting for at most `sample.wait` seconds, or `longest` if less. Returns why it did not, in a
+    line."""
     if "text" in setup.others:
         return "the text encoder of the model is not the one that made the cache"
     settings, folder = setup.config.sample, run / "prompts"
@@ -51,7 +53,7 @@ def encode_aside(run: Path, setup: Setup, wanted: Wanted) -> str | None:
     request = {"manifest": str(setup.manifest.path.resolve()), "model": str(setup.model.resolve()),
                "folder": str(folder.resolve()), "device": settings.encode, "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)
-    why = _run(request, settings.encode, settings.wait)
+    why = _run(request, settings.encode, min(settings.wait, longest))
     if why is not None:
         for key in request["texts"]:
             write_atomic(folder / f"{key}.late", b"")

@@ -54,6 +54,7 @@ class _Pieces:
 
     def __init__(self, run: Path, state: State, keep: int, together: Together) -> None:
         self._run, self._state, self._keep, self.together = run, state, keep, together
+        self.step = state.step
         self._folder = run / "checkpoints" / step_name(state.step)
         self._given_up = threading.Event()
         staged = atomic.temporary_name(self._folder)
@@ -174,6 +175,11 @@ class Saver:
             pieces.discard()
             raise
         self._pieces, self._done, self._saving = pieces, done, self._pool.submit(pieces.write, copies)
+
+    @property
+    def pending(self) -> int | None:
+        """The step of a checkpoint in pieces that is not there yet."""
+        return None if self._pieces is None else self._pieces.step
 
     def is_ready(self) -> bool:
         """Whether a save has ended meanwhile on this rank, well or not: it is time to `check`."""

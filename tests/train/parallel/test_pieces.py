@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from torchrun import torchrun
 
 from prep.errors import PathError
-from train.parallel.ranks import RankFailed, Ranks
+from train.parallel.errors import RankFailed
+from train.parallel.ranks import Ranks
 from train.runs import saver as saving
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
@@ -80,8 +81,11 @@ def test_from_two_ranks_to_one_to_four(make, train, tmp_path):
 class Told(Ranks):
     """Rank 1 of two, without a connection."""
 
-    def gather(self, value):
-        return [{"value": "elsewhere"}, value]
+    def _exchange(self, numbers):
+        return [[5.0, 0.0, 11.0, 0.0], numbers]
+
+    def _exchange_bytes(self, data, sizes):
+        return [b'"elsewhere"', data]
 
 
 @pytest.mark.parametrize("call", [
@@ -97,17 +101,21 @@ def test_ranks_that_do_not_share_a_directory(tmp_path, monkeypatch, call):
     assert caught.value.hint == "name a directory that all ranks share with -o"
 
 
-def test_a_rank_that_fails_fails_on_all(monkeypatch):
+def test_a_rank_that_fails_fails_on_all():
     told = []
 
     class Two(Ranks):
-        def gather(self, value):
-            told.append(value)
-            return [value, {"failure": {"text": "no space", "hint": "free some", "code": 5}}]
+        def _exchange(self, numbers):
+            told.append(numbers)
+            return [numbers, [1.0, 50.0, 0.0, 0.0]]
+
+        def _exchange_bytes(self, data, sizes):
+            return [data, b'{"text": "no space", "hint": "free some", "code": 5}']
 
     ranks = Two(rank=0, world=2)
     with pytest.raises(RankFailed, match="rank 1 of 2 failed: no space") as caught:
         ranks.share(lambda: 3)
-    assert (caught.value.hint, caught.value.exit_code, told) == ("free some", 5, [{"value": 3}])
+    assert (caught.value.hint, caught.value.exit_code) == ("free some", 5)
     with pytest.raises(PathError, match="mine"):
         ranks.share(lambda: json.loads("["), lambda error: PathError("mine"))
+    assert [numbers[0] for numbers in told] == [5.0, 1.0]

@@ -25,7 +25,8 @@ from train.check import check
 from train.config.load import parse
 from train.optim import ema
 from train.parallel import collectives, division
-from train.parallel.ranks import RankLost, Ranks
+from train.parallel.errors import RankLost
+from train.parallel.ranks import Ranks
 from train.parallel.shards import Shards
 from train.runs.checkpoint import read_state
 from train.setup import RunRequest
@@ -201,20 +202,34 @@ def test_rows_are_those_of_fsdp(count, wanted):
 
 
 def test_a_rank_that_fails_alone_tells_it_and_others_end_silently(monkeypatch):
-    ranks, told = Ranks(rank=1, world=2, sharded=True), []
+    told = []
+
+    def one():
+        return Ranks(rank=1, world=2, sharded=True)
+
     monkeypatch.setattr(collectives, "tell", told.append)
-    with pytest.raises(ConfigError, match="mine"), ranks.passing():
-        raise ConfigError("mine")
+    with pytest.raises(ConfigError, match="mine"), one().passing(lambda error: ConfigError("mine")):
+        raise RuntimeError
     assert told == [ConfigError("").exit_code]
-    with pytest.raises(RankLost, match="RuntimeError: shapes differ"), ranks.passing():
+    with pytest.raises(RankLost, match="RuntimeError: shapes differ"), one().passing():
         raise RuntimeError("shapes differ")
+    with pytest.raises(RankLost, match="mine"), one().passing():
+        raise ConfigError("mine")
     monkeypatch.setattr(collectives, "told", lambda: 9)
-    with pytest.raises(SystemExit) as ending, ranks.staying(), ranks.passing():
+    with pytest.raises(SystemExit) as ending, (ranks := one()).staying(), ranks.passing():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
     assert ending.value.code == 9
     monkeypatch.setattr(collectives, "told", lambda: None)
-    with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), ranks.passing():
+    with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), one().passing():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+
+
+def test_a_file_that_all_read_is_no_failure_of_one(monkeypatch):
+    monkeypatch.setattr(collectives, "tell", lambda code: pytest.fail("all have it"))
+    ranks = Ranks(rank=1, world=2, sharded=True)
+    with pytest.raises(ConfigError, match="of a file"), ranks.passing(reading=True):
+        raise ConfigError("of a file")
+    assert not ranks.connection.lost
 
 
 def test_a_rank_that_fails_alone_in_between_ends_the_run(make, setup_of, monkeypatch):

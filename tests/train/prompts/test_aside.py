@@ -14,8 +14,10 @@ from prep.keys import text_key
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
+from train import evaluate
 from train.check import check
 from train.config.load import parse
+from train.parallel.ranks import PATIENCE, Ranks
 from train.prompts import aside
 from train.prompts.aside import encode_aside, kept_rows
 from train.sampling.prompts import current
@@ -100,6 +102,20 @@ def test_a_failure_is_a_warning_and_is_not_tried_again(encoded, tmp_path, monkey
     assert len(asked) == 1 and asked[0][1]["timeout"] == 3 and asked[0][1]["env"]["CUDA_VISIBLE_DEVICES"] == ""
     assert told.count("no prompt was encoded here: that failed or took too long before") == 2
     assert events(tmp_path / "run")[-1]["event"] == "end"
+
+
+@pytest.mark.parametrize(("world", "wait", "waited", "warns"), [
+    (1, 86400, 86400, False), (2, 86400, 3600, True), (2, 3600, 3600, False)])
+def test_no_other_rank_waits_in_vain(encoded, tmp_path, monkeypatch, world, wait, waited, warns):
+    """They would give up the run after two hours."""
+    setup, ranks, asked = encoded(sample={**PICTURES, "wait": wait}), Ranks(rank=0, world=world), []
+    monkeypatch.setattr(aside.subprocess, "run", lambda words, **options: (
+        asked.append(options["timeout"]) or SimpleNamespace(returncode=0)))
+    evaluate._prompts(Rows(open_index(setup.manifest)), setup, tmp_path, ranks.longest)
+    assert asked == [waited] and waited < (PATIENCE if world > 1 else 1e6)
+    told = evaluate.waits_shortened(setup, ranks)
+    assert told == (f"sample.wait is {wait} s, but of several processes none waits longer than 3600 s for one that "
+                    "encodes prompts" if warns else None)
 
 
 def test_rows_that_do_not_fit_are_passed_over(encoded, tmp_path):

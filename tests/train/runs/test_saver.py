@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from prep.errors import PathError
-from train.parallel.ranks import RankFailed, Ranks
+from train.parallel.errors import RankFailed
+from train.parallel.ranks import Ranks
 from train.runs import checkpoint_files as files
 from train.runs import saver as saving
 from train.runs.checkpoint import DataFacts, State, read_state, remove_partial
@@ -36,15 +36,15 @@ class Here(Ranks):
 
     meeting: Meeting
 
-    def gather(self, value):
-        self.meeting.values[self.rank] = json.dumps(value)
+    def _exchange(self, value):
+        self.meeting.values[self.rank] = value
         self.meeting.barrier.wait()
-        found = [json.loads(each) for each in self.meeting.values]
+        found = list(self.meeting.values)
         self.meeting.barrier.wait()
         return found
 
-    def total(self, numbers):
-        return [sum(column) for column in zip(*self.gather(list(numbers)), strict=True)]
+    def _exchange_bytes(self, data, sizes):
+        return self._exchange(data)
 
 
 def together(work):
