@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from torchrun import environment, torchrun
 
 from prep.errors import PathError
@@ -508,6 +510,12 @@ def test_commands_read_a_run_by_its_url(train, there, store, url, tmp_path, tiny
         told = train("merge", run, "-o", tmp_path / name, "--quiet")
         assert told.code == 0, told.err
     assert files(tmp_path / "there").keys() == files(tmp_path / "here").keys()
+    merged = []
+    for run, name in ((url, "there-4"), (there, "here-4")):
+        told = train("merge", f"{run}/checkpoints/step-000004", "-o", tmp_path / name, "--quiet")
+        assert told.code == 0, told.err
+        merged.append(load_file(tmp_path / name / "unet/diffusion_pytorch_model.safetensors"))
+    assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[0].keys() | merged[1].keys())
     assert not run_root(url).exists(), "the place for training is not touched"
 
 

@@ -20,8 +20,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def merge(
-    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, the directory of a run or of one of its "
-                                         "checkpoints, or the URL of a run", show_default=False)],
+    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, or the directory or URL of a run or of "
+                                         "one of its checkpoints", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
                                          show_default=False)],
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's)")] = None,
@@ -35,12 +35,12 @@ def merge(
     from prep.errors import UsageError
     from prep.models.hub import locate
     from train.runs.directory import read_run, run_of
-    from train.runs.stored.reading import for_init, for_weights, not_written
+    from train.runs.stored.reading import for_merge, not_written
 
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
     not_written(output, "a merged model")
-    lora = for_init(lora) if lora.suffix == ".safetensors" else for_weights(lora, result=True)
+    lora = for_merge(lora)
     named = model
     if named is None and lora.is_dir():
         named = read_run(run_of(lora)).asked.model

@@ -68,6 +68,15 @@ def _weights(place: Path, checkpoint: str | None, result: bool) -> Path:
     return folder
 
 
+def for_merge(place: Path) -> Path:
+    """What `train merge` reads at a URL: a file, a run with its result, or one of its checkpoints with its run.json."""
+    if not is_url(place) or place.suffix == ".safetensors":
+        return for_init(place)
+    if place.parent.name == CHECKPOINTS.rstrip("/"):
+        return for_weights(place.parent.parent, place.name) / CHECKPOINTS / place.name
+    return for_weights(place, result=True)
+
+
 def for_init(place: Path) -> Path:
     """The weights at a URL: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
     if not is_url(place):
