@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import json
 
 import pytest
@@ -21,7 +22,7 @@ class Answers:
     """In place of a pool: answers, or is lost."""
 
     def __init__(self, *parts, lost: WorkerLost | None = None) -> None:
-        self.parts, self.lost, self.asked = list(parts), lost, 0
+        self.parts, self.lost, self.asked, self.closed = list(parts), lost, 0, threading.Event()
 
     def ask(self, _task, _question, _limits):
         self.asked += 1
