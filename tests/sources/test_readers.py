@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import json
+import threading
 
 import pytest
 from tarred import tar_of
