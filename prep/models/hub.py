@@ -19,11 +19,15 @@ SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] = PIPELINE) -> Path:
     """The directory of `model`. A Hub id is looked up in the local cache; with `download`, its `parts` are downloaded.
 
-    `owner/name@revision` names a branch, tag or commit; without one, it is the branch `main`.
+    `owner/name@revision` names a branch, tag or commit; without one, it is the branch `main`. A `Path` is never a Hub
+    id: where a manifest names a directory that is gone, the Hub may have another model of that name.
     Raises `ModelError` (exit 6) if there is none.
     """
     if Path(model).is_dir():
         return Path(model)
+    if isinstance(model, Path):
+        raise ModelError(f"the model's directory {model} does not exist",
+                         hint="name the model with --model DIR, or move its directory together with the manifest")
     try:
         named = hub_id(str(model), "model")
     except Unparsed:
@@ -39,16 +43,16 @@ def locate(model: str | Path, *, download: bool = False, parts: tuple[str, ...] 
 
 def _snapshot(named: str, download: bool, parts: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download  # here: most runs name a directory, and this import takes 0.3 s
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         name, _, revision = named.partition("@")
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(parts),
                                       ignore_patterns=_unused(name, revision) if download else None,
                                       local_files_only=not download))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+    except Exception as error:  # also of the library that connects, which has no class in common with others
         if download:
-            raise ModelError(f"model '{named}' could not be downloaded: {error}") from None
+            raise ModelError(f"model '{named}' could not be downloaded: {error}",
+                             hint="check the network; a model that is in the Hub's cache needs no --download") from None
         raise ModelError(f"model '{named}' is neither a directory nor in the local Hub cache",
                          hint="name a directory, or add --download to download it from the Hub") from None
 
@@ -56,11 +60,10 @@ def _snapshot(named: str, download: bool, parts: tuple[str, ...]) -> Path:
 def _unused(name: str, revision: str) -> list[str]:
     """The files of a Hub model that are not worth downloading, as patterns; none if the Hub does not list its files."""
     from huggingface_hub import list_repo_files
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return [escape(file) for file in unused_variants(list_repo_files(name, revision=revision or None))]
-    except (HfHubHTTPError, OSError):  # the download says what is wrong, or finds the model in the cache
+    except Exception:  # as above; the download says what is wrong, or finds the model in the cache
         return []
 
 

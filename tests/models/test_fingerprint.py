@@ -150,6 +150,34 @@ def test_a_revision_of_a_hub_id(prep, photos, model, tmp_path, monkeypatch):
     assert read_manifest(tmp_path / "m.json").model == "someone/tiny@v1"
 
 
+def test_a_directory_that_is_gone_is_no_hub_id(tmp_path, monkeypatch):
+    """A manifest that was moved without its model names such a path: nothing is looked up, or downloaded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("it was looked up"))
+    for download in (False, True):
+        with pytest.raises(ModelError, match="the model's directory moved/model does not exist") as error:
+            locate(Path("moved/model"), download=download)
+        assert "--model DIR" in error.value.hint
+
+
+def test_a_hub_that_is_out_of_reach(tmp_path, model, monkeypatch):
+    """The errors of the library that connects have no class of the Hub's library."""
+    class Unreachable(Exception):
+        pass
+
+    def fail(*_, **__):
+        raise Unreachable("Name or service not known")
+
+    snapshot = hub_cache(tmp_path / "hub", model, "someone/tiny")
+    monkeypatch.setattr("huggingface_hub.list_repo_files", fail)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    assert locate("someone/tiny", download=True) == snapshot, "it is in the cache"
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError, match="model 'someone/none' could not be downloaded: Name or service") as error:
+        locate("someone/none", download=True)
+    assert error.value.exit_code == 6 and "network" in error.value.hint
+
+
 def test_a_model_that_is_nowhere(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
