@@ -90,9 +90,10 @@ def _ended(error: BaseException, name: str) -> int:
 
 
 def _interrupted(name: str) -> int:
-    again = " with --resume" if name == "train" else ""
     message = "interrupted; finished work is kept"
-    hint = f"run the same command again{again} to continue"
+    hint = "run the same command again to continue"
+    if name == "train":
+        hint = ("run the same command again with --resume to continue, or as it is if there was no checkpoint yet")
     say(f"{message}. {hint[0].upper()}{hint[1:]}")
     _put_errors([_entry(message, hint, EXIT_INTERRUPTED, "interrupted")])
     return EXIT_INTERRUPTED

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prep.digest import digest_json
 from prep.errors import ConfigError, ModelError, PathError
+from prep.fs.mirror import shown
 from prep.models.family import Family
 from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
@@ -67,7 +68,7 @@ def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
         return (path,)
     if not path.is_dir():
         seen = "is not a safetensors file" if path.exists() else "does not exist"
-        raise PathError(f"--init-from {path} {seen}, {_PLACES}")
+        raise PathError(f"--init-from {shown(path)} {seen}, {_PLACES}")
     checkpoints = list_checkpoints(path)
     folder = checkpoints[-1] if checkpoints else path
     adapters, inner = folder / "lora.safetensors", folder / family.denoiser
@@ -78,6 +79,9 @@ def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
                         hint="for a LoRA on other weights of the denoiser, name their model with --model")
     if method == "lora":
         return (adapters,)
+    if adapters.is_file() and not inner.is_dir():
+        raise PathError(f"--init-from {shown(path)} is a LoRA, but method is 'full'",
+                        hint="add it to its model with train merge, and name that with --model")
     pieces = _of_checkpoint(folder, f"{family.denoiser}/diffusion_pytorch_model.safetensors")
     return pieces or weight_files(inner if inner.is_dir() else folder, "diffusion_pytorch_model")
 

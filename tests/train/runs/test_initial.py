@@ -273,6 +273,8 @@ def test_places_without_weights_are_refused(trained, tmp_path, tiny_model):
     (tmp_path / "x.ckpt").write_bytes(b"x")
     (fault,) = checked(made, tmp_path / "x.ckpt").faults
     assert "x.ckpt is not a safetensors file, expected" in fault.message
+    (fault,) = checked(made, trained[1], method="full").faults
+    assert fault.message.endswith("is a LoRA, but method is 'full'") and "train merge" in fault.hint
     (fault,) = checked(made, tiny_model).faults
     assert "tiny has no lora.safetensors, expected" in fault.message and "--model" in fault.hint
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
