@@ -15,6 +15,8 @@ from prep.cli.ticker import progress_unless
 from prep.encode.parts import MOST
 from prep.errors import EXIT_FINDINGS
 
+OF_PARTS = "of prep encode --part, whose options may all be given; without effect here"
+
 
 @opt.with_recipe_options()
 def seal(
@@ -29,6 +31,13 @@ def seal(
     rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
     download: opt.Download = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
+    device: Annotated[str, typer.Option(help=OF_PARTS, show_default=False)] = "",
+    batch_size: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
+    shard_mib: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
+    encoder_memory: Annotated[float | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help=OF_PARTS)] = False,
+    grace: Annotated[float | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
+    max_rejects: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Write the manifest once prep encode --part has encoded all parts; otherwise say what is missing.

@@ -135,17 +135,26 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
     whole: list[Sample] = []
     findings: list[Finding] = []
     for sample, path in zip(wanted.wants.samples, wanted.wants.labels, strict=True):
-        lacking = [key for key in keys_of(sample) if key not in refs]
-        if not lacking:
+        if all(key in refs for key in keys_of(sample)):
             whole.append(sample)
-            continue
-        reject = next((reject for reject in map(ledger.rejected, lacking) if reject is not None), None)
-        if reject is not None:
-            findings.append(Finding(path=path, code=reject.code, severity="error",
-                                    detail=f"{_mask_of(wanted, reject.key)}{reject.detail}"))
         else:
-            findings.append(said.get(path) or _unmade(path))
+            findings.append(_reject_of(wanted, ledger, sample, path) or said.get(path) or _unmade(path))
     return whole, findings
+
+
+def rejected_so_far(wanted: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
+    """A finding for each sample of which this or an earlier run could not make a row."""
+    if not ledger.rejects:
+        return []
+    found = (_reject_of(wanted, ledger, sample, path)
+             for sample, path in zip(wanted.wants.samples, wanted.wants.labels, strict=True))
+    return [one for one in found if one is not None]
+
+
+def _reject_of(wanted: ResolvedRecipe, ledger: Ledger, sample: Sample, path: str) -> Finding | None:
+    reject = next((reject for reject in map(ledger.rejected, keys_of(sample)) if reject is not None), None)
+    return None if reject is None else Finding(path=path, code=reject.code, severity="error",
+                                               detail=f"{_mask_of(wanted, reject.key)}{reject.detail}")
 
 
 def _mask_of(wanted: ResolvedRecipe, key: str) -> str:

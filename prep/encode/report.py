@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,11 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
                         masks=masks if masks_asked else None)
 
 
-def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part) -> EncodeReport:
-    """The report of one part; rows that it and other parts rejected are in the report of the manifest."""
+def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part,
+                rejected: Sequence[Finding]) -> EncodeReport:
+    """The report of one part. `rejected`: samples of which it, or another part that has ended, could not make a row."""
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
-                        rejected=(*errors_of(wanted.wants.findings), *outcome.transient),
+                        rejected=(*errors_of(wanted.wants.findings), *rejected, *outcome.transient),
                         notices=(*wanted.wants.notices, *outcome.notices), samples={}, dry_run=False, part=part,
                         unmade=len(outcome.transient))
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prep.cache.ledger.ledger import is_finished
+from prep.cache.ledger.ledger import is_finished, load_ledger
 from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_encode, refresh
 from prep.cache.store import Cache, clear_leftovers, leftovers
 from prep.dataset.facts import VERSION
 from prep.dataset.listing import picture_places
 from prep.dataset.texts import TextReading
-from prep.encode.assemble import assemble_manifest, fixed_fields
+from prep.encode.assemble import assemble_manifest, fixed_fields, rejected_so_far
 from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.forecast.estimate import estimate
 from prep.encode.forecast.simulate import Scale, simulate
@@ -125,7 +125,8 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     with _planned(ready, cache) as planned:
         outcome = _run(ready, planned, cache, stop)
         report = (seal(ready, cache, planned, outcome) if call.part is None else
-                  part_report(call.output, ready.wanted, planned, outcome, call.part))
+                  part_report(call.output, ready.wanted, planned, outcome, call.part,
+                              rejected_so_far(ready.wanted, load_ledger(cache))))
     ready.facts.save()
     return replace(report, truncated=ready.truncated)
 
@@ -313,8 +314,9 @@ def _dry_run(ready: Prepared) -> EncodeReport:
             measured = measure(_job(ready, planned, cache or Cache(root=call.cache)), call.progress)
     # Of everything, whatever the cache has: `measured` of what is missing says nothing about the rest.
     whole = measured if not sum(planned.reused.values()) else None
+    rejected = () if call.retry_rejects else rejected_so_far(wanted, planned.ledger)
     simulated = None if call.scale is None else simulate(wanted, call.scale, call.shard_bytes, whole)
     return EncodeReport(estimate=estimate(wanted, planned, cache, measured), simulated=simulated,
                         manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                        rejected=errors_of(wanted.wants.findings), notices=wanted.wants.notices, samples={},
-                        dry_run=True, part=call.part)
+                        rejected=(*errors_of(wanted.wants.findings), *rejected), notices=wanted.wants.notices,
+                        samples={}, dry_run=True, part=call.part)

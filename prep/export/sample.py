@@ -154,6 +154,8 @@ class Sample:
         """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
         columns, sources = self.of.columns, self.of.manifest.sources
         source, path = sources[int(columns.source[self.number])], columns.picture_path(self.number, sources)
+        if source is not None and source.suffix == ".tar":  # also braces and globs end so
+            raise self._without_picture(" as a file: it is in a tar")
         try:
             if source is not None and is_url(source):
                 data = read_blob(blob_at(source, self.name))

@@ -87,8 +87,9 @@ def refuse_url(path: Path) -> None:
     if is_url(path):
         scheme, bucket, key = split_url(path)
         raise PathError(f"{scheme}://{bucket}/{key} is in an object store, where this command does not work",
-                        hint="prep pull MANIFEST DIR downloads what a manifest needs, to work on this computer; prep "
-                        "push MANIFEST URL uploads it again, to a new place without what no manifest needs")
+                        hint="name a place on this computer; of a manifest, prep pull MANIFEST DIR downloads what it "
+                        "needs, and prep push MANIFEST URL uploads it again, to a new place without what no manifest "
+                        "needs")
 
 
 def url_of(path: Path) -> str | None:

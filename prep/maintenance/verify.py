@@ -92,7 +92,8 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
 def _advice(audit: OpenedManifest, ill: Sequence[ShardResult], *, in_store: bool) -> Iterator[str]:
     """Notes on how damage is repaired, where it is not as usual; `in_store`: there is damage in an object store."""
     if in_store:
-        yield f"the cache is in an object store; to repair it, {mending(audit.manifest)}"
+        yield (f"the cache is in an object store; to repair it, {mending(audit.manifest)}; all rows of a damaged shard "
+               "are then made again")
     if ill and "imported" in audit.manifest.document["latents"]:
         yield ("latents were imported; what imports damaged ones again, if their caches are still there: "
                f"{encode_command(audit.manifest, '--recheck')}")

@@ -69,6 +69,19 @@ def test_a_decoder_that_came_later_mends_what_was_rejected(encode, decoder, tmp_
     assert samples(tmp_path, undisturbed) == samples(tmp_path, (tmp_path / "m.json").read_bytes())
 
 
+def test_parts_and_dry_runs_tell_what_was_rejected(prep, encode, decoder, photos, tiny_model, tmp_path):
+    """A part tells what it and those before it could not make, and is as strict as a run of everything."""
+    decoder.lacking = ((144, 64), (97, 96))
+    words = ("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", *SMALL)
+    result = prep(*words, "--part", "0/1", "--strict")
+    assert result.code == 1
+    told = result.json["rejected"]
+    assert len(told) == 2 and {one["detail"] for one in told} == {"no decoder"}
+    assert prep(*words, "--part", "0/1").code == 0
+    assert encode("--dry-run")["rejected"] == told == encode()["rejected"]
+    assert encode("--dry-run", "--retry-rejects")["rejected"] == []
+
+
 def samples(tmp_path, manifest):
     return json.loads(manifest)["samples"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,18 @@ def test_a_picture_that_is_gone_or_edited_is_refused(encoded, photos, tmp_path):
     with pytest.raises(CacheError, match=r"the picture of '3\.png' is not in its source: No such file"):
         export(encoded, "kohya", tmp_path / "kohya")
     assert export(encoded, "safetensors", tmp_path / "rows").samples == 7
+
+
+def test_a_picture_in_a_tar_is_no_file(prep, photos, tiny_model, tmp_path):
+    tar = tmp_path / "some.tar"
+    with tarfile.open(tar, "w") as file:
+        for name in ("3.png", "3.txt"):
+            file.add(photos / name, arcname=name)
+    done = prep("encode", tar, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
+                "--resolution", 96, "--step", 16)
+    assert done.code == 0, done.err
+    with pytest.raises(CacheError, match=r"the picture of '.*3\.png' is not in its source as a file: it is in a tar"):
+        export(tmp_path / "m.json", "folder", tmp_path / "out")
 
 
 def test_a_family_or_a_format_that_is_not_known(make, prep, tmp_path, monkeypatch):

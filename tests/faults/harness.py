@@ -99,9 +99,7 @@ class Stage:
 
     def seal(self, count: int | None = None, *options: object, name: str = "m.json") -> list[str]:
         """The command that writes the manifest of parts, with the options of `encode`."""
-        words = ["seal", *self.encode(*options, name=name)[1:], *([] if count is None else ["--parts", str(count)])]
-        place = words.index("--device")
-        return [*words[:place], *words[place + 2:]]
+        return ["seal", *self.encode(*options, name=name)[1:], *([] if count is None else ["--parts", str(count)])]
 
     def verify(self, name: str = "m.json") -> list[str]:
         return ["verify", str(self.home / name), "--json"]

@@ -74,6 +74,13 @@ def test_a_store_that_stays_away_is_told_in_one_line(store, small_there, train, 
     assert not any(secret in told.err for secret in SECRETS)
 
 
+def test_a_patience_that_is_no_number_is_told_at_once(store, small_there, prep, monkeypatch):
+    """Not when the store first fails, hours later."""
+    monkeypatch.setenv(asking.PATIENCE, "5m")
+    told = prep("inspect", f"{store.url}/manifest.json")
+    assert told.code == 3 and "LATENTRY_REMOTE_PATIENCE is '5m', expected a number of seconds" in told.err
+
+
 def test_no_server_at_all(store, small_there, prep, monkeypatch):
     monkeypatch.setenv(asking.PATIENCE, "0.1")
     store.proxy.close()
@@ -322,6 +329,7 @@ def test_settings_that_are_not_valid(store, prep, monkeypatch):
     store.proxy.rule = lambda method, path, before: "503"
     with pytest.raises(ConfigError, match="LATENTRY_REMOTE_PATIENCE is 'long', expected a number of seconds"):
         read_object(f"{store.url}/x", 10)
+    monkeypatch.delenv(asking.PATIENCE)
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     open_store.cache_clear()
     with pytest.raises(StoreError, match="plain http, which is not allowed without AWS_ALLOW_HTTP=true"):

@@ -63,6 +63,8 @@ def test_verify_reads_what_is_stored_now(prep, store, small_there, options):
     assert (bad.code, bad.json["ok"]) == (7, False)
     assert [one["what"] for one in bad.json["damaged"]] == [f"{name.split('/', 4)[4]} has a damaged shard index"]
     assert any("prep push MANIFEST" in note for note in bad.json["notes"])
+    told = prep("verify", url, *options).out
+    assert "run that prep encode again with --recheck" in told and "to repair, run prep encode again" not in told
     store.server.delete(f"{store.prefix}/{name}")
     bad = prep("verify", url, "--json", *options)
     assert bad.code == 7 and len(bad.json["damaged"]) == 1

@@ -35,7 +35,7 @@ from prep.digest import canonical, digest_bytes
 from prep.errors import ConfigError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
-from prep.fs.mirror import run_url, shown, url_of
+from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, place_of, read_document
@@ -175,7 +175,12 @@ def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
         fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
         raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
                         f"{counted(max(most, 0), 'checkpoint')} of about {format_bytes(size)} and the result",
-                        hint=f"free some space, name another directory with -o{fewer}")
+                        hint=f"free some space, name another directory {_other_place(folder)}{fewer}")
+
+
+def _other_place(folder: Path) -> str:
+    """How another directory is named for what a run writes on this computer."""
+    return "with -o" if run_url(folder) is None else f"for what is here of runs in a store: export {DIRECTORY}=DIR"
 
 
 def _nearest(folder: Path) -> Path:

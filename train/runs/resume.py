@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import CacheError, ConfigError, ModelError, Problem
+from prep.fs.mirror import shown
 from prep.loader.identity import changes
 from train.config.load import as_table, parse
 from train.config.schema import Config
@@ -70,8 +71,9 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
     if others := [name for name in kept if name not in STRUCTURE]:
         adoptable += [(_told(name, old, new), _other_settings([name], old, new, _ADOPT)) for name in others]
     if start.state.step > setup.steps:
-        faults.append(ConfigError(f"{start.run} is already at step {start.state.step}, but the settings end at step "
-                                  f"{setup.steps}", hint=f"--steps {start.state.step} or more, or another RUN with -o"))
+        faults.append(ConfigError(f"{shown(start.run)} is already at step {start.state.step}, but the settings end at "
+                                  f"step {setup.steps}",
+                                  hint=f"--steps {start.state.step} or more, or another RUN with -o"))
     if not adopt:
         faults += [fault for _, fault in adoptable]
     notes = [f"{_told(name, old, new)}{_consequence(name, start, setup)}" for name in free]

@@ -16,6 +16,7 @@ from prep.cache.ledger.ledger import load_ledger
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import Problem
+from prep.fs.mirror import url_of
 from prep.fs.paths import is_inside, resolve
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
@@ -84,6 +85,8 @@ def current(index: Index, kept: Kept | None = None) -> Found:
     path = index.manifest.folder / named
     if _leads_out(index.manifest, named):
         return _of_manifest(index, f"prompt file {path} is a link out of the manifest's directory, so it is not read")
+    if url_of(index.manifest.path) is not None and not path.exists():  # a store has no prompt file to edit
+        return Found(prompts=cached(index))
     try:
         data = read_prompt_file(path)
         if digest_bytes(data) == digest:

@@ -77,10 +77,10 @@ def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading
 
 
 class Waits:
-    """The pauses between attempts at one thing."""
+    """The pauses between attempts at one thing. Raises `ConfigError` for a patience that is no number, before any."""
 
     def __init__(self, url: str, stop: threading.Event) -> None:
-        self._url, self._stop = url, stop
+        self._url, self._stop, self._patience = url, stop, patience()
         self.progressed()
 
     def progressed(self) -> None:
@@ -94,7 +94,7 @@ class Waits:
         now = time.monotonic()
         self._begun = self._begun or now
         waited = now - self._begun
-        if waited >= patience():
+        if waited >= self._patience:
             raise StoreError(f"{self._url}: {what}; given up after {waited:.0f} seconds and "
                              f"{self._tries + 1} attempts",
                              hint=credentials_hint(self._url) if what == NO_CREDENTIALS else

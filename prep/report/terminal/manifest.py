@@ -51,8 +51,11 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
     return page(*parts, records(HEADS, finding_rows(document["findings"])), width=width)
 
 
-def verify_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """The output of `prep verify`: a line per damaged row, notes, and the cost of the repair."""
+def verify_tables(document: Mapping[str, Any], *, width: int | None = None, in_store: bool = False) -> str:
+    """The output of `prep verify`: a line per damaged row, notes, and the cost of the repair.
+
+    `in_store`: the cache is in an object store, where a repair makes whole shards again; a note says how.
+    """
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
              join_names(one["samples"], None if width is None else 3), one["what"]) for one in document["damaged"]]
     notes = [f"note: {note}" for note in document["notes"]]
@@ -63,8 +66,8 @@ def verify_tables(document: Mapping[str, Any], *, width: int | None = None) -> s
     if document["unrecorded"]:
         repair = ("the damage is not recorded, because the cache is read-only here; to repair, run prep encode "
                   "--recheck where the cache is writable")
-    return page(records(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes,
-                f"{repair}: {_repair_cost(document['repair'])}", width=width)
+    cost = "" if in_store else f"{repair}: {_repair_cost(document['repair'])}"
+    return page(records(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes, cost, width=width)
 
 
 def _repair_cost(rows: Mapping[str, int] | None) -> str:
