@@ -141,18 +141,28 @@ def open_manifest(manifest: PathLike) -> CachedDataset:
 def picture(dataset: CachedDataset, number: int, view: int = 0, *, alpha: str = "white") -> np.ndarray[Any, Any]:
     """A view of a sample's picture, uint8 [H, W, 3] of its bucket: scaled, cropped and mirrored as it was encoded.
 
-    `alpha` is the recipe's color below transparent parts. The file is decoded in this process. Raises `CacheError` if
-    the picture is no file in a directory or another one by now, `BadPicture` if it cannot be decoded.
+    `alpha` is the recipe's color below transparent parts. The file, or object in a store, is decoded in this process.
+    Raises `CacheError` if the picture is in a tar or a table, or another one by now; `BadPicture` if it cannot be
+    decoded.
     """
     from prep.digest import digest_bytes
+    from prep.fs.blob import blob_at, read_blob
+    from prep.fs.mirror import is_url
     from prep.fs.untrusted import read_regular
     from prep.images.decode import decode_picture, scale_and_crop
 
-    path, wanted = dataset.path(number), dataset.index.samples.picture_digest(number)
-    data = b"" if path is None else read_regular(path, path.stat().st_size)
-    if path is None or digest_bytes(data) != wanted:
+    samples, path, data = dataset.index.samples, dataset.path(number), b""
+    source = dataset.index.manifest.sources[int(samples.source[number])]
+    try:
+        if path is not None:
+            data = read_regular(path, path.stat().st_size)
+        elif source is not None and is_url(source) and source.suffix != ".tar":
+            data = read_blob(blob_at(source, dataset.name(number)))
+    except OSError:
+        data = b""  # it is not there
+    if digest_bytes(data) != samples.picture_digest(number):
         raise CacheError(f"the picture of '{dataset.name(number)}' is not in its source, or another one by now",
-                         hint="encode again, or take the samples for which dataset.path is not None")
+                         hint="encode again, if it was edited; a picture in a tar or a table is no file")
     return scale_and_crop(decode_picture(data, alpha=alpha), dataset.placement(number, view))
 
 

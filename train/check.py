@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -105,6 +106,8 @@ def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Inde
     initial = None if model is None else model.initial
     if initial is not None and initial.unused:
         yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
+    if initial is not None and model is not None:
+        yield from _other_origin(initial, model.base, _prediction(config, manifest))
     given = config.optimizer
     usual = OPTIMIZERS[given.name].lr
     if given.lr < usual / 200 or given.lr > usual * 200:
@@ -113,6 +116,15 @@ def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Inde
     if imported is not None and not imported["verified"]:
         yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
                f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
+
+
+def _other_origin(initial: Initial, base: Mapping[str, str], prediction: str) -> Iterator[str]:
+    """In what the weights that a run begins with were trained for another model, as far as their file says."""
+    said = {"epsilon": "epsilon", "v": "v_prediction"}.get(initial.metadata.get("modelspec.prediction_type", ""))
+    if said not in (None, prediction):
+        yield f"{initial.name} was trained to predict {said}, and this run trains it to predict {prediction}"
+    if initial.metadata.get("latentry.base", dumped := json.dumps(dict(base), sort_keys=True)) != dumped:
+        yield f"{initial.name} was trained on another model than the one that this run trains"
 
 
 class _Noting:

@@ -36,6 +36,7 @@ class Initial:
     digests: tuple[str, ...]  # SHA-256 of each
     digest: str  # of all
     unused: int  # tensors of text encoders, which are never trained
+    metadata: Mapping[str, str]  # of the first file: whatever its program wrote there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 from near_ray import NearRay
 from pictures import draw, draw_mask
 
+from prep import api
 from prep.fs.blob import MOST_FETCHED, Blob, TooLarge, read_blob
 from prep.fs.remote import objects
 
@@ -52,6 +53,10 @@ def test_keys_and_manifest_are_those_of_the_same_files_on_a_disk(store, there, t
     here, far = (json.loads((tmp_path / name).read_text()) for name in ("here.json", "there.json"))
     assert far["sources"] == [url] and here["sources"] == ["photos"]
     assert {**far, "sources": 0, "self": 0} == {**here, "sources": 0, "self": 0}
+    near, dataset = (api.open_manifest(tmp_path / name) for name in ("here.json", "there.json"))
+    for number in range(4):
+        assert dataset.path(number) is None
+        assert (api.picture(dataset, number) == api.picture(near, number)).all()
     store.proxy.forget()
     encode(prep, url, cache, tmp_path / "there.json", tiny_model)
     assert gets(store) == ["/bucket/" + quote(f"{store.prefix}/photos/dogs/metadata.jsonl")], "the rest is remembered"

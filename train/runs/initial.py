@@ -57,7 +57,7 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
     else:
         _check_full(path, _joined(path, files), weights)
     digests = tuple(digest(each) for each in paths)
-    return Initial(name=path.name, files=paths, digests=digests, unused=unused,
+    return Initial(name=path.name, files=paths, digests=digests, unused=unused, metadata=files[0].metadata,
                    digest=digests[0] if len(digests) == 1 else digest_json(list(digests)))
 
 

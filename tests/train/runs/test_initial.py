@@ -264,6 +264,23 @@ def test_files_of_other_things_are_refused(trained, tmp_path, tiny_model):
     assert fault.message.endswith("does not fit the denoiser: the model has no 'more'")
 
 
+def test_weights_of_another_model_or_prediction_are_noted(trained, make, setup_of, tmp_path):
+    made, run = trained
+    lora = {"rank": 2}
+    assert not [note for note in checked(made, run / "lora.safetensors", lora=lora).notes if "was trained" in note]
+    found = checked(made, run / "lora.safetensors", prediction="v_prediction", lora=lora).notes
+    assert "lora.safetensors was trained to predict epsilon, and this run trains it to predict v_prediction" in found
+    other = tmp_path / "lora.safetensors"
+    tensors = load_file(run / "lora.safetensors")
+    with safe_open(run / "lora.safetensors", "pt") as file:
+        metadata = {**file.metadata(), "latentry.base": "{}"}
+    save_file(tensors, other, metadata)
+    assert "lora.safetensors was trained on another model than the one that this run trains" in checked(
+        made, other, lora=lora).notes
+    save_file(tensors, other)  # another program's says nothing of it
+    assert not [note for note in checked(made, other, lora=lora).notes if "was trained" in note]
+
+
 def test_places_without_weights_are_refused(trained, tmp_path, tiny_model):
     made, _ = trained
     (fault,) = checked(made, tmp_path / "gone").faults
