@@ -27,7 +27,8 @@ def test_what_drops_is_seen(model, wanted):
 
 
 @pytest.mark.parametrize(("lora", "dropout"), [
-    ({}, 0.0), ({}, 0.1), ({"dora": True}, 0.0), ({"dora": True}, 0.1), ({"kind": "loha"}, 0.0), ({"kind": "lokr"}, 0.0),
+    ({}, 0.0), ({}, 0.1), ({"dora": True}, 0.0), ({"dora": True}, 0.1), ({"kind": "loha"}, 0.0),
+    ({"kind": "lokr"}, 0.0),
 ])
 def test_adapters_drop_if_the_settings_say_so(make, setup_of, lora, dropout):
     setup = setup_of(make(), precision="fp32", lora={"rank": 2, "dropout": dropout, **lora})
