@@ -146,22 +146,15 @@ def picture(dataset: CachedDataset, number: int, view: int = 0, *, alpha: str = 
     decoded.
     """
     from prep.digest import digest_bytes
-    from prep.fs.blob import blob_at, read_blob
-    from prep.fs.mirror import is_url
-    from prep.fs.untrusted import read_regular
     from prep.images.decode import decode_picture, scale_and_crop
 
-    samples, path, data = dataset.index.samples, dataset.path(number), b""
-    source = dataset.index.manifest.sources[int(samples.source[number])]
+    samples, name = dataset.index.samples, dataset.name(number)  # refuses another number
     try:
-        if path is not None:
-            data = read_regular(path, path.stat().st_size)
-        elif source is not None and is_url(source) and source.suffix != ".tar":
-            data = read_blob(blob_at(source, dataset.name(number)))
+        data = samples.picture_bytes(number, dataset.index.manifest.sources)
     except OSError:
         data = b""  # it is not there
     if digest_bytes(data) != samples.picture_digest(number):
-        raise CacheError(f"the picture of '{dataset.name(number)}' is not in its source, or another one by now",
+        raise CacheError(f"the picture of '{name}' is not in its source, or another one by now",
                          hint="encode again, if it was edited; a picture in a tar or a table is no file")
     return scale_and_crop(decode_picture(data, alpha=alpha), dataset.placement(number, view))
 

@@ -93,7 +93,7 @@ def _interrupted(name: str) -> int:
     message = "interrupted; finished work is kept"
     hint = "run the same command again to continue"
     if name == "train":
-        hint = ("run the same command again with --resume to continue, or as it is if there was no checkpoint yet")
+        hint = "run the same command again with --resume to continue, or as it is if there was no checkpoint yet"
     say(f"{message}. {hint[0].upper()}{hint[1:]}")
     _put_errors([_entry(message, hint, EXIT_INTERRUPTED, "interrupted")])
     return EXIT_INTERRUPTED

@@ -21,9 +21,6 @@ from prep.cache.values import Values, values_of
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.formatting import printable
-from prep.fs.blob import blob_at, read_blob
-from prep.fs.mirror import is_url
-from prep.fs.untrusted import read_regular
 from prep.geometry import Placement, Size
 from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest
@@ -153,17 +150,14 @@ class Sample:
     def picture(self) -> bytes:
         """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
         columns, sources = self.of.columns, self.of.manifest.sources
-        source, path = sources[int(columns.source[self.number])], columns.picture_path(self.number, sources)
+        source = sources[int(columns.source[self.number])]
         if source is not None and source.suffix == ".tar":  # also braces and globs end so
             raise self._without_picture(" as a file: it is in a tar")
         try:
-            if source is not None and is_url(source):
-                data = read_blob(blob_at(source, self.name))
-            else:
-                data = b"" if path is None else read_regular(path, path.stat().st_size)
+            data = columns.picture_bytes(self.number, sources)
         except OSError as error:
             raise self._without_picture(f": {error.strerror or error}") from None
-        if path is None or digest_bytes(data) != self.of.columns.picture_digest(self.number):
+        if digest_bytes(data) != columns.picture_digest(self.number):
             raise self._without_picture(" as it was encoded: moved, edited, or in a tar or a table")
         return data
 

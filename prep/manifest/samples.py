@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES, Role
 from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
+from prep.fs.blob import blob_at, read_blob
 from prep.fs.mirror import is_url
 from prep.fs.paths import resolve
+from prep.fs.untrusted import read_regular
 from prep.geometry import Placement, Size
 from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
 
@@ -78,6 +80,14 @@ class SampleColumns:
         to its source."""
         source = sources[int(self.source[sample])]
         return None if source is None else (source if is_url(source) else resolve(source)) / self.name(sample)
+
+    def picture_bytes(self, sample: int, sources: Sequence[Path | None]) -> bytes:
+        """The sample's picture as its file, or its object in a store, has it now; nothing if it is in a tar there, or
+        nothing leads to its source. Raises `OSError`, `StoreError`."""
+        source, path = sources[int(self.source[sample])], self.picture_path(sample, sources)
+        if source is not None and is_url(source):
+            return b"" if source.suffix == ".tar" else read_blob(blob_at(source, self.name(sample)))
+        return b"" if path is None else read_regular(path, path.stat().st_size)
 
     def placement(self, view: int, bucket: Size) -> Placement:
         """How a view of a sample is scaled, cropped and mirrored into its bucket."""
