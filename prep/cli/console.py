@@ -129,7 +129,14 @@ def _put_errors(errors: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _close_stdout() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python flushes when it exits
+    _to_nowhere(1)  # for what Python flushes when it exits
+
+
+def _to_nowhere(descriptor: int) -> None:
+    """What is written to the descriptor from now on goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class _Lasting:
@@ -153,7 +160,7 @@ class _Lasting:
 
     def _drop(self) -> None:
         with suppress(OSError):  # one without a descriptor
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            _to_nowhere(self._stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
