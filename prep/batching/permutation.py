@@ -42,15 +42,34 @@ def permute_each(indices: NDArray[np.int64], which: NDArray[np.int64], sizes: Se
     With `parts`, each key chooses a permutation for each number in it: hashing a key for each would take longer.
     In blocks an index costs a tenth of what it costs one permutation at a time (40 permutations, 2048 indices).
     """
-    limits, halves = np.array(sizes, np.uint64)[which], np.array([_half(size) for size in sizes], np.uint64)[which]
-    rounds = np.array([_round_keys(key) for key in keys], np.uint64).T[:, which]  # [ROUNDS, indices]
+    limits, halves_K = np.array(sizes, np.uint64)[which], np.array([_half(size) for size in sizes], np.uint64)
+    rounds_RK = np.array([_round_keys(key) for key in keys], np.uint64).reshape(-1, ROUNDS).T
+    halves, rounds = halves_K[which], rounds_RK[:, which]
     if parts is not None:
         rounds = _mixed(rounds + (parts.astype(np.uint64) + np.uint64(1)) * _GAMMA)  # SplitMix64, seeded by each
     assert (indices >= 0).all() and (indices.astype(np.uint64) < limits).all(), "an index is not below its size"
     walking = _feistel(indices.astype(np.uint64), halves, rounds)
+    if parts is None:
+        _walk_smallest(walking, limits, which, halves_K, rounds_RK)
     while len(outside := np.flatnonzero(walking >= limits)):
         walking[outside] = _feistel(walking[outside], halves[outside], rounds[:, outside])
     return walking.astype(np.int64)
+
+
+def _walk_smallest(walking: NDArray[np.uint64], limits: NDArray[np.uint64], which: NDArray[np.int64],
+                   halves_K: NDArray[np.uint64], rounds_RK: NDArray[np.uint64]) -> None:
+    """Walks the indices of the smallest networks on until they are below their limits, by tables of all their values:
+    such indices walk the farthest, and few of them at a time. K keys, R rounds."""
+    smallest = halves_K == LEAST_HALF
+    outside = np.flatnonzero((walking >= limits) & smallest[which])
+    if not len(outside):
+        return
+    values = np.arange(1 << 2 * LEAST_HALF, dtype=np.uint64)
+    table = _feistel(values, np.uint64(LEAST_HALF), rounds_RK[:, smallest, np.newaxis])  # [smallest, values]
+    rows = (np.cumsum(smallest) - 1)[which]
+    while len(outside):
+        walking[outside] = table[rows[outside], walking[outside]]
+        outside = outside[walking[outside] >= limits[outside]]
 
 
 def _half(size: int) -> int:
