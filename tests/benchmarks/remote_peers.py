@@ -6,8 +6,12 @@ read, as these libraries recommend; what they hand out is bytes, which nobody ba
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,7 @@ from peers import stand_in_for_torchvision
 from prep.runtime import usable_cores
 
 SHARD, WORKERS = 64 << 20, min(4, usable_cores())
+PATIENCE = 120.0  # seconds for an epoch; MosaicML's processes may wait for each other without end
 Sample = dict[str, bytes]
 
 
@@ -44,7 +49,20 @@ def write_tars(samples: Iterator[Sample], to: Path) -> None:
 
 
 def read_mds(url: str, local: Path, count: int) -> float:
-    """Seconds of a shuffled epoch by MosaicML Streaming, without copies at first; it has `count` samples."""
+    """Seconds of a shuffled epoch by MosaicML Streaming, without copies at first; it has `count` samples. Infinite if
+    it does not end within `PATIENCE`."""
+    command = [sys.executable, __file__, url, str(local), str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            told, _ = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return float("inf")
+    assert process.returncode == 0, f"an epoch by MosaicML Streaming ended with {process.returncode}"
+    return float(told.splitlines()[-1])
+
+
+def _epoch_of_mds(url: str, local: Path, count: int) -> float:
     stand_in_for_torchvision()
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
@@ -81,3 +99,7 @@ def _tars(url: str) -> int:
 
     with urllib.request.urlopen(f"{url}/") as answer:
         return len(set(re.findall(r'href="[^"]*?([0-9]+\.tar)"', answer.read().decode())))
+
+
+if __name__ == "__main__":
+    print(_epoch_of_mds(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
