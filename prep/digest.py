@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
+BLOCK = 1 << 12  # strings that are spelled at a time
 HOLE = "\0"  # placeholder for a value in `json_template`; no document contains this string
 Json = Mapping[str, Any] | list[Any] | tuple[Any, ...] | str | int | bool | None
 
@@ -65,8 +67,18 @@ def integers(values: Iterable[int]) -> str:
 
 
 def digest_strings(values: Iterable[str]) -> str:
-    """`digest_json` of a list of strings, four times as fast: a plan has a hundred thousand."""
-    return digest_spelled(f"[{','.join(map(string, values))}]")
+    """`digest_json` of a list of strings, four times as fast, and without the spelling of all: a plan has a million."""
+    return digest_parts(_spelled(map(string, values)))
+
+
+def _spelled(strings: Iterator[str]) -> Iterator[bytes]:
+    """The list of these strings, which are spelled already, in parts."""
+    yield b"["
+    comma = ""
+    while block := ",".join(islice(strings, BLOCK)):
+        yield f"{comma}{block}".encode("ascii")
+        comma = ","
+    yield b"]"
 
 
 def digest_spelled(spelled: str) -> str:

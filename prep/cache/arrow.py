@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from prep.cache.ledger.columns import KEY, Column
 from prep.errors import first_line
 from prep.parse import Unparsed, brief
 
@@ -162,6 +163,12 @@ def parse_table(stream: memoryview, schema: pa.Schema) -> pa.Table:
         for chunk in column.chunks:
             _refuse_nulls(chunk, field)
     return table
+
+
+def digests_of(array: pa.Array) -> Column:
+    """Digests, binary(32) without nulls, as S32 [N]; they share the array's memory."""
+    buffer = array.buffers()[1]
+    return np.frombuffer(buffer if buffer is not None else b"", KEY)[array.offset : array.offset + len(array)]
 
 
 def _refuse_nulls(array: pa.Array, field: pa.Field) -> None:

@@ -88,7 +88,7 @@ class _Known:
     """The tasks of the stored plan, if there is one."""
 
     wanted: Wanted
-    stored: Sequence[Task] | None
+    stored: Iterable[Task] | None
     own: Sequence[Task] = ()  # what this process stored, unless another was quicker
 
     def tasks(self) -> Sequence[Task]:
@@ -153,13 +153,12 @@ def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
 
     The cache is untrusted: no plan in it may get a row encoded as another field or shape.
     """
-    fields = {key: field for field, keys in wanted.wants.by_field().items() for key in keys}
-    seen: set[str] = set()
+    # The keys of no task yet, to themselves: a task takes these strings, and those made from the plan are let go.
+    left = {field: dict(zip(keys, keys, strict=True)) for field, keys in wanted.wants.by_field().items()}
     for task in stored:
-        shapes = {(fields.get(key), wanted.group_of(task.field, key)) for key in task.rows}
-        if len(shapes) == 1 and {field for field, _ in shapes} == {task.field} and seen.isdisjoint(task.rows):
-            seen.update(task.rows)
-            yield _task(task.field, task.rows)
+        own = left.get(task.field, {})
+        if all(key in own for key in task.rows) and len({wanted.group_of(task.field, key) for key in task.rows}) == 1:
+            yield _task(task.field, [own.pop(key) for key in task.rows])
 
 
 def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[Part]:

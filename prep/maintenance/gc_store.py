@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event
 
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
-from prep.cache.ledger.columns import ordered, packed
+from prep.cache.ledger.columns import ordered
 from prep.cache.plans import read_plan
 from prep.cache.remote.documents import fetch_tables
 from prep.cache.remote.shards import GROUP
@@ -188,12 +188,12 @@ def _age(at: _Look, kind: str, name: str) -> float:
 
 def _progress(at: _Look, plan: str) -> float:
     """Seconds since a plan was made or followed, or rows of it were made; infinity for a damaged one."""
-    tasks = read_plan(at.cache, plan)
-    if tasks is None:
+    stored = read_plan(at.cache, plan)
+    if stored is None:
         return float("inf")
     ages = {task: _age(at, "commits", task) for task in at.commits}
-    age = min([_age(at, "plans", plan), *(ages[task.key] for task in tasks if task.key in ages)])
-    rows = ordered(packed(key for task in tasks for key in task.rows))
+    age = min([_age(at, "plans", plan), *(ages[key] for key in stored.task_keys() if key in ages)])
+    rows = ordered(stored.row)
     newer = sorted((task for task in ages if ages[task] < age), key=ages.__getitem__)
     return next((ages[task] for task in newer if made_any(at.cache, at.commits[task], rows)), age)
 

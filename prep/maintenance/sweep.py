@@ -188,11 +188,11 @@ def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Column]:
     limit = max(at.guard, ABANDONED)
     recent = {task: commit for task, commit in at.commits.items() if at.now - _written(at.cache.commit(task)) < limit}
     for name in set(at.found["plans"]).difference(given_up):
-        tasks = read_plan(at.cache, name)
-        if tasks is None:
+        plan = read_plan(at.cache, name)
+        if plan is None:
             continue
-        rows = ordered(packed(key for task in tasks for key in task.rows))
-        if (at.now - _written(at.cache.plan(name)) < limit or any(task.key in recent for task in tasks)
+        rows = ordered(plan.row)
+        if (at.now - _written(at.cache.plan(name)) < limit or any(key in recent for key in plan.task_keys())
                 or any(made_any(at.cache, commit, rows) for commit in recent.values())):
             living[name] = rows
     return living

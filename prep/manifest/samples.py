@@ -98,7 +98,9 @@ class SampleColumns:
 
 def in_table_order(samples: Iterable[Sample]) -> list[Sample]:
     """Samples in the order of the SAMPLES table."""
-    return sorted(samples, key=attrgetter("id", "name"))
+    ordered = sorted(samples, key=attrgetter("name"))
+    ordered.sort(key=attrgetter("id"))  # stable; in two sorts, which need no pair for each sample
+    return ordered
 
 
 def build_samples(

@@ -192,9 +192,24 @@ class OneView:
 
 
 def stage_tasks(root: Path) -> Work:
-    """Planning and storing what `prep encode` would do with a million pictures, in tasks of ten rows. Of targets only
-    what a plan reads of them.
-    """
+    """Planning and storing what `prep encode` would do with a million pictures, in tasks of ten rows."""
+    return planned_in(Path(tempfile.mkdtemp(dir=root)))
+
+
+def stage_follow(root: Path) -> Work:
+    """Following such a plan that another process stored, as every part of an array does."""
+    from prep.cache.store import open_cache
+
+    cache = root / "planned"
+    if not cache.exists():
+        open_cache(cache, create=True)
+        subprocess.run([sys.executable, __file__, "--stage", "follow", "--directory", root], check=True,
+                       stdout=subprocess.DEVNULL, env=environment())
+    return planned_in(cache)
+
+
+def planned_in(path: Path) -> Work:
+    """Planning for a cache. Of targets only what a plan reads of them."""
     import hashlib
     from types import SimpleNamespace
 
@@ -207,7 +222,7 @@ def stage_tasks(root: Path) -> Work:
                                  by_field=lambda: {"latent": keys, "mask": [], "text": []})
     wanted: Any = SimpleNamespace(wants=wants, text_groups=SimpleNamespace(count=lambda keys: None),
                                   group_of=lambda field, key: (64, 64), row_bytes=lambda field, key: 1 << 16)
-    cache = open_cache(Path(tempfile.mkdtemp(dir=root)), create=True)
+    cache = open_cache(path, create=True)
     return lambda: len(plan(wanted, cache, shard_bytes=TASK_ROWS << 16).tasks) == TASKS
 
 
@@ -228,6 +243,7 @@ STAGES: dict[str, tuple[str, Callable[[Path], Work]]] = {
     "cold_1": (f"headers of {HEADERS} shards, cold, 1 thread", lambda root: stage_headers(root, jobs=1, cold=True)),
     "cold_8": (f"headers of {HEADERS} shards, cold, 8 threads", lambda root: stage_headers(root, jobs=8, cold=True)),
     "tasks": (f"{TASKS:,} tasks of {TASK_ROWS} rows planned and stored", stage_tasks),
+    "follow": ("... and followed by another process", stage_follow),
     "counts_1": ("10^8 samples by counts: a step of 2048", lambda root: stage_counts(root, steps=1)),
     "counts_100": ("10^8 samples by counts: 100 steps of 2048", lambda root: stage_counts(root, steps=100)),
 }

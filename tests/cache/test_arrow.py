@@ -160,7 +160,7 @@ def test_plans_are_looked_over_too(cache):
     wanted = "ab" * 32
     task = Task(key="cd" * 32, field="latent", rows=("01" * 32, "02" * 32))
     write_plan(cache, wanted, [task])
-    assert read_plan(cache, wanted) == (task,)
+    assert tuple(read_plan(cache, wanted)) == (task,)
     body = cache.plan(wanted).read_bytes()[:-TRAILER]
     rows = pa.ipc.open_stream(body).read_all().to_pylist()
 
@@ -174,7 +174,17 @@ def test_plans_are_looked_over_too(cache):
             writer.write_table(pa.Table.from_pylist(changed, schema=PLAN))
         return sink.getvalue().to_pybytes()
 
-    assert read_as(stream(rows)) == (task,)
+    def in_batches(changed):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, PLAN) as writer:
+            writer.write_table(pa.Table.from_pylist(changed, schema=PLAN), max_chunksize=1)
+        return sink.getvalue().to_pybytes()
+
+    assert tuple(read_as(stream(rows))) == (task,)
+    later = {**rows[0], "task": b"\xef" * 32, "field": "text"}  # its rows begin below the end of the others
+    assert [one.field for one in read_as(stream([*rows, later]))] == ["latent", "text"]
+    assert [one.field for one in read_as(in_batches([*rows, later]))] == ["latent", "text"]
+    assert read_as(in_batches([{**rows[0], "rows": []}, later])) is None
     assert read_as(body + b"12345678") is None, "it has data after its end"
     assert read_as(stream(rows, compression="zstd")) is None
     for wrong in ({"task": None}, {"field": None}, {"field": "../x"}, {"rows": []}, {"rows": rows[0]["rows"][::-1]},

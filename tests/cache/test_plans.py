@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prep.cache import plans
+from prep.cache.ledger.columns import unpacked
 from prep.cache.records import Task
 from prep.cache.store import Cache, open_cache
 
@@ -22,14 +23,20 @@ TASKS = (
 )
 
 
+def stored(cache: Cache) -> tuple[Task, ...] | None:
+    """The tasks of the stored plan."""
+    plan = plans.read_plan(cache, WANTED)
+    return None if plan is None else tuple(plan)
+
+
 def test_the_first_plan_is_followed(cache: Cache) -> None:
-    assert plans.read_plan(cache, WANTED) is None
+    assert stored(cache) is None
     assert plans.write_plan(cache, WANTED, TASKS) == TASKS
     assert plans.write_plan(cache, WANTED, TASKS[:1]) == TASKS
-    assert plans.read_plan(cache, WANTED) == TASKS
+    assert stored(cache) == TASKS
     plans.remove_plan(cache, WANTED)
     plans.remove_plan(cache, WANTED)
-    assert plans.read_plan(cache, WANTED) is None
+    assert stored(cache) is None
 
 
 def test_a_plan_that_is_followed_is_young_again(cache: Cache) -> None:
@@ -39,21 +46,28 @@ def test_a_plan_that_is_followed_is_young_again(cache: Cache) -> None:
     os.utime(cache.plan(WANTED), (1e9, 1e9))
     assert plans.plans_of(cache) == {WANTED: 1e9}
     plans.renew_plan(cache, WANTED)
-    assert plans.plans_of(cache)[WANTED] > 1.7e9 and plans.read_plan(cache, WANTED) == TASKS
+    assert plans.plans_of(cache)[WANTED] > 1.7e9 and stored(cache) == TASKS
 
 
 def test_an_empty_plan(cache: Cache) -> None:
     assert plans.write_plan(cache, WANTED, []) == ()
-    assert plans.read_plan(cache, WANTED) == ()
+    assert stored(cache) == ()
+
+
+def test_a_plan_knows_its_keys_and_rows_without_its_tasks(cache: Cache) -> None:
+    plans.write_plan(cache, WANTED, TASKS)
+    plan = plans.read_plan(cache, WANTED)
+    assert plan is not None and list(plan.task_keys()) == [task.key for task in TASKS]
+    assert unpacked(plan.row) == [key for task in TASKS for key in task.rows]
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:40], lambda data: b"", lambda data: bytes(len(data))])
 def test_a_torn_plan_is_made_again(cache: Cache, change: Callable[[bytes], bytes]) -> None:
     plans.write_plan(cache, WANTED, TASKS)
     cache.plan(WANTED).write_bytes(change(cache.plan(WANTED).read_bytes()))
-    assert plans.read_plan(cache, WANTED) is None
+    assert stored(cache) is None
     assert plans.write_plan(cache, WANTED, TASKS[:1]) == TASKS[:1]
-    assert plans.read_plan(cache, WANTED) == TASKS[:1]
+    assert stored(cache) == TASKS[:1]
 
 
 def test_another_table_is_no_plan(cache: Cache) -> None:
@@ -63,7 +77,7 @@ def test_another_table_is_no_plan(cache: Cache) -> None:
         pass
     body = sink.getvalue().to_pybytes()
     cache.plan(WANTED).write_bytes(body + hashlib.sha256(body).digest())
-    assert plans.read_plan(cache, WANTED) is None
+    assert stored(cache) is None
 
 
 @settings(max_examples=150, deadline=None)
@@ -77,4 +91,4 @@ def test_a_flipped_bit_never_makes_another_plan(
     data = bytearray(cache.plan(WANTED).read_bytes())
     data[place % len(data)] ^= 1 << bit
     cache.plan(WANTED).write_bytes(data)
-    assert plans.read_plan(cache, WANTED) in (None, TASKS)
+    assert stored(cache) in (None, TASKS)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from one_key import latent_key, mask_key
 
 from prep import keys
-from prep.digest import HOLE, canonical, digest_json, digest_parts, digest_strings, seal
+from prep.digest import BLOCK, HOLE, canonical, digest_json, digest_parts, digest_strings, seal
 from prep.geometry import Placement
 from prep.images.decode import POLICY
 from prep.parse import Unparsed, sealed_json
@@ -122,6 +122,12 @@ def test_keys_are_digests_of_canonical_json_however_they_are_put_together(contex
 @given(st.lists(st.text()))
 def test_digest_of_strings(values):
     assert digest_strings(values) == digest_json(values)
+
+
+@pytest.mark.parametrize("count", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+def test_digest_of_more_strings_than_are_spelled_at_a_time(count):
+    values = [str(number) for number in range(count)]
+    assert digest_strings(iter(values)) == digest_json(values)
 
 
 def test_a_context_that_would_be_cut_in_the_wrong_place_makes_no_key():

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 Column = np.ndarray[Any, Any]
 KEY = "S32"
+BLOCK = 1 << 12  # keys that are converted at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,16 @@ class Places:
 
 def packed(names: Iterable[str]) -> Column:
     """Converts keys of 64 hex digits each to S32 [N]. Raises `ValueError` for anything else."""
-    return np.frombuffer(bytes.fromhex("".join(names)), dtype=KEY)
+    data, left = bytearray(), iter(names)
+    while block := list(islice(left, BLOCK)):  # the digits of a million keys at once would take 64 MB more
+        data += bytes.fromhex("".join(block))
+    return np.frombuffer(data, dtype=KEY)
+
+
+def unpacked(keys: Column) -> list[str]:
+    """Converts S32 [N] to keys of 64 hex digits each."""
+    digits = keys.tobytes().hex()
+    return [digits[place : place + 64] for place in range(0, len(digits), 64)]
 
 
 def gather(parts: Sequence[tuple[int, Column, Column]]) -> Columns:

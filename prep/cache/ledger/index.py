@@ -28,9 +28,9 @@ import numpy as np
 import pyarrow as pa
 
 from prep.cache import shard_format
-from prep.cache.arrow import check_stream, parse_table
+from prep.cache.arrow import check_stream, digests_of, parse_table
 from prep.cache.commits import Commit, as_json, parse_rejects
-from prep.cache.ledger.columns import KEY, Column, Columns, gather, in_order, packed
+from prep.cache.ledger.columns import KEY, Column, Columns, gather, in_order, packed, unpacked
 from prep.cache.records import Shard
 from prep.cache.store import Cache
 from prep.digest import canonical
@@ -189,8 +189,7 @@ def _values(column: pa.ChunkedArray, kind: pa.DataType) -> Column:
     """The values of a column's only list, without a copy."""
     inner = column.combine_chunks().flatten() if column.num_chunks != 1 else column.chunk(0).flatten()
     if kind == DIGEST:
-        buffer = inner.buffers()[1]
-        return np.frombuffer(buffer if buffer is not None else b"", KEY)[inner.offset : inner.offset + len(inner)]
+        return digests_of(inner)
     values: Column = inner.to_numpy(zero_copy_only=True)
     return values
 
@@ -204,7 +203,7 @@ def _parse_words(words: bytes) -> dict[str, Any]:
 
 def _parse_shards(values: Mapping[str, Column], document: Mapping[str, Any]) -> dict[str, Entry]:
     trees = [tuple(tree) for tree in list_of(document.get("trees"), _paths, "trees")]
-    names, rows = _names(values["shards.digest"]), values["shards.rows"].tolist()
+    names, rows = unpacked(values["shards.digest"]), values["shards.rows"].tolist()
     if any(first >= second for first, second in pairwise(names)) or min(rows, default=1) < 1:
         raise Unparsed(f"shards of {NAME} are not sorted, or have no rows")
     if not _are_places(values["shards.tree"], trees):
@@ -241,13 +240,13 @@ def _parse_commits(values: Mapping[str, Column], document: Mapping[str, Any]) ->
     fields = list_of(document.get("fields"), shard_format.checked_name, "fields")
     rejects = {digest_of(task, "rejects"): parse_rejects(found, "rejects")
                for task, found in expect(document.get("rejects"), dict, "rejects").items()}
-    tasks = _names(values["commits.task"])
+    tasks = unpacked(values["commits.task"])
     least = min(values[name].min(initial=0) for name in ("commits.rows", "commits.bytes"))
     if any(first >= second for first, second in pairwise(tasks)) or least < 0:
         raise Unparsed(f"commits of {NAME} are not sorted, or have negative counts")
     if not _are_places(values["commits.field"], fields):
         raise Unparsed(f"commits of {NAME} refer to fields that it does not have")
-    columns = zip(tasks, _split(values["commits.stamp"]), _names(values["commits.shard"]),
+    columns = zip(tasks, _split(values["commits.stamp"]), unpacked(values["commits.shard"]),
                   *(values[f"commits.{name}"].tolist() for name in ("rows", "bytes", "field")), strict=True)
     commits = {}
     for task, stamp, digest, rows, size, field in columns:
@@ -259,12 +258,6 @@ def _parse_commits(values: Mapping[str, Column], document: Mapping[str, Any]) ->
 
 def _joined(stamps: Iterable[bytes]) -> Column:
     return np.frombuffer(b"".join(stamps), KEY)
-
-
-def _names(table: Column) -> list[str]:
-    """Rows of 32 bytes as hex."""
-    digits = table.tobytes().hex()
-    return [digits[place : place + 64] for place in range(0, len(digits), 64)]
 
 
 def _split(table: Column) -> list[bytes]:

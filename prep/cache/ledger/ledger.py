@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from itertools import islice
 from operator import lt
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,10 @@ class Ledger:
 
         If two shards hold a row, the shard with more of the wanted rows is chosen, then the smaller digest.
         """
+        if not self.shards:
+            return {}
         names = list(wanted)
-        if not all(map(lt, names, names[1:])):  # a recipe's keys are sorted; sorting takes a third
+        if not all(map(lt, names, islice(names, 1, None))):  # a recipe's keys are sorted; sorting takes a third
             names = sorted(set(names))
         places, digests = self.locate(packed(names)), [shard.digest for shard in self.shards]
         rows = zip(names, places.shard.tolist(), places.row.tolist(), strict=True)

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.cache.ledger.columns import KEY, Columns, among, gather, in_order, locate, merge, ordered, packed, select
+from prep.cache.ledger.columns import (
+    BLOCK,
+    KEY,
+    Columns,
+    among,
+    gather,
+    in_order,
+    locate,
+    merge,
+    ordered,
+    packed,
+    select,
+    unpacked,
+)
 
 # Keys that differ in their first byte, only behind their first eight, or in zeros at the end.
 HEX = st.sampled_from([f"{head:02x}" + "00" * 30 + f"{tail:02x}" for head in (0, 1, 255) for tail in (0, 1, 128)])
@@ -25,6 +39,18 @@ def rows_of(columns: Columns) -> list[Row]:
 
 def plainly(parts: dict[int, list[str]]) -> list[Row]:
     return sorted((bytes.fromhex(key), number, row) for number, keys in parts.items() for row, key in enumerate(keys))
+
+
+@pytest.mark.parametrize("count", [0, 1, BLOCK, BLOCK + 1])
+def test_packed_keys_are_unpacked(count: int) -> None:
+    keys = [f"{number:08x}" * 8 for number in range(count)]
+    assert len(packed(iter(keys))) == count and unpacked(packed(keys)) == keys
+
+
+@pytest.mark.parametrize("wrong", ["ab" * 31, "ab" * 33, "xy" * 32])
+def test_what_is_no_key_is_not_packed(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"buffer size|hexadecimal"):
+        packed(["ab" * 32, wrong])
 
 
 @given(PARTS)
