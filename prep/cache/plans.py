@@ -112,16 +112,19 @@ def _parse(table: pa.Table) -> StoredPlan:
     """The plan in a table. Raises `Unparsed` for nulls, tasks without rows, and rows that are unsorted or repeated."""
     task, field, lists = (_array(column) for column in table.columns)
     rows, ends = lists.flatten(), np.cumsum(np.diff(lists.offsets.to_numpy()), dtype=np.int64)
-    if task.null_count or lists.null_count or rows.null_count:
-        raise Unparsed("its tasks have nulls, expected keys")
-    row = digests_of(rows)
-    rising = np.append(row[1:] > row[:-1], True)
-    rising[ends - 1] = True
-    if (np.diff(ends, prepend=0) < 1).any() or not rising.all():
-        raise Unparsed("its tasks have no rows, or rows that do not ascend")
+    if task.null_count or lists.null_count or rows.null_count or not _ascend(digests_of(rows), ends):
+        raise Unparsed("a task has nulls, no rows, or rows that do not ascend, expected keys in ascending order")
     fields = field.to_pylist()
     checked = {name: checked_name(name, "field") for name in set(fields)}
-    return StoredPlan(task=digests_of(task), field=tuple(map(checked.__getitem__, fields)), ends=ends, row=row)
+    return StoredPlan(task=digests_of(task), field=tuple(map(checked.__getitem__, fields)), ends=ends,
+                      row=digests_of(rows))
+
+
+def _ascend(row: Column, ends: Column) -> bool:
+    """Whether every task, up to its end, has rows, and they ascend."""
+    rising = np.append(row[1:] > row[:-1], True)
+    rising[ends - 1] = True  # after the last row of a task comes another's
+    return bool((np.diff(ends, prepend=0) > 0).all() and rising.all())
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from prep.cache import arrow as frame
+from prep.cache import plans
 from prep.cache.arrow import check_stream, parse_table, stream_of
 from prep.cache.plans import SCHEMA as PLAN
 from prep.cache.plans import TRAILER, read_plan, write_plan
@@ -171,7 +172,7 @@ def test_plans_are_looked_over_too(cache):
     def stream(changed, **options):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, PLAN, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-            writer.write_table(pa.Table.from_pylist(changed, schema=PLAN))
+            writer.write_table(changed if isinstance(changed, pa.Table) else pa.Table.from_pylist(changed, schema=PLAN))
         return sink.getvalue().to_pybytes()
 
     def in_batches(changed):
@@ -189,4 +190,11 @@ def test_plans_are_looked_over_too(cache):
     assert read_as(stream(rows, compression="zstd")) is None
     for wrong in ({"task": None}, {"field": None}, {"field": "../x"}, {"rows": []}, {"rows": rows[0]["rows"][::-1]},
                   {"rows": None}, {"rows": [None]}, {"rows": rows[0]["rows"][:1] * 2}):
-        assert read_as(stream([{**rows[0], **wrong}])) is None, f"a task has {wrong}, expected keys in ascending order"
+        assert read_as(stream([{**rows[0], **wrong}])) is None, f"a task has {wrong}"
+    ends = pa.py_buffer(struct.pack("<2i", 0, 2))
+    null = pa.Array.from_buffers(PLAN.field("rows").type, 1, [pa.py_buffer(b"\0"), ends],
+                                 children=[pa.array(rows[0]["rows"], pa.binary(32))])  # a null that has rows
+    assert read_as(stream(pa.Table.from_pylist(rows, schema=PLAN).set_column(2, "rows", null))) is None
+    backwards = pa.Table.from_pylist([{**rows[0], "rows": rows[0]["rows"][::-1]}], schema=PLAN)
+    with pytest.raises(Unparsed, match="a task has nulls, no rows, or rows that do not ascend, expected keys in asc"):
+        plans._parse(backwards)
