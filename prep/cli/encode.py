@@ -56,7 +56,8 @@ def encode(
         show_default=False)] = None,
     grace: Annotated[float, typer.Option(
         help="seconds to complete the task under way after SIGTERM or SIGUSR1; no other is begun", min=0)] = 25.0,
-    shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB", min=1, max=4096)] = 256,
+    shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB; it has at most 256 rows",
+                                           min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
         help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
         "decoders that crashed; bad pictures do not count (default: 1 % of the samples, at least 10)")] = None,

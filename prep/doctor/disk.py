@@ -63,7 +63,8 @@ def _small(place: Path) -> Check:
     what = f"a small file is on the disk in {1000 * each:.1f} ms"
     if each > LATE:
         return Check(name="syncing", state="warning", what=what,
-                     hint="each shard needs two: prep encode --shard-mib 1024 makes fewer")
+                     hint="each shard needs two: put --cache on a local disk, and prep push or copy it when it is "
+                     "whole")
     return Check(name="syncing", state="ok", what=what)
 
 

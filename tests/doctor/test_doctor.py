@@ -69,7 +69,7 @@ def test_warnings_are_counted_and_end_with_1(prep, tmp_path, monkeypatch, fine):
     told = prep("doctor", tmp_path)
     assert told.code == 1 and told.out.splitlines()[-1] == "2 warnings"
     assert re.search(r"writing\twarning\t64.0 MiB written and synced at .*/s. Try: put --cache on a local", told.out)
-    assert "syncing\twarning\t" in told.out and "prep encode --shard-mib 1024" in told.out
+    assert "syncing\twarning\t" in told.out and "each shard needs two: put --cache on a local disk" in told.out
 
 
 def test_a_disk_that_is_nearly_full_and_one_without_links(tmp_path, monkeypatch):

@@ -89,7 +89,8 @@ def test_time_is_divided_among_devices_but_not_the_time_to_load(encode):
 def test_a_report_for_people(encode):
     said = encode("--simulate", "--pictures", 1e9, "--gpus", 512, "--store-latency", "30ms").out
     assert "simulated: 1,000,000,000 pictures like the 8 samples here, on 512 devices\n" in said
-    assert "\nlatent: 1,000,000,000 rows in 3,906," in said and "\ncommits: " in said and "\nplanning: " in said
+    assert "\nlatent: 1,000,000,000 rows in 3,906," in said and "\ncommits: " in said
+    assert "\nplanning: at least " in said and "\nsealing: at least " in said
     assert "\nstore: " in said and " objects, " in said and "; each shard waits 0." in said
     assert "note: memory for planning is the limit: all keys are held at once. Several manifests of at most " in said
     plain = encode("--simulate", "--pictures", 1000).out

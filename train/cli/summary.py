@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from train.setup import CheckReport, Setup
 
 LONG = 600  # seconds
+LARGE = 64 << 30  # bytes of a node's memory
 NETWORK = 1e9  # bytes a second, to give an idea of the time that a download takes
 
 
@@ -50,7 +51,10 @@ def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
         lines.append(_start_line(told, latency))
         if told.rounds * latency > LONG:
             lines.append("note: reading the headers of all shards is the limit of the start: a cache of larger shards "
-                         "has fewer (prep compact, prep encode --shard-mib), and so have several manifests")
+                         "has fewer (prep compact --shard-mib), and so have several manifests")
+    if told.memory > LARGE:
+        lines.append("note: memory for the index is the limit: each rank holds that of all samples; fewer ranks on a "
+                     "node, or several manifests, take less")
     if told.later:
         lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
                      "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")

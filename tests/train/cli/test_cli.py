@@ -97,11 +97,13 @@ def test_check_tells_what_nodes_take(train, make, capsys):
     said = train("check", path, "--world-size", 2, "--simulate", "--store-latency", "30ms").out
     seconds = ceil(told["requests"] / 32) * 0.03
     assert (f"the headers of all shards, {told['requests']} requests for " in said
-            and f": {seconds:.1f} s, if the store answers in 30 ms" in said and "is the limit of the start" not in said)
+            and f": {seconds:.1f} s, if the store answers in 30 ms" in said and "is the limit" not in said)
     said = train("check", path, "--world-size", 2, "--samples", 1e9, "--store-latency", "30ms").out
     assert re.search(r"tables of [0-9.]+ [GT]iB and the headers of all shards, [0-9,]{11,} requests for [0-9.]+ "
                      r"[GT]iB: [0-9.]+ days, if the store answers", said)
-    assert "note: reading the headers of all shards is the limit of the start" in said
+    assert ("note: reading the headers of all shards is the limit of the start: a cache of larger shards has fewer "
+            "(prep compact --shard-mib), and so have several manifests") in said
+    assert "note: memory for the index is the limit: each rank holds that of all samples; fewer ranks" in said
     for given, said in [(("--samples", 9), "--simulate, --node-cache or --samples is given without --world-size"),
                         (("--simulate",), "--simulate, --node-cache or --samples is given without --world-size"),
                         (("--world-size", 2, "--samples", "inf"), "Invalid value for '--samples'"),
