@@ -245,7 +245,7 @@ def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: P
         if not ranks.first:
             written()
     if ranks.first:
-        log("checkpoint", step, folder=f"checkpoints/{step_name(step)}")
+        saver.then(partial(log.show, log.record("checkpoint", step, folder=f"checkpoints/{step_name(step)}")))
         _plot(setup, run, log)
 
 

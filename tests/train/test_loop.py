@@ -255,6 +255,62 @@ def test_the_log_has_an_event_a_line(make, setup_of, tmp_path):
     assert found[0]["steps_per_epoch"] == setup.plan.steps_per_epoch
 
 
+def test_a_checkpoint_is_shown_when_it_is_whole_and_logged_where_it_belongs(make, setup_of, tmp_path, monkeypatch):
+    """Written beside the next step, the last one after the last; the log is that of a run that waits for each."""
+    made, write, next_step = make(), saver.save, threading.Event()
+    plain = {**QUICK, "steps": 4, "lora": {"rank": 2}}
+    go(setup_of(made, **plain, checkpoint={"every": 2, "copy_gib": 0.0}), tmp_path / "waited")
+
+    def slow(run, state, parts, keep):
+        assert state.step != 2 or next_step.wait(30)
+        return write(run, state, parts, keep)
+
+    monkeypatch.setattr(saver, "save", slow)
+    shown = []
+
+    def watch(event):
+        whole = (tmp_path / "run" / "checkpoints" / f"step-{event['step']:06d}" / "state.json").is_file()
+        shown.append((event["event"], event["step"]) + ((whole,) if event["event"] == "checkpoint" else ()))
+        if shown[-1] == ("step", 3):
+            next_step.set()
+
+    go(setup_of(made, **plain, checkpoint={"every": 2}), tmp_path / "run", watch=watch)
+    assert shown.index(("checkpoint", 2, True)) > shown.index(("step", 3))
+    assert shown[-2:] == [("checkpoint", 4, True), ("end", 4)]
+    told = [[(event["event"], event["step"]) for event in events(tmp_path / name)] for name in ("waited", "run")]
+    assert told[0] == told[1] == [("start", 0), ("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3), ("step", 4),
+                                  ("checkpoint", 4), ("end", 4)]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_not_shown(make, setup_of, tmp_path, monkeypatch):
+    shown, write = [], saver.save
+
+    def full(run, state, parts, keep):
+        if state.step == 2:
+            raise OSError(28, "No space left on device", str(run))
+        return write(run, state, parts, keep)
+
+    monkeypatch.setattr(saver, "save", full)
+    setup = setup_of(make(), **{**QUICK, "steps": 4, "lora": {"rank": 2}, "checkpoint": {"every": 2}})
+    with pytest.raises(CacheError, match="No space left on device"):
+        go(setup, tmp_path / "run", watch=shown.append)
+    there = [f"checkpoints/{name}" for name in kept(tmp_path / "run")]
+    assert [event["folder"] for event in shown if event["event"] == "checkpoint"] == there
+    assert "checkpoints/step-000002" not in there
+
+
+def test_the_checkpoint_of_a_stop_is_shown_before_the_stop(make, setup_of, tmp_path):
+    shown = []
+
+    def watch(event):
+        interrupt_after(2)(event)
+        shown.append((event["event"], kept(tmp_path / "run")))
+
+    with pytest.raises(KeyboardInterrupt):
+        go(setup_of(make(), **QUICK, lora={"rank": 2}), tmp_path / "run", watch=watch)
+    assert shown[-2:] == [("checkpoint", ["step-000002"]), ("stopped", ["step-000002"])]
+
+
 def test_a_look_changes_no_weight(make, setup_of, tmp_path):
     """Validation and sample pictures, with the moving average swapped in, leave training as it was."""
     made = make()
@@ -433,7 +489,7 @@ def test_a_run_that_was_killed_logs_no_step_twice(make, setup_of, tmp_path):
 def test_what_a_stop_left_out_after_a_checkpoint_is_made_up_for(make, setup_of, tmp_path, last):
     """Stopped between a checkpoint and its validation or pictures: the log tells what that of a whole run tells."""
     made = make()
-    setup = setup_of(made, **{**QUICK, "steps": 4, "lora": {"rank": 2}, "checkpoint": {"every": 2},
+    setup = setup_of(made, **{**QUICK, "steps": 4, "lora": {"rank": 2}, "checkpoint": {"every": 2, "copy_gib": 0.0},
                               "validation": {"every": 2, "timesteps": 1},
                               "sample": {"every": 2, "steps": 1, "size": [64, 64]}})
     go(setup, tmp_path / "whole")

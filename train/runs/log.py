@@ -4,7 +4,8 @@ Events: `start` (with the dtype of forward passes), `step` (loss, lr, grad_norm,
 seconds; on a GPU memory, the most bytes so far; with float16 loss_scale, and skipped: whether the gradients
 overflowed), `validation` (loss, spread, samples, timesteps, losses, sources), `sample` (picture; prompts, the first
 500, and of each 200 characters; sizes of all), `checkpoint` (folder), `warning` (text), `stopped`, `end` (result). Each
-has the number of steps done before it.
+has the number of steps done before it. A checkpoint's line is where its saving began, however long that takes: so a
+resumed run has the log of an undisturbed one. The watcher is shown it when it is whole on disk.
 The loss of each sample is beside them, in RUN/losses.bin.
 """
 
@@ -44,13 +45,21 @@ class Log:
         self.held_out: list[tuple[int, float]] = []
 
     def __call__(self, event: str, step: int, **values: Any) -> None:
-        """Writes one event; non-finite numbers become null."""
+        """Writes one event and shows it; non-finite numbers become null."""
+        self.show(self.record(event, step, **values))
+
+    def record(self, event: str, step: int, **values: Any) -> Event:
+        """Writes one event and returns it, for `show`."""
         assert self._file is not None, "rewind comes first"
         body = {"event": event, "step": step, **{name: _spellable(value) for name, value in values.items()}}
         self._file.add(json.dumps(body).encode() + b"\n")
-        self._watch(body)
         self._keep(body)
         self.last = body
+        return body
+
+    def show(self, event: Event) -> None:
+        """Passes a recorded event to the watcher."""
+        self._watch(event)
 
     def _keep(self, body: Event) -> None:
         if body["event"] == "start":

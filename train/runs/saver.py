@@ -141,7 +141,8 @@ class Saver:
         self._saving: Future[Any] | None = None
         self._pieces: _Pieces | None = None  # of what is being saved
         self._ranks = ALONE  # those that write pieces
-        self._done: Callable[[], None] = lambda: None
+        self._done: Callable[[], None] = _nothing
+        self._then: Callable[[], object] = _nothing
 
     def save(self, run: Path, state: State, parts: Iterable[Part], keep: int, *, beside: bool,
              done: Callable[[], None]) -> None:
@@ -176,6 +177,14 @@ class Saver:
             raise
         self._pieces, self._done, self._saving = pieces, done, self._pool.submit(pieces.write, copies)
 
+    def then(self, act: Callable[[], object]) -> None:
+        """Calls `act` when what was saved last is whole on disk: now, or in the call of `check` or `wait` that ends it.
+        """
+        if self._saving is None:
+            act()
+        else:
+            self._then = act
+
     @property
     def pending(self) -> int | None:
         """The step of a checkpoint in pieces that is not there yet."""
@@ -194,11 +203,13 @@ class Saver:
         """Waits until nothing is being saved. Raises what that raised, once."""
         saving, self._saving = self._saving, None
         pieces, self._pieces = self._pieces, None
+        then, self._then = self._then, _nothing
         if saving is not None and pieces is not None:
             pieces.publish(saving.result)
             self._done()
         elif saving is not None:
             saving.result()
+        then()
 
     def leave(self) -> None:
         """As `wait`, after the connection to other ranks was lost: a checkpoint in pieces is given up."""
@@ -207,6 +218,7 @@ class Saver:
         elif self._saving is not None:
             self._pieces.give_up(self._saving)
             self._saving = self._pieces = None
+            self._then = _nothing
         self._ranks = ALONE
 
     def __enter__(self) -> Saver:
@@ -214,6 +226,10 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._pool.shutdown()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _save(run: Path, state: State, parts: Iterable[Part], keep: int, done: Callable[[], None]) -> None:

@@ -88,6 +88,7 @@ def test_it_is_there_when_all_have_written_and_one_has_checked(tmp_path, monkeyp
         kept, values = [], torch.full((3,), float(ranks.rank))
         with saving.Saver() as saver:
             save(saver, tmp_path, ranks, 4, values, done=lambda: kept.append(4))
+            saver.then(lambda: kept.append((folder / "state.json").is_file()))
             values.fill_(9)
             saver.check()
             before = folder.exists(), list(kept)
@@ -99,7 +100,7 @@ def test_it_is_there_when_all_have_written_and_one_has_checked(tmp_path, monkeyp
                 saver.check()
             return before, kept, saver.is_ready()
 
-    assert together(rank) == [((False, []), [4], False)] * WORLD
+    assert together(rank) == [((False, []), [4, True], False)] * WORLD
     assert [load_file(folder / "w" / f"{rank}.safetensors")["w"].tolist() for rank in range(WORLD)] == [
         [0.0] * 3, [1.0] * 3]
     assert set(read_state(folder).files) == {"w/0.safetensors", "w/1.safetensors"}
@@ -138,6 +139,7 @@ def test_a_rank_that_fails_fails_on_all_and_nothing_is_left(tmp_path, monkeypatc
             ranks.gather(None)
             try:
                 save(saver, tmp_path, ranks, 2, values, done=lambda: pytest.fail("it was not written"))
+                saver.then(lambda: pytest.fail("it is not there"))
                 saver.wait()
             finally:
                 saver.wait()  # there is nothing any more
@@ -167,6 +169,7 @@ def test_what_a_lost_rank_leaves_is_given_up(tmp_path, monkeypatch, function):
             if not ranks.first:
                 lost.append(saver._pool.submit(threading.current_thread).result())
             save(saver, tmp_path, ranks, 1, torch.ones(2), done=lambda: pytest.fail("it was not published"))
+            saver.then(lambda: pytest.fail("it is not there"))
             if ranks.first:
                 assert begun.wait(30)
             saver.leave()
