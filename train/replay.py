@@ -17,7 +17,7 @@ from prep.models.files import read_config
 from prep.runs.losses import NAME, Records, read_losses
 from train.check import check
 from train.models.size_shift import chances_by_bucket
-from train.runs.directory import Run, read_run, require_manifest
+from train.runs.directory import Run, model_of, read_run, require_manifest
 from train.runs.losses import ids_of
 from train.runs.pictures import path_of
 from train.runs.resume import find_start
@@ -82,7 +82,7 @@ def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
     planned: int | None = None
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
         planned = find_start(run.folder, complete=False).state.micro_batch
-    report = check(replace(run.asked, manifest=manifest or run.asked.manifest, model=model or run.asked.model),
+    report = check(replace(run.asked, manifest=manifest or run.asked.manifest, model=model_of(run, model)),
                    run.config, planned=planned)
     if report.setup is None:
         raise report.faults[0]

@@ -22,7 +22,7 @@ from prep.runs.grids import columns_of
 from train.check import check
 from train.models.denoiser import load
 from train.runs.checkpoint import list_checkpoints
-from train.runs.directory import RESULTS, Run, read_run, require_manifest
+from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
 from train.sampling.grid import grid_png
 from train.sampling.prompts import Found, PromptRows, current, look_up
@@ -123,7 +123,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
 
     Raises the first fault.
     """
-    asked = replace(run.asked, download=wanted.download, model=wanted.model or run.asked.model,
+    asked = replace(run.asked, download=wanted.download, model=model_of(run, wanted.model),
                     manifest=wanted.manifest or run.asked.manifest, init=run.folder if finished else None)
     if wanted.manifest is None:
         require_manifest(run)

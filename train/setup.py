@@ -21,7 +21,7 @@ class RunRequest:
     """What the command line requests, besides the settings."""
 
     manifest: Path
-    model: str | None = None  # None: the manifest's
+    model: str | Path | None = None  # a Path is never a Hub id; None: the manifest's
     download: bool = False
     other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
     init: Path | None = None  # weights to begin with; None: a fresh LoRA, or the model's

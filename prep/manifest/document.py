@@ -201,7 +201,7 @@ def _new(path: Path, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
     return manifest, data
 
 
-def check_model_named(manifest: Manifest, given: str | None) -> None:
+def check_model_named(manifest: Manifest, given: str | Path | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
     url, model = url_of(manifest.path), manifest.model
     if url is not None and not given and isinstance(model, Path) and not model.is_dir():

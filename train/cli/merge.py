@@ -24,7 +24,8 @@ def merge(
                                          "one of its checkpoints", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
                                          show_default=False)],
-    model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's)")] = None,
+    model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's); needed if it has "
+                                                  "moved, and with a LoRA file")] = None,
     strength: Annotated[float, typer.Option(help="factor of what the LoRA adds", min=-10, max=10)] = 1.0,
     dtype: Annotated[str | None, choice(help="dtype of the denoiser's weights (default: as they are)",
                                         words=DTYPES)] = None,
@@ -34,16 +35,16 @@ def merge(
     from prep.cli.ticker import progress
     from prep.errors import UsageError
     from prep.models.hub import locate
-    from train.runs.directory import read_run, run_of
+    from train.runs.directory import model_of, read_run, run_of
     from train.runs.stored.reading import for_merge, not_written
 
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
     not_written(output, "a merged model")
     lora = for_merge(lora)
-    named = model
+    named: str | Path | None = model
     if named is None and lora.is_dir():
-        named = read_run(run_of(lora)).asked.model
+        named = model_of(read_run(run_of(lora)), None)
     if named is None:
         raise UsageError("--model is missing: a LoRA file does not say where its model is", hint="add --model DIR")
     with defer_interrupts():

@@ -27,6 +27,8 @@ Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory o
                                              "s3://bucket/runs/cat (default: runs/NAME)")]
 ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]
 ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
+ModelOfRun = Annotated[str | None, typer.Option("--model", help="directory or Hub id (default: the run's); needed if "
+                                                "it has moved since training")]
 Method = Annotated[str | None, choice(help="train low-rank adapters or all weights", words=("lora", "full"))]
 Steps = Annotated[int | None, typer.Option(help="total optimizer steps")]
 Epochs = Annotated[int | None, typer.Option(help="total epochs, instead of steps")]

@@ -21,7 +21,7 @@ def replay(
                                            show_default=False)],
     step: Annotated[int, typer.Option(help="the step, counted from 1 as in the log", min=1, show_default=False)],
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
-    model: opt.ModelOpt = None, as_json: opt.AsJson = False,
+    model: opt.ModelOfRun = None, as_json: opt.AsJson = False,
 ) -> None:
     """Show what a step was trained on: pictures, crops, captions, timesteps. Nothing is trained or read from shards."""
     from train.replay import replay as drawn_again

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def run(
-    manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, output: opt.Output = None,
+    manifest: opt.ManifestArg, config: opt.ConfigOpt = None,
+    model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's, and with --resume "
+                                              "the run's; needed then if it has moved)")] = None,
+    output: opt.Output = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint of the run")] = False,
     start_from: Annotated[str | None, typer.Option("--from", metavar="STEP", help="with --resume: continue from this "
                                                    "checkpoint, like step-000500; newer ones are set aside")] = None,
@@ -231,13 +234,13 @@ def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
 
 def _of_run(asked: RunRequest, folder: Path) -> RunRequest:
     """`asked` with the model that the run was started with, unless `asked` names another."""
-    from train.runs.directory import read_run
+    from train.runs.directory import model_of, read_run
 
     if not (folder / "run.json").is_file():
         return asked
-    before = read_run(folder).asked
-    return replace(asked, model=asked.model or before.model,
-                   other_encoders=asked.other_encoders or before.other_encoders)
+    run = read_run(folder)
+    return replace(asked, model=model_of(run, asked.model),
+                   other_encoders=asked.other_encoders or run.asked.other_encoders)
 
 
 def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str, ...]]:

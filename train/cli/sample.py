@@ -27,7 +27,7 @@ def sample(
     base: Annotated[bool, typer.Option("--base", help="use the model as it was before training")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
-    model: opt.ModelOpt = None,
+    model: opt.ModelOfRun = None,
     sampler: Annotated[str | None, typer.Option(metavar="NAME", help="diffusers' scheduler, as sample.sampler")] = None,
     steps: Annotated[int | None, typer.Option(help="sampler steps", min=1, max=1000)] = None,
     guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none", min=1)] = None,

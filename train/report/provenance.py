@@ -37,7 +37,7 @@ def provenance(run: Run) -> Facts:
         facts.append(("manifest, SHA-256", manifest.digest))
         facts += [(f"{name} that encoded, fingerprint", digest)
                   for name, digest in sorted(manifest.document["models"].items())]
-    facts += [("model", run.asked.model or "the manifest's")]
+    facts += [("model", str(run.asked.model or "the manifest's"))]
     facts += [(f"{name} that was trained, fingerprint", digest) for name, digest in sorted(run.base.items())]
     if run.asked.other_encoders:
         facts.append(("encoders", "the model's differ from those that made the cache (--allow-other-encoders)"))

@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.digest import canonical, digest_bytes
-from prep.errors import ConfigError, PathError
+from prep.errors import ConfigError, ModelError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
@@ -266,13 +266,13 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().as_posix()
 
 
-def _model(folder: Path, named: Any) -> str | None:
-    """The model that was trained; `None` in runs of version 1, which used the manifest's."""
+def _model(folder: Path, named: Any) -> str | Path | None:
+    """The model that was trained, a directory or a Hub id; `None` in runs of version 1, which used the manifest's."""
     if named is None:
         return None
     table = expect(named, dict, "model")
     if set(table) == {"path"}:
-        return str(folder / PurePosixPath(path_text(table["path"], "model.path")))
+        return folder / PurePosixPath(path_text(table["path"], "model.path"))
     if set(table) != {"hub"}:
         raise Unparsed(f"model is {brief(named)}, expected one of 'path' and 'hub'")
     return hub_id(expect(table["hub"], str, "model.hub"), "model.hub")
@@ -281,3 +281,12 @@ def _model(folder: Path, named: Any) -> str | None:
 def require_manifest(run: Run) -> None:
     """Raises `CacheError` unless the manifest that the run names is a file."""
     check_manifest(run.folder, run.asked.manifest)
+
+
+def model_of(run: Run, given: str | Path | None) -> str | Path | None:
+    """The model that was trained, or the `given` one. Raises `ModelError` if the run's directory of it is gone."""
+    named = run.asked.model
+    if not given and isinstance(named, Path) and not named.is_dir():
+        raise ModelError(f"the base model of {shown(run.folder)} is gone: {named} is not a directory",
+                         hint="name where it is now with --model DIR")
+    return given or named

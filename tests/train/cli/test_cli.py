@@ -305,6 +305,26 @@ def test_sample_with_prompts_of_one_s_own(train, make):
     assert Path(named).resolve() == own.resolve()
 
 
+def test_a_base_model_that_has_moved_is_named_with_model(train, make, tiny_model, monkeypatch):
+    made = make()
+    monkeypatch.chdir(made.root)
+    shutil.copytree(tiny_model, "models/base")
+    assert run(train, made, "--model", "models/base", steps=2).code == 0
+    Path("models/base").rename("models/moved")
+    again = ("run", made.path, "-o", "run", "--resume", "--steps", 3, *SMALL)
+    commands = [("sample", "run", "-o", "g.png", "--device", "cpu"), ("replay", "run", "--step", 1),
+                ("merge", "run", "-o", "merged"), again]  # which writes the new place into the run
+    for command in commands:
+        failed = train(*command)
+        assert failed.code == 6 and failed.err.splitlines()[-2:] == [
+            "error: the base model of run is gone: run/../models/base is not a directory",
+            "hint: name where it is now with --model DIR"], failed.err
+        done = train(*command, "--model", "models/moved")
+        assert done.code == 0, done.err
+    helps = [" ".join(train(name, "--help").out.split()) for name in ("run", "sample", "replay", "merge")]
+    assert all("if it has moved" in text for text in helps), helps
+
+
 def test_sample_of_what_is_no_run_or_has_no_checkpoint(train, make, tmp_path):
     assert train("sample", tmp_path / "nothing").code == 5
     made = make()
