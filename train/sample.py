@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from prep.errors import CacheError, Problem
+from prep.errors import CacheError, PathError, Problem
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import url_of
-from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
+from prep.fs.paths import NamedPath, check_above, check_disjoint, check_replaceable
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import prompts_command
@@ -30,13 +30,15 @@ from train.sampling.sampler import pictures
 from train.setup import Setup
 from train.state import averaged, put_initial, put_weights
 
+OTHERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jxl")  # what is no PNG by its name
 Which = Literal["before", "after"]
 Encode = Callable[[Index, Path, Sequence[Prompt], torch.device], tuple[PromptRows, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
-    """What to sample; `None` uses the run's own value."""
+    """What to sample; `None` uses the run's own value. Steps, guidance and seed are also those of prompts in a file,
+    whatever they say there, but not of `texts`, which were typed beside them."""
 
     folder: Path
     which: tuple[Which, ...]
@@ -76,7 +78,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
         assert encode is not None, "texts need an encoder"
         found = Found(prompts=encode(setup.index, setup.model, wanted.texts, device))
     else:
-        found = _prompts(wanted, setup)
+        found = _overridden(_prompts(wanted, setup), wanted)
     columns = [_column(which, setup, start, device, rows, found, wanted) for which in wanted.which]
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
@@ -90,8 +92,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, found: Found,
             wanted: SampleRequest) -> list[np.ndarray]:
     """Samples the model before or after training, then frees the model."""
-    settings = replace(setup.config.sample, **{name: value for name in ("steps", "guidance", "seed")
-                                               if (value := getattr(wanted, name)) is not None})
+    settings = replace(setup.config.sample, **_typed(wanted))
     denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
                     family=setup.family.name)
     if which == "after" and setup.initial is not None:
@@ -102,12 +103,27 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
     return pictures(denoiser, rows, setup.model, found.prompts, settings)
 
 
+def _typed(wanted: SampleRequest) -> dict[str, Any]:
+    """The settings that are asked for, by name."""
+    return {name: value for name in ("steps", "guidance", "seed") if (value := getattr(wanted, name)) is not None}
+
+
+def _overridden(found: Found, wanted: SampleRequest) -> Found:
+    """The prompts with the settings that are asked for instead of their own."""
+    return replace(found, prompts=tuple(replace(prompt, settings=replace(prompt.settings, **_typed(wanted)))
+                                        for prompt in found.prompts))
+
+
 def _check_output(out: Path, setup: Setup) -> None:
     """Raises `PathError` early, unless the grid can be written to `out` and replaces at most a PNG."""
     others = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
     for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *others):
         if other.path.exists():
             check_disjoint([NamedPath(role="grid", path=out), other])
+    if out.suffix.lower() in OTHERS:
+        raise PathError(f"{out} is named like a {out.suffix} file, expected a PNG picture",
+                        hint=f"-o {out.with_suffix('.png')}")
+    check_above(out, "PNG picture")
     make_dirs(out.absolute().parent)
     check_replaceable(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
 

@@ -125,6 +125,7 @@ def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> N
     `ours` gets the first kilobyte of an existing file; `what` names the kind, such as "manifest". Links are followed.
     """
     folder = path.absolute().parent
+    check_above(path, what)
     if not folder.is_dir():
         raise PathError(f"{what} {path} cannot be written: there is no directory {folder}",
                         hint="make the directory first")
@@ -141,6 +142,14 @@ def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> N
     with path.open("rb") as file:
         if not ours(file.read(1024)):
             raise PathError(f"{path} exists and is no {what}, so it is not replaced", hint="choose another file name")
+
+
+def check_above(path: Path, what: str) -> None:
+    """Raises `PathError` if the nearest existing place above `path` is no directory, so that none can be made there."""
+    there = next(place for place in path.absolute().parents if place.exists())
+    if not there.is_dir():
+        raise PathError(f"{what} {path} cannot be written: {there} is not a directory",
+                        hint="name a file in a directory")
 
 
 def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> None:

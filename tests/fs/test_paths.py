@@ -135,6 +135,15 @@ def test_an_output_in_no_directory(tmp_path):
     assert error.value.hint
 
 
+@pytest.mark.parametrize("inner", ["m.json", "deep/down/m.json"])
+def test_an_output_below_a_file(tmp_path, inner):
+    (file := tmp_path / "file").write_text("mine")
+    with pytest.raises(PathError) as error:
+        paths.check_replaceable(file / inner, "manifest", lambda _: True)
+    assert error.value.message == f"manifest {file / inner} cannot be written: {file} is not a directory"
+    assert error.value.hint == "name a file in a directory"
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="devices and pipes as POSIX has them")
 def test_an_output_that_is_no_file_is_neither_opened_nor_replaced(tmp_path):
     """To open a pipe would wait for who writes into it; to rename a file over /dev/null would replace it, as root."""

@@ -29,9 +29,12 @@ def sample(
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
     model: opt.ModelOfRun = None,
     sampler: Annotated[str | None, typer.Option(metavar="NAME", help="diffusers' scheduler, as sample.sampler")] = None,
-    steps: Annotated[int | None, typer.Option(help="sampler steps", min=1, max=1000)] = None,
-    guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="random seed of the initial noise", min=0)] = None,
+    steps: Annotated[int | None, typer.Option(help="sampler steps, also of prompts in a file with --s", min=1,
+                                               max=1000)] = None,
+    guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none; also of prompts in a "
+                                                     "file with --l", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="random seed of the initial noise, also of prompts in a file with "
+                                               "--d", min=0)] = None,
     device: opt.Device = "auto", download: opt.Download = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
@@ -41,6 +44,12 @@ def sample(
 
     if prompt and prompts is not None:
         raise UsageError("--prompt and --prompts are both given, expected one of them")
+    if base and compare:
+        raise UsageError("--base is given with --compare, which shows the model before training anyway",
+                         hint="omit one of them")
+    if base and checkpoint is not None:
+        raise UsageError("--base is given with --checkpoint, but it shows the model before training",
+                         hint="omit one of them")
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.models.tensors import pick_device

@@ -352,6 +352,34 @@ def test_a_manifest_without_prompts_and_captions_says_so(train, make, tmp_path, 
     assert "hint: encode a prompt with --prompt TEXT, or" in result.err
 
 
+def test_options_of_sample_come_before_the_settings_of_prompts_in_a_file(prep, train, make, tiny_model):
+    """What is typed is meant; --n and the size stay the prompt's. In --prompt, a setting is typed for that prompt."""
+    made = make()
+    assert run(train, made).code == 0
+    own, grids, typed = made.root / "own.txt", [], ("--seed", 7, "--steps", 1, "--guidance", 4)
+    for number, (line, options) in enumerate([
+            ("--w 80 --d 5 --s 3 --l 2", ()), ("--w 80 --d 5 --s 3 --l 2", typed), ("--w 80", typed),
+            ("--w 80 --d 7 --s 1 --l 4", ())]):
+        own.write_text(f"a red circle {line}\n")
+        grids.append(made.root / f"{number}.png")
+        done = train("sample", made.root / "run", "--prompts", own, "-o", grids[-1], "--device", "cpu", *options)
+        assert done.code == 0, done.err
+    first, *others = (grid.read_bytes() for grid in grids)
+    assert others[0] == others[1] == others[2] != first
+    typed = ("--prompt", "a red circle --w 80 --d 7 --s 1 --l 4", "--seed", 5, "--steps", 3, "--guidance", 2)
+    done = train("sample", made.root / "run", *typed, "-o", grids[0], "--device", "cpu")
+    assert done.code == 0 and grids[0].read_bytes() == others[0], done.err
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (("--base", "--compare"), "--base is given with --compare, which shows the model before training anyway"),
+    (("--base", "--checkpoint", "step-3"), "--base is given with --checkpoint, but it shows the model before training"),
+], ids=["compare", "checkpoint"])
+def test_options_of_sample_that_contradict_each_other(train, tmp_path, options, said):
+    result = train("sample", tmp_path / "run", *options)
+    assert result.code == 2 and result.err == f"error: {said}\nhint: omit one of them\n"
+
+
 def test_sample_encodes_a_prompt_itself_and_writes_nothing_but_the_grid(prep, train, tiny_model, photos, tmp_path):
     """The row that it makes is that of prep encode: the same picture, bit by bit."""
     (tmp_path / "p.txt").write_text("a red circle --n blurry\n")
@@ -486,10 +514,15 @@ def test_a_grid_never_lands_among_pictures_or_over_another_file(train, make):
     (made.root / "notes.txt").write_text("mine")
     for place, said in (("photos/grid.png", "lies inside pictures"), ("cache/grid.png", "lies inside cache"),
                         ("notes.txt", "exists and is no PNG picture, so it is not replaced"),
-                        ("run", "is a directory, expected a file name")):
+                        ("run", "is a directory, expected a file name"),
+                        ("notes.txt/g.png", "notes.txt is not a directory"),
+                        ("notes.txt/new/g.png", "notes.txt is not a directory"),
+                        ("g.jpg", "g.jpg is named like a .jpg file, expected a PNG picture"),
+                        ("new.d/g.WebP", "g.WebP is named like a .WebP file, expected a PNG picture")):
         result = train("sample", made.root / "run", "-o", made.root / place, "--device", "cpu")
         assert result.code == 5 and said in result.err, place
     assert (made.root / "notes.txt").read_text() == "mine" and not list((made.root / "photos").iterdir())
+    assert not (made.root / "new.d").exists()
     for _ in range(2):  # into a new directory, and over the last one
         assert train("sample", made.root / "run", "-o", made.root / "new" / "g.png", "--device", "cpu").code == 0
 
