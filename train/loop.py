@@ -119,7 +119,7 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
            moved: list[str]) -> None:
     """Runs all remaining steps and writes the result.
 
-    `there`: events of the first step that a resumed run's log already has. `moved`: checkpoints that were set aside.
+    `there`: events of the first step that a resumed run's log already has. `moved`: warnings of what was set aside.
     """
     first, rows, run, before = progress.done, Rows(setup.index), kept.folder, log.begun.get("dtype")
     dtype = str(trainee.denoiser.dtype).removeprefix("torch.")
@@ -130,8 +130,8 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
             f"'{setup.config.precision}', and this device is {progress.device}")
     if text := waits_shortened(setup, trainee.ranks):
         log("warning", first, text=text)
-    for name in moved:
-        log("warning", first, text=f"a newer checkpoint was set aside: checkpoints/{name}")
+    for text in moved:
+        log("warning", first, text=text)
     if first and "checkpoint" not in there:
         log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")
     evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))

@@ -412,7 +412,9 @@ def test_a_checkpoint_is_there_while_it_is_uploaded(train, words, store, url):
 
 @pytest.mark.slow
 def test_from_sets_newer_ones_aside_in_the_store(train, words, here, store, url, monkeypatch, tmp_path):
-    assert train(*words, "-o", url).code == 0
+    """With their pictures: those of steps 4 to 6, which are drawn no more."""
+    assert train(*words, *SAMPLES, "--set", "sample.every=1", "-o", url).code == 0
+    before, first = objects(store, url), os.environ["LATENTRY_REMOTE_DIR"]
     new_computer(monkeypatch, tmp_path)
     told = train(*words, "--resume", "--from", "step-3", "-o", url)
     assert told.code == 5 and f"{url} has no checkpoint 'step-3', expected one of: step-000002, step-" in told.err
@@ -420,8 +422,18 @@ def test_from_sets_newer_ones_aside_in_the_store(train, words, here, store, url,
     assert told.code == 0, told.err
     there = require_whole(store, url)
     aside = {name for name in there if "aside" in name}
-    assert {name.split("/")[1] for name in aside} == {"aside-step-000004", "aside-step-000006"}
-    require_same({name: data for name, data in there.items() if name not in aside}, here)
+    pictures = {f"step-{step:06d}.png" for step in range(3, STEPS + 1)}
+    assert {name.split("/")[1] for name in aside} == {
+        "aside-step-000004", "aside-step-000006", *(f"aside-{name}" for name in pictures)}
+    assert all(there[f"samples/aside-{name}"] == before[f"samples/{name}"] for name in pictures)
+    assert {name for name in there if name.startswith("samples/")} - aside == {
+        f"samples/step-{step:06d}.png" for step in range(3)}
+    monkeypatch.setenv("LATENTRY_REMOTE_DIR", first)  # where the pictures still are
+    told = train(*words, "--resume", "--from", "step-4", "-o", url)
+    assert told.code == 0, told.err
+    again = objects(store, url)
+    assert {name for name in again if name.startswith("samples/")} == {
+        name for name in there if name.startswith("samples/")}
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ everything else is checked. `train.runs.checkpoint_files` writes and reads the t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -56,6 +56,7 @@ MEANING = max(MEANINGS)
 STATE = "state.json"
 _NAME = re.compile(r"step-[0-9]{6,13}")
 _PIECE = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_PICTURE = re.compile(r"step-([0-9]{6,13})\.png")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
@@ -151,14 +152,35 @@ def find_checkpoint(run: Path, named: str | None) -> Path:
 
 def set_aside(run: Path, step: int) -> list[str]:
     """Renames checkpoints after `step` to `aside-…`, so that none is taken for the newest; returns the new names."""
-    moved = []
-    for folder in list_checkpoints(run):
-        if int(folder.name[5:]) > step:
-            names = (f"aside{'' if number == 1 else f'-{number}'}-{folder.name}" for number in range(1, 1 << 20))
-            target = next(place for name in names if not (place := folder.with_name(name)).exists())
-            atomic.rename(folder, target)
-            moved.append(target.name)
-    return moved
+    return [_put_aside(folder) for folder in list_checkpoints(run) if int(folder.name[5:]) > step]
+
+
+def clear_pictures(run: Path, step: int, *, keep: bool) -> list[str]:
+    """Removes the sample pictures after `step`, or renames them with `keep` as `set_aside`; returns the new names."""
+    later = sorted(path for path in (run / "samples").glob("step-*") if pictured(path.name, after=step))
+    if keep:
+        return [_put_aside(path) for path in later]
+    for path in later:
+        atomic.remove(path)
+    return []
+
+
+def pictured(name: str, after: int = -1) -> bool:
+    """Whether a file of this name has the sample pictures of a step, one after step `after`."""
+    found = _PICTURE.fullmatch(name)
+    return found is not None and int(found[1]) > after
+
+
+def aside_name(name: str, taken: Callable[[str], bool]) -> str:
+    """The name under which a checkpoint or a picture is set aside: the first that is not `taken`."""
+    names = (f"aside{'' if number == 1 else f'-{number}'}-{name}" for number in range(1, 1 << 20))
+    return next(name for name in names if not taken(name))
+
+
+def _put_aside(path: Path) -> str:
+    name = aside_name(path.name, lambda name: path.with_name(name).exists())
+    atomic.rename(path, path.with_name(name))
+    return name
 
 
 def is_partial(path: Path) -> bool:

@@ -33,7 +33,7 @@ from typing import Any
 
 from prep.digest import canonical, digest_bytes
 from prep.errors import ConfigError, ModelError, PathError
-from prep.formatting import counted, format_bytes
+from prep.formatting import counted, format_bytes, join_texts
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
@@ -106,19 +106,31 @@ def only_one(folder: Path) -> Iterator[None]:
 def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[str]:
     """Makes `folder` the run's directory: writes run.json, a copy of the manifest and the records of samples.
 
-    `step` is the step of the checkpoint to resume from: renames newer checkpoints and returns their new names.
+    `step` is the step of the checkpoint to resume from: renames newer checkpoints, with the sample pictures of later
+    steps, and returns warnings of that. Pictures of steps that are made again are removed, as their events are.
     Raises `PathError` if `folder` already holds a run that is not resumed.
     """
     check_place(folder, setup)
     if step is None:
         check_unused(folder)
-    moved = [] if step is None else checkpoint.set_aside(folder, step)
+    told = _abandon(folder, -1 if step is None else step)
     checkpoint.remove_partial(folder)
     make_dirs(folder)
     write_atomic(folder / "run.json", seal(_document(folder, setup)))  # first: it makes the directory a run's
     write_atomic(folder / "samples.bin", setup.identity.records)
     write_atomic(folder / "manifest.json", canonical(dict(setup.manifest.document)))
-    return moved
+    return told
+
+
+def _abandon(folder: Path, step: int) -> list[str]:
+    """Sets aside or removes what there is of steps after `step`; returns warnings. Pictures come first: after a crash
+    between them, checkpoints still say that theirs are to be kept."""
+    newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(folder))
+    pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(folder, step, keep=newer)]
+    told = [f"a newer checkpoint was set aside: checkpoints/{name}" for name in checkpoint.set_aside(folder, step)]
+    if pictures:
+        told.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
+    return told
 
 
 def check_unused(folder: Path) -> None:

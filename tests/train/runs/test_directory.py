@@ -118,7 +118,50 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_sets_newer_ones_aside(claim
     setup = go(tmp_path / "run")
     for step in (1, 2):
         keep(tmp_path / "run", setup, step)
-    assert claim_run(tmp_path / "run", setup, step=1) == ["aside-step-000002"]
+    assert claim_run(tmp_path / "run", setup, step=1) == [
+        "a newer checkpoint was set aside: checkpoints/aside-step-000002"]
+
+
+def draw(run, *steps):
+    (run / "samples").mkdir(exist_ok=True)
+    for step in steps:
+        (run / "samples" / f"step-{step:06d}.png").write_bytes(f"of step {step}".encode())
+
+
+def drawn(run):
+    return {path.name: path.read_bytes() for path in (run / "samples").iterdir()}
+
+
+def test_pictures_go_where_the_checkpoints_of_their_steps_go(claim, tmp_path):
+    """Set aside with newer checkpoints, each time under another name; the user's own files are left alone."""
+    _, go = claim
+    setup, run = go(tmp_path / "run"), tmp_path / "run"
+    told = []
+    for _ in range(2):
+        for step in (2, 4):
+            keep(run, setup, step)
+        draw(run, 0, 2, 3, 4)
+        (run / "samples" / "mine-step-000009.png").write_bytes(b"mine")
+        told.append(claim_run(run, setup, step=2))
+    assert told == [[f"a newer checkpoint was set aside: checkpoints/{aside}-step-000004",
+                     f"the sample pictures of later steps were set aside: samples/{aside}-step-000003.png and 1 more"]
+                    for aside in ("aside", "aside-2")]
+    assert drawn(run) == {
+        "step-000000.png": b"of step 0", "step-000002.png": b"of step 2", "mine-step-000009.png": b"mine",
+        **{f"{aside}-step-00000{step}.png": f"of step {step}".encode()
+           for aside in ("aside", "aside-2") for step in (3, 4)}}
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_pictures_of_steps_that_are_made_again_are_forgotten_like_their_events(claim, tmp_path, step):
+    """After a run was killed: of the steps since its newest checkpoint, or of all if it has none."""
+    _, go = claim
+    setup, run = go(tmp_path / "run"), tmp_path / "run"
+    if step is not None:
+        keep(run, setup, step)
+    draw(run, 0, 2, 3)
+    assert claim_run(run, setup, step=step) == []
+    assert drawn(run) == ({} if step is None else {"step-000000.png": b"of step 0", "step-000002.png": b"of step 2"})
 
 
 def test_other_people_s_directories_are_left_alone(claim, tmp_path):

@@ -27,6 +27,7 @@ from train.runs.checkpoint import (
     find_checkpoint,
     list_checkpoints,
     listed_files,
+    pictured,
     set_aside,
     step_name,
     step_named,
@@ -96,6 +97,9 @@ def continued(objects: Objects, folder: Path, there: Names, named: str | None) -
     elif chosen is not None:
         find_checkpoint(folder, step_name(chosen))
     if not ahead:
+        for path in list((folder / "samples").glob("step-*")):
+            if pictured(path.name) and f"samples/{path.name}" not in there:
+                atomic.remove(path)
         follow(objects, folder, there, (*NEEDED, *_prompts(there), f"samples/{step_name(chosen or 0)}.png"))
     return warnings
 

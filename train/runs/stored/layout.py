@@ -4,6 +4,7 @@
     wandb/id.txt                                           what W&B calls the run; its other files stay here
     checkpoints/step-000500/state.json                     a checkpoint without it does not exist
     checkpoints/aside-step-000500/…                        set aside by --from
+    samples/aside-step-000500.png                          likewise; such pictures are not uploaded from here
     writer.json                                            who writes the run
 
     {"format": "latentry/run-writer", "version": 1, "token": "9f…", "host": "gpu-7", "since": "2026-11-23T19:30:00Z"}
@@ -65,6 +66,7 @@ def others(run: Path) -> list[str]:
     for path in run.rglob("*"):
         name = path.relative_to(run).as_posix()
         left = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER)
+        left = left or name.startswith("samples/aside-")
         left = left or (name.startswith((CHECKPOINTS, WANDB)) and name != WANDB_ID)
         if not left and path.is_file() and not path.is_symlink():
             found.append(name)

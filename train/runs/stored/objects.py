@@ -168,6 +168,11 @@ class Objects:
             copy_object(self._place(f"{folder}/{name}"), self._place(f"{target}/{name}"), stop=self.stop)
         self.remove(f"{folder}/{name}" for name in (last, *others))
 
+    def rename(self, name: str, target: str) -> None:
+        """Copies an object to another name, then removes it."""
+        copy_object(self._place(name), self._place(target), stop=self.stop)
+        self.remove([name])
+
     def remove(self, names: Iterable[str]) -> None:
         """Removes objects, in this order."""
         for name in names:

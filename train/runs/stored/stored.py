@@ -21,7 +21,7 @@ from prep.fs.mirror import is_url, run_root, shown
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import Listed
 from prep.runs.document import NAME as RUN
-from train.runs.checkpoint import STATE, list_checkpoints, read_state, step_name
+from train.runs.checkpoint import STATE, aside_name, list_checkpoints, pictured, read_state, step_name
 from train.runs.directory import only_one
 from train.runs.stored import layout
 from train.runs.stored.bring import check_new, continued, make_way
@@ -146,7 +146,9 @@ class StoredRun(OnDisk):
         self._there = objects.list()
         self._whole = {one: layout.below(f"{CHECKPOINTS}{step_name(one)}", self._there)
                        for one in layout.whole_steps(self._there)}
-        for later in sorted(one for one in self._whole if one > (step or 0)):
+        newer = sorted(one for one in self._whole if one > (step or 0))
+        self._clear_pictures(-1 if step is None else step, keep=bool(newer))
+        for later in newer:
             self._set_aside(later)
         for name in (RUN, "samples.bin", "manifest.json"):
             self._send(name)
@@ -155,10 +157,20 @@ class StoredRun(OnDisk):
         if step is not None:
             self.saved()  # one that was not uploaded before
 
+    def _clear_pictures(self, step: int, *, keep: bool) -> None:
+        """As `clear_pictures`, in the store."""
+        for name in [name for name in layout.below("samples", self._there) if pictured(name, after=step)]:
+            if keep:
+                aside = aside_name(name, lambda other: f"samples/{other}" in self._there)
+                self._objects.rename(f"samples/{name}", f"samples/{aside}")
+                self._there[f"samples/{aside}"] = self._there[f"samples/{name}"]
+            else:
+                self._objects.remove([f"samples/{name}"])
+            del self._there[f"samples/{name}"]
+
     def _set_aside(self, step: int) -> None:
         folder, taken = f"{CHECKPOINTS}{step_name(step)}", {name.split("/")[1] for name in self._there if "/" in name}
-        names = (f"aside{'' if number == 1 else f'-{number}'}-{step_name(step)}" for number in range(1, 1 << 20))
-        target = next(name for name in names if name not in taken)
+        target = aside_name(step_name(step), taken.__contains__)
         names_there = self._whole.pop(step)
         self._objects.move(folder, f"{CHECKPOINTS}{target}", names_there, STATE)
         for name in names_there:
