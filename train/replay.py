@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prep.errors import CacheError, PathError, UsageError
+from prep.fs.mirror import shown
 from prep.geometry import Placement
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
@@ -16,6 +17,7 @@ from prep.loader.index import Index
 from prep.models.files import read_config
 from prep.runs.losses import NAME, Records, read_losses
 from train.check import check
+from train.config.table import SETTINGS
 from train.models.size_shift import chances_by_bucket
 from train.runs.directory import Run, model_of, read_run, require_manifest
 from train.runs.losses import ids_of
@@ -51,7 +53,8 @@ class Replayed:
 
 def replay(folder: Path, step: int, manifest: Path | None = None, model: str | None = None) -> Replayed:
     """The samples of step `step` of the run in `folder`, counted from 1 as in its log, with the settings of its last
-    start. Raises the first fault that `train check` would report, and `CacheError` if other samples were recorded.
+    start. Raises the first fault that `train check` would report, and `CacheError` if other samples were recorded, with
+    what changed since.
     """
     run = read_run(folder)
     setup = _setup(run, manifest, model)
@@ -61,18 +64,57 @@ def replay(folder: Path, step: int, manifest: Path | None = None, model: str | N
     requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
                                    timesteps=_timesteps(setup.model), chances=chances, most=config.micro_batch))
     records = read_losses(folder / NAME, last=step)
-    losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots],
-                     f"step {step} of {folder}")
+    losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots])
+    if losses is None:
+        raise _not_replayed(run, step, setup)
     return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, sources=len(setup.manifest.sources),
-                    samples=tuple(_shown(setup.index, requests, losses)), warnings=tuple(_changed_since(run, step)))
+                    samples=tuple(_shown(setup.index, requests, losses)), warnings=tuple(_warnings(run, step, setup)))
 
 
-def _changed_since(run: Run, step: int) -> Iterator[str]:
-    """A warning for each resume after `step` that accepted changes: losses show other samples, not other captions."""
-    for each in run.adopted:
-        if each["step"] >= step:
-            yield (f"step {step} was trained before --adopt accepted, after step {each['step']}: "
-                   f"{'; '.join(each['changes'])}; what is shown here has this change")
+def _warnings(run: Run, step: int, setup: Setup) -> Iterator[str]:
+    """What may differ from what was trained, where samples and timesteps do not: losses do not show other captions.
+
+    With other data than those of the last start, which may be the ones of `step`, only accepted settings are told.
+    """
+    other = _other_data(run, setup)
+    if other:
+        yield f"{other}: captions and crops may be others than were trained"
+    for after, changes in _accepted_since(run, step):
+        told = [each for each in changes if _is_setting(each) or not other]
+        if told:
+            yield (f"step {step} was trained before --adopt accepted, after step {after}: {'; '.join(told)}; what is "
+                   "shown here has this change")
+
+
+def _not_replayed(run: Run, step: int, setup: Setup) -> CacheError:
+    """The error for a step of which other samples or timesteps were recorded: says what changed since, as far as the
+    run knows."""
+    since, other = list(_accepted_since(run, step)), _other_data(run, setup)
+    told = [other] if other else []
+    told += [f"after step {after}, --adopt accepted: {'; '.join(changes)}" for after, changes in since]
+    last = max((after for after, changes in since if any(map(_is_setting, changes))), default=None)
+    seen = (f"step {step} of {shown(run.folder)} was trained on other samples or timesteps than its data and settings "
+            "give now")
+    return CacheError("; ".join([seen, *told]),
+                      hint="name the manifest that it was trained with: --manifest" if last is None else
+                      f"steps that were trained with other settings cannot be replayed; those after step {last} can")
+
+
+def _accepted_since(run: Run, step: int) -> Iterator[tuple[int, Sequence[str]]]:
+    """The resumes after `step` that accepted changes: after which step, and which."""
+    return ((each["step"], each["changes"]) for each in run.adopted if each["step"] >= step)
+
+
+def _is_setting(change: str) -> bool:
+    """Whether an accepted change is that of a setting, as `train.runs.resume` tells it."""
+    return change.partition(" is ")[0] in SETTINGS
+
+
+def _other_data(run: Run, setup: Setup) -> str:
+    """That the data are not those of the run's last start, or nothing."""
+    if run.data in ("", setup.identity.digest):
+        return ""
+    return f"the data of {shown(setup.asked.manifest)} are not those of the run's last start"
 
 
 def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
@@ -96,8 +138,8 @@ def _timesteps(model: Path) -> int:
     return len(betas) if betas else int(config.get("num_train_timesteps", 1000))
 
 
-def _losses(records: Records, index: Index, shots: Sequence[Draw], what: str) -> list[float | None]:
-    """The losses that were recorded for `shots`. Raises `CacheError` if they were recorded for others."""
+def _losses(records: Records, index: Index, shots: Sequence[Draw]) -> list[float | None] | None:
+    """The losses that were recorded for `shots`; `None` if they were recorded for others."""
     if not len(records):
         return [None] * len(shots)
     ids = ids_of(index)
@@ -106,9 +148,7 @@ def _losses(records: Records, index: Index, shots: Sequence[Draw], what: str) ->
     for sample, timestep, loss in zip(*(records[name].tolist() for name in ("id", "timestep", "loss")), strict=True):
         recorded.setdefault((sample, timestep), []).append(loss)
     if Counter(drawn) != {key: len(losses) for key, losses in recorded.items()}:
-        raise CacheError(f"{what} was trained on other samples or timesteps than its data and settings give now",
-                         hint="name the manifest that it was trained with: --manifest; after a resume with --adopt, "
-                         "steps before it cannot be replayed")
+        return None
     return [recorded[key].pop(0) for key in drawn]
 
 

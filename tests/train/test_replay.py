@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from real_manifest import build
 from runs import events, go
 
 from prep.errors import CacheError, UsageError
 from prep.loader.draws import NO_TEXT
+from prep.manifest.document import write_manifest
 from train import steps
 from train.check import check
 from train.replay import replay
@@ -106,6 +109,56 @@ def test_a_step_before_an_accepted_change_has_a_warning(train, make, setup_of, t
     assert replay(tmp_path / "run", 3).warnings == ()
     done = train("replay", tmp_path / "run", "--step", 1)
     assert done.code == 0 and "warning: step 1 was trained before --adopt accepted" in done.err
+
+
+def refused(run, step, manifest=None):
+    with pytest.raises(CacheError) as caught:
+        replay(run, step, manifest)
+    begin = f"step {step} of {run} was trained on other samples or timesteps than its data and settings give now"
+    assert caught.value.message.startswith(begin)
+    return caught.value.message.removeprefix(begin), caught.value.hint
+
+
+def test_settings_that_were_accepted_since_are_named(make, setup_of, tmp_path):
+    made, run = make(), tmp_path / "run"
+    go(setup_of(made, **{**SETTINGS, "steps": 2}), run)
+    go(setup_of(made, **{**SETTINGS, "steps": 4, "seed": 1}), run, resume=True, adopt=True)
+    assert refused(run, 1) == (
+        "; after step 2, --adopt accepted: seed is 1, was 0",
+        "steps that were trained with other settings cannot be replayed; those after step 2 can")
+    assert replay(run, 3).warnings == ()
+
+
+def test_data_that_were_accepted_since_are_named_and_the_earlier_ones_taken(
+        make, setup_of, tmp_path, tmp_path_factory, tiny_model):
+    made, run = make(), tmp_path / "run"
+    other = build(tmp_path_factory.mktemp("other"), tiny_model, counts=(1, 2))
+    go(setup_of(made, **{**SETTINGS, "steps": 2}), run)
+    before = [replay(run, step).samples for step in (1, 2)]
+    go(setup_of(other, **{**SETTINGS, "steps": 4}), run, resume=True, adopt=True)
+    told, hint = refused(run, 1)
+    assert told == "; after step 2, --adopt accepted: 4 samples removed; 2 samples changed"
+    assert hint == "name the manifest that it was trained with: --manifest"
+    for step in (1, 2):
+        found = replay(run, step, made.path)
+        assert found.samples == before[step - 1]
+        assert found.warnings == (f"the data of {made.path} are not those of the run's last start: captions and crops "
+                                  "may be others than were trained",)
+    told, hint = refused(run, 3, made.path)
+    assert told == f"; the data of {made.path} are not those of the run's last start"
+    assert hint == "name the manifest that it was trained with: --manifest"
+
+
+def test_a_manifest_that_was_written_anew_is_named(make, setup_of, tmp_path):
+    """Also if samples and timesteps are the same: their captions may not be."""
+    made, run = make(), tmp_path / "run"
+    go(setup_of(made, **SETTINGS), run)
+    document = json.loads(json.dumps(dict(made.manifest.document)))
+    document["latents"]["scaling_factor"] = "0.25"
+    write_manifest(made.path, document)
+    (warning,) = replay(run, 1).warnings
+    assert warning == (f"the data of {run / '..' / made.path.name} are not those of the run's last start: captions and "
+                       "crops may be others than were trained")
 
 
 def test_the_command_prints_a_sample_in_three_lines(train, make, setup_of, tmp_path):

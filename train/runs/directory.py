@@ -65,6 +65,7 @@ class Run:
     table: Mapping[str, Any]  # the settings as run.json has them
     base: Mapping[str, str]  # fingerprints of the model; empty in runs of version 1
     origin: Origin
+    data: str = ""  # digest of the data that decide the steps, of its last start; empty in runs of version 1
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
 
@@ -211,7 +212,7 @@ def read_run(folder: Path) -> Run:
         base = {name: digest_of(value, f"base.{name}") for name, value in
                 expect(body.get("base", {}), dict, "base").items()}
         return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base,
-                   origin=_origin(body),
+                   origin=_origin(body), data=digest_of(body["data"], "data") if "data" in body else "",
                    adopted=tuple(list_of(body.get("adopted", []), checkpoint.adopted_of, "adopted")))
     except (Unparsed, ConfigError) as error:
         raise damaged(folder, error) from None
