@@ -21,7 +21,7 @@ from torch import Tensor
 from prep.errors import ModelError, PathError, Problem, first_line
 from prep.formatting import format_bytes
 from prep.fs import atomic
-from prep.fs.paths import NamedPath, check_disjoint
+from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import ComponentFiles
@@ -333,6 +333,9 @@ def _infos(path: Path) -> _Infos:
 
 def _check_output(asked: MergeRequest) -> None:
     _check_unused(asked.output)
+    check_above(asked.output, "merged model")
+    if in_cache(asked.output.resolve()):
+        raise PathError(f"{asked.output} lies in a cache", hint="name a directory outside with -o")
     check_disjoint([NamedPath(role="output", path=asked.output), NamedPath(role="model", path=asked.model)])
 
 

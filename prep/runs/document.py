@@ -13,6 +13,7 @@ from prep.runs.documents import read_sealed, refused
 NAME = "run.json"
 FORMAT = "latentry/run"
 VERSION = 3
+_OURS = "name the directory that train run wrote (-o)"
 _SECOND = ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
            "adopted")
 _KEYS = {
@@ -26,13 +27,23 @@ def read_document(folder: Path) -> dict[str, Any]:
     try:
         return read_sealed(folder / NAME, FORMAT, _KEYS)
     except FileNotFoundError:
-        raise PathError(f"{folder} is not a training run: it has no run.json",
-                        hint="name the directory that train run wrote (-o)") from None
+        if not folder.exists():
+            raise PathError(f"{shown(folder)} does not exist, expected the directory of a run", hint=_OURS) from None
+        raise PathError(f"{folder} is not a training run: it has no run.json", hint=_way_to(folder)) from None
     except (OSError, Unparsed) as error:
         if not folder.is_dir():
-            raise PathError(f"{folder} is not a training run: it is not a directory",
-                            hint="name the directory that train run wrote (-o)") from None
+            raise PathError(f"{folder} is not a training run: it is not a directory", hint=_way_to(folder)) from None
         raise damaged(folder, error) from None
+
+
+def _way_to(place: Path) -> str:
+    """The hint for what is no run: the run in which it lies, if it is a checkpoint or a file of one."""
+    if (place.parent / NAME).is_file():
+        return f"name its run, {place.parent}"
+    above = place.parent.parent
+    if place.parent.name == "checkpoints" and (above / NAME).is_file():
+        return f"name its run, {above}; train sample takes --checkpoint {place.name}"
+    return _OURS
 
 
 def damaged(folder: Path, error: Exception) -> CacheError:

@@ -259,6 +259,19 @@ def test_a_file_that_cannot_be_copied(tmp_path):
 
 
 def test_options(train, sd15, tmp_path):
+    result = train("merge", tmp_path / "nowhere", "-o", tmp_path / "merged")
+    assert result.code == 5 and f"{tmp_path / 'nowhere'} does not exist, expected a LoRA file or a run\n" in result.err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    shutil.copy(sd15[1], tmp_path / "run" / "lora.safetensors")
+    result = train("merge", tmp_path / "run" / "lora.safetensors", "-o", tmp_path / "merged")
+    assert result.code == 2 and result.err.endswith(f"hint: name its run, {tmp_path / 'run'}, or add --model DIR\n")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "latentry.json").write_text("{}")
+    for place, said in (("cache/merged", f"{tmp_path / 'cache' / 'merged'} lies in a cache"),
+                        ("run/run.json/merged", f"{tmp_path / 'run' / 'run.json'} is not a directory")):
+        result = train("merge", sd15[1], "-o", tmp_path / place, "--model", sd15[0])
+        assert result.code == 5 and said in result.err, result.err
     result = train("merge", sd15[1], "-o", tmp_path / "merged")
     assert result.code == 2 and "--model is missing: a LoRA file does not say where its model is" in result.err
     result = train("merge", sd15[1], "-o", tmp_path / "merged", "--model", sd15[0], "--dtype", "int8")

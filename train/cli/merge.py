@@ -33,7 +33,7 @@ def merge(
 ) -> None:
     """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA."""
     from prep.cli.ticker import progress
-    from prep.errors import UsageError
+    from prep.errors import PathError, UsageError
     from prep.models.hub import locate
     from train.runs.directory import model_of, read_run, run_of
     from train.runs.stored.reading import for_merge, not_written
@@ -45,8 +45,12 @@ def merge(
     named: str | Path | None = model
     if named is None and lora.is_dir():
         named = model_of(read_run(run_of(lora)), None)
+    if named is None and not lora.exists():
+        raise PathError(f"{lora} does not exist, expected a LoRA file or a run")
     if named is None:
-        raise UsageError("--model is missing: a LoRA file does not say where its model is", hint="add --model DIR")
+        beside = f"name its run, {lora.parent}, or " if (lora.parent / "run.json").is_file() else ""
+        raise UsageError("--model is missing: a LoRA file does not say where its model is",
+                         hint=f"{beside}add --model DIR")
     with defer_interrupts():
         from train.merge import MergeRequest, merge
 

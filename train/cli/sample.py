@@ -32,9 +32,9 @@ def sample(
     steps: Annotated[int | None, typer.Option(help="sampler steps, also of prompts in a file with --s", min=1,
                                                max=1000)] = None,
     guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none; also of prompts in a "
-                                                     "file with --l", min=1)] = None,
+                                                     "file with --l", min=1, max=100)] = None,
     seed: Annotated[int | None, typer.Option(help="random seed of the initial noise, also of prompts in a file with "
-                                               "--d", min=0)] = None,
+                                               "--d", min=0, max=(1 << 63) - 1)] = None,
     device: opt.Device = "auto", download: opt.Download = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""

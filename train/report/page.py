@@ -48,11 +48,14 @@ def write_report(folder: Path, output: Path | None, made: date, *, worst: int = 
                  manifest: Path | None = None) -> Written:
     """Writes the page of the run in `folder` to `output` (default: RUN/report.html), atomically.
 
-    Reads a run that goes on as it is now. Replaces nothing but an earlier page. Raises `PathError`, and `CacheError` if
-    run.json or the log is damaged; what else is missing is missing on the page.
+    Reads a run that goes on as it is now. Replaces nothing but an earlier page. Raises `PathError`, `CacheError` if
+    run.json or the log is damaged, `ManifestError` for a `manifest` that is named; what else is missing is missing on
+    the page.
     """
     run, path = read_run(folder), folder / NAME if output is None else output
     _check_output(run, path)
+    if worst and manifest is not None:  # what was named has to be there; where the run's own is gone, the page says so
+        read_manifest(manifest, fetch=False)
     history = read_history(read_events(folder / LOG))
     room = Pictures()
     strips, left_out = shown.strips(folder, history.grids, room)

@@ -371,6 +371,29 @@ def test_options_of_sample_come_before_the_settings_of_prompts_in_a_file(prep, t
     assert done.code == 0 and grids[0].read_bytes() == others[0], done.err
 
 
+@pytest.mark.parametrize(("option", "value", "most"), [
+    ("--seed", 1 << 63, "9223372036854775807"), ("--guidance", "inf", "100"), ("--guidance", "100.5", "100")], ids=str)
+def test_numbers_of_sample_have_the_bounds_of_their_settings(train, tmp_path, option, value, most):
+    result = train("sample", tmp_path / "run", option, value)
+    assert result.code == 2 and f"'{option}'" in result.err, result.err
+    assert f"less than or equal to {most}" in result.err
+
+
+def test_what_lies_in_a_run_is_not_taken_for_one(train, make):
+    made = make()
+    assert run(train, made, steps=2).code == 0
+    place = made.root / "run"
+    for command in (("sample",), ("replay", "--step", 1), ("worst",), ("report",)):
+        for inner, hint in (("checkpoints/step-000002", f"name its run, {place}; train sample takes --checkpoint "
+                             "step-000002"), ("lora.safetensors", f"name its run, {place}")):
+            result = train(*command, place / inner)
+            assert result.code == 5 and result.err.endswith(f"hint: {hint}\n"), result.err
+        result = train(*command, made.root / "nowhere")
+        assert result.code == 5 and result.err == (
+            f"error: {made.root / 'nowhere'} does not exist, expected the directory of a run\n"
+            "hint: name the directory that train run wrote (-o)\n")
+
+
 @pytest.mark.parametrize(("options", "said"), [
     (("--base", "--compare"), "--base is given with --compare, which shows the model before training anyway"),
     (("--base", "--checkpoint", "step-3"), "--base is given with --checkpoint, but it shows the model before training"),

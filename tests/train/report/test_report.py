@@ -104,6 +104,8 @@ def test_a_manifest_that_has_moved(report, train):
     there.rename(run.parent / "moved.json")
     assert train("report", run, "--json").json["worst"] == 0
     assert "is gone: " in (run / "report.html").read_text()
+    wrong = train("report", run, "--manifest", run.parent / "nowhere.json")
+    assert wrong.code == 4 and f"cannot read manifest {run.parent / 'nowhere.json'}: No such file" in wrong.err
     again = train("report", run, "--json", "--manifest", run.parent / "moved.json").json
     assert again["worst"] == document["worst"]
 
@@ -182,4 +184,4 @@ def test_nothing_but_an_earlier_page_is_replaced(report, train, tmp_path):
     assert (result.code, result.out) == (0, f"{tmp_path / 'page.html'}\n")
     assert write_report(run, tmp_path / "page.html", date(2024, 2, 29), worst=0).size < len(text)
     missing = train("report", tmp_path / "none")
-    assert missing.code == 5 and "is not a training run" in missing.err
+    assert missing.code == 5 and "does not exist, expected the directory of a run" in missing.err
