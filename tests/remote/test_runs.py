@@ -29,7 +29,7 @@ from train.runs.stored.stored import kept_in
 STEPS = 6
 RUN = ("--steps", STEPS, "--batch-size", 2, "--precision", "fp32", "--device", "cpu", "--quiet", "--set",
        "checkpoint.every=2", "--set", "optimizer.name=adamw", "--set", "lora.rank=2", "--set", "sample.every=0")
-SAMPLES = ("--set", "sample.every=3", "--set", "sample.steps=2")
+SAMPLES = ("sample.every=3", "sample.steps=2")
 TIMES = ("seconds", "wait", "samples_per_second")
 
 
@@ -37,6 +37,13 @@ TIMES = ("seconds", "wait", "samples_per_second")
 def made(make, monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
     return make()
+
+
+def changed(words, *settings):
+    """`words` with these settings, in place of theirs where they have them."""
+    given = {setting.partition("=")[0]: setting for setting in settings}
+    replaced = [given.pop(str(word).partition("=")[0], word) for word in words]
+    return [*replaced, *(part for setting in given.values() for part in ("--set", setting))]
 
 
 @pytest.fixture
@@ -149,7 +156,7 @@ def test_a_link_in_a_run_is_not_uploaded(tmp_path):
 
 
 def test_the_run_is_the_one_on_a_disk(train, words, store, url, tmp_path):
-    words = (*words, *SAMPLES)
+    words = changed(words, *SAMPLES)
     assert train(*words, "-o", tmp_path / "cat").code == 0
     here = files(tmp_path / "cat")
     told = train(*words, "-o", url)
@@ -207,7 +214,7 @@ def test_a_run_continues_on_another_computer(train, words, here, store, url, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("count", range(2, 40))
 def test_a_run_continues_from_wherever_it_ended(train, words, store, url, tmp_path, monkeypatch, count):
-    words = (*words, *SAMPLES)
+    words = changed(words, *SAMPLES)
     assert train(*words, "-o", tmp_path / "cat-2").code == 0
     here = files(tmp_path / "cat-2")
     if end_midway(train, words, store, url, count, monkeypatch).code == 0:
@@ -403,7 +410,7 @@ def test_a_checkpoint_is_there_while_it_is_uploaded(train, words, store, url):
     """However slow the store: `keep` removes nothing that is being uploaded, and the newest comes after it."""
     store.proxy.rule = lambda method, path, before: (
         time.sleep(0.5) or "" if method == "PUT" and "checkpoints" in path else "")
-    told = train(*words, "--set", "checkpoint.keep=1", "--set", "checkpoint.every=1", "-o", url)
+    told = train(*changed(words, "checkpoint.keep=1", "checkpoint.every=1"), "-o", url)
     assert told.code == 0, told.err
     there = require_whole(store, url)
     assert steps_of(there) == steps_of(files(run_root(url))) == ["step-000006"]
@@ -491,7 +498,7 @@ def test_no_credentials_are_written(train, words, store, url):
 def there(train, words, store, url, monkeypatch, tmp_path):
     """A run in the store and the same one here, read on a computer that has nothing of it."""
     for place in (tmp_path / "cat", url):
-        assert train(*words, *SAMPLES, "-o", place).code == 0
+        assert train(*changed(words, *SAMPLES), "-o", place).code == 0
     new_computer(monkeypatch, tmp_path, 3)
     store.proxy.forget()
     return tmp_path / "cat"
@@ -579,7 +586,7 @@ def test_a_killed_process_leaves_what_is_whole(train, words, here, store, url, t
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_process_uploads_its_checkpoint(train, words, here, store, url, tmp_path, monkeypatch, number):
-    words = (*words, "--steps", 2000, "--set", "sample.every=0", "--set", "checkpoint.every=1000")
+    words = (*changed(words, "checkpoint.every=1000"), "--steps", 2000)
     process = subprocess.Popen([sys.executable, "-m", "train", *map(str, words), "-o", url], env=environment(),
                                stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90

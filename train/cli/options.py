@@ -14,6 +14,7 @@ from prep.cli.options import AsJson as AsJson
 from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
 from prep.cli.signature import choice
+from prep.errors import UsageError
 
 if TYPE_CHECKING:
     from prep.errors import Problem
@@ -56,12 +57,28 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors o
 
 def read_settings(path: Path | None, settings: list[str] | None, options: dict[str, Any],
                   before: Mapping[str, Any] | None = None) -> Config:
-    """Settings from file and options; without a file, starts from `before`, the settings of the run to resume."""
-    from train.config.load import load_config, option
+    """Settings from file and options; without a file, starts from `before`, the settings of the run to resume.
 
-    overrides = {name: value for name, value in options.items() if value is not None}
-    overrides.update(option(text) for text in settings or ())
+    Raises `UsageError` for two values of a setting, `ConfigError`.
+    """
+    from train.config.load import load_config, option, parts
+
+    given = [(name, value, _spelled(name, value)) for name, value in options.items() if value is not None]
+    given += [(*part, f"--set {text}") for text in settings or () for part in parts(*option(text))]
+    overrides: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for name, value, text in given:
+        if name in overrides and overrides[name] != value:
+            raise UsageError(f"{name} is given twice, by {spelled[name]} and by {text}, expected one value",
+                             hint="omit one of them")
+        overrides[name], spelled[name] = value, text
     return load_config(path, overrides, before)
+
+
+def _spelled(name: str, value: Any) -> str:
+    """The option of its own that a setting was given by."""
+    word = name.rpartition(".")[2].replace("_", "-")
+    return f"--{'' if value else 'no-'}{word}" if isinstance(value, bool) else f"--{word} {value}"
 
 
 def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None) -> RunRequest:

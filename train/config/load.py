@@ -75,6 +75,13 @@ def option(text: str) -> tuple[str, Any]:
         return name.strip(), value.strip()
 
 
+def parts(name: str, value: Any) -> list[tuple[str, Any]]:
+    """`[("lora.rank", 8)]` from `("lora", {"rank": 8})`: the settings of a section that is given as a whole."""
+    if name in SECTIONS and isinstance(value, dict):
+        return [(f"{name}.{key}", inner) for key, inner in value.items()]
+    return [(name, value)]
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:

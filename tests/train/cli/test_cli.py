@@ -568,3 +568,35 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
     result = run(train, made, "--method", "full", "--resume", "--from", "step-000002", "--set", "checkpoint.every=2",
                  steps=4)
     assert result.code == 0 and not last.exists(), result.err
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--set", "lora.rank=8", "--rank", "4"], "lora.rank is given twice, by --rank 4 and by --set lora.rank=8"),
+    (["--set", "lora.rank=8", "--set", "lora.rank=4"],
+     "lora.rank is given twice, by --set lora.rank=8 and by --set lora.rank=4"),
+    (["--set", "lora.rank=8", "--set", "lora={rank = 4, alpha = 2}"],
+     "lora.rank is given twice, by --set lora.rank=8 and by --set lora={rank = 4, alpha = 2}"),
+    (["--no-masked", "--set", "loss.masked=true"],
+     "loss.masked is given twice, by --no-masked and by --set loss.masked=true"),
+    (["--batch-size", "2", "--set", "batch_size=4"],
+     "batch_size is given twice, by --batch-size 2 and by --set batch_size=4"),
+])
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_two_values_of_a_setting_are_refused(train, make, command, options, said):
+    result = train(command, make().path, *options)
+    assert result.code == 2
+    assert result.err == f"error: {said}, expected one value\nhint: omit one of them\n"
+
+
+def test_the_same_value_twice_is_one(train, make):
+    result = train("check", make().path, "--rank", 4, "--set", "lora.rank=4", "--set", "lora.rank=4", "--lr", "1e-3",
+                   "--set", "optimizer.lr=0.001")
+    assert result.code == 0 and "a LoRA of rank 4 on" in result.out
+
+
+def test_a_section_given_as_an_option_leaves_the_rest_of_the_file_s(tmp_path):
+    (tmp_path / "train.toml").write_text("[lora]\nrank = 2\nalpha = 0.5\n")
+    from train.cli.options import read_settings
+
+    lora = read_settings(tmp_path / "train.toml", ["lora={rank = 4}"], {}).lora
+    assert (lora.rank, lora.alpha) == (4, 0.5)

@@ -25,8 +25,8 @@ from train.parallel.ranks import Ranks
 from train.setup import RunRequest
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows needs another set-up")
-FEW = ("--device", "cpu", "--set", "sample.every=0", "--set", "lora.rank=2", "--batch-size", 4, "--lr", "1e-3",
-       "--set", "checkpoint.every=4", "--set", "precision=fp32")
+BARE = ("--device", "cpu", "--set", "lora.rank=2", "--batch-size", 4, "--lr", "1e-3", "--set", "precision=fp32")
+FEW = (*BARE, "--set", "sample.every=0")
 
 
 def same(one, other):
@@ -42,7 +42,7 @@ def same(one, other):
 @pytest.mark.parametrize("count", [2, 4])
 def test_any_number_of_processes_takes_the_same_steps_and_resumes_the_others_runs(make, train, tmp_path, count):
     path = make().path
-    words = ("run", path, *FEW, "--steps", 6, "--set", "micro_batch=2")
+    words = ("run", path, *FEW, "--steps", 6, "--set", "micro_batch=2", "--set", "checkpoint.every=4")
     assert train(*words, "-o", tmp_path / "one").code == 0
     done = torchrun(count, *words, "-o", tmp_path / "several")
     assert done.returncode == 0, done.stderr
@@ -75,8 +75,7 @@ def test_a_failure_of_one_process_is_one_message_and_costs_no_finished_step(make
     assert (tmp_path / "run" / "checkpoints" / f"step-{last:06d}").is_dir()
 
 
-LOOKS = ("--steps", 1, "--set", "sample.every=1", "--set", "sample.steps=2", "--set", "validation.timesteps=3",
-         "--micro-batch", 2, "--set", "ema.decay=0.9")
+LOOKS = ("--steps", 1, "--set", "sample.steps=2", "--micro-batch", 2, "--set", "ema.decay=0.9")
 
 
 @pytest.mark.slow
@@ -85,7 +84,8 @@ def test_validation_and_pictures_of_several_processes_are_those_of_one(make, tra
     """Bit by bit, before a step has rounded anything in another order; of three processes one draws nothing."""
     path = make(validation=5).path
     for ranks, name in ((1, "one"), (count, "several")):
-        done = torchrun(ranks, "run", path, *FEW, *LOOKS, "-o", tmp_path / name)
+        done = torchrun(ranks, "run", path, *BARE, *LOOKS, "--set", "sample.every=1", "--set",
+                        "validation.timesteps=3", "-o", tmp_path / name)
         assert done.returncode == 0, done.stderr
     first, other = ([event for event in events(tmp_path / name) if event["event"] in ("validation", "sample")
                      and event["step"] == 0] for name in ("one", "several"))
@@ -103,8 +103,7 @@ def test_a_failure_of_any_process_in_between_is_a_warning(make, tmp_path):
     request = list(validation(setup.index, 2, count=2, timesteps=1000))[1]
     assert len({shot.sample for shot in request.shots}) == 1
     damage(made, setup, (request, request.shots[0]))
-    done = torchrun(2, "run", made.path, *FEW, *LOOKS, "--set", "sample.every=0", "--set", "validation.timesteps=2",
-                    "-o", tmp_path / "run")
+    done = torchrun(2, "run", made.path, *FEW, *LOOKS, "--set", "validation.timesteps=2", "-o", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
     assert len(texts) == 2 and all("no validation: rank 1 of 2 failed: " in text and "checksum" in text
@@ -125,7 +124,7 @@ def test_prompts_that_not_all_read_alike(make, setup_of, monkeypatch):
 @pytest.mark.slow
 def test_what_the_processes_find_before_the_first_step(make, tmp_path):
     path = make().path
-    done = torchrun(2, "run", path, *FEW, "--set", "batch_size=1", "--steps", 2, "-o", tmp_path / "run")
+    done = torchrun(2, "run", path, *FEW, "--batch-size", 1, "--steps", 2, "-o", tmp_path / "run")
     assert "error: batch_size is 1, but 2 ranks divide a step's samples" in done.stderr
     assert done.stderr.count("error: ") == 1 and not (tmp_path / "run").exists()
 
