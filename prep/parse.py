@@ -110,8 +110,17 @@ def known_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> No
 
 def suggest(word: str, options: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or "" if no option is similar."""
-    near = difflib.get_close_matches(word, list(options), n=1) if len(word) <= LONG else []
-    return f"; did you mean '{near[0]}'?" if near else ""
+    near = closest(word, options)
+    return f"; did you mean '{near}'?" if near else ""
+
+
+def closest(word: str, options: Iterable[str]) -> str:
+    """The option that is similar to `word`, in upper or lower case, or that alone begins with it; else ""."""
+    if len(word) > LONG:
+        return ""
+    known = {option.lower(): option for option in options}
+    near = difflib.get_close_matches(word.lower(), known, n=1) or [one for one in known if one.startswith(word.lower())]
+    return known[near[0]] if word and len(near) == 1 else ""
 
 
 LONG = 1 << 10  # characters; a longer word is not a typing error

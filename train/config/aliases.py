@@ -6,6 +6,7 @@ scripts of diffusers (58eb52c0), diffusion-pipe (8f83dbf) and ai-toolkit (27a03a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 # Setting here → its names in other trainers.
@@ -93,12 +94,14 @@ _ELSEWHERE: Mapping[str, str] = {
     "save_last_n_epochs": "checkpoint.keep is the number of checkpoints; they are saved every checkpoint.every steps",
     "sample_prompts": "prep prompts FILE --manifest MANIFEST encodes prompts, and the manifest names the file",
     "validation_prompt": "prep prompts FILE --manifest MANIFEST encodes prompts, and the manifest names the file",
+    "output": "it is an option: train run -o RUN",
     "output_dir": "it is an option: train run -o RUN",
     "output_name": "it is an option: train run -o RUN",
     "output_model_destination": "it is an option: train run -o RUN",
     "workspace_dir": "it is an option: train run -o RUN",
     "pretrained_model_name_or_path": "it is an option: train run --model MODEL; the default is the manifest's",
     "base_model_name": "it is an option: train run --model MODEL; the default is the manifest's",
+    "model": "it is an option: train run --model MODEL; the default is the manifest's",
     "resume": "it is an option: train run --resume",
     "resume_from_checkpoint": "it is an option: train run --resume --from step-N",
     "device": "it is an option: train run --device",
@@ -125,14 +128,23 @@ _HERE = {name: setting for setting, names in _NAMES.items() for name in names.sp
 
 
 def advice(word: str, settings: Iterable[str]) -> str:
-    """What to write instead of the unknown key `word`, as the end of a message; empty if it is unknown everywhere.
+    """What to write instead of the unknown key `word`, as the end of a message; empty if it is unknown everywhere."""
+    if names := meant(word, settings):
+        return f"; here it is {' or '.join(names)}"
+    told = _ELSEWHERE.get(_plain(word))
+    return f"; {told}" if told else ""
 
-    Also finds our own settings in another section: `rank` is lora.rank.
-    """
-    name = word.strip().lower().replace("-", "_").rpartition(".")[2]
+
+def meant(word: str, settings: Iterable[str]) -> list[str]:
+    """The settings whose name in another trainer, or without its section, is `word`: `rank` is lora.rank."""
+    name = _plain(word)
     if name in _HERE:
-        return f"; here it is {_HERE[name]}"
+        return [_HERE[name]]
     if name in _ELSEWHERE:
-        return f"; {_ELSEWHERE[name]}"
-    ours = [setting for setting in settings if setting.rpartition(".")[2] == name and setting != word]
-    return f"; here it is {' or '.join(ours)}" if ours else ""
+        return []
+    return [setting for setting in settings if setting.rpartition(".")[2] == name and setting != word]
+
+
+def _plain(word: str) -> str:
+    """`word` without its section, in the spelling of our settings."""
+    return re.split(r"[./:\s]", word.strip())[-1].lower().replace("-", "_")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, fields
 from math import gcd
 from pathlib import Path
@@ -16,13 +16,23 @@ from typing import Any
 from prep.errors import ConfigError
 from prep.fs.text import decode_text
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
+from train.config import hints
 from train.config.aliases import advice
 from train.config.optimizers import DEPENDENT, OPTIMIZERS, usual
 from train.config.schema import STEPS, Config, Lora, Optimizer
+from train.config.setting import line_check
 from train.config.table import SECTIONS, SETTINGS
 
 _INSTEAD = {"steps": "epochs", "epochs": "steps"}
 MOST = 1 << 20  # bytes of a file of settings
+
+
+class _Refused(Unparsed):
+    """A setting does not take its value."""
+
+    def __init__(self, text: str, name: str, value: Any) -> None:
+        super().__init__(text)
+        self.name, self.value = name, value
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, start: Mapping[str, Any] | None = None,
@@ -34,19 +44,38 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, s
     table = copy.deepcopy(dict(start or {})) if path is None else _read(path)
     for name, value in (overrides or {}).items():
         if name not in SETTINGS:
-            alone: dict[str, Any] = {}
-            _put(alone, name, value)
-            parse(alone, "the options")  # an error that does not blame the file
+            _refuse(name, value)
         _put(table, name, value)
         if name in _INSTEAD and _INSTEAD[name] not in (overrides or {}):
             table.pop(_INSTEAD[name], None)  # an option in steps replaces the file's epochs, and the reverse
-    return parse(table, "the options" if path is None else str(path))
+    return parse(table, "the options" if path is None else str(path), overrides or ())
 
 
-def parse(table: Mapping[str, Any], where: str) -> Config:
-    """The settings in `table`, which was read from TOML. Raises `ConfigError` with `where` in its message."""
+def _refuse(name: str, value: Any) -> None:
+    """Raises `ConfigError`, which does not blame the file, for an option that is no setting."""
+    if name in SECTIONS:
+        known = [setting for setting in SETTINGS if setting.startswith(f"{name}.")]
+        raise ConfigError(f"{name} is {brief(value)}, but it is a section, expected one of its settings: "
+                          f"{', '.join(known)}", hint=hints.of_name(name, value))
+    alone: dict[str, Any] = {}
+    _put(alone, name, value)
+    try:
+        parse(alone, "the options")
+    except ConfigError as error:
+        error.hint = hints.of_name(name, value)
+        raise
+
+
+def parse(table: Mapping[str, Any], where: str, options: Container[str] = ()) -> Config:
+    """The settings in `table`, which was read from TOML; those among `options` were given on the command line.
+
+    Raises `ConfigError` with `where` in its message.
+    """
     try:
         return _together(_build(Config, table, where, ""))
+    except _Refused as error:
+        raise ConfigError(str(error), hint=hints.of_value(error.name, error.value, option=error.name in options)
+                          ) from None
     except Unparsed as error:
         raise ConfigError(str(error), hint="train init writes a file with every setting") from None
 
@@ -65,14 +94,19 @@ def by_name(config: Config) -> dict[str, Any]:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """`("lora.rank", 8)` from `"lora.rank=8"`: a TOML value, or else a string. Raises `ConfigError`."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"--set is {text!r}, expected NAME=VALUE", hint="for example: --set lora.rank=8")
+    """`("lora.rank", 8)` from `"lora.rank=8"`: a TOML value, or else a string; titles are strings always.
+
+    Raises `ConfigError`.
+    """
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not name:
+        raise ConfigError(f"--set is {brief(text)}, expected NAME=VALUE", hint=hints.of_text(text))
     try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+        table = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):  # also for numbers with more digits than Python parses
-        return name.strip(), value.strip()
+        return name, value
+    line = name in SETTINGS and SETTINGS[name].spec.check is line_check and not isinstance(table["value"], str)
+    return name, value if line or len(table) > 1 else table["value"]  # a text may look like a number
 
 
 def parts(name: str, value: Any) -> list[tuple[str, Any]]:
@@ -115,7 +149,7 @@ def _build(record: Any, table: Mapping[str, Any], where: str, prefix: str) -> An
             values[name] = _build(SECTIONS[name], expect(value, dict, f"[{name}] of {where}"), where, name)
         else:
             full = f"{prefix}.{name}" if prefix else name
-            values[name] = SETTINGS[full].spec.check(value, full)
+            values[name] = _checked(full, value)
     if record is Config and "batch_size" in values:
         values.setdefault("micro_batch", values["batch_size"])
     if record is Optimizer:
@@ -123,6 +157,14 @@ def _build(record: Any, table: Mapping[str, Any], where: str, prefix: str) -> An
     if record is Lora:
         values = _with_ranks(values)
     return record(**values)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """What the setting `name` is with `value`. Raises `_Refused`."""
+    try:
+        return SETTINGS[name].spec.check(value, name)
+    except Unparsed as error:
+        raise _Refused(str(error), name, value) from None
 
 
 def _with_ranks(values: dict[str, Any]) -> dict[str, Any]:

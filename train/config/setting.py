@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of, within
+from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of, suggest, within
 
 Check = Callable[[Any, str], Any]  # (value, name) → the value to use; raises Unparsed
 MOST_TEXT = 2000  # characters of a text
 LARGEST = 1 << 40  # upper bound of whole numbers without another bound
+MOST = 1e12  # that of other numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,22 +56,28 @@ def _check_of(sample: Any, low: float | None, high: float | None, choices: tuple
     least = 0 if low is None else low
     if isinstance(sample, tuple):
         each, words = _check_of(sample[0], low, high, ())
-        return _pair(each), f"two numbers, {words}"
+        return _pair(each, words), f"two numbers, {words}"
     kind = float if isinstance(sample, float) else int
-    most = high if high is not None else 1e12 if kind is float else LARGEST
+    most = high if high is not None else MOST if kind is float else LARGEST
     words = f"{_spell(least)} or more" if high is None else f"{_spell(least)} to {_spell(high)}"
     return (lambda value, where: _number(value, kind, least, most, where)), words
 
 
 def _number(value: Any, kind: type, low: float, high: float, where: str) -> Any:
-    given: float = expect(value, kind, where)
+    try:
+        given: float = expect(value, kind, where)
+    except Unparsed as error:
+        bounds = f", {_spell(low)} or more" if high in (LARGEST, MOST) else f" from {_spell(low)} to {_spell(high)}"
+        raise Unparsed(f"{error}{bounds}") from None
     within(given, low, high, where)
     return given
 
 
-def _pair(each: Check) -> Check:
+def _pair(each: Check, words: str) -> Check:
     def check(value: Any, where: str) -> tuple[Any, ...]:
-        pair = list_of(list(value) if isinstance(value, tuple) else value, each, where)
+        if not isinstance(value, (list, tuple)):
+            raise Unparsed(f"{where} is {brief(value)}, expected a list of two numbers, {words}")
+        pair = list_of(list(value), each, where)
         if len(pair) != 2:
             raise Unparsed(f"{where} has {len(pair)} values, expected 2")
         return tuple(pair)
@@ -85,7 +92,7 @@ def _spell(bound: float) -> str:
 def size_check(value: Any, where: str) -> tuple[Any, ...]:
     """Checks (width, height) in pixels: a latent cell has 8 pixels per side."""
     whole, _ = _check_of(8, 8, 8192, ())
-    size: tuple[Any, ...] = _pair(whole)(value, where)
+    size: tuple[Any, ...] = _pair(whole, "[width, height] in multiples of 8")(value, where)
     if any(side % 8 for side in size):
         raise Unparsed(f"{where} is {list(size)}, expected [width, height] in multiples of 8")
     return size
@@ -105,7 +112,10 @@ PRESETS = ("attention", "all-linear", "kohya", "kohya-conv")
 def targets_check(value: Any, where: str) -> str | tuple[str, ...]:
     """Checks a preset, or a list of suffixes of layer names and of `re:` regular expressions."""
     if isinstance(value, str):
-        return one_of(value, PRESETS, where)
+        if value not in PRESETS:
+            raise Unparsed(f"{where} is {brief(value)}, expected one of: {', '.join(PRESETS)}, or a list of layers "
+                           f"like ['to_q']{suggest(value, PRESETS)}")
+        return value
     names = list_of(list(value) if isinstance(value, tuple) else value, _pattern, where)
     if not names:
         raise Unparsed(f"{where} is [], expected names of layers like 'to_q', or {', '.join(PRESETS)}")

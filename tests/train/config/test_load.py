@@ -117,7 +117,7 @@ WRONG = [
     ({"result": {"dtype": "fp16"}}, "result.dtype is 'fp16', expected"),
     ({"lora": {"targets": []}}, "lora.targets is [], expected names of layers like 'to_q', or attention, all-linear"),
     ({"lora": {"targets": "atention"}}, "lora.targets is 'atention', expected one of: attention, all-linear, kohya, "
-     "kohya-conv; did you mean 'attention'?"),
+     "kohya-conv, or a list of layers like ['to_q']; did you mean 'attention'?"),
 ]  # fmt: skip
 
 
