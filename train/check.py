@@ -25,7 +25,7 @@ from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import Config
-from train.config.unused import unused
+from train.config.unused import Facts, unused
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.levels import check_levels
@@ -52,7 +52,9 @@ class _Model:
     saved: int
     state_bytes: int
     initial: Initial | None
-    large: bool  # whether convolutions larger than 1x1 get an adapter
+    large: bool  # this and the next two as in `train.config.unused.Facts`
+    convolves: bool
+    rescaled: bool
     ambiguous: bool  # as in `Setup`
 
 
@@ -102,7 +104,8 @@ def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Inde
     """What is no fault, but worth knowing: unused tensors, settings without effect, a learning rate far from the usual
     one, latents of another program."""
     if model is not None and index is not None:
-        yield from unused(config, masked=_masked(index, config), large=model.large)
+        yield from unused(config, Facts(masked=_masked(index, config), held_out=any(map(len, index.validation)),
+                                        large=model.large, convolves=model.convolves, rescaled=model.rescaled))
     initial = None if model is None else model.initial
     if initial is not None and initial.unused:
         yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
@@ -325,7 +328,8 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         return None
     numbers = sum(map(prod, trained))
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
-                  large=_adapts_large(layers_of(weights), config, presets), saved=_saved(numbers, weights, config),
+                  large=_adapts_large(layers_of(weights), config, presets), rescaled=_rescaled(path),
+                  convolves=any(len(shape) == 4 for shape in weights.values()), saved=_saved(numbers, weights, config),
                   ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
@@ -334,6 +338,11 @@ def _adapts_large(layers: Shapes, config: Config, presets: Presets) -> bool:
     """Whether convolutions larger than 1x1 get an adapter."""
     return config.method == "lora" and any(prod(layers[name][2:]) > 1
                                            for name in targeted(layers, config.lora, presets))
+
+
+def _rescaled(model: Path) -> bool:
+    """Whether the model's own noise schedule ends in pure noise."""
+    return read_config(model / "scheduler" / "scheduler_config.json").get("rescale_betas_zero_snr") is True
 
 
 def _saved(numbers: int, weights: Shapes, config: Config) -> int:

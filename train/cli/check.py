@@ -48,12 +48,16 @@ def check(
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
+    from train.config.unused import unused_on
+
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
         "loss.masked": masked, "parallel.shard": shard})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
-    if more := (_check_place(report.setup, output, Path("runs") / manifest.stem) + _check_device(device, chosen)
+    kind, unfit = _check_device(device, chosen)
+    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size)))
+    if more := (_check_place(report.setup, output, Path("runs") / manifest.stem) + unfit
                 + _check_ranks(chosen, world_size)):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
@@ -155,20 +159,27 @@ def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[P
     return []
 
 
-def _check_device(name: str, config: Config) -> list[Problem]:
-    """The fault of a device that was asked for, or of settings that need another; only that imports torch."""
+def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]:
+    """The kind of device, and its fault if there is none or settings need another.
+
+    Only "auto" where nothing depends on it is not looked up, since that imports torch: None.
+    """
     from prep.errors import Problem
     from train.check import check_device, needs_device
+    from train.config.unused import depends_on_device
 
-    if name in ("auto", "cpu") and not needs_device(config):
-        return []
+    if name in ("auto", "cpu") and not needs_device(config) and not depends_on_device(config):
+        return None, []
+    if name == "cpu" and not needs_device(config):
+        return name, []
     from prep.models.tensors import pick_device
 
     try:
-        check_device(config, pick_device(name).type)
+        kind = pick_device(name).type
+        check_device(config, kind)
     except Problem as problem:
-        return [problem]
-    return []
+        return None, [problem]
+    return kind, []
 
 
 def _as_json(report: CheckReport) -> dict[str, Any]:

@@ -92,6 +92,7 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
     from prep.fs.lock import PATIENCE, lock_directory
     from prep.loader.shards import check_shards
     from train.check import check_device
+    from train.config.unused import unused_on
     from train.runs.directory import lock_run
     from train.runs.log import Log, NoLog
     from train.runs.watch import watching
@@ -106,6 +107,8 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
+            for note in unused_on(setup.config, place.type, ranks.world):
+                say(f"note: {note}")
             if ranks.first:
                 held.enter_context(lock_run(folder, setup))
             held.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))

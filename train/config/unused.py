@@ -2,43 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from train.config.load import by_name
 from train.config.schema import Config
 from train.config.table import SETTINGS
 
-_FOLLOWING = ("lora.alpha", "lora.conv_rank", "lora.conv_alpha")  # the rank, unless they were set
+_Reasons = Iterable[tuple[tuple[str, ...], str]]  # settings, and why they have no effect
 
 
-def unused(config: Config, *, masked: bool, large: bool) -> Iterator[str]:
-    """A sentence for each reason why settings that differ from their defaults have no effect.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What decides beside the settings: the data and the model."""
 
-    `masked`: whether masks are used; `large`: whether convolutions larger than 1x1 get an adapter.
-    """
-    set_names = [name for name, value in by_name(config).items() if value != SETTINGS[name].default]
-    for names, why in _reasons(config, masked, large):
+    masked: bool  # whether masks are used
+    held_out: bool  # whether there are validation samples
+    large: bool  # whether convolutions larger than 1x1 get an adapter
+    convolves: bool  # whether the denoiser has convolutions
+    rescaled: bool  # whether its noise schedule ends in pure noise by itself
+
+
+def unused(config: Config, facts: Facts) -> Iterator[str]:
+    """A sentence for each reason why settings that differ from their defaults have no effect."""
+    return _told(config, (*_of_method(config, facts), *_of_optimizer(config), *_of_draws(config, facts),
+                          *_of_evaluation(config, facts)))
+
+
+def unused_on(config: Config, device: str | None, world: int | None) -> Iterator[str]:
+    """The same for the kind of device and the number of processes; None: not known."""
+    return _told(config, _of_computer(config, device, world))
+
+
+def depends_on_device(config: Config) -> bool:
+    """Whether it depends on the kind of device that a setting has an effect."""
+    return any(True for kind in ("cpu", "mps") for _ in unused_on(config, kind, None))
+
+
+def _told(config: Config, reasons: _Reasons) -> Iterator[str]:
+    set_names = [name for name, value in by_name(config).items() if value != _usual(config, name)]
+    for names, why in reasons:
         found = [name for name in set_names if name in names]
         if found:
             yield f"{' and '.join(found)} {'have' if len(found) > 1 else 'has'} no effect: {why}"
 
 
-def _reasons(config: Config, masked: bool, large: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Settings, and why they have no effect."""
-    lora, draws, schedule = config.lora, config.timesteps, config.schedule
+def _usual(config: Config, name: str) -> object:
+    """The value of a setting that was not set."""
+    lora = config.lora
+    following = {"lora.alpha": lora.rank, "lora.conv_rank": lora.rank,
+                 "lora.conv_alpha": lora.alpha if lora.conv_rank == lora.rank else lora.conv_rank}
+    return following.get(name, SETTINGS[name].default)
+
+
+def _of_method(config: Config, facts: Facts) -> _Reasons:
     if config.method == "full":
-        yield _of("lora", but=_FOLLOWING), "method is 'full'"
+        yield _of("lora"), "method is 'full'"
+        yield ("result.tags",), "method is 'full', and only files of a LoRA hold the counts"
     else:
         yield _of("full"), "method is 'lora'"
-        if not large and (lora.conv_rank, lora.conv_alpha) != (lora.rank, lora.alpha):
+        if not facts.large:
             yield ("lora.conv_rank", "lora.conv_alpha"), ("lora.targets has no convolution larger than 1x1; "
                                                           "kohya-conv has those of a UNet")
+        if config.lora.kind == "loha":
+            yield ("lora.factor",), "lora.kind is 'loha', expected 'lokr' for it"
+    if not facts.convolves:
+        yield ("channels_last",), "the denoiser has no convolutions"
+
+
+def _of_optimizer(config: Config) -> _Reasons:
+    optimizer, schedule = config.optimizer, config.schedule
     if schedule.name == "constant":
         yield ("schedule.floor",), "schedule.name is 'constant'"
+        if not schedule.warmup and optimizer.lr == 1 and not optimizer.bias_correction:
+            yield ("optimizer.safeguard_warmup",), "the learning rate is 1 from the first step to the last"
     if schedule.name != "cosine-restarts":
         yield ("schedule.cycles",), f"schedule.name is '{schedule.name}', expected 'cosine-restarts' for it"
     if schedule.name != "polynomial":
         yield ("schedule.power",), f"schedule.name is '{schedule.name}', expected 'polynomial' for it"
+    if not config.ema.decay:
+        yield ("ema.device",), "ema.decay is 0"
+
+
+def _of_draws(config: Config, facts: Facts) -> _Reasons:
+    draws = config.timesteps
     if draws.distribution != "logit-normal":
         yield ("timesteps.mean", "timesteps.std"), (f"timesteps.distribution is '{draws.distribution}', expected "
                                                     "'logit-normal' for it")
@@ -48,11 +95,34 @@ def _reasons(config: Config, masked: bool, large: bool) -> Iterator[tuple[tuple[
         yield ("timesteps.base_side",), f"timesteps.shift_by_size is '{draws.shift_by_size}', expected 'area' for it"
     if not config.noise.pyramid:
         yield ("noise.pyramid_levels",), "noise.pyramid is 0"
-    if not config.ema.decay:
-        yield ("ema.device",), "ema.decay is 0"
-    if not masked:
+    if facts.rescaled:
+        yield ("zero_terminal_snr",), "the model's own noise schedule ends in pure noise"
+    if not facts.masked:
         yield ("loss.unmasked_weight", "loss.normalize_area"), "no masks are used"
 
 
-def _of(section: str, but: tuple[str, ...] = ()) -> tuple[str, ...]:
-    return tuple(name for name in SETTINGS if name.startswith(f"{section}.") and name not in but)
+def _of_evaluation(config: Config, facts: Facts) -> _Reasons:
+    if not facts.held_out:
+        yield _of("validation"), "the manifest holds out no samples"
+    elif not config.validation.every:
+        yield ("validation.timesteps", "validation.most"), "validation.every is 0"
+    asked = ("sample.wait", "sample.encode")
+    if not config.sample.every:
+        yield asked, "sample.every is 0"
+        yield (tuple(name for name in _of("sample") if name not in (*asked, "sample.every")),
+               "sample.every is 0, and only train sample uses such settings then")
+    elif not config.sample.wait:
+        yield ("sample.encode",), "sample.wait is 0"
+
+
+def _of_computer(config: Config, device: str | None, world: int | None) -> _Reasons:
+    if device not in (None, "cuda"):
+        yield ("tf32",), f"the device is {device}, expected an NVIDIA GPU for it"
+    if device == "cpu" and config.ema.decay:
+        yield ("ema.device",), "the device is cpu, where the weights are as well"
+    if world == 1:
+        yield ("parallel.shard",), "there is one process; several are started with torchrun"
+
+
+def _of(section: str) -> tuple[str, ...]:
+    return tuple(name for name in SETTINGS if name.startswith(f"{section}."))

@@ -600,3 +600,18 @@ def test_a_section_given_as_an_option_leaves_the_rest_of_the_file_s(tmp_path):
 
     lora = read_settings(tmp_path / "train.toml", ["lora={rank = 4}"], {}).lora
     assert (lora.rank, lora.alpha) == (4, 0.5)
+
+
+def test_settings_that_this_computer_makes_no_use_of_are_named(train, make):
+    """By run always, and by check as far as it knows."""
+    made, settings = make(), ("--set", "tf32=true", "--shard")
+    one = "note: parallel.shard has no effect: there is one process; several are started with torchrun"
+    cpu = "note: tf32 has no effect: the device is cpu, expected an NVIDIA GPU for it"
+    checked = [train("check", made.path, *settings, *more).out for more in ((), ("--device", "cpu"),
+                                                                           ("--world-size", 1), ("--world-size", 2))]
+    assert [cpu in out for out in checked] == [True] * 4
+    assert [one in out for out in checked] == [False, False, True, False]
+    result = run(train, made, *settings, "--set", "sample.every=0", "--quiet", steps=1)
+    assert result.code == 0 and [line for line in result.err.splitlines() if "no effect" in line] == [
+        "note: sample.steps and sample.size have no effect: sample.every is 0, and only train sample uses such "
+        "settings then", cpu, one]
