@@ -306,9 +306,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
                              read_config(path / "scheduler" / "scheduler_config.json"), manifest.buckets)
     with _Noting(faults):
         _check_shapes(path, manifest, index)
-    with _Noting(faults):
-        _check_guidance(path, config, family)
-    for checked in (_check_levels, _check_min_snr, _check_sampler):
+    for checked in (_check_guidance, _check_levels, _check_min_snr, _check_sampler):
         with _Noting(faults):
             checked(path, config, manifest)
     with _Noting(faults):
@@ -328,8 +326,8 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         return None
     numbers = sum(map(prod, trained))
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
-                  large=_adapts_large(layers_of(weights), config, presets), rescaled=_rescaled(path),
-                  convolves=any(len(shape) == 4 for shape in weights.values()), saved=_saved(numbers, weights, config),
+                  large=_adapts_large(layers_of(weights), config, presets), convolves=_convolves(weights),
+                  rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
                   ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
@@ -338,6 +336,11 @@ def _adapts_large(layers: Shapes, config: Config, presets: Presets) -> bool:
     """Whether convolutions larger than 1x1 get an adapter."""
     return config.method == "lora" and any(prod(layers[name][2:]) > 1
                                            for name in targeted(layers, config.lora, presets))
+
+
+def _convolves(weights: Shapes) -> bool:
+    """Whether the denoiser has convolutions."""
+    return any(len(shape) == 4 for shape in weights.values())
 
 
 def _rescaled(model: Path) -> bool:
@@ -400,8 +403,9 @@ def _check_names(config: Config, family: Family, layers: Shapes, presets: Preset
     naming.require_shapes(config.lora, {name: layers[name] for name in names})
 
 
-def _check_guidance(model: Path, config: Config, family: Family) -> None:
+def _check_guidance(model: Path, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a guidance number that the denoiser does not take."""
+    family = FAMILIES[manifest.family]
     takes = DENOISERS[family.name].takes_guidance
     if config.guidance_embedding is not None and not (
             takes and weighted_files(model, family.denoiser).config.get("guidance_embeds") is True):
