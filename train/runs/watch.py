@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from prep.cli.console import color_allowed, say
@@ -182,9 +183,43 @@ class _Table:
             self._show()
 
     def _show(self) -> None:
-        table = Table(*self._display.cells(), caption=Text(self._phase), caption_justify="left")
-        table.add_row(*self._display.cells().values())
-        self._live.update(table)
+        self._live.update(Cells(self._display.cells(), self._phase))
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Values below their titles, in as many tables as the terminal's width takes: no number is ever cut."""
+
+    cells: Mapping[str, str]
+    caption: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = {title: max(len(title), len(value)) for title, value in self.cells.items()}
+        narrow = {title: max(map(len, (*title.split(), value))) for title, value in self.cells.items()}
+        if _across(narrow.values()) <= options.max_width < _across(widths.values()):
+            widths = narrow  # titles of several words take several lines
+        tables = list(_parts(widths, options.max_width))
+        for part in tables:
+            table = Table(*(Column(title, width=widths[title], overflow="fold") for title in part),
+                          caption=Text(self.caption) if part is tables[-1] else None, caption_justify="left")
+            table.add_row(*(self.cells[title] for title in part))
+            yield table
+
+
+def _parts(widths: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """The titles of each table, in their order: as many as fit beside each other, at least one."""
+    part: list[str] = []
+    for title in widths:
+        if part and _across(widths[each] for each in (*part, title)) > most:
+            yield part
+            part = []
+        part.append(title)
+    yield part
+
+
+def _across(widths: Iterable[int]) -> int:
+    """The width of a table with columns of these: each has a space on both sides, and lines are between them."""
+    return 1 + sum(width + 3 for width in widths)
 
 
 def _short(value: float | None) -> str:

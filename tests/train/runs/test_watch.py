@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -91,7 +92,27 @@ def test_a_terminal_shows_a_live_table(monkeypatch):
     assert "warning: mind [the] gap" in text and "samples/s" in text and "1/10" in text
 
 
-def watch_console(screen):
+LONGEST = {**step(123456), "loss": 1234.5678, "lr": 1.23e-05, "grad_norm": 1.23e-05, "samples_per_second": 1234.5,
+           "memory": 79 << 30, "skipped": False}
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 100, 120, 200])
+def test_no_number_of_the_table_is_cut(monkeypatch, width):
+    """Where the terminal is too narrow for all beside each other, the others are below."""
+    screen, shown = io.StringIO(), RunDisplay()
+    monkeypatch.setattr(watch, "Console", lambda **_: watch_console(screen, width))
+    with watching(quiet=False) as show:
+        for event in ({**START, "steps": 1000000}, {"event": "validation", "step": 0, "loss": 1234.5678}, LONGEST):
+            shown.take(event)
+            show(event)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    drawn = [line for line in text.splitlines() if line.strip() and line.strip()[0] in "┏┃┡│└"]
+    assert drawn and max(map(len, drawn)) <= width and "…" not in text
+    for title, value in shown.cells().items():
+        assert value in re.split(r"\s*[│┃]\s*", text) and set(title.split()) <= set(re.findall(r"[\w/]+", text)), title
+
+
+def watch_console(screen, width=100):
     from rich.console import Console
 
-    return Console(file=screen, force_terminal=True, width=100)
+    return Console(file=screen, force_terminal=True, width=width, color_system=None)
