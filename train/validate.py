@@ -43,8 +43,8 @@ class Validated:
 def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE) -> Validated | None:
     """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
 
-    Each sample is predicted from its first view and first text. Masks weight the cells as in training; sample weights
-    and min-SNR are not applied, so that runs with different settings of these compare.
+    Each sample is predicted from its first view and first text. Masks weight the cells, and Huber's loss bounds errors,
+    as in training; sample weights and weights by noise level are not applied, so that runs with other ones compare.
 
     Several ranks take the forward passes in turn. All have the same result, which is that of one: the passes are the
     same, and their losses are added in the same order.

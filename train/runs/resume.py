@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from train.setup import Setup
 # A change of these would need tensors that the checkpoint lacks: even --adopt refuses it.
 STRUCTURE = ("method", "lora.kind", "lora.factor", "lora.rank", "lora.conv_rank", "lora.targets", "lora.layers",
              "lora.dora", "lora.init", "full.train", "full.freeze", "ema.decay", "optimizer.name")
+# Changes of these put the logged losses on another scale: those of training alone, or those of validation as well.
+_WEIGHTS = ("loss.min_snr", "loss.weighting")
+_ERRORS = ("loss.unmasked_weight", "loss.normalize_area", "loss.huber")
+_FACTS = {"masked": "use of masks", "prediction": "prediction"}  # of the data
 _ADOPT = "add --adopt to accept the change and continue"
 
 
@@ -78,6 +82,8 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
         faults += [fault for _, fault in adoptable]
     notes = [f"{_told(name, old, new)}{_consequence(name, start, setup)}" for name in free]
     notes += _taken_back(start, old, new)
+    if adopt:
+        notes += _rescaled(differing, start, setup)
     if start.state.version == 1:
         notes.append(f"{start.folder.name} is of version 1, which has no digests: damage in it cannot be detected")
     return Compared(faults=tuple(faults), notes=tuple(notes),
@@ -94,6 +100,18 @@ def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) ->
         if SETTINGS[name].spec.resume and old.get(name) == new.get(name) != last.get(name):
             yield (f"{name} is {new.get(name)!r}, as in {start.folder.name}; the run was last started with "
                    f"{last.get(name)!r}, which takes an option again")
+
+
+def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[str]:
+    """A note if changes put the losses in the log on another scale."""
+    before = setup.identity.facts if start.state.data is None else start.state.data.facts
+    errors = [told for fact, told in _FACTS.items() if before.get(fact) != setup.identity.facts[fact]]
+    errors += [name for name in differing if name in _ERRORS]
+    names = errors + [name for name in differing if name in _WEIGHTS]
+    if names:
+        yield (f"{' and '.join(names)} {'put' if len(names) > 1 else 'puts'} the losses of training "
+               f"{'and validation ' if errors else ''}on another scale: those after step {start.state.step} do not "
+               "compare with those before")
 
 
 def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:

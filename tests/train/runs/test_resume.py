@@ -99,6 +99,23 @@ def test_settings_that_decide_weights_may_not_change_unless_adopted(begun):
     assert again(caption_dropout=0.5, adopt=True).adopted == ("caption_dropout is 0.5, was 0.0",)
 
 
+@pytest.mark.parametrize(("settings", "note"), [
+    ({"loss": {"huber": 0.1}}, "loss.huber puts the losses of training and validation on another scale: those after "
+     "step 4 do not compare with those before"),
+    ({"loss": {"min_snr": 5.0}}, "loss.min_snr puts the losses of training on another scale: those after step 4 do not "
+     "compare with those before"),
+    ({"loss": {"weighting": "debiased", "normalize_area": True}}, "loss.normalize_area and loss.weighting put the "
+     "losses of training and validation on another scale: those after step 4 do not compare with those before"),
+    ({"loss": {"masked": False}}, "use of masks puts the losses of training and validation on another scale: those "
+     "after step 4 do not compare with those before"),
+    ({"prediction": "epsilon"}, None), ({"caption_dropout": 0.5}, None)])
+def test_an_adopted_loss_is_on_another_scale(begun, settings, note):
+    _, _, again = begun
+    found = again(adopt=True, **settings)
+    assert found.faults == () and found.notes == (() if note is None else (note,))
+    assert again(**settings).notes == ()
+
+
 def test_settings_that_decide_shapes_are_never_adopted(begun):
     _, _, again = begun
     for adopt in (False, True):
