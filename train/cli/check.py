@@ -69,7 +69,7 @@ def check(
         put_json(_as_json(report) | ({"nodes": reads} if reads else {})
                  | ({"outlook": asdict(outlook)} if outlook else {}))
     else:
-        text = "\n".join([line for line in (_as_text(report), _reads_line(reads)) if line]
+        text = "\n".join([line for line in (_as_text(report, world_size), _reads_line(reads)) if line]
                          + (outlook_lines(outlook, latency) if outlook else []))
         if text:
             put(text)
@@ -191,8 +191,8 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
             "left_out": list(report.left_out), "repeated": list(report.repeated), "notes": list(report.notes)}
 
 
-def _as_text(report: CheckReport) -> str:
-    lines = plan_lines(report)
+def _as_text(report: CheckReport, world: int | None) -> str:
+    lines = plan_lines(report, world or 1)
     lines += [f"note: {printable(note)}" for note in report.notes]
     lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 LONG = 600  # seconds
 LARGE = 64 << 30  # bytes of a node's memory
+MANY = 3  # micro-batches that are named
 NETWORK = 1e9  # bytes a second, to give an idea of the time that a download takes
 
 
-def plan_lines(report: CheckReport) -> list[str]:
-    """Model, data and number of steps; with faults, the part that is known."""
+def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
+    """Model, data and number of steps; with faults, the part that is known. `ranks`: if not 0, also the smaller
+    micro-batches with which fewer steps are short, down to a sample for each."""
     lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
         lines.append(f"{counted(sum(report.plan.counts), 'sample')} per epoch, in "
                      f"{counted(report.plan.steps_per_epoch, 'step')} of up to "
                      f"{counted(report.plan.batch_size, 'sample')}, micro-batches of up to {report.plan.micro_batch}")
         lines += _short_steps(report.plan)
+        lines += _fewer_short(report.plan, ranks) if ranks else []
     if report.setup is not None:
         epochs = math.floor(report.setup.steps / report.setup.plan.steps_per_epoch * 10) / 10
         lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
@@ -78,6 +81,16 @@ def _short_steps(plan: StepPlan) -> list[str]:
     told = [f"{grouped(steps)} of {size}" for size, steps in sorted(short.items(), reverse=True)]
     return [f"{counted(sum(short.values()), 'step')} of the first epoch {'is' if sum(short.values()) == 1 else 'are'} "
             f"short, with fewer samples ({join_texts(told, 5)}) and a gradient that is smaller in proportion"]
+
+
+def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
+    """A line on smaller micro-batches with which fewer steps of the first epoch are short, if there are any."""
+    from prep.batching.short import fewer_short, short_steps
+
+    found = fewer_short(plan, short_steps(plan), ranks)
+    sizes = list(found) if len(found) <= MANY else [*list(found)[: MANY - 1], min(found)]
+    told = [f"{grouped(found[size]) if found[size] else 'none'} with --micro-batch {size}" for size in sizes]
+    return [f"fewer are short with a smaller micro-batch: {', '.join(told)}"] if told else []
 
 
 def step_sizes(plan: StepPlan) -> dict[int, int]:

@@ -59,6 +59,16 @@ def test_check_says_what_would_be_trained(train, make):
     assert "\ndropped: 80/" in result.out
 
 
+def test_check_says_with_which_micro_batch_fewer_steps_are_short(train, make):
+    path = make(counts=(6, 6)).path
+    told = train("check", path, "--batch-size", 4).out.splitlines()
+    assert told[3].startswith("2 steps of the first epoch are short, ")
+    assert told[4] == "fewer are short with a smaller micro-batch: none with --micro-batch 2"
+    assert told[5].endswith("; ready to train")
+    assert "short" not in train("check", path, "--batch-size", 4, "--micro-batch", 2).out
+    assert "smaller micro-batch" not in train("check", path, "--batch-size", 4, "--world-size", 4).out
+
+
 def test_check_says_how_many_masks_are_black_everywhere(prep, train, tiny_model, tmp_path):
     for number in range(3):
         draw(tmp_path / "photos" / f"{number}.png", (96, 96), seed=number).with_suffix(".txt").write_text("a thing")
