@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isqrt, prod
@@ -302,8 +302,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     others: Mapping[str, str] | None = None
     shifts: tuple[float, ...] | None = None
     with _Noting(faults):
-        shifts = size_shifts(config.timesteps, family, DENOISERS[family.name],
-                             read_config(path / "scheduler" / "scheduler_config.json"), manifest.buckets)
+        shifts = _shifts(path, config, manifest)
     with _Noting(faults):
         _check_shapes(path, manifest, index)
     for checked in (_check_guidance, _check_levels, _check_min_snr, _check_sampler):
@@ -330,6 +329,15 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
                   rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
                   ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+
+
+def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...]:
+    """The further shift of timesteps for each bucket; `_check_fields` refuses one where no flow is predicted."""
+    draws = config.timesteps
+    if _prediction(config, manifest) != "flow":
+        draws = replace(draws, shift_by_size="none")
+    return size_shifts(draws, FAMILIES[manifest.family], DENOISERS[manifest.family],
+                       read_config(model / "scheduler" / "scheduler_config.json"), manifest.buckets)
 
 
 def _adapts_large(layers: Shapes, config: Config, presets: Presets) -> bool:

@@ -451,10 +451,11 @@ def test_a_guidance_number_that_no_model_takes_is_refused(make, faults, tiny_mod
     assert fault.exit_code == 3 and fault.hint == "omit guidance_embedding"
 
 
-def test_a_shift_by_size_is_for_flows(make, faults):
-    (fault,) = faults(make(), {"timesteps": {"shift_by_size": "area"}})
-    assert fault.message == ("timesteps.shift_by_size is 'area', which is for models that predict a flow, but this one "
-                             "predicts epsilon")
+@pytest.mark.parametrize("kind", ["area", "schedule"])
+def test_a_shift_by_size_is_for_flows(make, faults, kind):
+    (fault,) = faults(make(), {"timesteps": {"shift_by_size": kind}})
+    assert fault.message == (f"timesteps.shift_by_size is '{kind}', which is for models that predict a flow, but this "
+                             "one predicts epsilon")
     assert fault.exit_code == 3 and fault.hint == "--set timesteps.shift_by_size=none"
 
 

@@ -127,12 +127,19 @@ _ELSEWHERE: Mapping[str, str] = {
 _HERE = {name: setting for setting, names in _NAMES.items() for name in names.split()}
 
 
-def advice(word: str, settings: Iterable[str]) -> str:
-    """What to write instead of the unknown key `word`, as the end of a message; empty if it is unknown everywhere."""
+def advice(word: str, settings: Iterable[str], *, inside: bool = False) -> str:
+    """What to write instead of the unknown key `word`, as the end of a message; empty if it is unknown everywhere.
+
+    `inside`: whether it is in a section.
+    """
     if names := meant(word, settings):
-        return f"; here it is {' or '.join(names)}"
+        return f"; here it is {' or '.join(_placed(name) if inside else name for name in names)}"
     told = _ELSEWHERE.get(_plain(word))
     return f"; {told}" if told else ""
+
+
+def _placed(name: str) -> str:
+    return name if "." in name else f"{name}, which is in no [section], but above them"
 
 
 def meant(word: str, settings: Iterable[str]) -> list[str]:
@@ -142,7 +149,8 @@ def meant(word: str, settings: Iterable[str]) -> list[str]:
         return [_HERE[name]]
     if name in _ELSEWHERE:
         return []
-    return [setting for setting in settings if setting.rpartition(".")[2] == name and setting != word]
+    known = [setting for setting in settings if setting.rpartition(".")[2] == name]
+    return [name] if name in known else known
 
 
 def _plain(word: str) -> str:

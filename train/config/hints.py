@@ -11,7 +11,7 @@ from train.config.aliases import advice, meant
 from train.config.table import SECTIONS, SETTINGS, Row, spell
 
 _SWITCHES = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
-_MANY = "train init writes a file with every setting"
+MANY = "train init writes a file with every setting"
 
 
 def nearest(word: str) -> str:
@@ -31,17 +31,17 @@ def nearest(word: str) -> str:
 def of_name(word: str, value: Any) -> str:
     """What to write instead of `--set word=value`, whose name is unknown or that of a section."""
     name = _first(word) if word in SECTIONS else nearest(word)
-    return f"{_as_option(name, _usable(name, value))}; {_MANY}" if name else _MANY
+    return f"{_as_option(name, _usable(name, value))}; {MANY}" if name else MANY
 
 
 def of_value(name: str, value: Any, *, option: bool) -> str:
     """A value that can be written instead of `value`, which is refused: as an option, or in the file."""
     usable = _usable(name, value)
     if usable in (None, "", ()):
-        return _MANY
+        return MANY
     section, _, key = name.rpartition(".")
     shown = _as_option(name, usable) if option else f"{key} = {spell(usable)}{f' in [{section}]' if section else ''}"
-    return f"for example: {shown}; {_MANY}"
+    return f"for example: {shown}; {MANY}"
 
 
 def of_text(text: str) -> str:

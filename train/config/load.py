@@ -77,7 +77,7 @@ def parse(table: Mapping[str, Any], where: str, options: Container[str] = ()) ->
         raise ConfigError(str(error), hint=hints.of_value(error.name, error.value, option=error.name in options)
                           ) from None
     except Unparsed as error:
-        raise ConfigError(str(error), hint="train init writes a file with every setting") from None
+        raise ConfigError(str(error), hint=hints.MANY) from None
 
 
 def as_table(config: Config) -> dict[str, Any]:
@@ -121,14 +121,19 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MOST + 1)
         if len(data) > MOST:
-            raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings")
-        return tomllib.loads(decode_text(data))
+            raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings", hint=hints.MANY)
+        table = tomllib.loads(decode_text(data))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}", hint=f"{hints.MANY}; without -c all have "
+                          "their defaults") from None
     except Unparsed as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}", hint=hints.MANY) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        raise ConfigError(f"{path} is not TOML: {error}", hint=f"a line is like lr = 1e-4 or name = \"adamw\"; "
+                          f"{hints.MANY}") from None
+    if "source" in table:
+        raise ConfigError(f"{path} is a recipe, which prep reads, expected a file of settings", hint=hints.MANY)
+    return table
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:
@@ -182,7 +187,7 @@ def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
     """Raises `Unparsed` for the first unknown key; if it is a setting of another trainer, names ours."""
     names = [each.name for each in fields(record)]
     for key in table:
-        if key not in names and (told := advice(key, SETTINGS)):
+        if key not in names and (told := advice(key, SETTINGS, inside=record is not Config)):
             raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}{told}")
     known_keys(table, names, where)
 

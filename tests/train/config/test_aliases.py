@@ -31,6 +31,9 @@ def test_every_answer_names_a_setting_that_exists_and_no_name_of_ours_is_taken()
     ({"resolution": 512}, "; prep encode decides it"),
     ({"optimizer": {"learning-rate": 1}}, "'learning-rate' in [optimizer] of train.toml; here it is optimizer.lr"),
     ({"rank": 8}, "; here it is lora.rank"),
+    ({"lora": {"rank": 8, "steps": 10}}, "unknown key 'steps' in [lora] of train.toml; here it is steps, which is in "
+     "no [section], but above them"),
+    ({"optimizer": {"train_batch_size": 4}}, "; here it is batch_size, which is in no [section], but above them"),
     ({"lora": {"lr": 1}}, "unknown key 'lr' in [lora] of train.toml; here it is optimizer.lr"),
     ({"every": 8}, "; here it is validation.every or sample.every or checkpoint.every"),
 ])

@@ -157,6 +157,20 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
             load_config(tmp_path / "bad.toml")
 
 
+@pytest.mark.parametrize(("text", "message", "hint"), [
+    (None, "cannot read {path}: Is a directory", "train init writes a file with every setting; without -c all have "
+     "their defaults"),
+    ("name = adamw", "{path} is not TOML: ", "a line is like lr = 1e-4 or name = \"adamw\"; train init writes"),
+    ("name = 'demo'\n[[source]]\npath = 'photos'", "{path} is a recipe, which prep reads, expected a file of settings",
+     "train init writes a file with every setting")])
+def test_a_file_of_another_kind_is_told_from_settings(tmp_path, text, message, hint):
+    path = tmp_path / "train.toml"
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.message.startswith(message.format(path=path)) and caught.value.hint.startswith(hint)
+
+
 def test_set_takes_toml_values_and_bare_words():
     assert option("lora.alpha=8") == ("lora.alpha", 8)
     assert option(f"seed={'9' * 5000}") == ("seed", "9" * 5000)
