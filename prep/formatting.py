@@ -77,6 +77,11 @@ def join_texts(texts: Sequence[str], limit: int | None) -> str:
     return ", ".join(printable(text) for text in texts[:limit]) + more
 
 
+def listed(names: Sequence[str]) -> str:
+    """`a`, `a and b` or `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def printable_name(name: str) -> str:
     """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""URLs as messages show them."""
+"""URLs as messages show them, and lists of names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prep.formatting import without_secrets
+from prep.formatting import listed, without_secrets
 
 PLACES = st.sampled_from(["bucket/m.json", "bucket", "bucket/a b/c@d/e:f", "huggingface.co/owner/name@v1"])
 BEGINNINGS = st.sampled_from(["s3://", "s3:/", "https://"])
@@ -45,3 +45,9 @@ def test_what_follows_a_user_is_shown(beginning, user, place):
     ("bucket/m?token=word", "bucket/m"), ("./a:b@c#d", "./a:b@c#d"), ("", "")])
 def test_a_user_without_a_place_and_what_is_no_url(text, shown):
     assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(("names", "told"), [((), ""), (("a",), "a"), (("a", "b"), "a and b"),
+                                             (("a", "b", "c"), "a, b and c")])
+def test_names_are_listed(names, told):
+    assert listed(names) == told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from prep.formatting import listed
 from train.config.load import by_name
 from train.config.schema import Config
 from train.config.table import SETTINGS
@@ -44,7 +45,7 @@ def _told(config: Config, reasons: _Reasons) -> Iterator[str]:
     for names, why in reasons:
         found = [name for name in set_names if name in names]
         if found:
-            yield f"{' and '.join(found)} {'have' if len(found) > 1 else 'has'} no effect: {why}"
+            yield f"{listed(found)} {'have' if len(found) > 1 else 'has'} no effect: {why}"
 
 
 def _usual(config: Config, name: str) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import CacheError, ConfigError, ModelError, Problem
+from prep.formatting import listed
 from prep.fs.mirror import shown
 from prep.loader.identity import changes
 from train.config.load import as_table, parse
@@ -109,7 +110,7 @@ def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[
     errors += [name for name in differing if name in _ERRORS]
     names = errors + [name for name in differing if name in _WEIGHTS]
     if names:
-        yield (f"{' and '.join(names)} {'put' if len(names) > 1 else 'puts'} the losses of training "
+        yield (f"{listed(names)} {'put' if len(names) > 1 else 'puts'} the losses of training "
                f"{'and validation ' if errors else ''}on another scale: those after step {start.state.step} do not "
                "compare with those before")
 
@@ -162,7 +163,7 @@ def _consequence(name: str, start: Start, setup: Setup) -> str:
 def _other_settings(names: list[str], old: Mapping[str, Any], new: Mapping[str, Any], way_out: str) -> ConfigError:
     told = "; ".join(f"{name} is {new.get(name)!r}, but the checkpoint was trained with {old.get(name)!r}"
                      for name in names)
-    return ConfigError(told, hint=f"resume with the run's settings (omit -c), or {way_out}")
+    return ConfigError(told, hint=f"resume with the run's settings (omit -c and --set), or {way_out}")
 
 
 def _told(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

@@ -138,8 +138,8 @@ def test_defaults_that_follow_from_others_are_not_named(settings):
 
 
 def test_settings_of_one_reason_are_named_together():
-    assert notes({"method": "full", "lora.rank": 8, "lora.alpha": 4.0}) == [
-        "lora.rank and lora.alpha have no effect: method is 'full'"]
+    assert notes({"method": "full", "lora.rank": 8, "lora.alpha": 4.0, "lora.dora": True}) == [
+        "lora.rank, lora.alpha and lora.dora have no effect: method is 'full'"]
     assert notes({"validation.every": 0, "validation.most": 3}, replace(USUAL, held_out=False)) == [
         "validation.every and validation.most have no effect: the manifest holds out no samples"]
 

@@ -104,8 +104,9 @@ def test_settings_that_decide_weights_may_not_change_unless_adopted(begun):
      "step 4 do not compare with those before"),
     ({"loss": {"min_snr": 5.0}}, "loss.min_snr puts the losses of training on another scale: those after step 4 do not "
      "compare with those before"),
-    ({"loss": {"weighting": "debiased", "normalize_area": True}}, "loss.normalize_area and loss.weighting put the "
-     "losses of training and validation on another scale: those after step 4 do not compare with those before"),
+    ({"loss": {"weighting": "debiased", "normalize_area": True, "huber": 0.1}}, "loss.normalize_area, loss.huber and "
+     "loss.weighting put the losses of training and validation on another scale: those after step 4 do not compare with "
+     "those before"),
     ({"loss": {"masked": False}}, "use of masks puts the losses of training and validation on another scale: those "
      "after step 4 do not compare with those before"),
     ({"prediction": "epsilon"}, None), ({"caption_dropout": 0.5}, None)])
@@ -122,7 +123,7 @@ def test_settings_that_decide_shapes_are_never_adopted(begun):
         (fault,) = again(lora={"rank": 4, "alpha": 16}, adopt=adopt).faults
         assert fault.message == ("lora.rank is 4, but the checkpoint was trained with 16; lora.conv_rank is 4, but the "
                                  "checkpoint was trained with 16")
-        assert fault.hint == "resume with the run's settings (omit -c), or choose another RUN with -o"
+        assert fault.hint == "resume with the run's settings (omit -c and --set), or choose another RUN with -o"
 
 
 def test_settings_that_may_change_are_noted(begun):
