@@ -72,7 +72,7 @@ def _readings(value: Any, row: Row) -> list[Any]:
     if isinstance(usual, bool) or "true" in row.spec.choices:
         return [_SWITCHES.get(text.lower())]
     if isinstance(usual, (int, float)):
-        return [_number(text.replace(",", "."))]
+        return [_number(text.replace(",", "" if isinstance(usual, int) else "."))]  # 1,000 steps; a rate of 0,001
     if usual and isinstance(usual, tuple):
         numbers = [_number(word) for word in re.findall(r"[0-9.]+(?:[eE][+-]?[0-9]+)?", text)]
         return [tuple(numbers), tuple(numbers * 2) if isinstance(usual[0], int) else None]

@@ -14,6 +14,7 @@ WRONG = [
     ("sample.every=-1", "sample.every is -1, expected a number from 0 to 1099511627776", "--set sample.every=200"),
     ("optimizer.lr=.001", "optimizer.lr is '.001', expected a number from 0 to 100", "--set optimizer.lr=0.001"),
     ("optimizer.lr=0,001", "optimizer.lr is '0,001', expected a number from 0 to 100", "--set optimizer.lr=0.001"),
+    ("sample.every=1,000", "sample.every is '1,000', expected a whole number, 0 or more", "--set sample.every=1000"),
     ("optimizer.lr=nan", "optimizer.lr is nan, expected a number from 0 to 100", "--set optimizer.lr=0.0001"),
     ("optimizer.name=adam", "did you mean 'adamw'?", "--set optimizer.name=adamw"),
     ("optimizer.name=AdamW8bit", "did you mean 'adamw-8bit'?", "--set optimizer.name=adamw-8bit"),

@@ -105,8 +105,8 @@ def test_settings_that_decide_weights_may_not_change_unless_adopted(begun):
     ({"loss": {"min_snr": 5.0}}, "loss.min_snr puts the losses of training on another scale: those after step 4 do not "
      "compare with those before"),
     ({"loss": {"weighting": "debiased", "normalize_area": True, "huber": 0.1}}, "loss.normalize_area, loss.huber and "
-     "loss.weighting put the losses of training and validation on another scale: those after step 4 do not compare with "
-     "those before"),
+     "loss.weighting put the losses of training and validation on another scale: those after step 4 do not compare "
+     "with those before"),
     ({"loss": {"masked": False}}, "use of masks puts the losses of training and validation on another scale: those "
      "after step 4 do not compare with those before"),
     ({"prediction": "epsilon"}, None), ({"caption_dropout": 0.5}, None)])
