@@ -42,10 +42,13 @@ def stored_values(values: Values, dtype: DType) -> Values | None:
 
 def read_values(reader: Reader, place: Mapping[str, Any] | None, array: str) -> Values | None:
     """The array of the row at `place`, a shard and a row as samples are described with; `None` if it has none, or if it
-    cannot be read (`prep verify` says why)."""
+    cannot be read (`prep verify` says why). Of a shard in a store that has no copy here, just the row is read."""
     if place is None:
         return None
     try:
+        if reader.fetcher is not None and not reader.fetcher.touch(place["shard"]):
+            spec, data = reader.fetcher.row(place["shard"], array, place["row"])
+            return values_of(spec, np.frombuffer(data, np.uint8))
         spec, _ = reader.array_info(place["shard"], array)
         row = np.empty(spec.row_bytes, np.uint8)
         reader.read_into(row, place["shard"], array, place["row"])

@@ -14,6 +14,7 @@ from prep.cli.console import put, put_json, say
 from prep.cli.ticker import progress_unless
 from prep.errors import PathError, UsageError
 from prep.formatting import shell_name
+from prep.fs.mirror import is_url, shown
 from prep.recipe.options import BY_NAME
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ NOT_SHOWN = ("model", "dtype", "compute", "max_length", "clip_skip", "text_windo
 @opt.with_recipe_options(without=NOT_SHOWN)
 def view(
     what: Annotated[Path, typer.Argument(
-        metavar="SOURCE|MANIFEST|RUN", help="a directory of pictures, a recipe .toml or tars; a manifest.json on this "
-        "computer; or the directory of a training run, finished or not", show_default=False)],
+        metavar="SOURCE|MANIFEST|RUN", help="a directory of pictures, a recipe .toml or tars; a manifest.json; or the "
+        "directory of a training run, finished or not. All but a recipe and a run may be in an object store: "
+        "s3://bucket/dataset/manifest.json", show_default=False)],
     manifest: Annotated[Path | None, typer.Option(help="of a RUN whose manifest has moved")] = None,
     model: Annotated[str | None, typer.Option(
         help="the model that made the cache, a directory or a Hub id: shows tokens, which of them are cut off, and "
@@ -71,7 +73,6 @@ def view(
     from prep.view.guard import new_token
 
     quiet_pillow()
-    _here(what)
     token, first = new_token(), ""
     if edit and what.is_file() and not is_source(what):
         asked = _sources_of(what, {**given, "model": model}, cache)
@@ -79,14 +80,15 @@ def view(
         _refuse({"--manifest": manifest, "--since": since}, "showing a MANIFEST or RUN", "--edit shows its sources")
         app, site = _source(asked, token)
     elif is_source(what):
-        _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN", f"{what} is a source of pictures")
+        _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN",
+                f"{shown(what)} is a source of pictures")
         asked = _Asked(what=what, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet, edit=edit,
                        sidecars=sidecars, cache=cache)
         app, site = _source(asked, token)
     else:
         options = {BY_NAME[name].flag: value for name, value in given.items()}
         flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None, "--cache": cache}
-        _refuse({**options, **flags}, "a SOURCE", f"{what} is none")
+        _refuse({**options, **flags}, "a SOURCE", f"{shown(what)} is none")
         app, site, first = _encoded(what, token, manifest, model, since)
     _serve(app, site, port, f"{token}/{first}", first, open_browser=open_browser, as_json=as_json)
 
@@ -117,10 +119,15 @@ def _serve(app: Guard, site: Site, port: int, path: str, first: str, *, open_bro
 
 
 def is_source(what: Path) -> bool:
-    """Whether a path names pictures: a directory that is no run, a recipe, or tars. Raises `PathError`."""
-    from prep.runs.document import NAME
+    """Whether a path names pictures: a directory that is no run, a recipe, or tars; of URLs, all but those that end in
+    .json. Raises `PathError`, also for a run in a store."""
+    from prep.runs.document import NAME, check_not_stored
     from prep.sources.walk import is_tars
 
+    if is_url(what):
+        if what.suffix not in (".json", ".toml", ".tar"):
+            check_not_stored(what)
+        return what.suffix != ".json"
     if what.is_dir():
         return not (what / NAME).exists()
     return what.suffix == ".toml" or is_tars(what)
@@ -153,8 +160,8 @@ def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
     words = [word if isinstance(word, str) else word.resolve() for word in found.options]
     own = {name: value for name, value in given.items() if value is not None}
     every = {**dict.fromkeys(given), **given_by(words), **own}
-    return _Asked(what=_here(what).resolve(), given=every, scan=False, jobs=1, quiet=False, edit=True,
-                  sidecars=False, cache=cache or found.cache_root)
+    return _Asked(what=what if is_url(what) else what.resolve(), given=every, scan=False, jobs=1, quiet=False,
+                  edit=True, sidecars=False, cache=cache or Path(shown(found.cache_root)))
 
 
 def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
@@ -168,9 +175,9 @@ def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
     survey = survey_source(opt.without_caption_stop(recipe), jobs=asked.jobs, scan=asked.scan,
                            progress=progress_unless(asked.quiet))
     if not survey.items:
-        raise PathError(f"{asked.what} has no picture that can be used, and is no training run",
-                        hint=f"prep scan {shell_name(str(asked.what))} says what is there; of a manifest, name its "
-                        "file")
+        raise PathError(f"{shown(asked.what)} has no picture that can be used, and is no training run",
+                        hint=f"prep scan {shell_name(shown(asked.what))} says what is there; of a manifest, name its "
+                        "file, which in an object store ends in .json")
     source = SourceSet(survey)
     edits = _edits(asked, recipe, folder, source) if asked.edit else None
     for line in () if asked.quiet else (*source.notices, *source.data().notes):
@@ -208,7 +215,7 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
     if asked.cache is not None and not recipe.model.path:
         raise UsageError("--cache is given, but no model is known, so rows cannot be counted",
                          hint="add --model MODEL, or set path in [model] of the recipe")
-    words = ["prep", "encode", asked.what, *recipe.options, *(() if folder is None else ("--edits", folder)),
+    words = ["prep", "encode", shown(asked.what), *recipe.options, *(() if folder is None else ("--edits", folder)),
              "--cache", asked.cache or "CACHE", "--dry-run"]
     if not asked.quiet:
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
@@ -226,7 +233,7 @@ def _encoded(what: Path, token: str, manifest: Path | None, model: str | None,
 
     place, run = _found(what, manifest)
     opened = open_manifest(read_manifest(place))
-    earlier = None if since is None else open_manifest(read_manifest(_here(since)))
+    earlier = None if since is None else open_manifest(read_manifest(since))
     app, site = build_app(opened, token, run, None if model is None else _model(model, opened), earlier)
     return app, site, "" if run is None else "run"
 
@@ -247,20 +254,14 @@ def _model(named: str, opened: OpenedManifest) -> ViewedModel:
     return ViewedModel(locate(named), opened.manifest)
 
 
-def _here(manifest: Path) -> Path:
-    from prep.fs.mirror import refuse_url
-
-    refuse_url(manifest)
-    return manifest
-
-
 def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:
     """The manifest to show, and the run."""
     from prep.runs.document import check_manifest, manifest_of
 
     if not what.is_dir():
         if manifest is not None:
-            raise UsageError(f"--manifest is for a RUN, but {what} is not a directory", hint=f"prep view {manifest}")
+            raise UsageError(f"--manifest is for a RUN, but {shown(what)} is not a directory",
+                             hint=f"prep view {shown(manifest)}")
         return what, None
     named = manifest_of(what)
     if manifest is None:

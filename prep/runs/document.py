@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.errors import CacheError, PathError
+from prep.formatting import shell_name
 from prep.fs.mirror import is_object, local_path, shown, url_of
+from prep.fs.remote.objects import size_of
 from prep.parse import PATH, Unparsed, brief, expect
 from prep.runs.documents import read_sealed, refused
 
@@ -79,3 +82,11 @@ def check_manifest(folder: Path, manifest: Path) -> None:
     if url_of(manifest) is None and not manifest.is_file():
         raise CacheError(f"the manifest of {shown(folder)} is gone: {manifest} is not a file",
                          hint="name it with --manifest")
+
+
+def check_not_stored(folder: Path) -> None:
+    """Raises `PathError` if there is a run at a URL: for what shows runs on this computer only. Raises `StoreError`."""
+    with suppress(FileNotFoundError):
+        size_of(f"{shown(folder)}/{NAME}")
+        raise PathError(f"{shown(folder)} is a training run in an object store, expected one on this computer",
+                        hint=f"train report {shell_name(shown(folder))} writes it as a page")

@@ -255,7 +255,6 @@ def test_a_port_that_is_taken(prep, small):
 
 def test_a_manifest_that_is_none(prep, tmp_path):
     assert prep("view", tmp_path / "none.json").code == 4
-    assert prep("view", "s3://bucket/m.json").code == 5
 
 
 def test_a_damaged_table(prep, small):

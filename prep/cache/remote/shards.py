@@ -28,7 +28,7 @@ from prep.fs.lock import try_exclusive
 from prep.fs.mirror import LOCKS, mirror, url_of
 from prep.fs.remote.asking import NEVER
 from prep.fs.remote.errors import Stopped
-from prep.fs.remote.objects import stream
+from prep.fs.remote.objects import read_range, stream
 from prep.fs.tree import listing_digest
 
 GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole
@@ -107,6 +107,25 @@ class Fetcher:
         with contextlib.suppress(OSError):
             os.utime(self._cache.shard(digest))
         return True
+
+    def row(self, digest: str, array: str, row: int) -> tuple[ArraySpec, bytes]:
+        """A row as the store has it, by one range read, for what needs few of a shard's. Raises `CacheError`."""
+        shard = known(self._cache, digest)
+        spec = next((spec for spec in shard.arrays if spec.name == array), None)
+        if spec is None or not 0 <= row < shard.rows:
+            raise CacheError(f"shard {digest} has no row {row} of an array '{array}'", hint=AGAIN)
+        name, stride = shard_format.data_path(spec), shard_format.row_stride(spec)
+        for _ in range(TRIES):
+            try:
+                data = read_range(url_in(self._cache, digest, name), row * stride, (row + 1) * stride)
+            except FileNotFoundError:
+                raise incomplete(self._cache, digest, name) from None
+            except OSError:  # it ends before that row
+                break
+            if shard_format.crc_bytes(data[: spec.row_bytes]) == data[spec.row_bytes :]:
+                return spec, data[: spec.row_bytes]
+        raise CacheError(f"shard {digest} in {url_of(self._cache.root)} is damaged: row {row} of '{array}' does not "
+                         "match its checksum", hint=AGAIN)
 
     def bytes_of(self, digest: str) -> int:
         """The size of a shard in bytes, as the manifest says."""

@@ -105,7 +105,11 @@ def check_folder(recipe: Recipe, folder: Path) -> None:
 
 
 def usual_folder(source: Path) -> Path:
-    """The directory for edits of a source that names none: beside it, `photos-edits` of `photos`."""
+    """The directory for edits of a source that names none: beside it, `photos-edits` of `photos`. Raises `UsageError`
+    for one in a store."""
+    if is_url(source):
+        raise UsageError(f"--edit is given, but {shown(source)} is in a store, where no edits are written",
+                         hint="name a directory of this computer for them: --edits DIR")
     at = resolve(source)
     if is_tars(source):
         return resolve(source.parent) / "edits"
