@@ -102,15 +102,16 @@ class StoppedError(Problem):
     kind = "stopped"
 
 
-def from_system(error: OSError, *, in_cache: bool = False) -> Problem:
+def from_system(error: OSError, *, in_cache: bool = False, or_else: str = "") -> Problem:
     """Converts an error of the operating system: to `CacheError` for a full disk or an error in a cache.
 
-    Anything else becomes a `PathError`.
+    Anything else becomes a `PathError`. `or_else`: what helps besides freeing space.
     """
     where = f"{error.filename}: " if error.filename else ""
     what = f"{where}{error.strerror or first_line(error)}"
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-        return CacheError(what, hint="free some space and run the same command again; finished work is kept")
+        free = f"free some space, {or_else}," if or_else else "free some space"
+        return CacheError(what, hint=f"{free} and run the same command again; finished work is kept")
     if error.errno in OUT_OF_FILES:
         return PathError(what, hint=MORE_FILES)
     if in_cache:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
 from prep.formatting import join_texts
+from prep.fs.mirror import more_room
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
@@ -112,7 +113,7 @@ def not_compiled(error: Exception) -> Exception:
 
 def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
     """`error` as a `Problem` that names the run and the step to resume from."""
-    problem = from_system(error)
+    problem = from_system(error, or_else=more_room(error.filename))
     hint = problem.hint
     if progress.kept:
         hint = hint.replace("run the same command again; finished work is kept",

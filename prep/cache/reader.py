@@ -30,11 +30,11 @@ from prep.cache import shard_format
 from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
 from prep.cache.remote.headers import with_headers
-from prep.cache.remote.room import LIMIT
 from prep.cache.remote.shards import Fetcher, fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
+from prep.fs.mirror import LIMIT
 from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, most_open, read_rest
 from prep.fs.remote.asking import NEVER
 from prep.fs.untrusted import open_regular

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_line, from_system
 from prep.formatting import printable
+from prep.fs.mirror import more_room
 from prep.fs.paths import in_cache
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def _ended(error: BaseException, name: str) -> int:
     if isinstance(error, typer.Abort | KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, OSError):
-        error = from_system(error, in_cache=bool(error.filename) and in_cache(error.filename))
+        error = from_system(error, in_cache=bool(error.filename) and in_cache(error.filename),
+                            or_else=more_room(error.filename))
     if isinstance(error, Problem):
         say_problem(error)
         _put_errors([_described(error)])

@@ -25,6 +25,7 @@ from prep.errors import PathError
 from prep.formatting import without_secrets
 
 DIRECTORY = "LATENTRY_REMOTE_DIR"
+LIMIT = "LATENTRY_REMOTE_LIMIT"
 SCHEMES = ("s3", "gs", "az")
 # What besides scheme and bucket decides which store it is: another one must not share its copies.
 ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"), "gs": ("GOOGLE_BASE_URL",),
@@ -62,6 +63,16 @@ def mirror() -> Path:
         raise PathError("there is no directory for local copies of what is in an object store: this user has no home",
                         hint=f"name one: export {DIRECTORY}=DIR")
     return _plain(home / "remote")
+
+
+def more_room(path: str | bytes | int | None) -> str:
+    """What helps if there is no space left for a file among the local copies; "" for a file elsewhere, or for none."""
+    try:
+        if not path or isinstance(path, int) or mirror() not in _plain(Path(os.fsdecode(path))).parents:
+            return ""
+    except (PathError, ValueError):
+        return ""
+    return f"or name a directory on another disk with {DIRECTORY}=DIR, or let copies take less with {LIMIT}=20GB"
 
 
 def _plain(path: Path) -> Path:

@@ -9,12 +9,12 @@ from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.cache.remote.headers import with_headers
-from prep.cache.remote.room import LIMIT, allowed
+from prep.cache.remote.room import allowed
 from prep.cache.remote.shards import is_copy
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.formatting import counted, format_bytes, shell_name
-from prep.fs.mirror import DIRECTORY, shown
+from prep.fs.mirror import DIRECTORY, LIMIT, shown
 from prep.fs.stamps import Stamp, Tree, ctime_is_reliable, list_tree, tree_stamp
 from prep.fs.tree import LEVELS
 from prep.loader.index import Index

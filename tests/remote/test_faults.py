@@ -279,6 +279,33 @@ def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, small_the
     assert there
 
 
+FREE = ("hint: free some space, or name a directory on another disk with LATENTRY_REMOTE_DIR=DIR, or let copies take "
+        "less with LATENTRY_REMOTE_LIMIT=20GB, and run the same command again; finished work is kept\n")
+
+
+@pytest.mark.parametrize(("words", "last"), [
+    (("encode", "photos"), "latentry.json"), (("encode", "photos"), "zarr.json"), (("compact",), "latentry.json"),
+    (("compact",), "zarr.json"), (("gc",), "latentry.json"), (("gc",), "zarr.json")])
+def test_a_disk_of_working_copies_that_is_full_is_told_with_the_options(store, small_there, photos, tiny_model, prep,
+                                                                        monkeypatch, words, last):
+    """Of whatever writes among the copies: the first file of all, and one of a shard."""
+    create, full = room.atomic.create, list[str]()
+
+    def creating(path, *, mode=None):
+        if last in (path.name, "latentry.json") and store.copies in path.parents:
+            full.append(str(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return create(path, mode=mode)
+
+    monkeypatch.setattr(room.atomic, "create", creating)
+    given = {"encode": ("--cache", f"{store.url}/encoded", "-o", f"{store.url}/m.json", "--model", tiny_model,
+                        "--resolution", 96), "compact": (), "gc": ("--keep", f"{store.url}/manifest.json")}[words[0]]
+    told = prep(words[0], photos if words[1:] else f"{store.url}/cache", *given, "--quiet")
+    monkeypatch.undo()
+    assert told.code == 7 and full, told.err
+    assert told.err in [f"error: {path}: No space left on device\n{FREE}" for path in full]
+
+
 READ = """
 import sys
 sys.path.insert(0, sys.argv[2])

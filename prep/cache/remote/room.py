@@ -21,14 +21,13 @@ from prep.errors import CacheError, ConfigError, PathError, Problem
 from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.lock import BUSY, try_exclusive, try_lock
-from prep.fs.mirror import COMING, DIRECTORY, WHOLE, mirror
+from prep.fs.mirror import COMING, DIRECTORY, LIMIT, WHOLE, mirror
 from prep.fs.paths import MARKER
 from prep.fs.remote.errors import Stopped
 from prep.fs.tree import tree
 from prep.fs.user_cache import make_private
 from prep.parse import Unparsed, bytes_of
 
-LIMIT = "LATENTRY_REMOTE_LIMIT"
 SPARE = 20  # without a limit, one part in so many of the disk stays free
 LOOKS = 3  # at the copies, before a download begins although those that were to go were opened meanwhile
 RESCAN = 10.0  # seconds for which the measured room is believed
