@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put
 from prep.cli.ticker import progress
+from prep.fs.mirror import check_here
 
 
 def convert(
@@ -25,6 +26,8 @@ def convert(
     """Convert a single-file checkpoint to a diffusers directory, which --model takes. Nothing is downloaded."""
     from prep.models.checkpoints.single_file import convert as convert_file
 
+    for role, path in (("FILE", file), ("--config", config), ("OUT", output)):
+        check_here(path, role)
     with progress("converting", None, shown=not quiet):
         convert_file(file, config, output)
     put(f"wrote {output}")

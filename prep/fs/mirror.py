@@ -103,6 +103,13 @@ def refuse_url(path: Path) -> None:
                         "needs")
 
 
+def check_here(path: Path, role: str) -> None:
+    """Raises `PathError` if `path` names an object; `role` is what it should be, on this computer: "prompt file"."""
+    if is_url(path):
+        raise PathError(f"{role} {shown(path)} is in an object store, expected a path on this computer",
+                        hint="name one; what is to be read can be downloaded first, and what is written uploaded later")
+
+
 def url_of(path: Path) -> str | None:
     """The URL of the object whose local copy `path` is, or would be; `None` for any other path."""
     return _url_below(path, WHOLE)

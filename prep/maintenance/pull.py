@@ -20,7 +20,7 @@ from prep.errors import PathError
 from prep.formatting import counted, format_bytes
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.mirror import is_url, local_path, shown
+from prep.fs.mirror import check_here, is_url, local_path, shown
 from prep.fs.paths import check_replaceable
 from prep.fs.remote.asking import side_by_side
 from prep.fs.untrusted import read_regular
@@ -60,6 +60,7 @@ def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progr
     if not is_url(url):
         raise PathError(f"{url} is not in an object store, expected a URL like s3://bucket/dataset/manifest.json",
                         hint="name the manifest that prep push uploaded")
+    check_here(folder, "DIR")
     manifest = read_manifest(url)
     remote, place = Cache(root=manifest.cache_root), _place(manifest, folder)
     shards = read_shards(remote, manifest)

@@ -11,7 +11,7 @@ from typing import Any
 from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import counted, format_size, printable, shell_name
 from prep.fs.atomic import remove, rename, sync_dir, write_synced
-from prep.fs.mirror import is_url, shown
+from prep.fs.mirror import check_here, is_url, shown
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.fs.text import without_mark
 from prep.progress import Tick
@@ -94,7 +94,10 @@ class InitReport:
 
 
 def check_choice(sources: Sequence[Path], other: Path | None, model: str | None) -> None:
-    """Raises `UsageError` unless the user gives either sources or one file to convert, with matching options."""
+    """Raises `UsageError` unless the user gives either sources or one file to convert, with matching options;
+    `PathError` for a file in a store."""
+    if other is not None:
+        check_here(other, "FILE")
     if bool(sources) == (other is not None):
         raise UsageError("prep init needs a SOURCE or --from FILE, not both",
                          hint="prep init photos, or prep init --from concepts.json")
@@ -128,6 +131,7 @@ def target_of(output: Path | None, other: Path | None) -> Path:
 
 def check_target(output: Path, force: bool) -> None:
     """Raises `PathError` unless `output` does not exist, or is a recipe and `force` is set."""
+    check_here(output, "recipe")
     if output.suffix != ".toml":
         raise PathError(f"recipe {output} has the wrong extension, expected NAME.toml")
     check_not_cache(output)

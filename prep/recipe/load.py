@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
-from prep.fs.mirror import is_url, shown, split_url
+from prep.fs.mirror import check_here, is_url, shown, split_url
 from prep.fs.text import read_text
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.recipe.elsewhere import check_keys
@@ -42,6 +42,9 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
                             hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
         found = validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
+        for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
+            if path is not None:
+                check_here(path, role)
         if found.edits is not None and not found.edits.is_dir():
             raise PathError(f"edits {found.edits} is not a directory", hint="prep view SOURCE --edit makes one")
         return _settle_beside_alpha(found)

@@ -16,8 +16,10 @@ def init(
     """Write a commented train.toml with every setting and its default. Never replaces an existing file."""
     from prep.errors import PathError
     from prep.fs.atomic import create_exclusive, make_dirs
+    from prep.fs.mirror import check_here
     from train.config.table import as_toml
 
+    check_here(output, "settings file")
     make_dirs(output.absolute().parent)
     if output.is_symlink() or not create_exclusive(output, as_toml().encode()):
         raise PathError(f"{output} exists, expected a new file", hint="name another with -o")

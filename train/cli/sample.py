@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli.console import put, say
-from prep.fs.mirror import local_path
+from prep.fs.mirror import check_here, local_path
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -62,6 +62,8 @@ def sample(
 
             encode = encode_prompts
     not_written(output, "a picture")
+    if prompts is not None:
+        check_here(prompts, "prompt file")
     wanted = SampleRequest(folder=for_losses(folder) if base else for_weights(folder, checkpoint), prompts=prompts,
                            texts=texts, checkpoint=checkpoint, manifest=manifest and local_path(manifest),
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError
+from prep.fs.mirror import check_here
 from prep.fs.text import decode_text
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from train.config import hints
@@ -39,7 +40,7 @@ def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None, s
                 ) -> Config:
     """The settings in the file at `path`, or of `start`, changed by `overrides` (`{"lora.rank": 8}`).
 
-    Raises `ConfigError`.
+    Raises `ConfigError`, and `PathError` for a file in a store.
     """
     table = copy.deepcopy(dict(start or {})) if path is None else _read(path)
     for name, value in (overrides or {}).items():
@@ -117,6 +118,7 @@ def parts(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    check_here(path, "settings file")
     try:
         with path.open("rb") as file:
             data = file.read(MOST + 1)

@@ -1,0 +1,106 @@
+"""Each path of both command lines, given as a URL: what is in no store is refused by its name, and nothing is lost."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from prep.cli.main import app as prep_app
+from train.cli.main import app as train_app
+
+U = "{url}/x.json"
+HERE = ("--cache", "{tmp}/cache", "-o", "{tmp}/m.json", "--model", "{model}")
+# By command and parameter, with the URL in its place. LOCAL: it cannot be a URL.
+LOCAL = {
+    "prep init other": ("--from", U), "prep init output": ("{photos}", "-o", U),
+    "prep scan edits": ("{photos}", "--edits", U), "prep scan html": ("{photos}", "--html", U),
+    "prep bucket html": ("{photos}", "--html", U), "prep bucket png": ("{photos}", "--png", U),
+    "prep bucket edits": ("{photos}", "--edits", U),
+    "prep mask output": ("{photos}", "--with", "alpha", "-o", U),
+    "prep mask html": ("{photos}", "--with", "alpha", "-o", "{tmp}/masks", "--html", U),
+    "prep encode edits": ("{photos}", *HERE, "--edits", U), "prep encode prompts": ("{photos}", *HERE, "--prompts", U),
+    "prep seal edits": ("{photos}", *HERE, "--edits", U), "prep seal prompts": ("{photos}", *HERE, "--prompts", U),
+    "prep import edits": ("{photos}", "--from", "kohya-npz", *HERE, "--edits", U),
+    "prep import prompts": ("{photos}", "--from", "kohya-npz", *HERE, "--prompts", U),
+    "prep prompts file": (U, "--manifest", "{home}/manifest.json"),
+    "prep inspect html": ("{home}/manifest.json", "--html", U),
+    "prep view edits": ("{photos}", "--edit", "--edits", U),
+    "prep export output": ("{home}/manifest.json", "--to", "safetensors", "-o", U),
+    "prep pack manifest": (U, "-o", "{tmp}/x.tar"), "prep pack output": ("{home}/manifest.json", "-o", U),
+    "prep unpack file": (U, "{tmp}/new"), "prep unpack folder": ("{tmp}/x.tar", U),
+    "prep push manifest": (U, "{url}/pushed"), "prep pull folder": ("{url}/manifest.json", U),
+    "prep convert file": (U, "--config", "{model}", "-o", "{tmp}/out"),
+    "prep convert config": ("{tmp}/x.safetensors", "--config", U, "-o", "{tmp}/out"),
+    "prep convert output": ("{tmp}/x.safetensors", "--config", "{model}", "-o", U),
+    "prep doctor directory": (U,), "prep demo directory": (U,),
+    "train init output": ("-o", U),
+    "train check config": ("{home}/manifest.json", "-c", U), "train run config": ("{home}/manifest.json", "-c", U),
+    "train sample prompts": ("{tmp}/run", "--prompts", U), "train sample output": ("{tmp}/run", "-o", U),
+    "train merge output": ("{tmp}/run", "-o", U), "train report output": ("{tmp}/run", "-o", U),
+}
+URLS = {
+    "prep init sources": (U, "-o", "{tmp}/d.toml"), "prep scan source": (U,), "prep bucket source": (U,),
+    "prep mask source": (U, "--with", "alpha", "-o", "{tmp}/masks"),
+    "prep encode source": (U, *HERE), "prep seal source": (U, *HERE),
+    "prep import source": (U, "--from", "kohya-npz", *HERE),
+    "prep encode cache": ("{photos}", "--cache", U, "-o", "{url}/cache", "--model", "{model}"),
+    "prep seal cache": ("{photos}", "--cache", U, "--model", "{model}"),
+    "prep import cache": ("{photos}", "--from", "kohya-npz", "--cache", U, "--model", "{model}"),
+    "prep encode output": ("{photos}", "--cache", "{tmp}/cache", "-o", U, "--model", "{model}"),
+    "prep seal output": ("{photos}", "--cache", "{tmp}/cache", "-o", U, "--model", "{model}"),
+    "prep import output": ("{photos}", "--from", "kohya-npz", "--cache", "{tmp}/cache", "-o", U, "--model", "{model}"),
+    "prep prompts manifest": ("{tmp}/x.txt", "--manifest", U), "prep inspect manifest": (U,), "prep view what": (U,),
+    "prep view manifest": ("{tmp}/run", "--manifest", U), "prep view since": ("{home}/manifest.json", "--since", U),
+    "prep view cache": ("{photos}", "--edit", "--cache", U), "prep verify manifest": (U,),
+    "prep diff a": (U, "{home}/manifest.json"), "prep diff b": ("{home}/manifest.json", U), "prep gc cache": (U,),
+    "prep gc more": ("{url}/cache", U), "prep gc keep": ("{url}/cache", "--keep", U), "prep compact cache": (U,),
+    "prep export manifest": (U, "--to", "safetensors", "-o", "{tmp}/new"),
+    "prep push url": ("{tmp}/x.json", U), "prep pull url": (U, "{tmp}/new"),
+    "train check manifest": (U,), "train run manifest": (U,),
+    "train check output": ("{home}/manifest.json", "-o", U, "--model", "{model}"),
+    "train check init_from": ("{home}/manifest.json", "--init-from", U, "--model", "{model}"),
+    "train run output": ("{tmp}/x.json", "-o", U), "train run init_from": ("{home}/manifest.json", "--init-from", U),
+    "train sample folder": (U,), "train sample manifest": ("{tmp}/run", "--manifest", U),
+    "train merge lora": (U, "-o", "{tmp}/new"), "train worst folder": (U,),
+    "train worst manifest": ("{tmp}/run", "--manifest", U), "train replay folder": (U, "--step", 1),
+    "train replay manifest": ("{tmp}/run", "--step", 1, "--manifest", U), "train report folder": (U,),
+    "train report manifest": ("{tmp}/run", "--manifest", U),
+}
+
+
+def test_every_path_of_both_command_lines_is_here():
+    """A new one is added to LOCAL, or to URLS."""
+    found = {f"{program} {one.name or one.callback.__name__} {parameter.name}"
+             for program, app in (("prep", prep_app), ("train", train_app)) for one in app.registered_commands
+             for parameter in inspect.signature(one.callback).parameters.values()
+             if "Path" in str(parameter.annotation)}
+    assert found == {*LOCAL, *URLS} and not {*LOCAL} & {*URLS}
+
+
+def test_a_url_keeps_its_slashes(store, small_there, photos, tiny_model, prep, train, tmp_path, monkeypatch):
+    """Messages have it as it was given, and nothing is written to a directory s3: on this computer."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "x.txt").write_text("a red circle")
+    monkeypatch.chdir(tmp_path / "work")
+    places = {"url": store.url, "tmp": tmp_path, "home": small_there, "photos": photos, "model": tiny_model}
+    for name, words in {**LOCAL, **URLS}.items():
+        program, command, _ = name.split()
+        done = {"prep": prep, "train": train}[program](command, *(str(word).format(**places) for word in words))
+        assert done.code != 70 and not Path("s3:").exists(), (name, done.err)
+        assert "s3:/" not in (done.out + done.err).replace("s3://", ""), name
+        if name in LOCAL:
+            refused = f"{U.format(url=store.url)} is in an object store" in done.err.splitlines()[0]
+            assert done.code in (2, 5) and refused, (name, done.err)
+            assert not list(Path().rglob("*")) and not (tmp_path / "m.json").exists(), name
+
+
+@pytest.mark.parametrize(("section", "role"), [("[prompts]\nfile", "prompt file"), ("[edits]\nfrom", "edits")])
+def test_recipes_name_only_pictures_in_stores(prep, photos, tmp_path, section, role):
+    recipe = tmp_path / "set.toml"
+    recipe.write_text(f'{section} = "s3://bucket/x"\n[[source]]\npath = "photos"\n')
+    done = prep("scan", recipe)
+    assert done.code == 5 and done.err == (
+        f"error: {role} s3://bucket/x is in an object store, expected a path on this computer\n"
+        "hint: name one; what is to be read can be downloaded first, and what is written uploaded later\n")
