@@ -69,6 +69,13 @@ class DiffSide:
                 "text": keys(texts[0], texts[1])}
 
 
+def names_of(first: Manifest, second: Manifest) -> tuple[str, str]:
+    """What tells two manifests apart: the names of their files, or, if these are the same, their paths or URLs."""
+    if first.path.name != second.path.name or shown(first.path) == shown(second.path):
+        return first.path.name, second.path.name
+    return shown(first.path), shown(second.path)
+
+
 def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
     """The document of `prep diff --json`; skips what a missing or damaged cache prevents, with a note in `notes`.
 
@@ -76,12 +83,12 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
     """
     notes: list[str] = []
     a, b = (_opened(manifest, notes) for manifest in (first, second))
-    one, other = first.document, second.document
+    one, other, names = first.document, second.document, names_of(first, second)
     rows = None if a is None or b is None else _noted(lambda: _rows(a, b), notes)
     document: dict[str, Any] = {
         "format": "latentry/diff", "version": 1,
-        "a": {"manifest": first.path.name, "digest": first.digest},
-        "b": {"manifest": second.path.name, "digest": second.digest},
+        "a": {"manifest": names[0], "digest": first.digest},
+        "b": {"manifest": names[1], "digest": second.digest},
         "model": _model(first, second),
         "fields": {name: _field(first, second, name, (rows or {}).get(name))
                    for name in sorted({*first.fields, *second.fields})},

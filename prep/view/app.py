@@ -34,7 +34,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from prep.errors import Problem
 from prep.findings import CODES
-from prep.manifest.diff import sides_of
+from prep.manifest.diff import names_of, sides_of
 from prep.manifest.diff_samples import changes
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Query
@@ -74,7 +74,7 @@ def build_app(opened: OpenedManifest, token: str, run: Path | None = None, model
     routes: list[BaseRoute] = _routes(site)
     if before is not None:
         old = _site(before, f"{base}/before", None, None, root=base)
-        diff = Diff(old, site, changes(*sides_of(before, opened)))
+        diff = Diff(old, site, changes(*sides_of(before, opened)), names_of(before.manifest, opened.manifest))
         routes = [Route("/diff", _diff(diff), methods=["GET"]), Mount("/before", routes=_routes(old)), *routes]
     return _guarded(site, routes, token), site
 

@@ -23,8 +23,8 @@ WHAT = {"added": "added", "removed": "removed", "name": "renamed", "source": "fr
 class Diff:
     """What differs between the samples of `before` and of `after`. Threads may share it."""
 
-    def __init__(self, before: Site, after: Site, changes: Changes) -> None:
-        self.before, self.after = before, after
+    def __init__(self, before: Site, after: Site, changes: Changes, called: tuple[str, str]) -> None:
+        self.before, self.after, self.called = before, after, called
         names = [np.array(site.selector.samples.table["name"].take(numbers[numbers >= 0]).to_pylist(), object)
                  for site, numbers in ((before, changes.old), (after, changes.new))]
         shown = np.empty(len(changes), object)
@@ -50,7 +50,7 @@ def diff_page(diff: Diff, why: str, page: int) -> str:
 
     return diff.after.render(
         "diff.html", why=why, counts=[(name, WHAT.get(name, name), count) for name, count in diff.counts.items()],
-        told=WHAT.get(why, why), total=len(diff.changes), count=len(rows), before=diff.before.data.name,
+        told=WHAT.get(why, why), total=len(diff.changes), count=len(rows), before=diff.called[0], after=diff.called[1],
         pairs=[_pair(diff, row) for row in rows[page * PAIRS:(page + 1) * PAIRS].tolist()],
         pager=pager_of(page, pages, link))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prep.fs.mirror import local_path
 from prep.manifest import diff, diff_samples
 from prep.manifest.opened import OpenedManifest
 from prep.report.terminal.diff import LISTED, REASONS, changes_text
@@ -33,6 +36,21 @@ def test_a_manifest_and_itself(small: OpenedManifest) -> None:
     digest = small.manifest.digest[:12]
     assert text.splitlines() == [f"from manifest.json ({digest}) to manifest.json ({digest})",
                                  "the manifests are identical"]
+
+
+@pytest.mark.parametrize(("first", "second", "named"), [
+    ("a/m.json", "b/m.json", ("a/m.json", "b/m.json")), ("a/old.json", "b/new.json", ("old.json", "new.json")),
+    ("m.json", "m.json", ("m.json", "m.json")),
+    ("s3://one/data/m.json", "s3://two/data/m.json", ("s3://one/data/m.json", "s3://two/data/m.json")),
+    ("m.json", "s3://one/data/m.json", ("m.json", "s3://one/data/m.json")),
+])
+def test_manifests_of_one_name_are_told_apart(small: OpenedManifest, first: str, second: str, named: tuple[str, str]
+                                              ) -> None:
+    sides = [replace(small.manifest, path=local_path(Path(path))) for path in (first, second)]
+    found = diff.compare(*sides)
+    assert (found["a"]["manifest"], found["b"]["manifest"]) == named
+    digest = small.manifest.digest[:12]
+    assert changes_text(found).startswith(f"from {named[0]} ({digest}) to {named[1]} ({digest})\n")
 
 
 def test_names_from_strangers_are_spelled_out(document: dict[str, Any]) -> None:

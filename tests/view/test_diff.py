@@ -34,6 +34,11 @@ def opened(path):
     return open_manifest(read_manifest(path))
 
 
+def test_manifests_of_one_name_are_told_apart(server, manifests):
+    text = server.get("/diff").text.replace("<wbr>", "")
+    assert f"<h1><bdi>{manifests[0]}</bdi> → <bdi>{manifests[1]}</bdi></h1>" in text
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_changes_are_those_of_prep_diff(manifests, turned):
     a, b = sides_of(*(opened(path) for path in (reversed(manifests) if turned else manifests)))
@@ -114,4 +119,3 @@ def test_words_that_differ(old, new, words):
 
 def test_the_other_manifest_must_be_one(prep, manifests, tmp_path):
     assert prep("view", manifests[0], "--since", tmp_path / "none.json").code == 4
-    assert prep("view", manifests[0], "--since", "s3://bucket/m.json").code == 5
