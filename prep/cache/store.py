@@ -23,7 +23,7 @@ from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.mirror import refuse_url
-from prep.fs.paths import MARKER
+from prep.fs.paths import MARKER, cache_around, resolve
 from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import create_object, delete_object, read_object, replace_object
 from prep.fs.tree import file_digest, tree_digest
@@ -211,7 +211,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
 
 
 def check_can_create(path: Path) -> None:
-    """Raises `PathError` unless `path` is a cache, or can become one: missing, or an empty directory."""
+    """Raises `PathError` unless `path` is a cache, or can become one: missing, or an empty directory, in no cache."""
     refuse_url(path)
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
@@ -220,6 +220,14 @@ def check_can_create(path: Path) -> None:
                         hint="name a new or empty directory with --cache")
     if (path / MARKER).exists():
         check_cache_root(path)
+    elif (outer := cache_around(resolve(path))) is not None:
+        raise inside_another(str(path), str(outer))
+
+
+def inside_another(path: str, outer: str) -> PathError:
+    """The error for a new cache at `path` in the cache `outer`, which would not know of it: tmp/ of a cache is emptied,
+    and where copies of a cache in a store are counted and removed, nobody looks for those of another one below."""
+    return PathError(f"{path} would be a cache in another cache, {outer}", hint="name a place outside that one")
 
 
 def _is_litter(name: str) -> bool:

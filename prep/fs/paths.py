@@ -35,6 +35,11 @@ def in_cache(path: str | Path) -> bool:
     return any(_is_cache(above) for above in (Path(path).absolute(), *Path(path).absolute().parents))
 
 
+def cache_around(path: Path) -> Path | None:
+    """The cache that a resolved path lies in, if any; a cache does not lie in itself."""
+    return next((above for above in path.parents if _is_cache(above)), None)
+
+
 def _is_cache(folder: Path) -> bool:
     try:
         return (folder / MARKER).is_file()

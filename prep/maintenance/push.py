@@ -17,6 +17,7 @@ from typing import Any
 
 from prep.cache.commits import MOST, parse_commit, tasks_by_shard
 from prep.cache.ledger.ledger import commit_document
+from prep.cache.remote.documents import check_alone
 from prep.cache.remote.shards import GROUP, RemoteShard
 from prep.cache.remote.upload import Uploader
 from prep.cache.store import MARKER_BYTES, Cache
@@ -108,9 +109,15 @@ class _Upload:
         self.shards_sent = 0
 
     def marker(self) -> None:
-        """Uploads the marker of the cache. Raises `CacheError` if there is another file of that name."""
+        """Uploads the marker of the cache. Raises `CacheError` if there is another file of that name, `PathError` in
+        another cache."""
         url, data = f"{self._url}/{MARKER}", read_regular(self._cache.root / MARKER, MARKER_BYTES)
-        if not create_object(url, data) and read_object(url, MARKER_BYTES) != data:
+        try:
+            there = read_object(url, MARKER_BYTES)
+        except FileNotFoundError:
+            check_alone(self._url)
+            there = data if create_object(url, data) else read_object(url, MARKER_BYTES)
+        if there != data:
             raise CacheError(f"{url} is not the marker of a cache of this version", hint="choose another URL")
 
     def shard(self, shard: RemoteShard, tick: Tick) -> None:

@@ -79,6 +79,21 @@ def test_pictures_are_never_made_a_cache(tmp_path: Path) -> None:
     assert caught.value.hint == "name a new or empty directory with --cache"
 
 
+@pytest.mark.parametrize("inner", ["inner", "tmp/inner", "shards/00/inner", "link/inner", "../linked/inner"])
+def test_no_cache_is_made_in_another(cache: Cache, tmp_path: Path, inner: str) -> None:
+    """One that is there already is opened: it was made by an earlier version."""
+    (tmp_path / "linked").symlink_to(cache.root, target_is_directory=True)
+    (cache.root / "link").symlink_to(cache.root / "tables", target_is_directory=True)
+    with pytest.raises(PathError, match="would be a cache in another cache") as caught:
+        open_cache(cache.root / inner, create=True)
+    assert caught.value.message.endswith(f", {cache.root}") and caught.value.hint == "name a place outside that one"
+    assert not (cache.root / inner).exists()
+    place = cache.root / "earlier"
+    place.mkdir()
+    (place / MARKER).write_bytes(store.new_marker())
+    assert open_cache(place, create=True).root == place
+
+
 def test_no_cache(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"is not a cache: it has no latentry.json") as caught:
         open_cache(tmp_path, create=False)

@@ -389,6 +389,11 @@ def test_places_that_are_refused(prep, here, store):
     told = prep(*here(f"{store.url}/used", f"{store.url}/m.json"))
     assert told.code == 5 and f"{store.url}/used is not empty and not a cache: it has no latentry.json" in told.out
     assert "name a prefix without objects with --cache" in told.out
+    store.server.put(f"{store.prefix}/outer/latentry.json", b"{}")
+    for place in ("outer/inner", "outer/a/b/inner"):
+        told = prep(*here(f"{store.url}/{place}", f"{store.url}/m.json"))
+        refused = f"{store.url}/{place} would be a cache in another cache, {store.url}/outer"
+        assert told.code == 5 and refused in told.out
     store.server.put(f"{store.prefix}/m.json", b"mine")
     told = prep(*here(f"{store.url}/cache", f"{store.url}/m.json"))
     assert told.code == 5 and "m.json exists and is no manifest, so it is not replaced" in told.out

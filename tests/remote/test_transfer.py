@@ -56,7 +56,7 @@ def test_an_upload_is_what_is_here_and_is_not_repeated(prep, store, home):
     store.proxy.forget()
     again = prep("push", home / "manifest.json", f"{store.url}/manifest.json")
     assert again.code == 0 and again.out.endswith("4 shards, 0 shards (0 bytes) sent, the rest was there\n")
-    assert puts(store) == ["cache/latentry.json", "manifest.json"], "the first on condition that there is none"
+    assert puts(store) == ["manifest.json"], "on condition that there is none"
     assert prep("verify", f"{store.url}/manifest.json").code == 0
 
 
@@ -221,6 +221,18 @@ def test_what_is_in_the_way(prep, store, home):
     assert told.code == 5 and "is not in an object store, expected a URL like s3://bucket/dataset" in told.err
     told = prep("push", f"{store.url}/manifest.json", f"{store.url}/other")
     assert told.code == 5 and "is in an object store, but a manifest is uploaded from a directory only" in told.err
+
+
+def test_no_cache_is_uploaded_into_another(prep, store, home):
+    store.server.put(f"{store.prefix}/outer/latentry.json", b"{}")
+    done = prep("push", home / "manifest.json", f"{store.url}/outer")
+    assert done.code == 5 and done.err == (f"error: {store.url}/outer/cache would be a cache in another cache, "
+                                           f"{store.url}/outer\nhint: name a place outside that one\n")
+    assert not store.proxy.count("PUT")
+    assert prep("push", home / "manifest.json", f"{store.url}/outer2").code == 0
+    store.proxy.rule = lambda method, path, _: "403" if method == "HEAD" and path.endswith("latentry.json") else ""
+    done = prep("push", home / "manifest.json", f"{store.url}/mine")
+    assert done.code == 0, "credentials for this place alone will do"
 
 
 def test_a_cache_elsewhere_lies_so_there(prep, store, tmp_path):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from prep.cache.remote.room import make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
-from prep.cache.store import MARKER_BYTES, Cache
+from prep.cache.store import MARKER_BYTES, Cache, inside_another
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.mirror import url_of
+from prep.fs.mirror import split_url, url_of
 from prep.fs.paths import MARKER
 from prep.fs.remote.asking import NEVER
-from prep.fs.remote.objects import read_object, stream
+from prep.fs.remote.errors import StoreError, is_refusal
+from prep.fs.remote.objects import read_object, size_of, stream
 from prep.fs.text import without_mark
 from prep.fs.tree import file_digest
 from prep.parse import Unparsed, sealed_json
@@ -39,6 +40,25 @@ def fetch_small(path: Path, most: int) -> bytes:
                 atomic.write_atomic(path, data)
             return data
     return data
+
+
+def check_alone(url: str) -> None:
+    """Raises `PathError` for a new cache at a URL if a prefix above it is a cache. Raises `StoreError`.
+
+    Where the credentials do not allow to look, there is none that they could use.
+    """
+    scheme, bucket, key = split_url(url)
+    for above in PurePosixPath(key).parents[:-1]:
+        outer = f"{scheme}://{bucket}/{above}"
+        try:
+            size_of(f"{outer}/{MARKER}")
+        except FileNotFoundError:
+            continue
+        except StoreError as error:
+            if is_refusal(error):
+                continue
+            raise
+        raise inside_another(url, outer)
 
 
 def fetch_tables(root: Path, tables: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit, tasks_by_shard
+from prep.cache.remote.documents import check_alone
 from prep.cache.remote.room import ROOM, make_dirs
 from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, learn, lock_shard, move_in
 from prep.cache.remote.upload import Uploader
@@ -63,9 +64,11 @@ def open_to_encode(path: Path, *, create: bool) -> Cache:
 
 
 def check_can_encode_to(path: Path) -> None:
-    """Raises `PathError` unless `path` is a cache or can become one: missing, empty, or an unused prefix of a store."""
+    """Raises `PathError` unless `path` is a cache or can become one: missing, empty, or an unused prefix of a store, in
+    no other cache."""
     if is_url(path):
-        _marker(path)
+        if _marker(path) is None:
+            check_alone(shown(path))
     else:
         check_can_create(path)
 
