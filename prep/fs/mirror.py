@@ -175,6 +175,9 @@ def split_url(url: Path | str) -> tuple[str, str, str]:
     named = without_secrets(given)
     if not parts:
         raise PathError(f"{named} names no bucket", hint="name an object, like s3://bucket/dataset/manifest.json")
+    if named != given and "?" in given and given.endswith(".tar"):
+        raise PathError(f"{named}… has a question mark, with which a query begins in a URL, expected a name or a glob "
+                        "without one", hint="a glob of tars in a store has * or a range like [0-9] in its place")
     if named != given:
         raise PathError(f"{named} was given with a user, a query or a fragment, expected only bucket and key",
                         hint="credentials come from the environment, like AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")

@@ -67,6 +67,15 @@ def test_keys_are_those_of_the_same_tars_on_a_disk(store, tars, tiny_model, prep
     assert gets(store) == [], "all is remembered, whatever names the tars"
 
 
+def test_a_question_mark_in_a_glob_is_told(store, prep):
+    done = prep("scan", f"{store.url}/shards/?.tar")
+    assert done.code == 5 and done.err == (
+        f"error: {store.url}/shards/… has a question mark, with which a query begins in a URL, expected a name or a "
+        "glob without one\nhint: a glob of tars in a store has * or a range like [0-9] in its place\n")
+    secret = prep("scan", f"{store.url}/shards?key=secret/a.tar")
+    assert secret.code == 5 and "secret" not in secret.err
+
+
 @pytest.mark.slow
 def test_rows_are_encoded_from_members_and_pages_show_them(store, tars, tiny_model, prep, tmp_path):
     found = encode(prep, f"{store.url}/*.tar", tmp_path / "cache", tmp_path / "m.json", tiny_model)
