@@ -108,7 +108,7 @@ def test_a_notice_is_a_line_on_stderr(store, small_there, prep, monkeypatch):
     done = subprocess.run([sys.executable, "-c", program, "inspect", f"{store.url}/manifest.json"],
                           capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.splitlines() == [f"waiting for {store.url}/manifest.json: the store answered 503 Service "
-                                        "Unavailable (SlowDown); asked 1 times in 0 seconds"]
+                                        "Unavailable (SlowDown); asked 1 time in 0 seconds"]
 
 
 def test_credentials_that_expire_are_read_again_and_told(store, small_there, prep):

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from prep.errors import CacheError, ConfigError
-from prep.formatting import printable
+from prep.formatting import counted, printable
 from prep.fs.mirror import split_url
 from prep.fs.remote.errors import NO_CREDENTIALS, Denied, Passing, Stopped, StoreError, credentials_hint, sort_out
 from prep.fs.remote.opening import open_store
@@ -28,6 +28,9 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 PATIENCE = "LATENTRY_REMOTE_PATIENCE"
 SHORTEST, LONGEST = 0.2, 15.0  # seconds between attempts
+# Seconds without a byte of an answer, after which a request is repeated: the first for bytes of an object; any other,
+# as listing a large bucket may take some stores longer; and one that sends much, whose sending counts.
+SILENT, SILENT_AGAIN, SILENT_SENDING = 10.0, 30.0, 300.0
 QUIET, PACE = 5.0, 60.0  # seconds of waiting before the first notice, and between notices
 NEVER = threading.Event()  # a `stop` that is never set
 _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
@@ -47,23 +50,27 @@ def patience() -> float:
 
 
 def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading.Event,
-              look: Callable[[Exception], None] = lambda _: None, retries: int = 0, waits: Waits | None = None) -> T:
-    """What `action` returns for the object's store and key. `look` sees each error of obstore first.
+              look: Callable[[Exception], None] = lambda _: None, retries: int = 0, waits: Waits | None = None,
+              silence: float | None = None) -> T:
+    """What `action` returns for the object's store and key. `look` sees each error of obstore first. `silence`: seconds
+    that the first attempt may take without a byte of an answer.
 
     An action that takes long, and goes on where it was interrupted, says so to `waits` whenever it has progressed.
     """
     scheme, bucket, key = split_url(url)
-    waits = waits or Waits(url, stop)
+    waits, usual = waits or Waits(url, stop), SILENT_SENDING if retries else SILENT_AGAIN
     while True:
         if stop.is_set():
             raise Stopped
+        waits.asked()
         try:
-            return action(open_store(scheme, bucket, retries), key)
+            return action(open_store(scheme, bucket, retries, silence or usual), key)
         except (Stopped, CacheError):
             raise
         except Passing as passing:
             waits.wait(str(passing))
         except Exception as error:
+            silence = None
             look(error)
             try:
                 sort_out(error, url)
@@ -86,13 +93,24 @@ class Waits:
     def progressed(self) -> None:
         """Begins anew: what follows is another failure."""
         self._begun: float | None = None
+        self._first = self._last = time.monotonic()  # when the first of the attempts that fail began, and the latest
         self._tries = 0
         self.renewed = False  # whether credentials were read again
+
+    @property
+    def failed(self) -> bool:
+        """Whether an attempt has failed since there was progress."""
+        return self._tries > 0
+
+    def asked(self) -> None:
+        """Notes that an attempt begins, whose time a notice counts."""
+        self._last = time.monotonic()
 
     def wait(self, what: str) -> None:
         """Waits before the next attempt; `what` happened. Raises `StoreError` when patience ends, `Stopped`."""
         now = time.monotonic()
-        self._begun = self._begun or now
+        if self._begun is None:
+            self._begun, self._first = now, self._last
         waited = now - self._begun
         if waited >= self._patience:
             raise StoreError(f"{self._url}: {what}; given up after {waited:.0f} seconds and "
@@ -100,8 +118,10 @@ class Waits:
                              hint=credentials_hint(self._url) if what == NO_CREDENTIALS else
                              f"check the network and the store, then run the same command again; {PATIENCE}=SECONDS "
                              "waits longer") from None
-        if waited >= QUIET and _may_announce(self._url, now):
-            _log.warning("waiting for %s: %s; asked %d times in %.0f seconds", self._url, what, self._tries + 1, waited)
+        since = now - self._first
+        if since >= QUIET and _may_announce(self._url, now):
+            _log.warning("waiting for %s: %s; asked %s in %.0f seconds", self._url, what,
+                         counted(self._tries + 1, "time"), since)
         pause = min(LONGEST, SHORTEST * 2 ** min(self._tries, 10)) * random.uniform(0.5, 1)
         self._tries += 1
         if self._stop.wait(pause):

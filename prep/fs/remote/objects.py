@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.formatting import printable
 from prep.fs.mirror import ListedUrl, split_url
-from prep.fs.remote.asking import NEVER, Waits, patiently
+from prep.fs.remote.asking import NEVER, SILENT, Waits, patiently
 from prep.fs.remote.errors import Passing, Stopped, StoreError, told
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
             raise Passing(f"the answer ended after {len(data)} of {size} bytes")
         return data
 
-    return patiently(url, read, stop)
+    return patiently(url, read, stop, silence=SILENT)
 
 
 def read_range(url: str, start: int, end: int, *, stop: threading.Event = NEVER) -> bytes:
@@ -86,7 +86,7 @@ def read_listed(url: str, most: int, start: int = 0, length: int | None = None, 
     if length == 0:
         return b"", ""
     try:
-        return patiently(url, read, stop, _ranged)
+        return patiently(url, read, stop, _ranged, silence=SILENT)
     except _NoRanges:
         raise StoreError(f"{url}: the store sends whole objects only, and no ranges of them, which reading a member of "
                          "a tar takes", hint="download the tar first; or unpack it into the store") from None
@@ -134,7 +134,8 @@ def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER)
     at, whole, waits = start, False, Waits(url, stop)
     while at < end:
         try:
-            answer = _asked(url, at, end, whole, stop)
+            answer = _asked(url, at, end, whole, stop, None if waits.failed else SILENT)
+            waits.asked()
             size = int(answer.meta["size"])  # of the object
             for part in _parts(answer, 0 if whole else at, at, end, stop):
                 at += len(part)
@@ -153,14 +154,14 @@ class _NoRanges(Exception):
     """The server sends whole objects only (rclone serve s3 does)."""
 
 
-def _asked(url: str, start: int, end: int, whole: bool, stop: threading.Event) -> Any:
+def _asked(url: str, start: int, end: int, whole: bool, stop: threading.Event, silence: float | None) -> Any:
     """The answer to a request for an object's bytes from `start` to `end`, or for all of it. Raises `_NoRanges`."""
     def ask(store: ObjectStore, key: str) -> Any:
         from obstore import get
 
         return get(store, key) if whole or start == 0 else get(store, key, options={"range": (start, end)})
 
-    return patiently(url, ask, stop, _ranged)
+    return patiently(url, ask, stop, _ranged, silence=silence)
 
 
 def _parts(answer: Any, at: int, start: int, end: int, stop: threading.Event) -> Iterator[Any]:

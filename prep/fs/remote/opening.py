@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
 
 PREFIX = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}  # of variables
-STALLED = timedelta(seconds=30)  # without a byte
 
 
-@lru_cache(maxsize=16)
-def open_store(scheme: str, bucket: str, retries: int) -> ObjectStore:
+@lru_cache(maxsize=32)
+def open_store(scheme: str, bucket: str, retries: int, silence: float) -> ObjectStore:
     """The store of a bucket, with the credentials that the environment has now; obstore itself repeats `retries` times.
+
+    A request ends after `silence`, seconds without a byte of the answer. While something is sent, none comes: the time
+    to send it counts. A slow answer is not cut as long as it moves.
     """
     url = f"{scheme}://{bucket}"
     require_library(url)
@@ -34,7 +36,7 @@ def open_store(scheme: str, bucket: str, retries: int) -> ObjectStore:
 
     try:
         return from_url(url, retry_config={"max_retries": retries, "retry_timeout": timedelta(minutes=2)},
-                        client_options=_client_options(scheme))
+                        client_options=_client_options(scheme, silence))
     except (BaseError, ValueError):
         raise StoreError(f"{url} cannot be opened: the settings of the store are not valid",
                          hint=f"check the environment: {VARIABLES[scheme]}, {', '.join(ENDPOINTS[scheme])}") from None
@@ -47,9 +49,9 @@ def require_library(url: str) -> None:
                           hint="pip install 'latentry[remote]'")
 
 
-def _client_options(scheme: str) -> ClientConfig:
+def _client_options(scheme: str, silence: float) -> ClientConfig:
     """How to connect. What the environment says of it is read here: obstore does not once options are given."""
-    options: dict[str, Any] = {"timeout": timedelta(hours=1), "read_timeout": STALLED,
+    options: dict[str, Any] = {"timeout": timedelta(hours=1), "read_timeout": timedelta(seconds=silence),
                                "connect_timeout": timedelta(seconds=10)}
     for name in ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"):
         given = os.environ.get(f"{PREFIX[scheme]}_{name.upper()}")
