@@ -593,8 +593,9 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
 ])
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_two_values_of_a_setting_are_refused(train, make, command, options, said):
-    result = train(command, make().path, *options)
-    assert result.code == 2
+    made = make()
+    result = train(command, made.path, "-o", made.root / "run", *options)
+    assert result.code == 2 and not (made.root / "run").exists()
     assert result.err == f"error: {said}, expected one value\nhint: omit one of them\n"
 
 
