@@ -139,10 +139,10 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
 
     Raises the first fault.
     """
-    asked = replace(run.asked, download=wanted.download, model=model_of(run, wanted.model),
-                    manifest=wanted.manifest or run.asked.manifest, init=run.folder if finished else None)
     if wanted.manifest is None:
         require_manifest(run)
+    asked = replace(run.asked, download=wanted.download, model=model_of(run, wanted.model),
+                    manifest=wanted.manifest or run.asked.manifest, init=run.folder if finished else None)
     config = run.config if start is None else start.config
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
@@ -172,6 +172,9 @@ def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
         found = current(setup.index)
     else:
         _, prompts = read_prompts(wanted.prompts)
+        if not prompts:
+            raise PathError(f"prompt file {wanted.prompts} has no prompts",
+                            hint="write one on each line, or give one with --prompt TEXT")
         found = look_up(setup.index, prompts, wanted.prompts)
     if not found.prompts:
         named = wanted.prompts or Path("prompts.txt")

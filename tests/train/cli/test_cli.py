@@ -305,6 +305,10 @@ def test_sample_with_prompts_of_one_s_own(train, make):
     made = make()
     assert run(train, made).code == 0
     own = made.root / "own.txt"
+    own.write_text("\n# later\n")
+    result = train("sample", made.root / "run", "--prompts", own, "-o", made.root / "g.png", "--device", "cpu")
+    assert result.code == 5 and result.err.endswith(f"error: prompt file {own} has no prompts\nhint: write one on each "
+                                                    "line, or give one with --prompt TEXT\n"), result.err
     own.write_text("a red circle\nunheard of\n")
     result = train("sample", made.root / "run", "--prompts", own, "-o", made.root / "g.png", "--device", "cpu")
     assert result.code == 0 and "warning: the prompt in line 2 of " in result.err
