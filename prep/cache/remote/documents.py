@@ -47,9 +47,9 @@ def check_alone(url: str) -> None:
 
     Where the credentials do not allow to look, there is none that they could use.
     """
-    scheme, bucket, key = split_url(url)
+    key = split_url(url)[2]
     for above in PurePosixPath(key).parents[:-1]:
-        outer = f"{scheme}://{bucket}/{above}"
+        outer = f"{url.removesuffix(key)}{above}"
         try:
             size_of(f"{outer}/{MARKER}")
         except FileNotFoundError:
