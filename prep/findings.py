@@ -27,6 +27,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "link-outside": ("info", "a link to a file outside the source", "nothing, if intended"),
     "directory-loop": ("warning", "a link to a directory of the same source; read once", "nothing"),
     "hidden-file": ("info", "a hidden picture, skipped", "rename it to use it"),
+    "directory-object": ("info", "an object of a store that is called like a directory, and is no picture; skipped",
+                         "rename it to use it"),
     "empty-source": ("warning", "no picture of a source is used", "check its path, include and exclude; name each "
                      "tar"),
     "cache-inside": ("warning", "a latent cache among the pictures, skipped", "keep caches outside the pictures"),

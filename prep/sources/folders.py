@@ -9,7 +9,7 @@ from prep.errors import PathError
 from prep.fs.mirror import is_url, shown
 from prep.fs.paths import MARKER, check_source
 from prep.fs.remote.objects import Listed, list_objects
-from prep.sources.tree import Directory, add_file, add_folder, folders_below, note_cache, note_hidden
+from prep.sources.tree import Directory, add_file, add_folder, folders_below, note_cache, note_directory, note_hidden
 
 
 def folders_of(root: Path) -> Iterator[Directory]:
@@ -74,6 +74,8 @@ def _fill(folder: Directory, names: list[str], inner: set[str]) -> None:
             add_folder(folder, name)
         else:
             add_file(folder, name, _usable)
+            if name in inner and name not in folder.pictures:
+                note_directory(folder, name)
 
 
 def _usable() -> bool:

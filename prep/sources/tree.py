@@ -114,6 +114,11 @@ def note_cache(folder: Directory) -> None:
     folder.say("", "cache-inside", "warning", "is a cache of latents, not pictures; skipped")
 
 
+def note_directory(folder: Directory, name: str) -> None:
+    """Adds the finding on an object with bytes that is called like a directory, with or without a slash at its end."""
+    folder.say(name, "directory-object", "info", "an object with bytes is called like this directory; skipped")
+
+
 def note_hidden(folder: Directory, name: str) -> None:
     """Adds the finding on a hidden file, if it is a picture."""
     if _extension(name) in PICTURES and not name.startswith("._"):

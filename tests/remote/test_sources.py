@@ -73,6 +73,14 @@ def test_encoding_from_the_store_makes_the_same_rows(store, there, tiny_model, p
     assert far["tables"] == here["tables"] and far["sources"] == [f"{store.url}/photos"]
 
 
+def test_an_object_in_the_place_of_a_directory_is_told(store, there, prep):
+    """One of no bytes stands for the directory, as some programs make it, and is nobody's loss."""
+    for name, data in {"cats/": b"a picture?", "dogs/": b"", "a.png/": b""}.items():
+        store.server.put(f"{store.prefix}/photos/{name}", data)
+    found = prep("scan", f"{store.url}/photos", "--json").json["findings"]
+    assert [(one["path"], one["severity"]) for one in found if one["code"] == "directory-object"] == [("cats", "info")]
+
+
 def test_a_scan_finds_what_it_finds_on_a_disk(store, there, prep):
     (there / "dogs/broken.png").write_bytes(b"no picture")
     store.server.put(f"{store.prefix}/photos/dogs/broken.png", b"no picture")
