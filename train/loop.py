@@ -26,8 +26,10 @@ from prep.models.device.memory import is_out_of_memory
 from train.card import card
 from train.evaluate import due_after, evaluate, is_due, waits_shortened
 from train.failures import NotFinite, Progress, not_compiled, of_disk, out_of_memory
+from train.models.dropout import has_dropout
 from train.parallel.errors import RankFailed
 from train.parallel.ranks import ALONE, Ranks
+from train.prompts.aside import forget_failures
 from train.runs import checkpoint_files as files
 from train.runs.checkpoint import step_name
 from train.runs.directory import checkpoint_bytes, claim_run
@@ -83,6 +85,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
         with ranks.together(explained):
             if ranks.first:
                 moved = claim_run(run, setup, step=None if start is None else first)
+                forget_failures(run)
                 there = log.rewind(first)
                 kept.claim(None if start is None else first)
         if in_pieces(trainee, setup):
@@ -121,13 +124,16 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
 
     `there`: events of the first step that a resumed run's log already has. `moved`: warnings of what was set aside.
     """
-    first, rows, run, before = progress.done, Rows(setup.index), kept.folder, log.begun.get("dtype")
+    first, rows, run, before = progress.done, Rows(setup.index), kept.folder, log.begun
     dtype = str(trainee.denoiser.dtype).removeprefix("torch.")
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(progress.device),
         parameters=setup.numbers, ranks=trainee.ranks.world, dtype=dtype)
-    if before not in (None, dtype):
-        log("warning", first, text=f"forward passes are now computed in {dtype}, and were in {before}: precision is "
-            f"'{setup.config.precision}', and this device is {progress.device}")
+    if before.get("dtype") not in (None, dtype):
+        log("warning", first, text=f"forward passes are now computed in {dtype}, and were in {before['dtype']}: "
+            f"precision is '{setup.config.precision}', and this device is {progress.device}")
+    if before.get("ranks") not in (None, trainee.ranks.world) and has_dropout(trainee.denoiser.model):
+        log("warning", first, text=f"the number of processes is {trainee.ranks.world}, and was {before['ranks']}: "
+            "dropout draws differ, so the steps are not those that one number would have made")
     if text := waits_shortened(setup, trainee.ranks):
         log("warning", first, text=text)
     for text in moved:

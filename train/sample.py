@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
 from train.check import check
 from train.models.denoiser import load
+from train.prompts.aside import kept_rows
 from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
@@ -168,14 +170,16 @@ def _start(wanted: SampleRequest) -> Start:
 
 
 def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
+    """The prompts whose rows the cache has, or the run's directory."""
+    kept = partial(kept_rows, wanted.folder, setup.index)
     if wanted.prompts is None:
-        found = current(setup.index)
+        found = current(setup.index, kept)
     else:
         _, prompts = read_prompts(wanted.prompts)
         if not prompts:
             raise PathError(f"prompt file {wanted.prompts} has no prompts",
                             hint="write one on each line, or give one with --prompt TEXT")
-        found = look_up(setup.index, prompts, wanted.prompts)
+        found = look_up(setup.index, prompts, wanted.prompts, kept)
     if not found.prompts:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else

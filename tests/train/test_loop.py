@@ -635,6 +635,18 @@ def test_a_resume_in_another_dtype_says_so(make, setup_of, tmp_path):
         "forward passes are now computed in float32, and were in bfloat16: precision is 'fp32', and this device is cpu"]
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_resume_by_another_number_of_processes_says_what_dropout_does(make, setup_of, tmp_path, dropout):
+    made, lora = make(), {"rank": 2, "dropout": dropout}
+    go(setup_of(made, **{**QUICK, "steps": 1}, lora=lora), tmp_path / "run")
+    log = tmp_path / "run" / "log.jsonl"
+    log.write_text(log.read_text().replace('"ranks": 1', '"ranks": 2'))
+    go(setup_of(made, **{**QUICK, "steps": 2}, lora=lora), tmp_path / "run", resume=True)
+    assert [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"] == [
+        "the number of processes is 1, and was 2: dropout draws differ, so the steps are not those that one number "
+        "would have made"] * bool(dropout)
+
+
 def test_a_picture_that_cannot_be_written_is_a_warning(make, setup_of, tmp_path, monkeypatch):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 2, "sample": {"every": 1, "steps": 2, "size": [64, 64]}},

@@ -1,7 +1,7 @@
 """Encodes prompts that the cache has no rows of, in a process of its own: training never loads a text encoder.
 
 The rows are kept in RUN/prompts, one file per key. A prompt that could not be encoded gets an empty file KEY.late, and
-is not tried again in this run.
+is not tried again before the run is started again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prep.formatting import printable
-from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.atomic import make_dirs, remove, write_atomic
 from prep.loader.index import Index
 from prep.manifest.consistency import is_shape_of
 from prep.parse import Unparsed
@@ -41,6 +41,12 @@ def kept_rows(run: Path, index: Index, keys: Iterable[str]) -> dict[str, TextArr
     return found
 
 
+def forget_failures(run: Path) -> None:
+    """Lets prompts be tried again that failed or took too long: the run is started again, perhaps to wait longer."""
+    for path in (run / "prompts").glob("*.late"):
+        remove(path)
+
+
 def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.inf) -> str | None:
     """Encodes `wanted`, waiting for at most `sample.wait` seconds, or `longest` if less. Returns why it did not, in a
     line."""
@@ -49,7 +55,7 @@ def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.
     settings, folder = setup.config.sample, run / "prompts"
     new = {key: text for key, text in wanted.items() if not (folder / f"{key}.late").exists()}
     if not new:
-        return "that failed or took too long before"
+        return "that failed or took too long before; --resume tries it again"
     request = {"manifest": str(setup.manifest.path.resolve()), "model": str(setup.model.resolve()),
                "folder": str(folder.resolve()), "device": settings.encode, "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)

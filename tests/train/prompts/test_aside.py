@@ -20,6 +20,7 @@ from train.config.load import parse
 from train.parallel.ranks import PATIENCE, Ranks
 from train.prompts import aside
 from train.prompts.aside import encode_aside, kept_rows
+from train.sample import SampleRequest, show
 from train.sampling.prompts import current
 from train.setup import RunRequest
 
@@ -71,6 +72,15 @@ def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_pa
         assert torch.allclose(value.float(), wanted[name].float(), rtol=0.02, atol=0.05)  # of bfloat16
 
 
+def test_train_sample_takes_the_rows_that_the_run_encoded(encoded, tmp_path):
+    go(encoded(sample=PICTURES), tmp_path / "run")
+    (tmp_path / "other.txt").write_text("a green dragon --n blurry --w 64 --h 64\n")
+    for prompts, count in ((None, 2), (tmp_path / "other.txt", 1)):
+        wanted = SampleRequest(folder=tmp_path / "run", which=("after",), steps=1, prompts=prompts)
+        shown = show(wanted, torch.device("cpu"), tmp_path / "g.png")
+        assert (shown.warnings, len(shown.pictures)) == ((), count)
+
+
 def test_without_patience_there_is_a_warning_with_the_command(encoded, tmp_path, monkeypatch):
     def never(*_, **__):
         raise AssertionError("no process")
@@ -100,8 +110,10 @@ def test_a_failure_is_a_warning_and_is_not_tried_again(encoded, tmp_path, monkey
     told = warnings_of(tmp_path / "run")
     assert f"no prompt was encoded here: {said}" in told and any("prep prompts " in text for text in told)
     assert len(asked) == 1 and asked[0][1]["timeout"] == 3 and asked[0][1]["env"]["CUDA_VISIBLE_DEVICES"] == ""
-    assert told.count("no prompt was encoded here: that failed or took too long before") == 2
+    assert told.count("no prompt was encoded here: that failed or took too long before; --resume tries it again") == 2
     assert events(tmp_path / "run")[-1]["event"] == "end"
+    go(encoded(sample={**PICTURES, "wait": 200}, steps=3), tmp_path / "run", resume=True)
+    assert [options["timeout"] for _, options in asked] == [3, 200]
 
 
 @pytest.mark.parametrize(("world", "wait", "waited", "warns"), [

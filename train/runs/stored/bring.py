@@ -32,7 +32,7 @@ from train.runs.checkpoint import (
     step_name,
     step_named,
 )
-from train.runs.stored.layout import CHECKPOINTS, WANDB_ID, WRITER, has_result, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WANDB_ID, WRITER, has_result, whole_steps
 from train.runs.stored.objects import Objects, differs, digests_of
 
 NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES, WANDB_ID)  # to continue a run, besides a checkpoint
@@ -130,7 +130,7 @@ def _choose(url: str, steps: set[int], named: str | None) -> int | None:
 
 
 def _prompts(there: Names) -> Iterable[str]:
-    return (name for name in there if name.startswith("prompts/"))
+    return (name for name in there if name.startswith(PROMPTS))
 
 
 def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *, weights_only: bool = False) -> Path:

@@ -31,7 +31,7 @@ from train.runs.checkpoint import STATE, is_partial
 from train.runs.directory import RESULTS
 
 WRITER = "writer.json"
-CHECKPOINTS = "checkpoints/"
+CHECKPOINTS, PROMPTS = "checkpoints/", "prompts/"
 PAGE = "report.html"  # of `train report`, which is not the run's
 WANDB, WANDB_ID = "wandb/", "wandb/id.txt"  # of W&B's own files only the run's name there is the run's
 FORMAT, VERSION = "latentry/run-writer", 1

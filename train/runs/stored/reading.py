@@ -24,7 +24,7 @@ from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import STATE, is_partial, step_name, step_named
 from train.runs.directory import RESULTS
 from train.runs.stored.bring import Names, bring_checkpoint, bring_file, has_weights
-from train.runs.stored.layout import CHECKPOINTS, is_state, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, PROMPTS, is_state, whole_steps
 from train.runs.stored.objects import Objects, differs, fetch_object
 
 TRIES = 3  # for a checkpoint that is removed while it is downloaded
@@ -43,7 +43,7 @@ def for_losses(place: Path) -> Path:
 
 def for_weights(place: Path, checkpoint: str | None = None, *, result: bool = False) -> Path:
     """The directory of a run with the weights of its newest checkpoint, or of the one named; with `result`, or if it
-    has no checkpoint, with its result.
+    has no checkpoint, with its result. Rows of prompts that the run encoded come with them.
 
     Raises `PathError`, `CacheError`.
     """
@@ -64,7 +64,7 @@ def _weights(place: Path, checkpoint: str | None, result: bool) -> Path:
     chosen = _chosen(steps, checkpoint)
     of_result = {name for name in there if name.partition("/")[0] in RESULTS} if result or not steps else set()
     weights = None if chosen is None or of_result else step_name(chosen)
-    _keep(objects, folder, there, lambda name: name == RUN or name in of_result, weights)
+    _keep(objects, folder, there, lambda name: name == RUN or name in of_result or name.startswith(PROMPTS), weights)
     return folder
 
 
