@@ -177,7 +177,7 @@ def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
     if not survey.items:
         raise PathError(f"{shown(asked.what)} has no picture that can be used, and is no training run",
                         hint=f"prep scan {shell_name(shown(asked.what))} says what is there; of a manifest, name its "
-                        "file, which in an object store ends in .json")
+                        f"file{', which in an object store ends in .json' if is_url(asked.what) else ''}")
     source = SourceSet(survey)
     edits = _edits(asked, recipe, folder, source) if asked.edit else None
     for line in () if asked.quiet else (*source.notices, *source.data().notes):

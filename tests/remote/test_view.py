@@ -116,7 +116,9 @@ def test_pictures_in_a_store_before_they_are_encoded(store, data):
     (("nothing",), "error: source {url}/nothing does not exist: no object is below it\n"),
     (("runs/cat",), "error: {url}/runs/cat is a training run in an object store"),
     (("manifest.json", "--manifest", "m.json"), "error: --manifest is for a RUN, but {url}/manifest.json is not a dir"),
-    (("texts",), "error: {url}/texts has no picture that can be used"),
+    (("texts",), "error: {url}/texts has no picture that can be used, and is no training run\nhint: prep scan "
+                 "{url}/texts says what is there; of a manifest, name its file, which in an "
+                 "object store ends in .json\n"),
     (("photos", "--edit"), "error: --edit is given, but {url}/photos is in a store, where no edits are written\n"),
     (("set.toml",), "error: recipe {url}/set.toml is in an object store"),
 ])
