@@ -27,7 +27,7 @@ from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
 from prep.fs.remote.asking import side_by_side
-from prep.fs.remote.objects import create_object, read_object, size_of
+from prep.fs.remote.objects import create_checked, read_object, size_of
 from prep.fs.untrusted import read_regular
 from prep.maintenance.repair import salvaged_tasks
 from prep.manifest.commands import repair_command
@@ -116,7 +116,7 @@ class _Upload:
             there = read_object(url, MARKER_BYTES)
         except FileNotFoundError:
             check_alone(self._url)
-            there = data if create_object(url, data) else read_object(url, MARKER_BYTES)
+            there = create_checked(url, data, MARKER_BYTES)
         if there != data:
             raise CacheError(f"{url} is not the marker of a cache of this version", hint="choose another URL")
 
@@ -154,8 +154,7 @@ class _Upload:
         url = f"{self._url}/{self._cache.commit(task).relative_to(self._cache.root).as_posix()}"
         with suppress(FileNotFoundError):
             return _names(url, read_object(url, MOST, stop=self.stop), task, digest)
-        return create_object(url, data, stop=self.stop) or _names(url, read_object(url, MOST, stop=self.stop), task,
-                                                                  digest)
+        return _names(url, create_checked(url, data, MOST, stop=self.stop), task, digest)
 
     def _is_there(self, prefix: str, root: Path, shard: RemoteShard) -> bool:
         """Whether a shard was uploaded before: its group document is there, and each file has its size."""

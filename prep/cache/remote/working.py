@@ -29,7 +29,7 @@ from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown, split_url, work_root
 from prep.fs.paths import MARKER
 from prep.fs.remote.asking import NEVER, side_by_side
-from prep.fs.remote.objects import create_object, delete_object, list_objects, read_object
+from prep.fs.remote.objects import create_checked, delete_object, list_objects, read_object
 from prep.parse import Unparsed, digest_of
 
 JOBS = 32  # commits and keys fetched at a time: small requests, which mostly wait
@@ -53,8 +53,7 @@ def open_to_encode(path: Path, *, create: bool) -> Cache:
         if not create:
             raise CacheError(f"{url} is not a cache: it has no {MARKER}",
                              hint="prep encode SOURCE --cache URL creates one")
-        create_object(f"{url}/{MARKER}", new_marker())
-        marker = _marker(path) or b""
+        marker = create_checked(f"{url}/{MARKER}", new_marker(), MARKER_BYTES)
     for root in (work_root(path), local_path(path)):  # the other is for whole shards
         make_dirs(root)
         if not (root / MARKER).is_file() or (root / MARKER).read_bytes() != marker:

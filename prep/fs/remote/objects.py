@@ -27,6 +27,7 @@ MOST_PARTS = 9_000  # of an upload; S3 takes 10,000
 COPIED_BY_STORE = 5_000_000_000  # bytes of an object that S3 copies by one request
 LISTED = 1000  # objects in an answer to a list request, as S3 has it
 PART_TRIES = 5  # of a part, before the whole file is sent again
+AGAIN = 3  # attempts at a small object that arrives damaged
 
 
 def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
@@ -313,6 +314,21 @@ def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bo
 
     created = patiently(url, write, stop)
     return created or (tries > 1 and read_range(url, 0, len(data) + 1, stop=stop) == data)
+
+
+def create_checked(url: str, data: bytes, most: int, *, stop: threading.Event = NEVER) -> bytes:
+    """As `create_object`, and returns what is there then: `data`, or up to `most` bytes that were there before.
+
+    What arrives damaged is written again: not every store compares the digest that a request is signed with. Raises
+    `StoreError`.
+    """
+    created = create_object(url, data, stop=stop)
+    for _ in range(AGAIN):
+        found = read_object(url, most, stop=stop)
+        if found == data or not created:
+            return found
+        replace_object(url, data, stop=stop)
+    return read_object(url, most, stop=stop)
 
 
 def replace_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> None:
