@@ -175,7 +175,7 @@ def test_names_of_samples_forge_no_line_of_train():
     from train.setup import CheckReport
 
     report = CheckReport(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
-    assert _as_text(report) == "dropped: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
+    assert _as_text(report, None) == "dropped: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
     assert uneven_lines(report) == [
         "note: 1 sample dropped in the first epoch: $'b\\nerror: fake.png'; train check lists all",
         "note: 2 samples repeated to fill up: $'b\\nerror: fake.png', c; train check lists all"]
