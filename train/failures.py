@@ -59,7 +59,14 @@ class NotFinite(Exception):
                  if progress.kept else "")
         return ConfigError(f"loss is {self.loss} and the gradient norm {self.norm} in step {step}, expected finite "
                            f"numbers; it trained on {join_texts(names, NAMES)}; the weights are still those of step "
-                           f"{progress.done}", hint=f"try a smaller learning rate (--lr){again}{_wider(config)}")
+                           f"{progress.done}",
+                           hint=f"try a smaller learning rate ({_rates(config)}){again}{_wider(config)}")
+
+
+def _rates(config: Config) -> str:
+    """What sets the learning rates."""
+    own = config.method == "lora" and any("lr" in rule for rule in config.lora.layers)
+    return "lr in lora.layers for the layers that have one there, --lr for the others" if own else "--lr"
 
 
 def _wider(config: Config) -> str:

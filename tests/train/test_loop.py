@@ -194,6 +194,34 @@ def test_layers_learn_at_their_own_rate(make, setup_of, tmp_path):
     assert [group["rate"] for group in trainee.optimizer.param_groups] == [0.0, 0.01, None]
 
 
+@pytest.mark.parametrize("name", ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS
+                                             if name not in ("prodigy", "adamw-schedule-free"))])
+def test_a_rate_of_layers_that_changes_nothing_leaves_every_bit(make, setup_of, tmp_path, name):
+    """Layers get a rate of their own, which is that of the others: what the optimizer keeps is by parameter."""
+    made = make()
+    given = {**QUICK, "lora": {"rank": 2}, "optimizer": {"name": name, "lr": 1e-3}}
+    layers = {"rank": 2, "layers": [{"match": "to_k", "lr": 1e-3}]}
+    go(setup_of(made, **{**given, "steps": 4}), tmp_path / "straight")
+    go(setup_of(made, **{**given, "steps": 2}), tmp_path / "added")
+    go(setup_of(made, **{**given, "steps": 3, "lora": layers}), tmp_path / "added", resume=True)
+    go(setup_of(made, **{**given, "steps": 4}), tmp_path / "added", resume=True)
+    assert tensors(tmp_path / "added" / "lora.safetensors") == tensors(tmp_path / "straight" / "lora.safetensors")
+
+
+@pytest.mark.parametrize(("name", "file", "kind"), [("adamw", "lora", ""), ("adamw-schedule-free", "optimizer", "z/")])
+def test_layers_stay_where_they_are_from_the_step_that_gives_them_rate_0(make, setup_of, tmp_path, name, file, kind):
+    """Of a schedule-free optimizer its z; the weights are between that and the average."""
+    made = make()
+    rates = {lr: {"rank": 2, "layers": [{"match": "to_q", "lr": lr}]} for lr in (0.01, 0.0)}
+    given = {**QUICK, "optimizer": {"name": name, "lr": 1e-3}}
+    go(setup_of(made, **{**given, "steps": 2, "lora": rates[0.01]}), tmp_path / "run")
+    go(setup_of(made, **{**given, "steps": 4, "lora": rates[0.0]}), tmp_path / "run", resume=True)
+    before, after = (tensors(tmp_path / "run" / "checkpoints" / f"step-{step:06}" / f"{file}.safetensors")
+                     for step in (2, 4))
+    kept = [key for key in before if key.startswith(kind) and not key.endswith("alpha")]
+    assert {key for key in kept if before[key] == after[key]} == {key for key in kept if "to_q" in key} != set()
+
+
 def test_frozen_weights_stay_and_are_in_every_file(make, setup_of, tmp_path, tiny_model):
     """Those of --init-from, too, also after a resume: a checkpoint is whole, and the optimizer keeps only its part."""
     made = make()
@@ -444,6 +472,17 @@ def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):
     assert last["event"] == "checkpoint" and message.endswith(f" of step {last['step']}")
     assert caught.value.hint == (f"try a smaller learning rate (--lr), with --resume, which continues from step "
                                  f"{last['step']}, and --from if that already diverges")
+
+
+def test_where_layers_have_a_rate_of_their_own_the_hint_names_it(make, setup_of, tmp_path):
+    """A smaller --lr would not change that of these layers."""
+    layers = [{"match": "to_q", "lr": 100.0}, {"match": "to_k", "rank": 2}]
+    for rules, told in ((layers, "try a smaller learning rate (lr in lora.layers for the layers that have one there, "
+                         "--lr for the others)"), (layers[1:], "try a smaller learning rate (--lr)")):
+        config = setup_of(make(), **QUICK, lora={"rank": 2, "layers": rules}).config
+        rows = SimpleNamespace(not_finite=lambda shots: [], index=None)
+        found = failures.NotFinite(float("nan"), 1.0, ()).explained(rows, SimpleNamespace(done=3, kept=0), config)
+        assert found.hint == told
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(make, setup_of, tmp_path):

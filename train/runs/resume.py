@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.formatting import listed
@@ -14,13 +14,19 @@ from prep.loader.identity import changes
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.config.table import SETTINGS
+from train.models.families.registry import DENOISERS
+from train.models.targets import Adapter, adapter_of, layers_of, read_weights, targeted
+from train.optim.optimizers import TABLE
 from train.runs.checkpoint import MEANING, MEANINGS, State, find_checkpoint, read_state, way_out
 from train.runs.directory import read_records, read_run
 from train.setup import Setup
 
-# A change of these would need tensors that the checkpoint lacks: even --adopt refuses it.
-STRUCTURE = ("method", "lora.kind", "lora.factor", "lora.rank", "lora.conv_rank", "lora.targets", "lora.layers",
-             "lora.dora", "lora.init", "full.train", "full.freeze", "ema.decay", "optimizer.name")
+# A change of these would need tensors that the checkpoint lacks: even --adopt refuses it. So it is with lora.layers, if
+# a layer's rank differs.
+STRUCTURE = ("method", "lora.kind", "lora.factor", "lora.rank", "lora.conv_rank", "lora.targets", "lora.dora",
+             "lora.init", "full.train", "full.freeze", "ema.decay", "optimizer.name")
+# What a changed setting needs: nothing, --adopt, another run; or for layers, that the same ones share a learning rate.
+_Needs = Literal["free", "adopt", "fixed", "groups"]
 # Changes of these put the logged losses on another scale: those of training alone, or those of validation as well.
 _WEIGHTS = ("loss.min_snr", "loss.weighting")
 _ERRORS = ("loss.unmasked_weight", "loss.normalize_area", "loss.huber")
@@ -66,15 +72,15 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
     """Compares `setup` with `start`: faults that prevent resuming, allowed changes, changes that `adopt` accepts."""
     old, new = _flat(as_table(start.config)), _flat(as_table(setup.config))
     differing = [name for name in SETTINGS if old.get(name) != new.get(name) and name != "loss.masked"]
-    free = [name for name in differing if SETTINGS[name].spec.resume]
-    kept = [name for name in differing if name not in free]
-    fixed = [name for name in kept if name in STRUCTURE]
+    needs = {name: _needs(name, start, setup) for name in differing}
+    free, others, fixed = ([name for name in differing if needs[name] == kind] for kind in ("free", "adopt", "fixed"))
     faults: list[Problem] = []
     if fixed:
         faults.append(_other_settings(fixed, old, new, "choose another RUN with -o"))
+    if "groups" in needs.values():
+        faults.append(_other_groups(old, new, setup.config))
     adoptable: list[tuple[str, Problem]] = list(_adoptable(start, setup))
-    if others := [name for name in kept if name not in STRUCTURE]:
-        adoptable += [(_told(name, old, new), _other_settings([name], old, new, _ADOPT)) for name in others]
+    adoptable += [(_told(name, old, new), _other_settings([name], old, new, _ADOPT)) for name in others]
     if start.state.step > setup.steps:
         faults.append(ConfigError(f"{shown(start.run)} is already at step {start.state.step}, but the settings end at "
                                   f"step {setup.steps}",
@@ -91,6 +97,42 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
                     adopted=tuple(what for what, _ in adoptable) if adopt else ())
 
 
+def _needs(name: str, start: Start, setup: Setup) -> _Needs:
+    """What the changed setting `name` needs."""
+    if name == "lora.layers":
+        return _layers_need(start.config, setup)
+    return "free" if SETTINGS[name].spec.resume else "fixed" if name in STRUCTURE else "adopt"
+
+
+def _layers_need(before: Config, setup: Setup) -> _Needs:
+    """What a changed lora.layers needs, by what it changes in each layer. The other settings count as they were: they
+    are compared by themselves."""
+    if setup.config.method != "lora" or before.method != "lora":
+        return "free"
+    layers = layers_of(read_weights(setup.model, setup.family))
+    named = targeted(layers, setup.config.lora, DENOISERS[setup.family.name].presets)
+    old, new = ([adapter_of(lora, name, layers[name][2:]) for name in named]
+                for lora in (before.lora, replace(before.lora, layers=setup.config.lora.layers)))
+    if [one.rank for one in old] != [one.rank for one in new]:
+        return "fixed"
+    if TABLE[before.optimizer.name].numbers and not _same_groups(old, new):
+        return "groups"
+    return "free" if [one.alpha for one in old] == [one.alpha for one in new] else "adopt"
+
+
+def _same_groups(old: Sequence[Adapter], new: Sequence[Adapter]) -> bool:
+    """Whether the layers that share a learning rate are the same ones."""
+    pairs = {(one.lr, other.lr) for one, other in zip(old, new, strict=True)}
+    return len(pairs) == len({lr for lr, _ in pairs}) == len({lr for _, lr in pairs})
+
+
+def _other_groups(old: Mapping[str, Any], new: Mapping[str, Any], config: Config) -> ConfigError:
+    return ConfigError(f"{_told('lora.layers', old, new)}: other layers share a learning rate than in the checkpoint, "
+                       f"but '{config.optimizer.name}' keeps sums over the steps for those that share one",
+                       hint="rates may change, but layers with the same rate need the same one, and others another; or "
+                       "choose another RUN with -o")
+
+
 def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Notes on settings that the run was started with after it had saved this checkpoint, and that are not given now.
     """
@@ -98,7 +140,8 @@ def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) ->
         return
     last = _flat(read_run(start.run).table)
     for name in SETTINGS:
-        if SETTINGS[name].spec.resume and old.get(name) == new.get(name) != last.get(name):
+        free = SETTINGS[name].spec.resume or name == "lora.layers"
+        if free and old.get(name) == new.get(name) != last.get(name):
             yield (f"{name} is {new.get(name)!r}, as in {start.folder.name}; the run was last started with "
                    f"{last.get(name)!r}, which takes an option again")
 

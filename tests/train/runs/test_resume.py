@@ -126,6 +126,74 @@ def test_settings_that_decide_shapes_are_never_adopted(begun):
         assert fault.hint == "resume with the run's settings (omit -c and --set), or choose another RUN with -o"
 
 
+Q, K = {"match": "to_q"}, {"match": "to_k"}
+LAYERS = [{**Q, "lr": 0.01}, {**K, "rank": 4, "lr": 0.02}, {"match": "to_v", "rank": 4}]  # of a run with rank 2
+
+
+@pytest.fixture
+def of_layers(make, setup_of, tmp_path):
+    """`again(layers)`: a checkpoint with `LAYERS` at step 4, compared with other rules; `start(...)` says with which
+    optimizer it was made."""
+    made = make()
+
+    def settings(layers, name):
+        return {"steps": 8, "optimizer": {"name": name}, "lora": {"rank": 2, "format": "diffusers", "layers": layers}}
+
+    def start(name="adamw"):
+        setup = setup_of(made, **settings(LAYERS, name))
+        claim_run(tmp_path / "run", setup)
+        files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
+        return lambda layers, adopt=False: compare(
+            find_start(tmp_path / "run"), setup_of(made, **settings(layers, name)), adopt=adopt)
+
+    return start
+
+
+@pytest.mark.parametrize("layers", [
+    [{**Q, "lr": 0.001}, *LAYERS[1:]], [{**Q, "lr": 0.02}, *LAYERS[1:]], LAYERS[1:], LAYERS[::-1],
+    [*LAYERS, {"match": "to_out.0", "lr": 0.1}]], ids=["other", "shared", "removed", "order", "added"])
+def test_the_learning_rates_of_layers_may_change(of_layers, layers):
+    found = of_layers()(layers)
+    assert found.faults == found.adopted == () and found.notes == (f"lora.layers is {layers}, was {LAYERS}",)
+
+
+@pytest.mark.parametrize("layers", [
+    [{**Q, "rank": 3, "lr": 0.01}, *LAYERS[1:]], [*LAYERS[:2]], [LAYERS[0], {**K, "lr": 0.02}, *LAYERS[1:]],
+    [{"match": "re:to_", "lr": 0.01}, *LAYERS]], ids=["other", "removed", "covered", "covered by one for all"])
+def test_layers_of_another_rank_are_another_run(of_layers, layers):
+    again = of_layers()
+    for adopt in (False, True):
+        (fault,) = again(layers, adopt).faults
+        assert fault.message == f"lora.layers is {layers}, but the checkpoint was trained with {LAYERS}"
+        assert fault.hint == "resume with the run's settings (omit -c and --set), or choose another RUN with -o"
+
+
+def test_layers_of_another_alpha_are_adopted_on_request(of_layers):
+    again, layers = of_layers(), [{**Q, "alpha": 1.0, "lr": 0.01}, *LAYERS[1:]]
+    (fault,) = again(layers).faults
+    assert fault.message == f"lora.layers is {layers}, but the checkpoint was trained with {LAYERS}"
+    assert fault.hint.endswith("add --adopt to accept the change and continue")
+    found = again(layers, adopt=True)
+    assert found.faults == () and found.adopted == (f"lora.layers is {layers}, was {LAYERS}",)
+    assert again([{**Q, "alpha": 2.0, "lr": 0.01}, *LAYERS[1:]]).faults == (), "alpha as it was"
+
+
+def test_an_optimizer_that_sums_over_layers_of_a_rate_keeps_them_together(of_layers):
+    """Schedule-free: numbers of the group weigh each step's weights, and two groups have no common ones."""
+    again = of_layers("adamw-schedule-free")
+    other = [{**Q, "lr": 0.02}, {**K, "rank": 4, "lr": 0.01}, LAYERS[2]]
+    assert again(other).faults == () and again(other).notes == (f"lora.layers is {other}, was {LAYERS}",)
+    for layers in ([{**Q, "lr": 0.02}, *LAYERS[1:]], [*LAYERS, {"match": "to_out.0", "lr": 0.1}], LAYERS[1:]):
+        for adopt in (False, True):
+            (fault,) = again(layers, adopt).faults
+            assert fault.message == (f"lora.layers is {layers}, was {LAYERS}: other layers share a learning rate than "
+                                     "in the checkpoint, but 'adamw-schedule-free' keeps sums over the steps for those "
+                                     "that share one")
+            assert fault.exit_code == 3 and fault.hint == (
+                "rates may change, but layers with the same rate need the same one, and others another; or choose "
+                "another RUN with -o")
+
+
 def test_settings_that_may_change_are_noted(begun):
     _, _, again = begun
     found = again(sample={"every": 7}, checkpoint={"keep": 1}, optimizer={"lr": 0.5})
