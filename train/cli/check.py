@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,9 +56,10 @@ def check(
         "loss.masked": masked, "parallel.shard": shard})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
     kind, unfit = _check_device(device, chosen)
-    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size)))
-    if more := (_check_place(report.setup, output, Path("runs") / manifest.stem) + unfit
-                + _check_ranks(chosen, world_size)):
+    usual = Path("runs") / manifest.stem
+    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size),
+                                    *(_usual_place(report.setup, usual) if output is None else ())))
+    if more := _check_place(report.setup, output, usual) + unfit + _check_ranks(chosen, world_size):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
     outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
@@ -142,7 +143,7 @@ def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[P
     """The fault of the run's directory, if it has one; without -o only that of its disk."""
     from prep.errors import Problem
     from prep.fs.mirror import is_url
-    from train.runs.directory import check_place, check_space, check_unused, check_writable
+    from train.runs.directory import check_space
     from train.runs.stored.stored import kept_in
 
     try:
@@ -150,13 +151,31 @@ def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[P
             kept = kept_in(named or usual)
             kept.check_new()
             if named is not None and not is_url(named):
-                check_place(named, setup)
-                check_writable(named)
-                check_unused(named)
+                _check_begins(named, setup)
             check_space(kept.folder, setup)
     except Problem as problem:
         return [problem]
     return []
+
+
+def _usual_place(setup: Setup | None, usual: Path) -> Iterator[str]:
+    """A note if a run cannot begin in the directory `usual`, which nobody asked for, so that it is no fault."""
+    from prep.errors import Problem
+
+    try:
+        if setup is not None:
+            _check_begins(usual, setup)
+    except Problem as problem:
+        yield f"train run without -o would stop: {problem.message}; {problem.hint}"
+
+
+def _check_begins(folder: Path, setup: Setup) -> None:
+    """Raises `PathError` unless a run may begin in the directory `folder`."""
+    from train.runs.directory import check_place, check_unused, check_writable
+
+    check_place(folder, setup)
+    check_writable(folder)
+    check_unused(folder)
 
 
 def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]:

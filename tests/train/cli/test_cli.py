@@ -69,6 +69,30 @@ def test_check_says_with_which_micro_batch_fewer_steps_are_short(train, make):
     assert "smaller micro-batch" not in train("check", path, "--batch-size", 4, "--world-size", 4).out
 
 
+def test_check_says_where_a_run_without_o_would_stop(train, make, monkeypatch):
+    """runs/NAME already holds a run, is something else, or cannot be written: a note, as nobody asked for it."""
+    made = make()
+    monkeypatch.chdir(made.root)
+    place, told = Path("runs") / made.path.stem, "note: train run without -o would stop: "
+    assert told not in train("check", made.path).out
+    assert train("run", made.path, "--steps", 1, *SMALL, "--set", "sample.every=0").code == 0
+    result, refused = train("check", made.path), train("run", made.path, "--steps", 1, *SMALL)
+    said = f"{place} already holds a run; add --resume to continue it; or name another with -o, like {place.name}-2"
+    assert result.code == 0 and result.out.endswith(f"\n{told}{said}\n") and "ready to train" in result.out
+    assert refused.code == 5 and refused.err.endswith("error: {}\nhint: {}\n".format(*said.split("; ", 1)))
+    report = train("check", made.path, "--json").json
+    assert report["ok"] and report["notes"] == [f"train run without -o would stop: {said}"]
+    assert told not in train("check", made.path, "-o", "other").out
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / "mine.txt").touch()
+    assert f"{told}{place} is not empty and is not a training run; name another" in train("check", made.path).out
+    shutil.rmtree(place)
+    monkeypatch.setattr("train.runs.directory.os.access", lambda path, mode: not mode & os.W_OK)  # for root, too
+    result = train("check", made.path)
+    assert result.code == 0 and f"{told}run {place} cannot be written: no permission to write in " in result.out
+
+
 def test_check_says_how_many_masks_are_black_everywhere(prep, train, tiny_model, tmp_path):
     for number in range(3):
         draw(tmp_path / "photos" / f"{number}.png", (96, 96), seed=number).with_suffix(".txt").write_text("a thing")
