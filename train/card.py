@@ -74,6 +74,8 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     yield "Base model", f"{escaped(_named(setup)[0])} ({escaped(architecture_of(setup))})"
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
+    for part, digest in sorted(setup.others.items()):  # accepted, though another one made the cache
+        yield f"Fingerprint of {part}, as the base model has it", f"`{digest}`"
     if config.method == "lora":
         kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else KINDS[config.lora.kind]
         yield "Trained", f"{kind} of rank {config.lora.rank}, alpha {config.lora.alpha:g}, {settings.dtype}"
@@ -92,6 +94,8 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
         yield "Begun", setup.origin.started
     if setup.init:
         yield "Weights at the beginning", f"{escaped(setup.init['name'])}, `{setup.init['sha256']}`"
+    for each in setup.adopted:
+        yield f"Changed after step {each['step']}, with --adopt", escaped("; ".join(each["changes"]))
     if settings.author:
         yield "Author", escaped(settings.author)
 

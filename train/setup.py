@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
@@ -72,7 +73,7 @@ class Setup:
     initial: Initial | None = None  # None: also for a resumed run
     init: Mapping[str, str] = field(default_factory=dict)  # {"name", "sha256"} of what step 0 began with, if anything
     origin: Origin = field(default_factory=Origin)
-    adopted: tuple[Mapping[str, object], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
+    adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
     @property
     def identity(self) -> Identity:

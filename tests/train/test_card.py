@@ -43,6 +43,24 @@ def test_the_card_says_what_was_trained(make, setup_of, tmp_path):
     assert text_of(tmp_path / "run") == text
 
 
+def test_the_card_says_which_changes_were_accepted(make, setup_of, tmp_path):
+    """Those of every resume, escaped, and the encoders that --allow-other-encoders accepted."""
+    made = make()
+    given = {**QUICK, "lora": {"rank": 2}}
+    go(setup_of(made, **given), tmp_path / "run")
+    assert "--adopt" not in text_of(tmp_path / "run")
+    changed = setup_of(made, **{**given, "steps": 3, "caption_dropout": 0.5, "lora": {"rank": 2, "alpha": 1.0}})
+    go(changed, tmp_path / "run", resume=True, adopt=True)
+    told = "caption_dropout is 0.5, was 0.0; lora.alpha is 1.0, was 2.0; lora.conv_alpha is 1.0, was 2.0"
+    assert re.findall(r"\| Changed after step (\d+), with --adopt \| (.*) \|\n", text_of(tmp_path / "run")) == [
+        ("2", escaped(told))]
+    later = ({"step": 2, "changes": [NASTY]}, {"step": 5, "changes": ["a", "b"]})
+    text = card(replace(changed, adopted=later, others={"vae": "ab" * 32}), 9, "lora.safetensors", None)
+    assert f"| Changed after step 2, with --adopt | {escaped(NASTY)} |" in text
+    assert "| Changed after step 5, with --adopt | a; b |" in text
+    assert f"| Fingerprint of vae, as the base model has it | `{'ab' * 32}` |" in text
+
+
 def test_the_card_says_who_reads_a_lokr(make, setup_of):
     text = card(setup_of(make(), **QUICK, lora={"rank": 2, "kind": "lokr"}), 2, "lora.safetensors", None)
     assert "LoKr of rank 2" in text and "diffusers reads no LoKr" in text and "load_lora_weights" not in text
