@@ -130,8 +130,21 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
                     f"picture = pipeline({prompt}).images[0]")
     if naming.format_of(setup.config.lora) == "kohya":
         yield f"ComfyUI: copy `{result}` to `ComfyUI/models/loras`, and choose it in the node *Load LoRA*."
-    elif naming.kohya is not None:
+    elif setup.fits_kohya:
         yield 'ComfyUI: continue the run with `--set lora.format=kohya`, which writes the names that it reads.'
+    if naming.is_misread(setup.config.lora, setup.strengths):
+        yield _strength(setup)
+
+
+def _strength(setup: Setup) -> str:
+    """What makes up for an alpha that ComfyUI does not read."""
+    least, most = setup.strengths[0], setup.strengths[-1]
+    told = "ComfyUI reads no alpha in this file and takes it for the rank"
+    if least != most:
+        return f"{told}, but alpha / rank is {least:g} to {most:g} by layer: no strength there draws what was trained."
+    if setup.config.lora.dora:
+        return f"{told}, but alpha / rank is {least:g}: it does not draw what was trained."
+    return f"{told}: there, a strength of {least:g} (alpha / rank) draws what was trained."
 
 
 def _unread(lora: Lora, naming: Naming) -> str:

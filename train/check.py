@@ -24,14 +24,15 @@ from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprin
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, weighted_files
 from train.config.optimizers import OPTIMIZERS
-from train.config.schema import Config
+from train.config.schema import Config, Lora
 from train.config.unused import Facts, unused
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.levels import check_levels
+from train.models.naming import Naming, strengths_of
 from train.models.samplers import DIFFUSION, RESCALED, samplers
 from train.models.size_shift import size_shifts
-from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
+from train.models.targets import Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import CheckReport, Initial, RunRequest, Setup
@@ -55,7 +56,9 @@ class _Model:
     large: bool  # this and the next two as in `train.config.unused.Facts`
     convolves: bool
     rescaled: bool
-    ambiguous: bool  # as in `Setup`
+    ambiguous: bool  # this and the next two as in `Setup`
+    strengths: tuple[float, ...]
+    fits_kohya: bool
 
 
 def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
@@ -88,16 +91,22 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
             _check_schedule(config, plan)
     with _Noting(faults):
         model = _model(asked, config, manifest, index, faults)
-    setup, initial = None, None if model is None else model.initial
+    setup = None
     if not faults and index and plan and model:
-        setup = Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
-                      base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
-                      shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, init=_recorded(initial),
-                      initial=initial, masked=_masked(index, config), prediction=_prediction(config, manifest),
-                      steps=_steps(config, plan), family=FAMILIES[manifest.family], shards=shards)
+        setup = _setup(asked, config, manifest, index, plan, model, shards)
     left_out, repeated = _uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
                        notes=(*_notes(model, config, manifest, index), *(() if index is None else room_notes(index))))
+
+
+def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: _Model,
+           shards: Looks) -> Setup:
+    return Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
+                 base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
+                 shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, strengths=model.strengths,
+                 fits_kohya=model.fits_kohya, init=_recorded(model.initial), initial=model.initial,
+                 masked=_masked(index, config), prediction=_prediction(config, manifest), steps=_steps(config, plan),
+                 family=FAMILIES[manifest.family], shards=shards)
 
 
 def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Index | None) -> Iterator[str]:
@@ -111,6 +120,8 @@ def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Inde
         yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
     if initial is not None and model is not None:
         yield from _other_origin(initial, model.base, _prediction(config, manifest))
+    if model is not None and config.method == "lora":
+        yield from _misread(config.lora, naming_of(FAMILIES[manifest.family]), model)
     given = config.optimizer
     usual = OPTIMIZERS[given.name].lr
     if given.lr < usual / 200 or given.lr > usual * 200:
@@ -119,6 +130,20 @@ def _notes(model: _Model | None, config: Config, manifest: Manifest, index: Inde
     if imported is not None and not imported["verified"]:
         yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
                f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
+
+
+def _misread(lora: Lora, naming: Naming, model: _Model) -> Iterator[str]:
+    """That ComfyUI scales the result otherwise than it was trained, and what helps."""
+    if not naming.is_misread(lora, model.strengths):
+        return
+    least, most = model.strengths[0], model.strengths[-1]
+    one = least == most and not lora.dora  # a LoRA of which a strength is a multiple
+    told = f"{least:g}" if least == most else f"{least:g} to {most:g} by layer"
+    yield (f"ComfyUI reads no alpha in files with diffusers' names and takes it for the rank, but alpha / rank is "
+           f"{told}{', by lora.rslora' if lora.rslora else ''}: "
+           + (f"strength {least:g} there draws what was trained; " if one else "")
+           + "what helps is alpha as large as the rank" + (" without lora.rslora" if lora.rslora else "")
+           + (", or --set lora.format=kohya" if model.fits_kohya else ""))
 
 
 def _other_origin(initial: Initial, base: Mapping[str, str], prediction: str) -> Iterator[str]:
@@ -298,6 +323,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
     presets, initial = DENOISERS[family.name].presets, None
     trained: list[tuple[int, ...]] | None = None
+    adapted: Shapes = {}
     base: Mapping[str, str] | None = None
     others: Mapping[str, str] | None = None
     shifts: tuple[float, ...] | None = None
@@ -311,8 +337,7 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
     with _Noting(faults):
         weights = read_weights(path, family)
         trained = trained_shapes(weights, config, presets)
-        if config.method == "lora":
-            _check_names(config, family, layers_of(weights), presets)
+        adapted = _adapted(layers_of(weights), config, family)
     with remembered_digests() as digest:
         with _Noting(faults):
             base = base_fingerprints(path, family, digest)
@@ -325,8 +350,10 @@ def _model(asked: RunRequest, config: Config, manifest: Manifest, index: Index |
         return None
     numbers = sum(map(prod, trained))
     return _Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
-                  large=_adapts_large(layers_of(weights), config, presets), convolves=_convolves(weights),
+                  large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
                   rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
+                  strengths=strengths_of(config.lora, adapted),
+                  fits_kohya=naming_of(family).fits_kohya(config.lora, adapted),
                   ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
@@ -338,12 +365,6 @@ def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...
         draws = replace(draws, shift_by_size="none")
     return size_shifts(draws, FAMILIES[manifest.family], DENOISERS[manifest.family],
                        read_config(model / "scheduler" / "scheduler_config.json"), manifest.buckets)
-
-
-def _adapts_large(layers: Shapes, config: Config, presets: Presets) -> bool:
-    """Whether convolutions larger than 1x1 get an adapter."""
-    return config.method == "lora" and any(prod(layers[name][2:]) > 1
-                                           for name in targeted(layers, config.lora, presets))
 
 
 def _convolves(weights: Shapes) -> bool:
@@ -404,11 +425,15 @@ def _check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
                           hint="leave sample.sampler out for the usual one")
 
 
-def _check_names(config: Config, family: Family, layers: Shapes, presets: Presets) -> None:
-    """Raises `ConfigError` if `lora.format` cannot hold the layers that get an adapter."""
-    naming, names = naming_of(family), targeted(layers, config.lora, presets)
-    naming.require(config.lora, names)
-    naming.require_shapes(config.lora, {name: layers[name] for name in names})
+def _adapted(layers: Shapes, config: Config, family: Family) -> Shapes:
+    """The layers that get an adapter. Raises `ConfigError` if `lora.format` cannot hold them."""
+    if config.method == "full":
+        return {}
+    naming = naming_of(family)
+    found = {name: layers[name] for name in targeted(layers, config.lora, DENOISERS[family.name].presets)}
+    naming.require(config.lora, found)
+    naming.require_shapes(config.lora, found)
+    return found
 
 
 def _check_guidance(model: Path, config: Config, manifest: Manifest) -> None:

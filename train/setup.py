@@ -65,6 +65,8 @@ class Setup:
     saved: int  # how many numbers a file of weights has: frozen ones, too
     state_bytes: int  # what the optimizer keeps for the trained ones
     ambiguous: bool  # whether the name of a layer that gets an adapter ends the name of one that gets none
+    strengths: tuple[float, ...]  # alpha / rank of the adapters, each once, the smallest first
+    fits_kohya: bool  # whether kohya's names can hold them
     prediction: str
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest

@@ -74,6 +74,21 @@ def test_the_card_says_who_reads_a_dora(make, setup_of):
         assert told in text and other not in text and "DoRA of rank 2" in text
 
 
+@pytest.mark.parametrize(("lora", "told"), [
+    ({"alpha": 1.0}, ": there, a strength of 0.5 (alpha / rank) draws what was trained."),
+    ({"layers": [{"match": "to_q", "alpha": 1.0}]}, ", but alpha / rank is 0.5 to 1 by layer: no strength there draws "
+     "what was trained."),
+    ({"alpha": 1.0, "dora": True}, ", but alpha / rank is 0.5: it does not draw what was trained."),
+    ({}, None), ({"alpha": 1.0, "format": "kohya"}, None)], ids=str)
+def test_the_card_says_how_comfyui_draws_what_was_trained(make, setup_of, lora, told):
+    setup = setup_of(make(), **QUICK, lora={"rank": 2, "format": "diffusers", **lora})
+    said = "ComfyUI reads no alpha in this file and takes it for the rank"
+    text = card(setup, 2, "lora.safetensors", None)
+    assert (f"\n{said}{told}\n" in text) if told else said not in text
+    assert ("--set lora.format=kohya" in text) == (lora != {"alpha": 1.0, "format": "kohya"} and "layers" not in lora)
+    assert said not in card(replace(setup, family=FAMILIES["lumina2"]), 2, "lora.safetensors", None), "unread anyway"
+
+
 @pytest.mark.parametrize(("method", "rescaled"), [("lora", False), ("full", False), ("lora", True)])
 def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeypatch, method, rescaled):
     made = make(**({"prediction": "v_prediction"} if rescaled else {}))

@@ -319,6 +319,32 @@ def test_an_unusual_learning_rate_is_a_note(make):
     assert notes(name="prodigy") == notes(lr=1e-2) == notes(lr=1e-6) == ()
 
 
+HELPS = "what helps is alpha as large as the rank"
+MISREAD = "ComfyUI reads no alpha in files with diffusers' names and takes it for the rank, but alpha / rank is "
+
+
+@pytest.mark.parametrize(("lora", "told"), [
+    ({"alpha": 4}, "0.5: strength 0.5 there draws what was trained; " + HELPS + ", or --set lora.format=kohya"),
+    ({"alpha": 16}, "2: strength 2 there draws what was trained; " + HELPS + ", or --set lora.format=kohya"),
+    ({"layers": [{"match": "to_q", "rank": 4}]}, "1 to 2 by layer: " + HELPS + ", or --set lora.format=kohya"),
+    ({"layers": [{"match": "to_q", "alpha": 2}]}, "0.25 to 1 by layer: " + HELPS),
+    ({"targets": "kohya-conv", "conv_rank": 4, "conv_alpha": 1}, "0.25 to 1 by layer: " + HELPS
+     + ", or --set lora.format=kohya"),
+    ({"rank": 16, "alpha": 16, "rslora": True}, "4, by lora.rslora: strength 4 there draws what was trained; " + HELPS
+     + " without lora.rslora, or --set lora.format=kohya"),
+    ({"alpha": 4, "dora": True}, "0.5: " + HELPS + ", or --set lora.format=kohya"),
+    ({}, None), ({"layers": [{"match": "to_q", "rank": 4, "alpha": 4}]}, None), ({"format": "kohya", "alpha": 4}, None),
+    ({"format": "auto", "alpha": 4}, None), ({"kind": "loha", "alpha": 4, "format": "auto"}, None)], ids=str)
+def test_an_alpha_that_comfyui_does_not_read_is_a_note(make, lora, told):
+    """UNets have kohya's names unless asked, with alpha in tensors."""
+    settings = {"lora": {"rank": 8, "format": "diffusers", **lora}}
+    report = check(RunRequest(manifest=make().path), parse(settings, "test"))
+    wanted = [] if told is None else [MISREAD + told]
+    assert report.faults == () and [one for one in report.notes if "ComfyUI" in one] == wanted
+    full = check(RunRequest(manifest=make().path), parse({**settings, "method": "full"}, "test"))
+    assert full.faults == () and not [one for one in full.notes if "ComfyUI" in one]
+
+
 def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
     from train.models.denoiser import load
 

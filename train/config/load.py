@@ -224,11 +224,17 @@ def _check_layers(lora: Lora) -> None:
         return
     if lora.factor:
         raise Unparsed(f"lora.factor is {lora.factor}, expected 0 for lora.kind '{lora.kind}'")
-    own = [rule["match"] for rule in lora.layers if "alpha" in rule or (lora.rslora and "rank" in rule)]
+    own = own_alphas(lora)
     if own and lora.format != "diffusers":
         raise Unparsed(f"lora.format is '{lora.format}', expected 'diffusers' where lora.layers gives '{own[0]}' "
                        f"an alpha of its own{', by lora.rslora' if lora.rslora else ''}: diffusers reads one alpha "
                        "from a file with kohya's names")
+
+
+def own_alphas(lora: Lora) -> list[str]:
+    """What matches the layers to which lora.layers gives an alpha of their own: diffusers reads one alpha from a file
+    with kohya's names."""
+    return [rule["match"] for rule in lora.layers if "alpha" in rule or (lora.rslora and "rank" in rule)]
 
 
 def _check_products(lora: Lora) -> None:

@@ -68,3 +68,4 @@ class DenoiserFamily:
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
     kohya: Kohya | None  # kohya's names of tensors; None: not known, or nothing proves them
+    in_comfyui: bool = True  # whether ComfyUI 0.29 reads diffusers' names of tensors, all or some

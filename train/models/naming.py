@@ -24,10 +24,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isclose
 from typing import TYPE_CHECKING
 
 from prep.errors import ConfigError
+from train.config.load import own_alphas
 from train.config.schema import Lora
 from train.models.targets import Shapes, adapter_of
 
@@ -108,6 +110,7 @@ class Naming:
 
     component: str  # prefix of diffusers' names: unet or transformer
     kohya: Kohya | None  # None: not known for this family
+    in_comfyui: bool = True  # whether ComfyUI reads diffusers' names of this family
 
     def format_of(self, lora: Lora) -> str:
         """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where kohya's names are not known."""
@@ -168,6 +171,22 @@ class Naming:
                                   "their rows are not in the proportion of the published models'",
                                   hint="--set lora.format=diffusers")
 
+    def fits_kohya(self, lora: Lora, shapes: Shapes) -> bool:
+        """Whether kohya's names can hold this LoRA on layers of these shapes, by name."""
+        renamed = replace(lora, format="kohya")
+        try:
+            self.require(renamed, shapes)
+            self.require_shapes(renamed, shapes)
+        except ConfigError:
+            return False
+        return not own_alphas(lora)
+
+    def is_misread(self, lora: Lora, strengths: Iterable[float]) -> bool:
+        """Whether ComfyUI scales what the file of this LoRA adds in another way than it was trained. It reads no
+        metadata, and without a tensor for alpha takes it for the rank. `strengths` as of `strengths_of`."""
+        return (not all(isclose(strength, 1.0) for strength in strengths) and self.in_comfyui
+                and self.format_of(lora) == "diffusers")
+
     def alpha_of(self, metadata: Mapping[str, str], layer: str, rank: int) -> float:
         """The alpha of a layer by the metadata that diffusers writes; the rank if there are none, as its loader takes
         it."""
@@ -183,6 +202,12 @@ class Naming:
         if layout == "diffusers":
             return Place(name=f"{self.component}.{layer}")
         return None if self.kohya is None else self.kohya.place(layer)
+
+
+def strengths_of(lora: Lora, shapes: Shapes) -> tuple[float, ...]:
+    """The factors alpha / rank of adapters on layers of these shapes, by name; each once, the smallest first."""
+    adapters = (adapter_of(lora, name, shape[2:]) for name, shape in shapes.items())
+    return tuple(sorted({adapter.alpha / adapter.rank for adapter in adapters}))
 
 
 def in_file_order(place: Place, up: Tensor, down: Tensor, rows: Tensor) -> Tensor:

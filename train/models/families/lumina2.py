@@ -63,4 +63,4 @@ DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SIGMAS,
     guidance=4.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
-    longest_side=longest_side, presets=PRESETS, kohya=KOHYA)
+    longest_side=longest_side, presets=PRESETS, kohya=KOHYA, in_comfyui=False)

@@ -54,4 +54,5 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
 
 def naming_of(family: Family) -> Naming:
     """How tensors of the family's LoRA files are named."""
-    return Naming(component=family.denoiser, kohya=DENOISERS[family.name].kohya)
+    return Naming(component=family.denoiser, kohya=DENOISERS[family.name].kohya,
+                  in_comfyui=DENOISERS[family.name].in_comfyui)

@@ -41,4 +41,4 @@ DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_STEPS,
     guidance=4.5, config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)}, presets=PRESETS,
-    kohya=None)
+    kohya=None, in_comfyui=False)
