@@ -30,7 +30,7 @@ from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.levels import check_levels
 from train.models.naming import Naming, strengths_of
-from train.models.samplers import DIFFUSION, RESCALED, samplers
+from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED, samplers
 from train.models.size_shift import size_shifts
 from train.models.targets import Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
@@ -408,7 +408,8 @@ def _check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
 
 
 def _check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
-    """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule."""
+    """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule, or
+    not without a library."""
     taken: Sequence[str] = DIFFUSION
     scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     if _prediction(config, manifest) == "flow":
@@ -423,6 +424,10 @@ def _check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which cannot sample this model of family "
                           f"'{manifest.family}', expected one of: {', '.join(taken)}",
                           hint="leave sample.sampler out for the usual one")
+    library = LIBRARIES.get(config.sample.sampler or "")
+    if library and find_spec(library) is None:
+        raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which needs the library {library}",
+                          hint=f"pip install {library}, or leave sample.sampler out for the usual one")
 
 
 def _adapted(layers: Shapes, config: Config, family: Family) -> Shapes:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import diffusers
 import pytest
@@ -20,7 +21,7 @@ from train.config.load import parse
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
 from train.models.families.registry import DENOISERS
 from train.models.levels import check_levels
-from train.models.samplers import DIFFUSION, RESCALED
+from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED
 from train.setup import RunRequest
 
 
@@ -454,7 +455,7 @@ def test_pictures_are_made_along_a_schedule_that_ends_in_noise_or_the_sampler_is
     edit(other_model / "scheduler" / "scheduler_config.json", rescale_betas_zero_snr=of_model)
     made, settings = make(prediction="v_prediction"), {"zero_terminal_snr": not of_model}
     levels, followed = noise_schedule(other_model, "v_prediction", zero_terminal_snr=not of_model), set()
-    for name in (None, *DIFFUSION):
+    for name in (None, *(name for name in DIFFUSION if find_spec(LIBRARIES.get(name, "torch")))):
         found = faults(made, {**settings, "sample": {} if name is None else {"sampler": name}}, model=str(other_model))
         scheduler = load_scheduler(getattr(diffusers, name or DENOISERS["sd15"].sampler), other_model,
                                    **rescaled(not of_model))
@@ -468,6 +469,17 @@ def test_pictures_are_made_along_a_schedule_that_ends_in_noise_or_the_sampler_is
             followed.add(name)
     assert followed == {None, *RESCALED}
     assert levels[-1] == 0 and faults(make(), {"sample": {"sampler": "HeunDiscreteScheduler"}}) == ()
+
+
+@pytest.mark.parametrize(("name", "library"), LIBRARIES.items())
+def test_a_sampler_whose_library_is_missing_names_it(make, faults, monkeypatch, name, library):
+    monkeypatch.setattr("train.check.find_spec", lambda module: None if module == library else module)
+    (fault,) = faults(make(), {"sample": {"sampler": name}})
+    assert fault.message == f"sample.sampler is '{name}', which needs the library {library}"
+    assert fault.exit_code == 3
+    assert fault.hint == f"pip install {library}, or leave sample.sampler out for the usual one"
+    monkeypatch.setattr("train.check.find_spec", lambda module: module)
+    assert faults(make(), {"sample": {"sampler": name}}) == ()
 
 
 def test_a_guidance_number_that_no_model_takes_is_refused(make, faults, tiny_model):

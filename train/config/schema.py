@@ -39,8 +39,8 @@ _PARTS = "a list of suffixes of module names, or 're:' and a regular expression 
 SAMPLERS = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "EulerDiscreteScheduler",
             "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "DPMSolverMultistepScheduler",
             "DPMSolverSinglestepScheduler", "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler",
-            "DEISMultistepScheduler", "UniPCMultistepScheduler", "FlowMatchEulerDiscreteScheduler",
-            "FlowMatchHeunDiscreteScheduler")
+            "DEISMultistepScheduler", "UniPCMultistepScheduler", "LMSDiscreteScheduler", "DPMSolverSDEScheduler",
+            "SASolverScheduler", "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 STEPS = 2000  # when neither steps nor epochs are given
 
 

@@ -5,8 +5,13 @@ picture's size (`mu`). A scheduler that cannot take these stops it. Each family'
 works with in diffusers 0.42, and with which kind of shift in the scheduler's config; `tests/whole/test_families.py`
 tries every family with every scheduler.
 
-Not among them: DEISMultistepScheduler and SASolverScheduler, which leave the noise of the last step in a flow's
+Not among those of a flow: DEISMultistepScheduler and SASolverScheduler, which leave the noise of the last step in its
 pictures, and FlowMatchLCMScheduler, which is for models that were distilled to few steps.
+
+Not among those of epsilon and v: EDMEulerScheduler, which diffusers calls compatible, but which scales what goes in and
+out as models were trained for by Karras et al. 2022, so that pictures of others diverge; LCMScheduler and TCDScheduler,
+which are for distilled models and take at most 50 steps. `tests/train/models/test_samplers.py` tries them on a model
+whose answer is known.
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ from train.config.schema import SAMPLERS
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 MULTISTEP, SINGLESTEP, UNIPC = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"
 DIFFUSION = tuple(name for name in SAMPLERS if name not in (EULER, HEUN))
+# Those for which diffusers needs a library that it does not install itself, and that library.
+LIBRARIES = {"LMSDiscreteScheduler": "scipy", "DPMSolverSDEScheduler": "torchsde"}
 # Those that follow a noise schedule that was rescaled to end in pure noise; to the others diffusers gives the schedule
 # as it was before, without a word.
 RESCALED = ("DDIMScheduler", "DDPMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", MULTISTEP,

@@ -8,6 +8,7 @@ C latent channels, h w latent cells, H W pixels.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +107,10 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
                      guidance=calls.guidance if settings.guidance is None else settings.guidance)
     if calls.prepare is not None:
         calls.prepare(pipeline, size)
-    with autocast(denoiser.device, denoiser.dtype):
+    if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
+        pipeline.scheduler.noise_sampler_seed = settings.seed
+    with autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
         made = pipeline(**calls.call(denoiser.model, given), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False,
                         generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise

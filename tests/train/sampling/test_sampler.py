@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ from prep.recipe.prompts import PromptSettings
 from train.config.schema import Sampling
 from train.models.denoiser import load, quiet
 from train.models.families.registry import DENOISERS
-from train.models.samplers import DIFFUSION
+from train.models.samplers import DIFFUSION, LIBRARIES
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
 from train.sampling.sampler import _whole, pictures, usual_size
@@ -154,8 +156,28 @@ def test_a_prompt_s_own_settings_take_precedence(asked, tiny_model):
 @pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
 @pytest.mark.parametrize("sampler", DIFFUSION)
 def test_every_sampler_makes_pictures_that_are_the_same_again(asked, tiny_model, sampler):
+    """For the same seed, and torch's own generator is none of theirs."""
+    pytest.importorskip(LIBRARIES.get(sampler, "torch"))
     _, _, denoiser, rows, prompts = asked
+    before = torch.get_rng_state()
     usual, (one,), (other,) = (pictures(denoiser, rows, tiny_model, prompts[:1], replace(QUICK, sampler=named))
                                for named in (None, sampler, sampler))
     assert np.array_equal(one, other) and one.shape == usual[0].shape
     assert sampler == "DDIMScheduler" or not np.array_equal(one, usual[0])
+    assert torch.equal(torch.get_rng_state(), before)
+    (seeded,) = pictures(denoiser, rows, tiny_model, prompts[:1], replace(QUICK, sampler=sampler, seed=2**63 - 1))
+    assert not np.array_equal(one, seeded)
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
+def test_a_sampler_that_draws_its_noise_says_nothing(asked, tiny_model, tmp_path):
+    """torchsde warns where diffusers rounds the ends of its interval, as with the schedule of Stable Diffusion."""
+    pytest.importorskip(LIBRARIES["DPMSolverSDEScheduler"])
+    _, _, denoiser, rows, prompts = asked
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    path = model / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "beta_start": 0.00085, "beta_end": 0.012,
+                                "beta_schedule": "scaled_linear", "num_train_timesteps": 1000,
+                                "timestep_spacing": "linspace"}))
+    (picture,) = pictures(denoiser, rows, model, prompts[:1], replace(QUICK, sampler="DPMSolverSDEScheduler", steps=25))
+    assert picture.std() > 1

@@ -1,0 +1,70 @@
+"""Samplers for predictions of epsilon and v, on a model whose answer is known: its data have a normal distribution."""
+
+from __future__ import annotations
+
+import inspect
+
+import diffusers
+import pytest
+import torch
+
+from train.models.samplers import DIFFUSION, LIBRARIES
+
+# The noise schedule of Stable Diffusion, as its scheduler_config.json has it.
+SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000,
+            "steps_offset": 1, "set_alpha_to_one": False, "skip_prk_steps": True, "clip_sample": False}
+MEAN, STD = 0.7, 0.5
+LEVELS = diffusers.DDIMScheduler.from_config(SCHEDULE).alphas_cumprod.double()
+
+
+def answered(noised, timestep, prediction):
+    """What a model that has learned the distribution predicts; between timesteps as of the levels between."""
+    least = min(int(timestep), 998)
+    level = LEVELS[least].log().lerp(LEVELS[least + 1].log(), float(timestep) - least).exp()
+    signal, noise = level.sqrt(), (1 - level).sqrt()
+    clean = MEAN + signal * STD**2 / (level * STD**2 + 1 - level) * (noised.double() - signal * MEAN)
+    epsilon = (noised.double() - signal * clean) / noise
+    return (epsilon if prediction == "epsilon" else signal * epsilon - noise * clean).float()
+
+
+def drawn(name, prediction, steps=25):
+    """4,096 numbers that the scheduler draws from the model, as a pipeline asks it."""
+    scheduler = getattr(diffusers, name).from_config({**SCHEDULE, "prediction_type": prediction,
+                                                      "noise_sampler_seed": 1})
+    scheduler.set_timesteps(steps)
+    options = {"generator": torch.Generator().manual_seed(1)}
+    options = options if "generator" in inspect.signature(scheduler.step).parameters else {}
+    value = torch.randn(1, 4, 32, 32, generator=torch.Generator().manual_seed(0)) * scheduler.init_noise_sigma
+    for time in scheduler.timesteps:
+        asked = answered(scheduler.scale_model_input(value, time), time, prediction)
+        value = scheduler.step(asked, time, value, **options, return_dict=False)[0]
+    return value
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
+@pytest.mark.filterwarnings("ignore:Should have t:UserWarning")  # of torchsde, which `pictures` silences as well
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_every_sampler_draws_what_the_model_has_learned(name, prediction):
+    pytest.importorskip(LIBRARIES.get(name, "torch"))
+    found = drawn(name, prediction)
+    assert abs(float(found.mean()) - MEAN) < 0.08 and abs(float(found.std()) - STD) < 0.1, (found.mean(), found.std())
+
+
+@pytest.mark.parametrize("name", ["EDMEulerScheduler", "LCMScheduler"])
+def test_those_that_are_refused_draw_something_else(name):
+    for found in (drawn(name, "epsilon"), drawn(name, "v_prediction")):
+        assert abs(float(found.mean()) - MEAN) > 0.2 or abs(float(found.std()) - STD) > 0.15, found.std()
+
+
+@pytest.mark.parametrize("name", ["LCMScheduler", "TCDScheduler"])
+def test_those_of_distilled_models_take_few_steps(name):
+    with pytest.raises(ValueError, match="original_steps"):
+        drawn(name, "epsilon", steps=51)
+
+
+def test_all_others_that_diffusers_takes_for_compatible_are_offered():
+    """With each other, those of the published models among them."""
+    compatible = {one.name for one in diffusers.schedulers.KarrasDiffusionSchedulers}
+    assert {"PNDMScheduler", "DDIMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler"} < compatible
+    assert compatible - set(DIFFUSION) == {"EDMEulerScheduler"}
