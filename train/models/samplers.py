@@ -51,6 +51,14 @@ def samplers(solvers: Solvers, schedule: Mapping[str, Any]) -> tuple[str, ...]:
                      and not (by_line and name in (MULTISTEP, SINGLESTEP))))
 
 
+def diffusion_options(sampler: str) -> dict[str, Any]:
+    """What changes in the scheduler's config for `sampler` to make pictures with predictions of epsilon or v."""
+    options: dict[str, Any] = {"clip_sample": False}  # latents are unbounded
+    if sampler == "SASolverScheduler":  # which takes DPM-Solver's of the same name for its own
+        options["algorithm_type"] = "data_prediction"
+    return options
+
+
 def flow_options(sampler: str, schedule: Mapping[str, Any]) -> dict[str, Any]:
     """What changes in the scheduler's config for `sampler` to follow a flow, along the levels of the config's shift.
 

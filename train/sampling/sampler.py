@@ -33,7 +33,7 @@ from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled, scheduler_config
 from train.models.family import Prompted, TextArrays
-from train.models.samplers import flow_options
+from train.models.samplers import diffusion_options, flow_options
 from train.sampling.prompts import PromptRows
 
 
@@ -71,7 +71,7 @@ def _pipeline(denoiser: Denoiser, model: Path, sampler: str | None) -> Any:
     elif denoiser.prediction == "flow":
         options = flow_options(sampler, scheduler_config(model))
     else:
-        options = {"clip_sample": False}  # latents are unbounded
+        options = diffusion_options(sampler)
     if denoiser.prediction != "flow":
         options["prediction_type"] = denoiser.prediction
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)

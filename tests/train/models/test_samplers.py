@@ -8,46 +8,53 @@ import diffusers
 import pytest
 import torch
 
-from train.models.samplers import DIFFUSION, LIBRARIES
+from train.models.samplers import DIFFUSION, LIBRARIES, diffusion_options
 
-# The noise schedule of Stable Diffusion, as its scheduler_config.json has it.
-SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "num_train_timesteps": 1000,
-            "steps_offset": 1, "set_alpha_to_one": False, "skip_prk_steps": True, "clip_sample": False}
+# As in scheduler_config.json of the published models.
+SCHEDULES = {
+    "Stable Diffusion": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1,
+                         "num_train_timesteps": 1000, "set_alpha_to_one": False, "skip_prk_steps": True},
+    "PixArt": {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear", "num_train_timesteps": 1000,
+               "algorithm_type": "dpmsolver++", "solver_order": 2, "solver_type": "midpoint", "steps_offset": 0,
+               "lower_order_final": True, "lambda_min_clipped": float("-inf"), "timestep_spacing": "linspace",
+               "use_karras_sigmas": False, "euler_at_final": False, "thresholding": False}}
 MEAN, STD = 0.7, 0.5
-LEVELS = diffusers.DDIMScheduler.from_config(SCHEDULE).alphas_cumprod.double()
 
 
-def answered(noised, timestep, prediction):
+def answered(noised, timestep, prediction, levels):
     """What a model that has learned the distribution predicts; between timesteps as of the levels between."""
     least = min(int(timestep), 998)
-    level = LEVELS[least].log().lerp(LEVELS[least + 1].log(), float(timestep) - least).exp()
+    level = levels[least].log().lerp(levels[least + 1].log(), float(timestep) - least).exp()
     signal, noise = level.sqrt(), (1 - level).sqrt()
     clean = MEAN + signal * STD**2 / (level * STD**2 + 1 - level) * (noised.double() - signal * MEAN)
     epsilon = (noised.double() - signal * clean) / noise
     return (epsilon if prediction == "epsilon" else signal * epsilon - noise * clean).float()
 
 
-def drawn(name, prediction, steps=25):
+def drawn(name, prediction, schedule="Stable Diffusion", steps=40):
     """4,096 numbers that the scheduler draws from the model, as a pipeline asks it."""
-    scheduler = getattr(diffusers, name).from_config({**SCHEDULE, "prediction_type": prediction,
-                                                      "noise_sampler_seed": 1})
+    config = SCHEDULES[schedule]
+    levels = diffusers.DDIMScheduler.from_config(config).alphas_cumprod.double()
+    scheduler = getattr(diffusers, name).from_config({**config, **diffusion_options(name), "noise_sampler_seed": 1,
+                                                      "prediction_type": prediction})
     scheduler.set_timesteps(steps)
     options = {"generator": torch.Generator().manual_seed(1)}
     options = options if "generator" in inspect.signature(scheduler.step).parameters else {}
     value = torch.randn(1, 4, 32, 32, generator=torch.Generator().manual_seed(0)) * scheduler.init_noise_sigma
     for time in scheduler.timesteps:
-        asked = answered(scheduler.scale_model_input(value, time), time, prediction)
+        asked = answered(scheduler.scale_model_input(value, time), time, prediction, levels)
         value = scheduler.step(asked, time, value, **options, return_dict=False)[0]
     return value
 
 
 @pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
 @pytest.mark.filterwarnings("ignore:Should have t:UserWarning")  # of torchsde, which `pictures` silences as well
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 @pytest.mark.parametrize("name", DIFFUSION)
-def test_every_sampler_draws_what_the_model_has_learned(name, prediction):
+def test_every_sampler_draws_what_the_model_has_learned(name, prediction, schedule):
     pytest.importorskip(LIBRARIES.get(name, "torch"))
-    found = drawn(name, prediction)
+    found = drawn(name, prediction, schedule)
     assert abs(float(found.mean()) - MEAN) < 0.08 and abs(float(found.std()) - STD) < 0.1, (found.mean(), found.std())
 
 
