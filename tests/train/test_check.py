@@ -16,7 +16,8 @@ from hub_caches import hub_cache
 
 from prep.errors import ConfigError, ModelError
 from prep.models.fingerprint import digest_file
-from train.check import check, check_device
+from train.check import check
+from train.check.requirements import check_device
 from train.config.load import parse
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
 from train.models.families.registry import DENOISERS
@@ -89,7 +90,7 @@ def test_a_prediction_that_the_family_does_not_have(make, faults):
 
 
 def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model):
-    monkeypatch.setattr("train.check.infer_family", lambda model: "sd99")
+    monkeypatch.setattr("train.check.model.infer_family", lambda model: "sd99")
     (fault,) = faults(make())
     assert fault.message.endswith("tiny is of family 'sd99', but the manifest is of family 'sd15'")
     assert fault.exit_code == 6 and fault.hint.endswith("it reuses rows that both have in common")
@@ -97,7 +98,7 @@ def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model
 
 def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, faults, monkeypatch):
     limited = replace(DENOISERS["sd15"], longest_side=lambda config: 16 * config["in_channels"])  # 64
-    monkeypatch.setattr("train.check.DENOISERS", {"sd15": limited})
+    monkeypatch.setattr("train.check.model.DENOISERS", {"sd15": limited})
     (fault,) = faults(make())
     assert fault.message.endswith("tiny takes sides of at most 64 pixels, but the manifest has the bucket 80x48")
     assert fault.exit_code == 6
@@ -106,7 +107,7 @@ def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, fau
 
 def test_a_bucket_of_more_patches_than_the_denoiser_pads_to_is_refused(make, faults, monkeypatch):
     limited = replace(DENOISERS["sd15"], largest_area=lambda config: 800 * config["in_channels"])  # 3200
-    monkeypatch.setattr("train.check.DENOISERS", {"sd15": limited})
+    monkeypatch.setattr("train.check.model.DENOISERS", {"sd15": limited})
     (fault,) = faults(make())
     assert fault.message.endswith("tiny takes at most 3200 pixels of a picture that is not square, but the manifest "
                                   "has the bucket 80x48")
@@ -285,7 +286,7 @@ def test_weights_to_train_that_are_nowhere(make, faults, full, said):
 
 
 def test_an_optimizer_without_its_library_is_refused(make, faults, monkeypatch):
-    monkeypatch.setattr("train.check.find_spec", lambda name: None)
+    monkeypatch.setattr("train.check.requirements.find_spec", lambda name: None)
     (fault,) = faults(make(), {"optimizer": {"name": "prodigy"}})
     assert fault.message == "optimizer.name is 'prodigy', which needs the library prodigyopt"
     assert fault.exit_code == 3 and fault.hint == "pip install 'latentry[optimizers]'"
@@ -293,10 +294,10 @@ def test_an_optimizer_without_its_library_is_refused(make, faults, monkeypatch):
 
 
 def test_an_optimizer_of_a_later_torch_is_refused(make, faults, monkeypatch):
-    monkeypatch.setattr("train.check.version", lambda name: "2.8.1+cu126")
+    monkeypatch.setattr("train.check.requirements.version", lambda name: "2.8.1+cu126")
     (fault,) = faults(make(), {"optimizer": {"name": "muon"}})
     assert fault.message == "optimizer.name is 'muon', which needs torch 2.9 or later, but 2.8.1+cu126 is installed"
-    monkeypatch.setattr("train.check.version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr("train.check.requirements.version", lambda name: "2.13.0+cpu")
     assert faults(make(), {"optimizer": {"name": "muon"}}) == ()
 
 
@@ -473,12 +474,12 @@ def test_pictures_are_made_along_a_schedule_that_ends_in_noise_or_the_sampler_is
 
 @pytest.mark.parametrize(("name", "library"), LIBRARIES.items())
 def test_a_sampler_whose_library_is_missing_names_it(make, faults, monkeypatch, name, library):
-    monkeypatch.setattr("train.check.find_spec", lambda module: None if module == library else module)
+    monkeypatch.setattr("train.check.objective.find_spec", lambda module: None if module == library else module)
     (fault,) = faults(make(), {"sample": {"sampler": name}})
     assert fault.message == f"sample.sampler is '{name}', which needs the library {library}"
     assert fault.exit_code == 3
     assert fault.hint == f"pip install {library}, or leave sample.sampler out for the usual one"
-    monkeypatch.setattr("train.check.find_spec", lambda module: module)
+    monkeypatch.setattr("train.check.objective.find_spec", lambda module: module)
     assert faults(make(), {"sample": {"sampler": name}}) == ()
 
 

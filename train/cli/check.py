@@ -133,7 +133,7 @@ def _reads_line(reads: Mapping[str, Any]) -> str:
 
 def _check_ranks(chosen: Config, world: int | None) -> list[Problem]:
     """The fault of a batch with fewer samples than there are ranks."""
-    from train.check import idle_ranks
+    from train.check.requirements import idle_ranks
 
     fault = idle_ranks(chosen.batch_size, world or 1)
     return [] if fault is None else [fault]
@@ -184,7 +184,7 @@ def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]
     Only "auto" where nothing depends on it is not looked up, since that imports torch: None.
     """
     from prep.errors import Problem
-    from train.check import check_device, needs_device
+    from train.check.requirements import check_device, needs_device
     from train.config.unused import depends_on_device
 
     if name in ("auto", "cpu") and not needs_device(config) and not depends_on_device(config):

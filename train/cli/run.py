@@ -91,7 +91,7 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
     """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
     from prep.loader.shards import check_shards
-    from train.check import check_device
+    from train.check.requirements import check_device
     from train.config.unused import unused_on
     from train.runs.directory import lock_run
     from train.runs.log import Log, NoLog
@@ -141,7 +141,7 @@ def _preparing(ranks: Ranks) -> Iterator[None]:
 
 def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
     """Raises `ConfigError` unless all ranks train the same, and each has something to do."""
-    from train.check import idle_ranks
+    from train.check.requirements import idle_ranks
     from train.config.load import as_table
     from train.parallel.code import code_digest
 

@@ -176,7 +176,7 @@ def test_settings_that_need_the_weights_are_refused(make, setup_of, settings, na
 
 
 def test_without_bitsandbytes_fp8_remains(make, setup_of, monkeypatch):
-    monkeypatch.setattr("train.check.find_spec", lambda name: None)
+    monkeypatch.setattr("train.check.requirements.find_spec", lambda name: None)
     fault = fault_of(make(), quantization="nf4")
     assert fault.message == "quantization is 'nf4', which needs the library bitsandbytes"
     assert fault.hint == "pip install 'latentry[bnb]', or --set quantization=fp8"

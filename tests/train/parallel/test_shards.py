@@ -162,7 +162,7 @@ def test_an_average_in_host_memory_is_refused(make):
 
 
 def test_an_early_torch(make, monkeypatch):
-    monkeypatch.setattr("train.check.version", lambda name: "2.8.1+cpu")
+    monkeypatch.setattr("train.check.requirements.version", lambda name: "2.8.1+cpu")
     fault, = check(RunRequest(manifest=make().path), parse({"parallel": {"shard": True}}, "")).faults
     assert fault.message == "parallel.shard needs torch 2.9 or later, but 2.8.1+cpu is installed"
 

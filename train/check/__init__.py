@@ -1,0 +1,72 @@
+"""Checks manifest, cache, settings and model files before a model is loaded. No torch: `train check` takes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prep.batching.plan import StepPlan
+from prep.errors import Problem
+from prep.loader.index import Index, open_index
+from prep.loader.shards import Looks, check_shards, room_notes
+from prep.manifest.document import Manifest, read_manifest
+from prep.models.families.registry import FAMILIES
+from train.check.data import check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
+from train.check.faults import Noting
+from train.check.model import Model, model_of
+from train.check.notes import notes_of
+from train.check.objective import check_fields, prediction_of
+from train.check.requirements import check_libraries
+from train.config.schema import Config
+from train.setup import CheckReport, Initial, RunRequest, Setup
+
+
+def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
+    """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault. `planned`: the
+    micro-batch with which the steps of a resumed run were planned."""
+    faults: list[Problem] = []
+    manifest: Manifest | None = None
+    index: Index | None = None
+    plan: StepPlan | None = None
+    model: Model | None = None
+    shards: Looks = {}
+    with Noting(faults):
+        manifest = read_manifest(asked.manifest)
+    if manifest is None:
+        return CheckReport(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
+    with Noting(faults):
+        check_fields(manifest, config)
+    with Noting(faults):
+        check_libraries(config)
+    with Noting(faults):
+        index = open_index(manifest)
+    if index is not None:
+        with Noting(faults):
+            shards = check_shards(index)
+        with Noting(faults):
+            check_masks(index, config)
+        with Noting(faults):
+            plan = plan_of(index, config, planned)
+        with Noting(faults):
+            check_schedule(config, plan)
+    with Noting(faults):
+        model = model_of(asked, config, manifest, index, faults)
+    setup = None
+    if not faults and index and plan and model:
+        setup = _setup(asked, config, manifest, index, plan, model, shards)
+    left_out, repeated = uneven(index, plan)
+    return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
+                       notes=(*notes_of(model, config, manifest, index), *(() if index is None else room_notes(index))))
+
+
+def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: Model,
+           shards: Looks) -> Setup:
+    return Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
+                 base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
+                 shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, strengths=model.strengths,
+                 fits_kohya=model.fits_kohya, init=_recorded(model.initial), initial=model.initial,
+                 masked=uses_masks(index, config), prediction=prediction_of(config, manifest),
+                 steps=steps_of(config, plan), family=FAMILIES[manifest.family], shards=shards)
+
+
+def _recorded(initial: Initial | None) -> Mapping[str, str]:
+    return {} if initial is None else {"name": initial.name, "sha256": initial.digest}

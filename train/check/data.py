@@ -1,0 +1,58 @@
+"""The data, the plan of steps and the schedule, by the settings."""
+
+from __future__ import annotations
+
+from prep.batching.plan import StepPlan, require_steps, step_plan
+from prep.errors import CacheError, ConfigError
+from prep.loader.index import Index
+from train.config.schema import Config
+
+
+def check_masks(index: Index, config: Config) -> None:
+    """Raises `CacheError` if masks are asked for and no sample has one."""
+    if config.loss.masked is True and "mask" in index.manifest.fields and not index.masked:
+        raise CacheError(f"the settings ask for masked loss, but none of the {len(index.samples)} samples has a mask",
+                         hint="--no-masked, or add masks at the paths in the recipe and run prep encode again")
+
+
+def uses_masks(index: Index, config: Config) -> bool:
+    """Whether the loss uses masks: as the settings say; with "auto", if any sample has a mask."""
+    if config.loss.masked == "auto":
+        return "mask" in index.manifest.fields and index.masked > 0
+    return bool(config.loss.masked)
+
+
+def plan_of(index: Index, config: Config, planned: int | None) -> StepPlan:
+    """The plan of steps, with the micro-batch with which those of a resumed run were `planned`. Raises `ConfigError`,
+    `EmptyPlanError`."""
+    whole = planned is not None and config.batch_size % planned == 0
+    plan = step_plan(index.counts, seed=config.seed, batch_size=config.batch_size,
+                     micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill,
+                     shuffle=config.shuffle)
+    if not plan.steps_per_epoch:
+        require_steps(plan, index.manifest.buckets, index.names(plan.left_out(0)) if sum(plan.counts) else ())
+    return plan
+
+
+def steps_of(config: Config, plan: StepPlan) -> int:
+    """How many steps the run has."""
+    return config.steps or (config.epochs or 0) * plan.steps_per_epoch
+
+
+def check_schedule(config: Config, plan: StepPlan | None) -> None:
+    """Raises `ConfigError` for a warm-up or cycles that the run is too short for."""
+    steps, schedule = 0 if plan is None else steps_of(config, plan), config.schedule
+    if plan is not None and schedule.warmup > steps:
+        raise ConfigError(f"schedule.warmup is {schedule.warmup}, but the run has {steps} steps: the learning "
+                          "rate would never reach optimizer.lr", hint=f"--set schedule.warmup={steps // 10}")
+    falling = max(steps - schedule.warmup, 1)
+    if plan is not None and schedule.name == "cosine-restarts" and schedule.cycles > falling:
+        raise ConfigError(f"schedule.cycles is {schedule.cycles}, but only {falling} steps follow the warm-up",
+                          hint=f"--set schedule.cycles={min(4, falling)}")
+
+
+def uneven(index: Index | None, plan: StepPlan | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the samples that the first epoch leaves out, and of those that it repeats."""
+    if index is None or plan is None:
+        return (), ()
+    return tuple(index.names(plan.left_out(0))), tuple(index.names(plan.repeated(0)))

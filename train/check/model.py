@@ -1,0 +1,184 @@
+"""The model before it is loaded: facts for a run, and whether it fits manifest, cache and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isqrt, prod
+from pathlib import Path
+
+from prep.errors import ModelError, Problem
+from prep.loader.index import Index
+from prep.manifest.document import Manifest, check_model_named
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
+from prep.models.files import read_config
+from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
+from prep.models.hub import locate
+from prep.models.pipeline import infer_family, weighted_files
+from train.check.faults import Noting
+from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
+from train.config.schema import Config
+from train.models.base import base_fingerprints, remembered_digests
+from train.models.families.registry import DENOISERS, naming_of
+from train.models.naming import strengths_of
+from train.models.size_shift import size_shifts
+from train.models.targets import Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
+from train.optim.optimizers import TABLE, state_bytes
+from train.runs.initial import inspect_weights
+from train.setup import Initial, RunRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """Facts about the model before it is loaded."""
+
+    path: Path
+    base: Mapping[str, str]
+    others: Mapping[str, str]
+    numbers: int
+    shifts: tuple[float, ...]
+    saved: int
+    state_bytes: int
+    initial: Initial | None
+    large: bool  # this and the next two as in `train.config.unused.Facts`
+    convolves: bool
+    rescaled: bool
+    ambiguous: bool  # this and the next two as in `Setup`
+    strengths: tuple[float, ...]
+    fits_kohya: bool
+
+
+def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
+           faults: list[Problem]) -> Model | None:
+    """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
+    check_model_named(manifest, asked.model)
+    path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
+    presets, initial = DENOISERS[family.name].presets, None
+    trained: list[tuple[int, ...]] | None = None
+    adapted: Shapes = {}
+    base: Mapping[str, str] | None = None
+    others: Mapping[str, str] | None = None
+    shifts: tuple[float, ...] | None = None
+    with Noting(faults):
+        shifts = _shifts(path, config, manifest)
+    with Noting(faults):
+        _check_shapes(path, manifest, index)
+    for checked in (check_guidance, check_noise, check_min_snr, check_sampler):
+        with Noting(faults):
+            checked(path, config, manifest)
+    with Noting(faults):
+        weights = read_weights(path, family)
+        trained = trained_shapes(weights, config, presets)
+        adapted = _adapted(layers_of(weights), config, family)
+    with remembered_digests() as digest:
+        with Noting(faults):
+            base = base_fingerprints(path, family, digest)
+        with Noting(faults):
+            others = _check_encoders(path, manifest, asked.other_encoders, digest)
+        with Noting(faults):
+            if asked.init is not None and trained is not None:
+                initial = inspect_weights(asked.init, config, family, weights, presets, naming_of(family), digest)
+    if trained is None or base is None or others is None or shifts is None:
+        return None
+    numbers = sum(map(prod, trained))
+    return Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
+                  large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
+                  rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
+                  strengths=strengths_of(config.lora, adapted),
+                  fits_kohya=naming_of(family).fits_kohya(config.lora, adapted),
+                  ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
+                  state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+
+
+def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...]:
+    """The further shift of timesteps for each bucket; `check_fields` refuses one where no flow is predicted."""
+    draws = config.timesteps
+    if prediction_of(config, manifest) != "flow":
+        draws = replace(draws, shift_by_size="none")
+    return size_shifts(draws, FAMILIES[manifest.family], DENOISERS[manifest.family],
+                       read_config(model / "scheduler" / "scheduler_config.json"), manifest.buckets)
+
+
+def _convolves(weights: Shapes) -> bool:
+    """Whether the denoiser has convolutions."""
+    return any(len(shape) == 4 for shape in weights.values())
+
+
+def _rescaled(model: Path) -> bool:
+    """Whether the model's own noise schedule ends in pure noise."""
+    return read_config(model / "scheduler" / "scheduler_config.json").get("rescale_betas_zero_snr") is True
+
+
+def _saved(numbers: int, weights: Shapes, config: Config) -> int:
+    """How many numbers a file of weights has: of PiSSA also the parts that adapters began with."""
+    if config.method == "full":
+        return sum(map(prod, weights.values()))
+    return 2 * numbers if config.lora.init == "pissa" else numbers
+
+
+def _adapted(layers: Shapes, config: Config, family: Family) -> Shapes:
+    """The layers that get an adapter. Raises `ConfigError` if `lora.format` cannot hold them."""
+    if config.method == "full":
+        return {}
+    naming = naming_of(family)
+    found = {name: layers[name] for name in targeted(layers, config.lora, DENOISERS[family.name].presets)}
+    naming.require(config.lora, found)
+    naming.require_shapes(config.lora, found)
+    return found
+
+
+def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
+    named = infer_family(model)
+    if named != manifest.family:
+        raise ModelError(f"model {model} is of family '{named}', but the manifest is of family '{manifest.family}'",
+                         hint="train the model that the cache was made for, or run prep encode with this one: it "
+                         "reuses rows that both have in common")
+    family = FAMILIES[named]
+    config = weighted_files(model, family.denoiser).config
+    shapes = {"latent": (family.latent_channels,), **(index.text_shapes if index is not None else {})}
+    for name, (array, factor) in DENOISERS[named].config_widths.items():
+        wanted = shapes[array][-1] * factor if array in shapes else None
+        if wanted is not None and config.get(name) != wanted:
+            raise ModelError(f"{model / family.denoiser} has {name} {config.get(name)!r}, but the cache's rows have "
+                             f"{wanted}",
+                             hint="train the model that the cache was made for, or run prep encode with this one")
+    longest_side, largest_area = DENOISERS[named].longest_side, DENOISERS[named].largest_area
+    _check_sides(model, manifest, None if longest_side is None else longest_side(config))
+    _check_areas(model, manifest, None if largest_area is None else largest_area(config))
+
+
+def _check_sides(model: Path, manifest: Manifest, most: int | None) -> None:
+    """Raises `ModelError` for a bucket that is larger than the denoiser's table of positions."""
+    for size in manifest.buckets:
+        if most is not None and max(size) > most:
+            raise ModelError(f"{model} takes sides of at most {most} pixels, but the manifest has the bucket "
+                             f"{size[0]}x{size[1]}",
+                             hint=f"set image.longest = {most} in the recipe, and run prep encode again")
+
+
+def _check_areas(model: Path, manifest: Manifest, most: int | None) -> None:
+    """Raises `ModelError` for a bucket that is not square and has more patches than the denoiser pads to."""
+    for width, height in manifest.buckets:
+        if most is not None and width != height and width * height > most:
+            raise ModelError(f"{model} takes at most {most} pixels of a picture that is not square, but the manifest "
+                             f"has the bucket {width}x{height}",
+                             hint=f"set image.resolution = {isqrt(most)} in the recipe, and run prep encode again")
+
+
+def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:
+    """Fingerprints of the model's encoders that did not make the cache, by name.
+
+    Raises `ModelError` if there are any, unless `allowed`.
+    """
+    mine = {"vae": vae_fingerprint(model, digest), "text": text_fingerprint(model, digest)}
+    made = manifest.document["models"]
+    others = {name: digest for name, digest in mine.items() if digest != made.get(name)}
+    if others and not allowed:
+        spelled = {"vae": "VAE", "text": "text encoder"}
+        name, found = next(iter(others.items()))
+        raise ModelError(
+            f"the {' and the '.join(spelled[other] for other in others)} of {model} did not make this cache: "
+            f"{spelled[name]} is {found[:12]}, expected {str(made.get(name))[:12]}",
+            hint="run prep encode with this model, or add --allow-other-encoders if the difference is intended")
+    return others

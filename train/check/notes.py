@@ -1,0 +1,66 @@
+"""What is no fault, but worth knowing before a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from prep.loader.index import Index
+from prep.manifest.commands import encode_command
+from prep.manifest.document import Manifest
+from prep.models.families.registry import FAMILIES
+from train.check.data import uses_masks
+from train.check.model import Model
+from train.check.objective import prediction_of
+from train.config.optimizers import OPTIMIZERS
+from train.config.schema import Config, Lora
+from train.config.unused import Facts, unused
+from train.models.families.registry import naming_of
+from train.models.naming import Naming
+from train.setup import Initial
+
+
+def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Index | None) -> Iterator[str]:
+    """What is no fault, but worth knowing: unused tensors, settings without effect, a learning rate far from the usual
+    one, latents of another program."""
+    if model is not None and index is not None:
+        yield from unused(config, Facts(masked=uses_masks(index, config), held_out=any(map(len, index.validation)),
+                                        large=model.large, convolves=model.convolves, rescaled=model.rescaled))
+    initial = None if model is None else model.initial
+    if initial is not None and initial.unused:
+        yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
+    if initial is not None and model is not None:
+        yield from _other_origin(initial, model.base, prediction_of(config, manifest))
+    if model is not None and config.method == "lora":
+        yield from _misread(config.lora, naming_of(FAMILIES[manifest.family]), model)
+    given = config.optimizer
+    usual = OPTIMIZERS[given.name].lr
+    if given.lr < usual / 200 or given.lr > usual * 200:
+        yield f"optimizer.lr is {given.lr:g}; '{given.name}' is usually given {usual:g}"
+    imported = manifest.document["latents"].get("imported")
+    if imported is not None and not imported["verified"]:
+        yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
+               f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
+
+
+def _misread(lora: Lora, naming: Naming, model: Model) -> Iterator[str]:
+    """That ComfyUI scales the result otherwise than it was trained, and what helps."""
+    if not naming.is_misread(lora, model.strengths):
+        return
+    least, most = model.strengths[0], model.strengths[-1]
+    one = least == most and not lora.dora  # a LoRA of which a strength is a multiple
+    told = f"{least:g}" if least == most else f"{least:g} to {most:g} by layer"
+    yield (f"ComfyUI reads no alpha in files with diffusers' names and takes it for the rank, but alpha / rank is "
+           f"{told}{', by lora.rslora' if lora.rslora else ''}: "
+           + (f"strength {least:g} there draws what was trained; " if one else "")
+           + "what helps is alpha as large as the rank" + (" without lora.rslora" if lora.rslora else "")
+           + (", or --set lora.format=kohya" if model.fits_kohya else ""))
+
+
+def _other_origin(initial: Initial, base: Mapping[str, str], prediction: str) -> Iterator[str]:
+    """In what the weights that a run begins with were trained for another model, as far as their file says."""
+    said = {"epsilon": "epsilon", "v": "v_prediction"}.get(initial.metadata.get("modelspec.prediction_type", ""))
+    if said not in (None, prediction):
+        yield f"{initial.name} was trained to predict {said}, and this run trains it to predict {prediction}"
+    if initial.metadata.get("latentry.base", dumped := json.dumps(dict(base), sort_keys=True)) != dumped:
+        yield f"{initial.name} was trained on another model than the one that this run trains"

@@ -1,0 +1,92 @@
+"""What settings need of libraries, of the device and of the number of ranks."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from prep.errors import ConfigError
+from train.config.schema import Config
+from train.optim.optimizers import TABLE
+from train.trackers.tracked import check_trackers
+
+DIVIDES = (2, 9)  # the first torch that can add gradients over ranks instead of taking their mean
+
+
+def check_libraries(config: Config) -> None:
+    """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, or torch is too old."""
+    check_trackers(config.log)
+    name = config.optimizer.name
+    facts = TABLE[name]
+    if facts.library and find_spec(facts.library) is None:
+        raise ConfigError(f"optimizer.name is '{name}', which needs the library {facts.library}",
+                          hint=f"pip install 'latentry[{facts.extra}]'")
+    _require_torch(facts.torch, f"optimizer.name is '{name}', which needs", "--set optimizer.name=adamw")
+    if config.quantization != "none":
+        _check_quantized(config)
+    if config.parallel.shard:
+        _check_divided(config)
+
+
+def _check_quantized(config: Config) -> None:
+    """Raises `ConfigError` for settings that need the base's weights as they are, or without the library."""
+    lora, kind = config.lora, config.quantization
+    for name, wrong, way in (("method", config.method == "full", "--method lora"),
+                             ("lora.kind", lora.kind != "lora", "--set lora.kind=lora"),
+                             ("lora.dora", lora.dora, "--set lora.dora=false"),
+                             ("lora.init", lora.init != "kaiming", "--set lora.init=kaiming"),
+                             ("parallel.shard", config.parallel.shard, "--no-shard")):
+        if wrong:
+            raise ConfigError(f"quantization is '{kind}', which is for the frozen base of a LoRA as lora.kind 'lora' "
+                              f"adds it, but {name} needs the weights as they are",
+                              hint=f"{way}, or --set quantization=none")
+    if kind == "nf4" and find_spec("bitsandbytes") is None:
+        raise ConfigError("quantization is 'nf4', which needs the library bitsandbytes",
+                          hint="pip install 'latentry[bnb]', or --set quantization=fp8")
+
+
+def _check_divided(config: Config) -> None:
+    """Raises `ConfigError` for settings that a divided model cannot have, or if torch is too old for it."""
+    name = config.optimizer.name
+    if not TABLE[name].by_number:
+        raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
+                          hint="--set optimizer.name=adamw, or --no-shard")
+    faster = [name for name in ("channels_last", "compile") if getattr(config, name)]
+    if faster:
+        raise ConfigError(f"{faster[0]} is on, which is only for models that are not divided, but parallel.shard is on",
+                          hint=f"--set {faster[0]}=false, or --no-shard")
+    if config.ema.decay and config.ema.device != "model":
+        raise ConfigError(f"ema.device is '{config.ema.device}', which is only for models that are not divided, but "
+                          "parallel.shard is on: each rank has its part of the average beside that of the weights",
+                          hint="--set ema.device=model, or --no-shard")
+    _require_torch(DIVIDES, "parallel.shard needs", "--no-shard")
+
+
+def _require_torch(least: tuple[int, int], what: str, otherwise: str) -> None:
+    """Raises `ConfigError` if torch is older; `what` begins the message, `otherwise` ends the hint."""
+    installed = version("torch")
+    if tuple(int(part) for part in installed.split(".")[:2]) < least:
+        raise ConfigError(f"{what} torch {'.'.join(map(str, least))} or later, but {installed} is installed",
+                          hint=f"install a later torch, or {otherwise}")
+
+
+def idle_ranks(batch_size: int, world: int) -> ConfigError | None:
+    """What is wrong if a step has fewer samples than there are ranks."""
+    if batch_size >= world:
+        return None
+    return ConfigError(f"batch_size is {batch_size}, but {world} ranks divide a step's samples",
+                       hint=f"--batch-size {world} or more, or start fewer processes")
+
+
+def needs_device(config: Config) -> bool:
+    """Whether the settings need a certain kind of device."""
+    return bool(TABLE[config.optimizer.name].device)
+
+
+def check_device(config: Config, kind: str) -> None:
+    """Raises `ConfigError` if the optimizer does not work on a device of this kind."""
+    needed = TABLE[config.optimizer.name].device
+    if needed and kind != needed:
+        raise ConfigError(f"optimizer.name is '{config.optimizer.name}', which needs {needed}, but the device is "
+                          f"{kind}", hint=f"--device {needed} on a machine that has it, or --set optimizer.name="
+                          f"{config.optimizer.name.removesuffix('-paged')}")
