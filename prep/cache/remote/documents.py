@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from prep.cache.remote.room import make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
@@ -43,22 +44,30 @@ def fetch_small(path: Path, most: int) -> bytes:
 
 
 def check_alone(url: str) -> None:
-    """Raises `PathError` for a new cache at a URL if a prefix above it is a cache. Raises `StoreError`.
+    """Raises `PathError` for a new cache at a URL if a prefix above it is a cache. Raises `StoreError`."""
+    if (outer := cache_above(url)) is not None:
+        raise inside_another(url, outer)
 
-    Where the credentials do not allow to look, there is none that they could use.
+
+def cache_above(url: str, *, stop: threading.Event = NEVER) -> str | None:
+    """The URL of the cache in which a place lies, as far as the credentials let that be seen. Raises `StoreError`.
+
+    They may be for what is below the place alone, and some stores refuse to tell of an object that there is none.
     """
     key = split_url(url)[2]
-    for above in PurePosixPath(key).parents[:-1]:
-        outer = f"{url.removesuffix(key)}{above}"
+    parts, bucket = key.split("/"), url.removesuffix(key)
+    for count in range(len(parts)):
+        above = bucket + "/".join(parts[:count])
         try:
-            size_of(f"{outer}/{MARKER}")
+            size_of(f"{above.rstrip('/')}/{MARKER}", stop=stop)
         except FileNotFoundError:
             continue
         except StoreError as error:
             if is_refusal(error):
                 continue
             raise
-        raise inside_another(url, outer)
+        return above.rstrip("/")
+    return None
 
 
 def fetch_tables(root: Path, tables: Iterable[str]) -> None:

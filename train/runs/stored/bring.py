@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from prep.cache.remote.documents import cache_above
 from prep.errors import PathError
 from prep.fs import atomic
-from prep.fs.mirror import split_url
-from prep.fs.paths import MARKER
-from prep.fs.remote.errors import StoreError, is_refusal
-from prep.fs.remote.objects import Listed, size_of
+from prep.fs.remote.objects import Listed
 from prep.parse import Unparsed
 from prep.runs.document import NAME as RUN
 from prep.runs.documents import refused
@@ -61,22 +59,8 @@ def make_way(url: str, folder: Path) -> list[str]:
 
 
 def _check_outside(objects: Objects) -> None:
-    """Raises `PathError` if the run would lie in a cache, as far as the credentials let that be seen.
-
-    Those of a run may be for what is below it alone, and some stores refuse to tell of an object that there is none.
-    """
-    scheme, bucket, key = split_url(objects.url)
-    parts = key.split("/")
-    for count in range(len(parts)):
-        above = "/".join((f"{scheme}://{bucket}", *parts[:count]))
-        try:
-            size_of(f"{above}/{MARKER}", stop=objects.stop)
-        except FileNotFoundError:
-            continue
-        except StoreError as error:
-            if is_refusal(error):
-                continue
-            raise
+    """Raises `PathError` if the run would lie in a cache. Raises `StoreError`."""
+    if (above := cache_above(objects.url, stop=objects.stop)) is not None:
         raise PathError(f"run {objects.url} lies in the cache {above}", hint="name a place outside with -o")
 
 
