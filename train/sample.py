@@ -26,7 +26,7 @@ from train.prompts.aside import kept_rows
 from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
-from train.sampling.grid import grid_png
+from train.sampling.grid import MARK, grid_png
 from train.sampling.prompts import Found, PromptRows, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup
@@ -127,7 +127,7 @@ def _check_output(out: Path, setup: Setup) -> None:
                         hint=f"-o {out.with_suffix('.png')}")
     check_above(out, "PNG picture")
     make_dirs(out.absolute().parent)
-    check_replaceable(out, "PNG picture", lambda start: start.startswith(b"\x89PNG"))
+    check_replaceable(out, "grid of pictures", lambda start: MARK in start)
 
 
 def _has_only_result(run: Run, wanted: SampleRequest) -> bool:

@@ -420,7 +420,7 @@ def test_a_checkpoint_is_there_while_it_is_uploaded(train, words, store, url):
 @pytest.mark.slow
 def test_from_sets_newer_ones_aside_in_the_store(train, words, here, store, url, monkeypatch, tmp_path):
     """With their pictures: those of steps 4 to 6, which are drawn no more."""
-    assert train(*words, *SAMPLES, "--set", "sample.every=1", "-o", url).code == 0
+    assert train(*changed(words, *SAMPLES, "sample.every=1"), "-o", url).code == 0
     before, first = objects(store, url), os.environ["LATENTRY_REMOTE_DIR"]
     new_computer(monkeypatch, tmp_path)
     told = train(*words, "--resume", "--from", "step-3", "-o", url)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prep.errors import CacheError, ConfigError, ModelError, Problem
-from prep.formatting import listed
-from prep.fs.mirror import shown
+from prep.formatting import listed, shell_name
+from prep.fs.mirror import shown, url_of
 from prep.loader.identity import changes
 from train.config.load import as_table, parse
 from train.config.schema import Config
@@ -158,6 +158,17 @@ def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[
                "compare with those before")
 
 
+def _as_it_was(start: Start, setup: Setup) -> str:
+    """How to resume with the run's copy of its manifest, which has to lie where the manifest lay: that names its cache
+    from there."""
+    copy, named = start.run / "manifest.json", setup.asked.manifest
+    if url_of(named) is not None or not copy.is_file():
+        return "resume with the manifest as it was"
+    beside = named.with_name(f"{named.stem}-{start.run.name}.json")
+    return (f"resume with the manifest as it was: cp {shell_name(str(copy))} {shell_name(str(beside))}, and name that "
+            "in place of this one")
+
+
 def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
     """Changes of steps, data and model: for each, a description and the error that refuses it."""
     state, name = start.state, start.folder.name
@@ -169,7 +180,7 @@ def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
     if changed:
         yield "; ".join(changed), CacheError(
             f"the data differ from those that {name} was trained on: {'; '.join(changed)}",
-            hint=f"resume with the manifest of the run, train the new one into another RUN with -o, or {_ADOPT}")
+            hint=f"{_as_it_was(start, setup)}, train the new one into another RUN with -o, or {_ADOPT}")
     for part, digest in state.base.items():
         if setup.base.get(part) != digest:
             what = f"{part} {setup.base.get(part, 'none')[:12]}, was {digest[:12]}"

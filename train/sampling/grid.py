@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 
 from prep.runs.grids import STRIP, cell_of
+
+MARK = b"tEXtSoftware\0Latentry"  # identifies our pictures, which may be replaced
 
 
 def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int) -> bytes:
@@ -25,8 +28,9 @@ def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int
         draw.text((left + 2, top + 1), _fit(draw, label, width - 4), fill="black")
         shown = picture.repeat(factor, axis=0).repeat(factor, axis=1)
         sheet.paste(Image.fromarray(shown), (left, top + STRIP))
-    out = io.BytesIO()
-    sheet.save(out, "PNG")
+    notes, out = PngInfo(), io.BytesIO()
+    notes.add_text("Software", "Latentry")
+    sheet.save(out, "PNG", pnginfo=notes)
     return out.getvalue()
 
 

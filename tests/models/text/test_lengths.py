@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from family_cases import CASES, Case, named
 
@@ -72,9 +71,9 @@ def test_no_more_padding_is_encoded_than_the_group_has(case, encoder):
             (short,) = encoder.encode([caption], tokens)
             left_out = max(0, options.max_length - tokens) if family.text.padding_masked else 0
             assert seen.pop() == length - left_out
-            for name, array in whole.items():
-                assert np.array_equal(short[name][:len(array)] if "token" in family.text.arrays.get(name, ("token",))
-                                      else short[name], array)
+            for name, array in whole.items():  # not to the last bit: matrices of other sizes are added in another order
+                row = short[name][:len(array)] if "token" in family.text.arrays.get(name, ("token",)) else short[name]
+                assert row == pytest.approx(array, abs=1e-5)
     finally:
         hook.remove()
 

@@ -573,8 +573,10 @@ def test_a_grid_never_lands_among_pictures_or_over_another_file(train, make):
     assert run(train, made).code == 0
     (made.root / "photos").mkdir()
     (made.root / "notes.txt").write_text("mine")
+    mine = draw(made.root / "mine.png", (8, 8), seed=1).read_bytes()
     for place, said in (("photos/grid.png", "lies inside pictures"), ("cache/grid.png", "lies inside cache"),
-                        ("notes.txt", "exists and is no PNG picture, so it is not replaced"),
+                        ("notes.txt", "exists and is no grid of pictures, so it is not replaced"),
+                        ("mine.png", "exists and is no grid of pictures, so it is not replaced"),
                         ("run", "is a directory, expected a file name"),
                         ("notes.txt/g.png", "notes.txt is not a directory"),
                         ("notes.txt/new/g.png", "notes.txt is not a directory"),
@@ -583,6 +585,7 @@ def test_a_grid_never_lands_among_pictures_or_over_another_file(train, make):
         result = train("sample", made.root / "run", "-o", made.root / place, "--device", "cpu")
         assert result.code == 5 and said in result.err, place
     assert (made.root / "notes.txt").read_text() == "mine" and not list((made.root / "photos").iterdir())
+    assert (made.root / "mine.png").read_bytes() == mine
     assert not (made.root / "new.d").exists()
     for _ in range(2):  # into a new directory, and over the last one
         assert train("sample", made.root / "run", "-o", made.root / "new" / "g.png", "--device", "cpu").code == 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from prep.errors import CacheError
 from prep.manifest.document import write_manifest
 from prep.runs.documents import seal
+from train.check import check
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
 from train.runs.resume import compare, find_start
@@ -283,3 +287,17 @@ def test_a_checkpoint_with_another_meaning_of_the_loss_is_refused_unless_adopted
     assert fault.hint == "resume with that version, or add --adopt to accept the change and continue"
     found = again(adopt=True)
     assert found.faults == () and found.adopted[0].startswith("the loss of a step is the sum of its samples' means")
+
+
+def test_the_hint_for_changed_data_resumes_with_the_manifest_as_it_was(begun, setup_of):
+    """After `prep encode` has written another manifest over the one that the run began with."""
+    made, setup, again = begun
+    document = json.loads(json.dumps(made.manifest.document))
+    empty = document["prompts"]["unconditional"]
+    document["prompts"]["unconditional"] = {**empty, "row": int(not empty["row"])}
+    (fault,) = again(setup=setup_of(replace(made, manifest=write_manifest(made.path, document)), steps=8)).faults
+    copying = re.search("as it was: (cp .*[.]json), and name that in place of this one", fault.hint)
+    subprocess.run(shlex.split(copying[1]), check=True)
+    before = made.path.with_name(f"{made.path.stem}-run.json")
+    report = check(replace(setup.asked, manifest=before), setup.config)
+    assert again(setup=report.setup).faults == ()
