@@ -123,8 +123,8 @@ def open_index(manifest: Manifest) -> Index:
     """The index of a manifest's tables. Raises `CacheError` if they are missing, damaged or contradictory."""
     if not manifest.cache_root.is_dir():
         raise CacheError(f"{manifest.path} names the cache {manifest.cache_root}, which does not exist",
-                         hint="move the manifest together with its cache, or run prep encode again; a run's manifest.json is a "
-                         "copy: copy it to where that manifest lay, and name it there")
+                         hint="move the manifest together with its cache, or run prep encode again; a run's "
+                         "manifest.json is a copy: copy it to where that manifest lay, and name it there")
     cache = open_cache(manifest.cache_root, create=False)
     shards, samples = read_shards(cache, manifest), read_samples(cache, manifest)
     check_places(manifest, shards, samples)
