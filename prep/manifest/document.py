@@ -7,6 +7,7 @@ manifests/format.md and manifests/manifest.schema.json describe the format.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from prep.cache.remote.documents import fetch_small, fetch_tables
 from prep.digest import canonical, seal
 from prep.errors import CacheError, ManifestError, ModelError, PathError
+from prep.formatting import shell_name
 from prep.fs.atomic import write_atomic
 from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
@@ -30,6 +32,8 @@ FORMAT = "latentry/manifest"
 VERSION = 1
 TRIES = 3  # at writing a manifest that reads back as something else
 LIMIT = 1 << 20  # bytes; the manifest of any dataset is smaller
+NAME_IT = "name the manifest.json that prep encode wrote"
+_SOURCE = re.compile(rb"^\s*(\[\[\s*source\s*\]\]|source\s*=)", re.MULTILINE)  # only a recipe has one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,12 +138,24 @@ def _fetched(path: Path, *, tables: bool) -> Manifest:
 
 def _parsed(path: Path, data: bytes) -> Manifest:
     if len(data) > LIMIT:
-        raise ManifestError(f"{shown(path)} is larger than {LIMIT} bytes, so it is not a manifest")
+        raise ManifestError(f"{shown(path)} is larger than {LIMIT} bytes, so it is not a manifest", hint=NAME_IT)
+    _check_kind(path, data)
     try:
         return _checked(path, sealed(data, shown(path)))
     except Unparsed as error:
         raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
                             "encodes only missing rows") from None
+
+
+def _check_kind(path: Path, data: bytes) -> None:
+    """Raises `ManifestError` for what was never a manifest, which encoding again would not mend."""
+    if path.suffix == ".toml" and _SOURCE.search(data):
+        made = f"prep encode {shell_name(str(path))} --cache cache -o manifest.json"
+        raise ManifestError(f"{shown(path)} is a recipe, expected a manifest",
+                            hint=NAME_IT if url_of(path) is not None else f"make one: {made}")
+    zeroed = not data.strip(b"\0")  # as a power failure leaves a file
+    if not (zeroed or looks_like_manifest(data) or FORMAT.encode() in data):
+        raise ManifestError(f"{shown(path)} is no manifest", hint=NAME_IT)
 
 
 def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:

@@ -201,10 +201,41 @@ def test_manifests_that_are_none(prep, tmp_path):
     path.touch()
     os.truncate(path, (1 << 20) + 1)
     result = prep("inspect", path)
-    assert (result.code, result.err) == (4, f"error: {path} is larger than 1048576 bytes, so it is not a manifest\n")
+    assert (result.code, result.err) == (4, f"error: {path} is larger than 1048576 bytes, so it is not a manifest\n"
+                                         "hint: name the manifest.json that prep encode wrote\n")
     path.write_bytes(canonical(seal({"format": "latentry/manifest", "version": 1})))
     result = prep("inspect", path)
     assert result.code == 4 and result.err.startswith(f"error: {path} lacks 'cache'\nhint: run the prep encode command")
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "check", "run"])
+def test_a_recipe_in_place_of_a_manifest(prep, train, tmp_path, command):
+    path = tmp_path / "my data.toml"
+    path.write_text("[model]\npath = 'x'\n\n[[source]]\npath = 'photos'\n")
+    result = (train if command in ("check", "run") else prep)(command, path)
+    assert result.code == 4 and f"error: {path} is a recipe, expected a manifest\n" in result.err
+    assert f"hint: make one: prep encode '{path}' --cache cache -o manifest.json\n" in result.err
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("lora.safetensors", b"\x40\0\0\0\0\0\0\0{}\xff\xfe"), ("train.toml", b"steps = 5\n"), ("a.txt", b"a cat\n"),
+    ("model_index.json", b'{"_class_name": "StableDiffusionPipeline"}')])
+@pytest.mark.parametrize("command", ["inspect", "check"])
+def test_another_file_in_place_of_a_manifest(prep, train, tmp_path, command, name, data):
+    path = tmp_path / name
+    path.write_bytes(data)
+    result = (train if command == "check" else prep)(command, path)
+    assert result.code == 4 and f"error: {path} is no manifest\n" in result.err
+    assert "hint: name the manifest.json that prep encode wrote\n" in result.err
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 512, b'{"buckets":[{"size":[6'])
+def test_a_manifest_torn_by_a_power_failure_is_still_one(prep, tmp_path, data):
+    path = tmp_path / "manifest.json"
+    path.write_bytes(data)
+    result = prep("inspect", path)
+    assert result.code == 4 and f"error: {path} is not JSON" in result.err
+    assert "hint: run the prep encode command again" in result.err
 
 
 def test_a_manifest_with_a_bucket_of_three_sides_is_not_written(tmp_path):
