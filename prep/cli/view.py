@@ -130,7 +130,11 @@ def is_source(what: Path) -> bool:
         return what.suffix != ".json"
     if what.is_dir():
         return not (what / NAME).exists()
-    return what.suffix == ".toml" or is_tars(what)
+    if what.suffix == ".toml" or is_tars(what):
+        return True
+    if what.suffix != ".json" and not what.exists():
+        raise PathError(f"there is no file or directory {what}", hint="name pictures, a recipe, a manifest or a run")
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

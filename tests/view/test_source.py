@@ -164,3 +164,7 @@ def test_options_of_another_kind(prep, photos, small):
         assert result.code == 2 and f"{words[0]} is for a SOURCE, but {small.manifest.path} is none" in result.err
     assert prep("view", photos, "--resolution", 5).code == 3
     assert prep("view", photos / "none.toml").code == 5
+    missing = photos.with_name("phots")
+    result = prep("view", missing, "--resolution", 64)
+    assert (result.code, result.err) == (5, f"error: there is no file or directory {missing}\n"
+                                         "hint: name pictures, a recipe, a manifest or a run\n")
