@@ -31,6 +31,9 @@ _Needs = Literal["free", "adopt", "fixed", "groups"]
 _WEIGHTS = ("loss.min_snr", "loss.weighting")
 _ERRORS = ("loss.unmasked_weight", "loss.normalize_area", "loss.huber")
 _FACTS = {"masked": "use of masks", "prediction": "prediction"}  # of the data
+# The options of `train run` for settings that a checkpoint decides.
+_FLAGS = {"method": "--method", "batch_size": "--batch-size", "underfill": "--underfill", "seed": "--seed",
+          "precision": "--precision", "lora.rank": "--rank"}
 _ADOPT = "add --adopt to accept the change and continue"
 
 
@@ -87,7 +90,7 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
                                   hint=f"--steps {start.state.step} or more, or another RUN with -o"))
     if not adopt:
         faults += [fault for _, fault in adoptable]
-    notes = [f"{_told(name, old, new)}{_consequence(name, start, setup)}" for name in free]
+    notes = [f"{_noted(name, old, new)}{_consequence(name, start, setup)}" for name in free]
     notes += _taken_back(start, old, new)
     if adopt:
         notes += _rescaled(differing, start, setup)
@@ -217,11 +220,22 @@ def _consequence(name: str, start: Start, setup: Setup) -> str:
 def _other_settings(names: list[str], old: Mapping[str, Any], new: Mapping[str, Any], way_out: str) -> ConfigError:
     told = "; ".join(f"{name} is {new.get(name)!r}, but the checkpoint was trained with {old.get(name)!r}"
                      for name in names)
-    return ConfigError(told, hint=f"resume with the run's settings (omit -c and --set), or {way_out}")
+    flags = listed([_FLAGS[name] for name in names if name in _FLAGS])
+    omit = f"omit {flags}, or else -c or --set" if flags else "omit -c and --set"
+    return ConfigError(told, hint=f"resume with the run's settings ({omit}), or {way_out}")
 
 
 def _told(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """For state.json and the results, which record accepted changes in these words."""
     return f"{name} is {new.get(name)!r}, was {old.get(name)!r}"
+
+
+def _noted(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    return f"{name} is {_spelled(new.get(name))}, was {_spelled(old.get(name))}"
+
+
+def _spelled(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:

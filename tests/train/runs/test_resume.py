@@ -127,7 +127,22 @@ def test_settings_that_decide_shapes_are_never_adopted(begun):
         (fault,) = again(lora={"rank": 4, "alpha": 16}, adopt=adopt).faults
         assert fault.message == ("lora.rank is 4, but the checkpoint was trained with 16; lora.conv_rank is 4, but the "
                                  "checkpoint was trained with 16")
-        assert fault.hint == "resume with the run's settings (omit -c and --set), or choose another RUN with -o"
+        assert fault.hint == ("resume with the run's settings (omit --rank, or else -c or --set), or choose another "
+                              "RUN with -o")
+
+
+@pytest.mark.parametrize(("settings", "omit"), [
+    ({"seed": 4}, "--seed, or else -c or --set"), ({"batch_size": 8}, "--batch-size, or else -c or --set"),
+    ({"precision": "bf16"}, "--precision, or else -c or --set"), ({"caption_dropout": 0.5}, "-c and --set")])
+def test_the_option_to_omit_is_named(begun, settings, omit):
+    _, _, again = begun
+    found = [fault.hint for fault in again(**settings).faults]
+    assert f"resume with the run's settings (omit {omit}), or add --adopt to accept the change and continue" in found
+
+
+def test_a_setting_that_was_not_set_is_told_in_words(begun):
+    _, _, again = begun
+    assert again(sample={"sampler": "DDIMScheduler"}).notes == ("sample.sampler is 'DDIMScheduler', was not set",)
 
 
 Q, K = {"match": "to_q"}, {"match": "to_k"}
