@@ -19,7 +19,7 @@ from pathlib import Path
 from torch import Tensor
 
 from prep.errors import ModelError, PathError, Problem, first_line
-from prep.formatting import format_bytes
+from prep.formatting import format_bytes, shell_name
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.families.registry import FAMILIES
@@ -35,7 +35,7 @@ from train.models.families.registry import naming_of
 from train.models.naming import Naming, Place, ends_of, in_file_order, shape_of_lengths
 from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
-from train.runs.checkpoint import STATE, list_checkpoints
+from train.runs.checkpoint import STATE, list_checkpoints, newest_other
 from train.runs.checkpoint_files import Part, write_part
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
@@ -139,7 +139,7 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
             _, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
         tensors = read_safetensors(path, None, None)
     except (OSError, Unparsed, KeyError) as error:
-        raise refused(path, error, "name an undamaged LoRA file of float32, float16 or bfloat16") from None
+        raise refused(path, error, _another(path)) from None
     found: dict[str, _Added] = {}
     used: set[str] = set()
     for layout in ("diffusers", "kohya"):
@@ -169,6 +169,14 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
     if not found:
         raise ModelError(f"{path} has no tensors, so it is no LoRA", hint="name a run, or a LoRA file")
     return found
+
+
+def _another(damaged: Path) -> str:
+    """The hint for a damaged file."""
+    folder = damaged.parent
+    other = newest_other(folder) if folder.parent.name == "checkpoints" else None
+    named = "" if other is None else f"name another checkpoint: {shell_name(str(other))}; or "
+    return f"{named}name an undamaged LoRA file of float32, float16 or bfloat16"
 
 
 def _read_products(path: Path, layers: Shapes, naming: Naming, tensors: Mapping[str, Tensor],

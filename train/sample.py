@@ -23,7 +23,7 @@ from prep.runs.grids import columns_of
 from train.check import check
 from train.models.denoiser import load
 from train.prompts.aside import kept_rows
-from train.runs.checkpoint import list_checkpoints
+from train.runs.checkpoint import list_checkpoints, newest_other
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
 from train.sampling.grid import MARK, grid_png
@@ -101,7 +101,11 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
         put_initial(denoiser.weights, setup.initial, setup.config.method, setup.family)
     elif which == "after":
         assert start is not None
-        put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family)
+        try:
+            put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family)
+        except CacheError as error:
+            error.hint = _another(start.folder)
+            raise
     return pictures(denoiser, rows, setup.model, found.prompts, settings)
 
 
@@ -167,6 +171,12 @@ def _start(wanted: SampleRequest) -> Start:
         others = "name another checkpoint with --checkpoint, or " if list_checkpoints(wanted.folder) else ""
         error.hint = f"{others}show the model before training with --base"
         raise
+
+
+def _another(damaged: Path) -> str:
+    """The hint for a damaged checkpoint."""
+    base, other = "--base shows the model before training", newest_other(damaged)
+    return base if other is None else f"--checkpoint {other.name} shows another checkpoint; {base}"
 
 
 def _prompts(wanted: SampleRequest, setup: Setup) -> Found:

@@ -225,6 +225,16 @@ def test_files_that_are_no_plain_lora(sd15, tmp_path):
     assert "name an undamaged LoRA file" in refused(sd15, tmp_path, CacheError, lora=path).hint
 
 
+def test_a_damaged_checkpoint_names_the_one_before(sd15, tmp_path):
+    run = tmp_path / "run"
+    for step in ("step-000002", "step-000004"):
+        (run / "checkpoints" / step).mkdir(parents=True)
+        for name in ("state.json", "lora.safetensors"):
+            (run / "checkpoints" / step / name).write_bytes(b"no file of tensors")
+    hint = refused(sd15, tmp_path, CacheError, lora=run).hint
+    assert hint.startswith(f"name another checkpoint: {run}/checkpoints/step-000002; or name an undamaged LoRA file")
+
+
 def test_weights_that_cannot_be_merged(sd15, tmp_path):
     folder = shutil.copytree(sd15[0], tmp_path / "model")
     weights = next((folder / "unet").glob("*.safetensors"))

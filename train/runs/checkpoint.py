@@ -322,8 +322,14 @@ def _check_files(folder: Path, state: State) -> None:
 
 
 def way_out(folder: Path) -> str:
-    """The hint for a damaged checkpoint."""
-    others = [other.name for other in list_checkpoints(folder.parent.parent) if other.name != folder.name]
-    if not others:
+    """The hint for a damaged checkpoint of a run that is to be resumed."""
+    other = newest_other(folder)
+    if other is None:
         return f"it is the only checkpoint of {folder.parent.parent}; train again into another RUN with -o"
-    return f"--resume --from {others[-1]} continues from another checkpoint"
+    return f"--resume --from {other.name} continues from another checkpoint"
+
+
+def newest_other(folder: Path) -> Path | None:
+    """The newest checkpoint of the same run besides `folder`, if any."""
+    others = [other for other in list_checkpoints(folder.parent.parent) if other.name != folder.name]
+    return others[-1] if others else None

@@ -603,6 +603,10 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
         assert said in result.err and bool(result.code) == bool(said), result.err
     last = made.root / "run" / "checkpoints" / "step-000003"
     torn = last / "unet" / "diffusion_pytorch_model.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-100] + b"\1" * 100)
+    result = train("sample", made.root / "run", "-o", made.root / "h.png", "--device", "cpu")
+    assert result.code == 7 and result.err.endswith("hint: --checkpoint step-000002 shows another checkpoint; --base "
+                                                    "shows the model before training\n"), result.err
     torn.write_bytes(torn.read_bytes()[:-100])
     result = run(train, made, "--method", "full", "--resume", "--set", "checkpoint.every=2", steps=4)
     assert result.code == 7 and "hint: --resume --from step-000002 continues from another checkpoint" in result.err
