@@ -42,7 +42,7 @@ def check_new(objects: Objects, there: Names) -> None:
     url = objects.url
     if RUN in there or whole_steps(there) or has_result(there):
         raise PathError(f"{url} already holds a run", hint=f"add --resume to continue it; or name another with -o, "
-                        f"like {url.rpartition('/')[2]}-2")
+                        f"like {url}-2")
     if there:
         raise PathError(f"{url} is not empty and is not a training run", hint="name another place with -o")
     _check_outside(objects)

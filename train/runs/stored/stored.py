@@ -138,7 +138,7 @@ class StoredRun(OnDisk):
         objects = self._objects
         if not self._resume and not objects.create(RUN, (self.folder / RUN).read_bytes()):
             raise PathError(f"{self.url} already holds a run", hint="add --resume to continue it; or name another with "
-                            f"-o, like {self.folder.name}-2")
+                            f"-o, like {self.url}-2")
         if layout.whole_steps(objects.list()) != self._seen:
             raise PathError(f"another program trained in {self.url} meanwhile", hint="run the same command again")
         objects.put(WRITER, data := layout.writer(self._token))
