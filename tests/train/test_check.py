@@ -72,7 +72,7 @@ def test_masked_loss_without_masks_names_the_field_and_the_command(make, faults,
     monkeypatch.chdir(made.root)
     (fault,) = faults(made, {"loss": {"masked": True}})
     assert fault.message == "manifest has no field 'mask', but the settings ask for masked loss"
-    assert fault.hint.startswith("prep encode photos --model ") and fault.exit_code == 7
+    assert fault.hint.startswith("--no-masked, or encode masks: prep encode photos --model ") and fault.exit_code == 7
     assert fault.hint.endswith(" --mask sidecar --cache cache -o m.json")
     assert faults(made) == ()
 
@@ -81,7 +81,7 @@ def test_the_hint_names_the_recipe_where_there_is_one(make, faults, monkeypatch)
     made = make(masks=False, change=lambda document: document.update(recipe="dataset.toml"))
     monkeypatch.chdir(made.root)
     (fault,) = faults(made, {"loss": {"masked": True}})
-    assert fault.hint == "prep encode dataset.toml --model model --mask sidecar --cache cache -o m.json"
+    assert fault.hint.endswith(": prep encode dataset.toml --model model --mask sidecar --cache cache -o m.json")
 
 
 def test_a_prediction_that_the_family_does_not_have(make, faults):

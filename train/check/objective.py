@@ -28,7 +28,7 @@ def check_fields(manifest: Manifest, config: Config) -> None:
     """
     if config.loss.masked is True and "mask" not in manifest.fields:
         raise CacheError("manifest has no field 'mask', but the settings ask for masked loss",
-                         hint=encode_command(manifest, "--mask", "sidecar"))
+                         hint=f"--no-masked, or encode masks: {encode_command(manifest, '--mask', 'sidecar')}")
     predictions, asked = FAMILIES[manifest.family].predictions, prediction_of(config, manifest)
     if asked not in predictions:
         raise ConfigError(f"prediction is '{asked}', expected {' or '.join(predictions)} for family "
