@@ -17,6 +17,7 @@ from prep.errors import PathError
 from prep.fs.mirror import refuse_url, shown, url_of
 
 MARKER = "latentry.json"
+_CHOSEN = ("grid", "run", "output")  # roles of what -o names, which is compared with what is there already
 KINDS = {stat.S_ISDIR: "directory", stat.S_ISFIFO: "pipe", stat.S_ISCHR: "device", stat.S_ISBLK: "device",
          stat.S_ISSOCK: "socket"}
 
@@ -56,8 +57,9 @@ def check_disjoint(places: Iterable[NamedPath]) -> None:
     for first, second in _near([at for _, at in resolved]):
         (one, at), (other, there) = resolved[first], resolved[second]
         if same_place(at, there):
+            moved = f"{one.role} with -o" if one.role in _CHOSEN else other.role
             raise PathError(f"{one.role} {_show(one, at)} and {other.role} {_show(other, there)} are the same place",
-                            hint=f"choose another path for the {other.role}")
+                            hint=f"choose another path for the {moved}")
         _check_inside(one, at, other, there)
         _check_inside(other, there, one, at)
 

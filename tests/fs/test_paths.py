@@ -40,6 +40,13 @@ def test_equal(photos):
     assert error.value.exit_code == 5 and error.value.hint == "choose another path for the cache"
 
 
+@pytest.mark.parametrize("role", ["grid", "run", "output"])
+def test_what_is_there_already_is_not_the_one_to_move(photos, role):
+    with pytest.raises(PathError, match="are the same place") as error:
+        check_disjoint([NamedPath(role=role, path=photos), NamedPath(role="pictures", path=photos)])
+    assert error.value.hint == f"choose another path for the {role} with -o"
+
+
 def test_cache_inside_pictures_even_where_nothing_exists_yet(photos):
     with pytest.raises(PathError, match=r"cache '.*photos/a/b' lies inside pictures '.*photos'"):
         check_disjoint(places(photos, photos / "a" / "b"))
