@@ -27,6 +27,7 @@ from prep.sources.tar_paths import HINT, tars_of
 from prep.sources.walk import is_tars
 
 T = TypeVar("T")
+_IN_FILE = {"mask": "mask.from", "validation": "validation.fraction"}  # what messages call these keys
 
 
 def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
@@ -41,7 +42,7 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
             raise PathError(f"recipe {shown(source)} is in an object store, expected a file on this computer",
                             hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
-        found = validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
+        found = _overridden(recipe, given)
         for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
             if path is not None:
                 check_here(path, role)
@@ -51,6 +52,18 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
+
+
+def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """The valid recipe with what was `given`. Raises `ConfigError` for a value of an option, `Unparsed` for others."""
+    try:
+        return validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
+    except Unparsed as error:
+        flags = [flag for name, flag in FLAGS.items() if name in given
+                 and str(error).startswith(f"{_IN_FILE.get(name, name)} is ")]
+        if not flags:
+            raise
+        raise ConfigError(f"{flags[0]}: {error}") from None
 
 
 def _existing(source: Path) -> Path:

@@ -116,6 +116,28 @@ def test_what_is_wrong_is_said(recipe, text, message):
     assert message in error.value.message and error.value.exit_code == 3
 
 
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("image.buckets", "foo", "--buckets: image.buckets is 'foo', expected one of: "),
+    ("image.resolution", 0, "--resolution: image.resolution is 0, expected "),
+    ("image.crop", "left", "--crop: image.crop is 'left', expected "),
+    ("image.flip", "yes", "--flip: image.flip is 'yes', expected "),
+    ("model.dtype", "bf16", "--dtype: model.dtype is 'bf16', expected "),
+    ("model.posterior", "x", "--posterior: model.posterior is 'x', expected "),
+    ("caption.missing", "skip", "--missing-caption: caption.missing is 'skip', expected "),
+    ("mask", "nowhere", "--mask: mask.from is 'nowhere', expected "),
+    ("validation", 2.0, "--validation: validation.fraction is 2.0, expected ")])
+def test_a_wrong_value_of_an_option_names_the_option(recipe, key, value, said):
+    with pytest.raises(ConfigError) as error:
+        recipe("[[source]]\npath='p'", **{key: value})
+    assert error.value.message.startswith(said) and error.value.exit_code == 3
+
+
+def test_a_wrong_value_in_a_file_names_the_file_beside_options(recipe):
+    for text in ("[image]\ncrop='left'", "[image]\nresolution='5'"):
+        with pytest.raises(ConfigError, match=r"\.toml: image\.(crop|resolution) is "):
+            recipe(f"{text}\n[[source]]\npath='p'", **{"image.resolution": 512})
+
+
 def test_a_source_that_is_not_there(tmp_path):
     (tmp_path / "file.jpg").touch()
     for path in ("nothing", "file.jpg", "nothing.toml"):
