@@ -65,6 +65,9 @@ _SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
 # Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
 _LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
+# Modules for flows, whose models have no convolutions to adapt, and all whose layers the preset kohya chooses.
+_OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2")
+_ADAPTED = (None, "networks.lora", *_OF_FLOWS)
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
 
@@ -241,7 +244,7 @@ def _method(asked: Asked, training: Training) -> None:
     module = asked.any("network_module")
     lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
     training.put("method", "lora" if lora else "full", "network_module")
-    if module not in (None, "networks.lora", "lycoris.kohya"):
+    if module not in (*_ADAPTED, "lycoris.kohya"):
         training.note("network_module", module, "no such adapter here; lora is written")
     rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))
     kind = str(asked.any("LoRA_type") or "Standard")  # of the GUI
@@ -305,14 +308,20 @@ def _timesteps(asked: Asked, training: Training) -> None:
 
 
 def _convolutions(asked: Asked, training: Training) -> None:
-    """With conv_dim, sd-scripts also adapts the resnets; an alpha of convolutions that is not given is 1."""
+    """Without conv_dim, sd-scripts adapts linear layers and 1x1 convolutions: also a UNet's proj_in and proj_out, and
+    a flow's modulation. With it, it adapts a UNet's resnets as well, with an alpha of 1 if none is given."""
     args = _network_args(asked)
     if _lycoris(asked, args, training):
         return
     standard = asked.any("LoRA_type") in (None, "Standard")  # the GUI has conv_dim also where it is not used
     given = {name: args.pop(name, None if standard else asked.any(name)) for name in ("conv_dim", "conv_alpha")}
     rank, alpha = (number_of(given[name]) for name in ("conv_dim", "conv_alpha"))
-    training.put("lora.targets", "kohya-conv" if rank else "all-linear", "network_module")
+    module = asked.any("network_module")
+    if rank and module in _OF_FLOWS:
+        training.note("network_args conv_dim", rank, f"models of {module} have no convolutions to adapt; not written")
+        rank = None
+    plain = "kohya" if module in _ADAPTED else "all-linear"  # which every family of models has
+    training.put("lora.targets", "kohya-conv" if rank else plain, "network_module")
     if rank:
         training.put("lora.conv_rank", int(rank), "network_args conv_dim")
         training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")

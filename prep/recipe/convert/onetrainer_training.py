@@ -28,7 +28,12 @@ _LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
     "lora_rank": ("lora.rank", int, 16), "lora_alpha": ("lora.alpha", float, 1.0),
     "dropout_probability": ("lora.dropout", float, 0.0),
 }
-_FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "all-linear"}
+# What its presets write: attn-only, and of a UNet attn-mlp, which has the layers around the blocks, as kohya has.
+_FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "kohya"}
+# By the start of model_type, the preset nearest to OneTrainer's default, every linear and convolution layer; of other
+# models that is all-linear, although it leaves out more. None has the embeddings and the last layers.
+_WHOLE: Mapping[str, str] = {"STABLE_DIFFUSION_3": "kohya", "STABLE_DIFFUSION": "kohya-conv", "FLUX_DEV": "kohya",
+                             "FLUX_FILL_DEV": "kohya", "CHROMA": "kohya"}
 _OPTIMIZERS: Mapping[str, str] = {
     "ADAMW": "adamw", "ADAMW_8BIT": "adamw-8bit", "ADAFACTOR": "adafactor", "LION": "lion", "PRODIGY": "prodigy",
     "SCHEDULE_FREE_ADAMW": "adamw-schedule-free",
@@ -136,10 +141,21 @@ def _lora(asked: Asked, training: Training, *, wanted: bool) -> None:
     asked.any("layer_filter_preset")  # what the GUI filled layer_filter with
     if not wanted:
         return
-    training.put("lora.targets", _FILTERS.get(layers, "all-linear"), "layer_filter")
-    if layers not in _FILTERS or by_pattern:
+    known = layers in _FILTERS and not by_pattern
+    targets = _FILTERS[layers] if known else "all-linear" if layers else _whole(asked)
+    training.put("lora.targets", targets, "layer_filter")
+    if layers and not known:
         training.note("layer_filter", layers, "lora.targets is a preset or a list of layers: all-linear is written, "
-                      "the linear layers of the transformer blocks; OneTrainer's default also adapts convolutions")
+                      "the linear layers of the transformer blocks")
+    elif not layers:
+        training.note("layer_filter", None, "OneTrainer's default adapts every linear and convolution layer: "
+                      f"{targets} is the nearest preset of lora.targets, without embeddings and the last layers")
+
+
+def _whole(asked: Asked) -> str:
+    """The preset for every layer of a model."""
+    kind = str(asked.any("model_type") or "STABLE_DIFFUSION_15")
+    return next((preset for start, preset in _WHOLE.items() if kind.startswith(start)), "all-linear")
 
 
 def _part(asked: Asked, name: str) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, 
                                "adamw-8bit-paged": 0.01}
 WORDS: Mapping[str, tuple[str, ...]] = {
     "method": ("lora", "full"), "precision": ("auto", "bf16", "fp16", "fp32"),
-    "lora.targets": ("attention", "all-linear", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
+    "lora.targets": ("attention", "all-linear", "kohya", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
     "quantization": ("none", "fp8", "nf4"), "ema.device": ("model", "cpu"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
     "loss.weighting": ("none", "debiased"),

@@ -118,7 +118,7 @@ def test_a_main_configuration_of_onetrainers(folder):
         assert (config.loss.masked, config.loss.unmasked_weight, config.loss.normalize_area) == (True, 0.2, True)
         assert (config.loss.min_snr, config.ema.decay, config.precision) == (4, 0.9997999, "bf16")
         assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 50, 25)
-        assert config.gradient_checkpointing and config.checkpoint.keep == 0 and config.lora.targets == "all-linear"
+        assert config.gradient_checkpointing and config.checkpoint.keep == 0 and config.lora.targets == "kohya-conv"
         assert config.checkpoint.every == 500 and "counted in MINUTE" in notes(found)["backup_after"]
         assert notes(found)["other settings"] == "no counterpart: noising_bias" and config.noise.offset == 0.1
         assert found.recipe.image.resolution == (512, 768) and found.recipe.model.path == "someone/model"
@@ -140,7 +140,11 @@ def of_kohya(folder, **values):
     ({"network_dim": 8, "network_args": "conv_dim=4 conv_alpha=2"}, "lora.conv_alpha", 2.0),
     ({"network_dim": 8, "network_args": "conv_dim=4"}, "lora.targets", "kohya-conv"),
     ({"network_dim": 8, "LoRA_type": "Kohya LoCon", "conv_dim": 2, "conv_alpha": 1}, "lora.conv_rank", 2),
-    ({"network_dim": 8, "LoRA_type": "Standard", "conv_dim": 2}, "lora.targets", "all-linear"),
+    ({"network_dim": 8, "LoRA_type": "Standard", "conv_dim": 2}, "lora.targets", "kohya"),
+    ({"network_module": "networks.lora"}, "lora.targets", "kohya"),
+    ({"network_module": "networks.lora_flux"}, "lora.targets", "kohya"),
+    ({"network_module": "networks.lora_flux", "network_args": ["conv_dim=4"]}, "lora.targets", "kohya"),
+    ({"network_module": "networks.lora_qwen_image"}, "lora.targets", "all-linear"),
     ({"save_every_n_steps": 10, "save_last_n_steps": 30}, "checkpoint.keep", 4),
     ({"save_every_n_steps": 10, "save_last_n_steps": 25}, "checkpoint.keep", 3),
     ({"save_every_n_steps": 10}, "checkpoint.keep", 0), ({"learning_rate": 1e-3, "unet_lr": 0.0}, "optimizer.lr", 1e-3),
@@ -325,6 +329,9 @@ def test_a_random_strength_of_noise_is_a_note(folder):
 def test_arguments_of_a_network_without_a_counterpart_are_notes(folder):
     said = of_kohya(folder, network_dim=4, network_args=["conv_dim=4", "loraplus_lr_ratio=16"])[1]
     assert said["network_args loraplus_lr_ratio"] == "no counterpart" and "network_args conv_dim" not in said
+    said = of_kohya(folder, network_module="networks.lora_sd3", network_args=["conv_dim=4"])[1]
+    assert "network_module" not in said and said["network_args conv_dim"] == (
+        "models of networks.lora_sd3 have no convolutions to adapt; not written")
 
 
 def test_alpha_masks_need_no_masked_loss_in_sd_scripts(folder):
@@ -353,6 +360,12 @@ def of_onetrainer(folder, **values):
     ({"gradient_checkpointing": "CPU_OFFLOADED"}, "gradient_checkpointing", True),
     ({"force_epsilon_prediction": True}, "prediction", "epsilon"),
     ({"layer_filter": "attn"}, "lora.targets", "attention"),
+    ({"layer_filter": "attentions"}, "lora.targets", "kohya"), ({}, "lora.targets", "kohya-conv"),
+    ({"layer_filter": "attn,ff.net"}, "lora.targets", "all-linear"),
+    ({"layer_filter": "attn", "layer_filter_regex": True}, "lora.targets", "all-linear"),
+    ({"model_type": "STABLE_DIFFUSION_XL_10_BASE"}, "lora.targets", "kohya-conv"),
+    ({"model_type": "STABLE_DIFFUSION_35"}, "lora.targets", "kohya"),
+    ({"model_type": "FLUX_DEV_1"}, "lora.targets", "kohya"), ({"model_type": "QWEN"}, "lora.targets", "all-linear"),
     ({"rescale_noise_scheduler_to_zero_terminal_snr": True}, "zero_terminal_snr", True),
     ({"rescale_noise_scheduler_to_zero_terminal_snr": True}, "prediction", "v_prediction"),
     ({"model_type": "FLUX_DEV_1"}, "guidance_embedding", 1.0),
@@ -375,13 +388,18 @@ def test_settings_mean_what_they_do_in_onetrainer(folder, given, name, value):
 
 
 def test_what_onetrainer_counts_otherwise_is_a_note(folder):
-    config, said = of_onetrainer(folder, sample_after=10, layer_filter="attentions", text_encoder={
+    _, said = of_onetrainer(folder, sample_after=10, layer_filter="attentions", text_encoder={
         "dropout_probability": 0.1})
     assert "counted in MINUTE" in said["sample_after"] and "layer_filter" not in said
-    assert config.lora.targets == "all-linear" and "OneTrainer uses zeros" in said["text_encoder.dropout_probability"]
+    assert "OneTrainer uses zeros" in said["text_encoder.dropout_probability"]
     said = of_onetrainer(folder, learning_rate_scaler="BATCH", batch_size=4, loss_scaler="NONE")[1]
     assert "times 2, as OneTrainer" in said["learning_rate_scaler"] and "other settings" not in said
-    assert "also adapts convolutions" in of_onetrainer(folder)[1]["layer_filter"]
+    assert of_onetrainer(folder)[1]["layer_filter"] == (
+        "OneTrainer's default adapts every linear and convolution layer: kohya-conv is the nearest preset of "
+        "lora.targets, without embeddings and the last layers")
+    assert of_onetrainer(folder, layer_filter="ff.net")[1]["layer_filter"] == (
+        "lora.targets is a preset or a list of layers: all-linear is written, the linear layers of the transformer "
+        "blocks")
 
 
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(), st.text(max_size=6),
