@@ -9,7 +9,7 @@ networks/lora.py) and its GUI, kohya_ss v26.0.0 (45088f04: kohya_gui/lora_gui.py
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,17 @@ _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "vae_batch_size",
                      "cache_text_encoder_outputs_to_disk", "xformers", "sdpa", "mem_eff_attn", "lowram", "highvram",
                      "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae"), _SPEED),
-    **dict.fromkeys(("save_every_n_epochs", "sample_every_n_epochs", "validate_every_n_epochs", "save_last_n_epochs"),
-                    _EPOCHS),
+    **dict.fromkeys(("save_every_n_epochs", "save_n_epoch_ratio", "sample_every_n_epochs", "validate_every_n_epochs",
+                     "save_last_n_epochs"), _EPOCHS),
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
     "network_weights": "an option of train run: --init-from FILE",
     **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
     "save_model_as": "safetensors is the only format",
 }
+# Intervals in steps, what they are here, the trainer's default for it, what is counted, and those in epochs.
+_SAVED = ("save_every_n_steps", "checkpoint.every", 500, "checkpoints", ("save_every_n_epochs", "save_n_epoch_ratio"))
+_SHOWN = ("sample_every_n_steps", "sample.every", 200, "sample pictures", ("sample_every_n_epochs",))
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
 _SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
@@ -378,11 +381,7 @@ def _rest(asked: Asked, training: Training) -> None:
         value = number_of(asked.any(name))
         if value is not None:
             training.put(setting, kind(value), name)
-    kept, shown = number_of(asked.any("save_every_n_steps")), number_of(asked.any("sample_every_n_steps"))
-    training.put("checkpoint.every", int(kept or 0), "save_every_n_steps")
-    last = number_of(asked.any("save_last_n_steps"))  # checkpoints of that many steps before the newest stay, too
-    training.put("checkpoint.keep", int(last // kept) + 1 if last and kept else 0, "save_last_n_steps")
-    training.put("sample.every", int(shown or 0), "sample_every_n_steps")
+    _intervals(asked, training)
     precision = str(asked.any("mixed_precision") or "no").lower()
     known = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
     training.put("precision", known.get(precision, "auto"), "mixed_precision")
@@ -398,6 +397,33 @@ def _rest(asked: Asked, training: Training) -> None:
     if asked.any("masked_loss") or asked.any("alpha_mask") or alpha:
         training.put("loss.masked", True, "masked_loss")
         training.put("loss.unmasked_weight", 0.0, "masked_loss")
+
+
+def _intervals(asked: Asked, training: Training) -> None:
+    """Converts when checkpoints and samples are made, and how many checkpoints are kept: all (0) unless the file says.
+    """
+    kept, by_epochs = _interval(asked, training, *_SAVED)
+    last = number_of(asked.any("save_last_n_steps"))  # checkpoints of that many steps before the newest stay, too
+    training.put("checkpoint.keep", int(last // kept) + 1 if last and kept else 0, "save_last_n_steps")
+    count = number_of(asked.any("save_last_n_epochs")) if by_epochs == "save_every_n_epochs" else None
+    if count and count >= 1:  # it counts files, whatever the epochs between them
+        training.put("checkpoint.keep", int(count), "save_last_n_epochs")
+        training.note("save_last_n_epochs", count, f"the newest {count:g} checkpoints are kept, however far apart")
+    _interval(asked, training, *_SHOWN)
+
+
+def _interval(asked: Asked, training: Training, name: str, setting: str, usual: int, what: str,
+              in_epochs: Sequence[str]) -> tuple[float | None, str]:
+    """An interval in steps, if there is one, and else the name of one in epochs, for which the default stays: a run
+    that saved after each epoch must not save only at its end."""
+    steps = number_of(asked.any(name))
+    by_epochs = "" if steps else next((one for one in in_epochs if number_of(asked.any(one))), "")
+    if by_epochs:
+        training.note(by_epochs, asked.any(by_epochs), f"{what} are counted in steps here: {setting} keeps its "
+                      f"default, {usual}; train check shows how many steps an epoch has")
+    else:
+        training.put(setting, int(steps or 0), name)
+    return steps, by_epochs
 
 
 def _model(asked: Asked, training: Training) -> ModelOptions:

@@ -15,6 +15,7 @@ from prep.recipe.convert.training import BOUNDS, OPTIMIZERS, SWITCHES, WORDS, Tr
 from prep.recipe.load import load_recipe
 from train.config import optimizers
 from train.config.load import load_config, parse
+from train.config.schema import Checkpoint, Sampling
 
 KOHYA = {
     "model_arguments": {"pretrained_model_name_or_path": "runwayml/stable-diffusion-v1-5", "v_parameterization": True},
@@ -74,7 +75,7 @@ def test_a_configuration_of_kohyas(folder):
     assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.betas) == (2e-4, 0.1, (0.9, 0.99))
     assert (config.optimizer.clip, config.loss.min_snr, config.loss.unmasked_weight) == (0.5, 5, 0)
     assert (config.schedule.name, config.schedule.warmup, config.checkpoint.every, config.sample.every) == (
-        "cosine", 100, 250, 0)
+        "cosine", 100, 250, 200)
     assert config.loss.masked is True
     said = notes(found)
     assert config.optimizer.name == "adamw-8bit" and "optimizer_type" not in said
@@ -147,7 +148,16 @@ def of_kohya(folder, **values):
     ({"network_module": "networks.lora_qwen_image"}, "lora.targets", "all-linear"),
     ({"save_every_n_steps": 10, "save_last_n_steps": 30}, "checkpoint.keep", 4),
     ({"save_every_n_steps": 10, "save_last_n_steps": 25}, "checkpoint.keep", 3),
-    ({"save_every_n_steps": 10}, "checkpoint.keep", 0), ({"learning_rate": 1e-3, "unet_lr": 0.0}, "optimizer.lr", 1e-3),
+    ({"save_every_n_steps": 10}, "checkpoint.keep", 0), ({"network_dim": 4}, "checkpoint.every", 0),
+    ({"save_every_n_epochs": 1, "save_every_n_steps": 0}, "checkpoint.every", 500),
+    ({"save_n_epoch_ratio": 5}, "checkpoint.every", 500), ({"save_every_n_epochs": 0}, "checkpoint.every", 0),
+    ({"save_every_n_epochs": 1, "save_every_n_steps": 10}, "checkpoint.every", 10),
+    ({"save_every_n_epochs": 1}, "checkpoint.keep", 0),
+    ({"save_every_n_epochs": 2, "save_last_n_epochs": 3}, "checkpoint.keep", 3),
+    ({"save_every_n_steps": 10, "save_every_n_epochs": 2, "save_last_n_epochs": 3}, "checkpoint.keep", 0),
+    ({"sample_every_n_epochs": 1}, "sample.every", 200), ({"sample_every_n_steps": 7}, "sample.every", 7),
+    ({"sample_every_n_epochs": 1, "sample_every_n_steps": 7}, "sample.every", 7),
+    ({"learning_rate": 1e-3, "unet_lr": 0.0}, "optimizer.lr", 1e-3),
     ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 700}, "steps", 700),
     ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 0}, "epochs", 10),
     ({"epoch": 10, "max_train_epochs": 3}, "epochs", 3), ({"network_dim": 4}, "steps", 1600),
@@ -184,6 +194,21 @@ def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
     config, _ = of_kohya(folder, **given)
     section, _, key = name.rpartition(".")
     assert getattr(getattr(config, section) if section else config, key) == value
+
+
+def test_intervals_in_epochs_leave_those_in_steps_at_their_defaults(folder):
+    config, said = of_kohya(folder, save_every_n_epochs=1, save_last_n_epochs=3, sample_every_n_epochs=2)
+    assert (config.checkpoint.every, config.sample.every) == (Checkpoint().every, Sampling().every)
+    assert said["save_every_n_epochs"] == (
+        f"checkpoints are counted in steps here: checkpoint.every keeps its default, {Checkpoint().every}; train check "
+        "shows how many steps an epoch has")
+    assert said["sample_every_n_epochs"] == (
+        f"sample pictures are counted in steps here: sample.every keeps its default, {Sampling().every}; train check "
+        "shows how many steps an epoch has")
+    assert said["save_last_n_epochs"] == "the newest 3 checkpoints are kept, however far apart"
+    said = of_kohya(folder, save_every_n_steps=5, save_every_n_epochs=1, save_last_n_epochs=3)[1]
+    both = "counted in steps here; train check shows how many an epoch has"
+    assert said["save_every_n_epochs"] == both and said["save_last_n_epochs"] == both
 
 
 PRODIGY = {"optimizer_type": "Prodigy", "optimizer_args": "decouple=True use_bias_correction=True d_coef=2 "
