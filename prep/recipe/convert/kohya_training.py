@@ -68,6 +68,18 @@ _SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
 # Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
 _LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
+# Its samplers, some of them with k_ before the name, and diffusers' schedulers that they are.
+_SAMPLERS: Mapping[str, str] = {
+    "ddim": "DDIMScheduler", "ddpm": "DDPMScheduler", "pndm": "PNDMScheduler", "lms": "LMSDiscreteScheduler",
+    "euler": "EulerDiscreteScheduler", "euler_a": "EulerAncestralDiscreteScheduler", "heun": "HeunDiscreteScheduler",
+    "dpm_2": "KDPM2DiscreteScheduler", "dpm_2_a": "KDPM2AncestralDiscreteScheduler",
+    **dict.fromkeys(("dpmsolver", "dpmsolver++"), "DPMSolverMultistepScheduler"),
+    "dpmsingle": "DPMSolverSinglestepScheduler",
+}
+# Of these, the trainer takes no others for a noise schedule that ends in pure noise.
+_RESCALED = ("DDIMScheduler", "DDPMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler",
+             "DPMSolverMultistepScheduler")
+_FILES_OF_FLOWS = ("ae", "clip_l", "clip_g", "t5xxl", "gemma2", "timestep_sampling", "discrete_flow_shift")
 # Modules for flows, whose models have no convolutions to adapt, and all whose layers the preset kohya chooses.
 _OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2")
 _ADAPTED = (None, "networks.lora", *_OF_FLOWS)
@@ -410,6 +422,35 @@ def _intervals(asked: Asked, training: Training) -> None:
         training.put("checkpoint.keep", int(count), "save_last_n_epochs")
         training.note("save_last_n_epochs", count, f"the newest {count:g} checkpoints are kept, however far apart")
     _interval(asked, training, *_SHOWN)
+    _sampler(asked, training)
+
+
+def _sampler(asked: Asked, training: Training) -> None:
+    """Converts the sampler of pictures, which sd-scripts has for models that predict epsilon or v."""
+    given = asked.any("sample_sampler")
+    if not given:
+        return
+    name = _SAMPLERS.get(str(given).lower().removeprefix("k_"))
+    if _is_flow(asked):
+        training.note("sample_sampler", given, "sd-scripts ignores it for flows, which it samples with Euler's steps; "
+                      "not written")
+    elif name is None:
+        training.note("sample_sampler", given, "no counterpart; the model family's usual one is used")
+    elif asked.any("zero_terminal_snr") and name not in _RESCALED:
+        training.note("sample_sampler", given, f"{name} cannot follow a noise schedule that ends in pure noise; "
+                      "not written")
+    else:
+        training.put("sample.sampler", name, "sample_sampler")
+        if given == "dpmsolver":
+            training.note("sample_sampler", given, f"{name} is written, which here is dpmsolver++")
+
+
+def _is_flow(asked: Asked) -> bool:
+    """Whether the configuration is for a flow. The GUI has the settings of flows for every model, and says itself."""
+    boxes = [asked.any(name) for name in ("flux1_checkbox", "sd3_checkbox")]
+    if asked.any("network_module") in _OF_FLOWS or True in boxes:
+        return True
+    return False not in boxes and any(asked.layers[0].table.get(name) for name in _FILES_OF_FLOWS)
 
 
 def _interval(asked: Asked, training: Training, name: str, setting: str, usual: int, what: str,

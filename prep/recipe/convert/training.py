@@ -47,6 +47,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "loss.weighting": ("none", "debiased"),
     "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
     "optimizer.name": tuple(OPTIMIZERS),
+    "sample.sampler": ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler",
+                       "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler",
+                       "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "DPMSolverMultistepScheduler",
+                       "DPMSolverSinglestepScheduler"),
     "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
 }
 SWITCHES = ("gradient_checkpointing", "lora.dora", "zero_terminal_snr", "loss.masked", "loss.normalize_area",

@@ -16,6 +16,7 @@ from prep.recipe.load import load_recipe
 from train.config import optimizers
 from train.config.load import load_config, parse
 from train.config.schema import Checkpoint, Sampling
+from train.models.samplers import RESCALED
 
 KOHYA = {
     "model_arguments": {"pretrained_model_name_or_path": "runwayml/stable-diffusion-v1-5", "v_parameterization": True},
@@ -209,6 +210,44 @@ def test_intervals_in_epochs_leave_those_in_steps_at_their_defaults(folder):
     said = of_kohya(folder, save_every_n_steps=5, save_every_n_epochs=1, save_last_n_epochs=3)[1]
     both = "counted in steps here; train check shows how many an epoch has"
     assert said["save_every_n_epochs"] == both and said["save_last_n_epochs"] == both
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    ("ddim", "DDIMScheduler"), ("pndm", "PNDMScheduler"), ("lms", "LMSDiscreteScheduler"),
+    ("euler", "EulerDiscreteScheduler"), ("euler_a", "EulerAncestralDiscreteScheduler"),
+    ("heun", "HeunDiscreteScheduler"), ("dpm_2", "KDPM2DiscreteScheduler"),
+    ("dpm_2_a", "KDPM2AncestralDiscreteScheduler"), ("dpmsolver", "DPMSolverMultistepScheduler"),
+    ("dpmsolver++", "DPMSolverMultistepScheduler"), ("dpmsingle", "DPMSolverSinglestepScheduler"),
+    ("k_lms", "LMSDiscreteScheduler"), ("k_euler", "EulerDiscreteScheduler"),
+    ("k_euler_a", "EulerAncestralDiscreteScheduler"), ("k_dpm_2", "KDPM2DiscreteScheduler"),
+    ("k_dpm_2_a", "KDPM2AncestralDiscreteScheduler"),
+])
+def test_samplers_of_sd_scripts(folder, given, name):
+    config, said = of_kohya(folder, sample_sampler=given, flux1_checkbox=False, t5xxl="t5.safetensors")
+    assert config.sample.sampler == name and "other settings" in said
+    assert said.get("sample_sampler", "") == (
+        "DPMSolverMultistepScheduler is written, which here is dpmsolver++" if given == "dpmsolver" else "")
+    config, said = of_kohya(folder, sample_sampler=given, zero_terminal_snr=True)
+    assert config.sample.sampler == (name if name in RESCALED else None)
+    assert ("ends in pure noise; not written" in said.get("sample_sampler", "")) == (name not in RESCALED)
+
+
+@pytest.mark.parametrize("more", [
+    {"network_module": "networks.lora_flux"}, {"flux1_checkbox": True}, {"sd3_checkbox": True, "flux1_checkbox": False},
+    {"t5xxl": "t5.safetensors"}, {"timestep_sampling": "sigmoid"},
+])
+def test_samplers_of_flows_are_notes(folder, more):
+    config, said = of_kohya(folder, sample_sampler="euler_a", **more)
+    assert config.sample.sampler is None and said["sample_sampler"] == (
+        "sd-scripts ignores it for flows, which it samples with Euler's steps; not written")
+
+
+def test_a_sampler_that_is_not_known_is_a_note(folder):
+    config, said = of_kohya(folder, sample_sampler="restart")
+    assert config.sample.sampler is None
+    assert said["sample_sampler"] == "no counterpart; the model family's usual one is used"
+    config, said = of_kohya(folder, max_train_steps=10)
+    assert config.sample.sampler is None and "sample_sampler" not in said
 
 
 PRODIGY = {"optimizer_type": "Prodigy", "optimizer_args": "decouple=True use_bias_correction=True d_coef=2 "
