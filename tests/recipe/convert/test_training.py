@@ -212,6 +212,15 @@ def test_intervals_in_epochs_leave_those_in_steps_at_their_defaults(folder):
     assert said["save_every_n_epochs"] == both and said["save_last_n_epochs"] == both
 
 
+def test_a_warm_up_that_is_a_fraction_needs_steps(folder):
+    config, said = of_kohya(folder, lr_scheduler="cosine", lr_warmup_steps=0.1, max_train_steps=700)
+    assert config.schedule.warmup == 70 and "lr_warmup_steps" not in said
+    # With both, sd-scripts computes the steps from the epochs.
+    config, said = of_kohya(folder, lr_scheduler="cosine", lr_warmup_steps=0.1, max_train_steps=700, max_train_epochs=3)
+    assert config.schedule.warmup == 0
+    assert said["lr_warmup_steps"] == "a fraction of the run; schedule.warmup is in steps"
+
+
 @pytest.mark.parametrize(("given", "name"), [
     ("ddim", "DDIMScheduler"), ("pndm", "PNDMScheduler"), ("lms", "LMSDiscreteScheduler"),
     ("euler", "EulerDiscreteScheduler"), ("euler_a", "EulerAncestralDiscreteScheduler"),
