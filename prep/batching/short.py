@@ -15,14 +15,14 @@ def short_steps(plan: StepPlan) -> int:
     return int((plan.sizes(0) < plan.batch_size).sum())
 
 
-def fewer_short(plan: StepPlan, short: int, least: int = 1) -> dict[int, int]:
+def fewer_short(plan: StepPlan, least: int = 1) -> dict[int, int]:
     """Micro-batches smaller than the plan's, from `least` on, with the number of steps that are short with them: fewer
-    than `short`, and fewer each time.
+    than with the plan's, and fewer each time.
 
     The largest are tried first, until `WORK` is spent: with millions of samples the smallest are left out.
     """
     found: dict[int, int] = {}
-    work = 0
+    short, work = short_steps(plan), 0
     for size in _divisors(plan.batch_size):
         if not short or size < least:
             break

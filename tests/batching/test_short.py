@@ -17,7 +17,7 @@ def plan(counts, batch_size, micro_batch, **more):
     ((45,), 8, 8), ((20, 17, 11), 8, 8), ((20, 17, 11), 12, 6), ((7, 9, 13, 3), 16, 8)])
 def test_each_is_better_than_the_one_before_and_as_planned(counts, batch, micro):
     given = plan(counts, batch, micro)
-    found = fewer_short(given, short_steps(given))
+    found = fewer_short(given)
     fewest = short_steps(given)
     for size in range(micro - 1, 0, -1):
         if batch % size == 0:
@@ -30,21 +30,20 @@ def test_each_is_better_than_the_one_before_and_as_planned(counts, batch, micro)
 
 
 def test_nothing_is_better_than_full_steps_and_than_what_is_left_over():
-    assert fewer_short(plan((16, 8), 8, 8), 0) == {}
-    assert fewer_short(plan((9,), 2, 2), 1) == {}, "an odd sample is left with micro-batches of 1, too"
+    assert fewer_short(plan((16, 8), 8, 8)) == {}
+    assert fewer_short(plan((9,), 2, 2)) == {}, "an odd sample is left with micro-batches of 1, too"
     full = plan((9, 7), 8, 4, underfill="repeat")
-    assert short_steps(full) == 0 and fewer_short(full, 0) == {}
+    assert short_steps(full) == 0 and fewer_short(full) == {}
 
 
 def test_no_smaller_than_there_are_ranks():
     given = plan((20, 17, 11), 8, 8)
-    short = short_steps(given)
-    assert min(fewer_short(given, short)) == 1 and min(fewer_short(given, short, least=2)) == 2
+    assert min(fewer_short(given)) == 1 and min(fewer_short(given, least=2)) == 2
 
 
 def test_its_work_has_a_bound(monkeypatch):
     given = plan((20, 17, 11), 8, 8)
     monkeypatch.setattr(module, "WORK", 14)  # 13 micro-batches of 4, 25 of 2
-    assert set(fewer_short(given, short_steps(given))) <= {4}
+    assert set(fewer_short(given)) <= {4}
     monkeypatch.setattr(module, "WORK", 12)
-    assert fewer_short(given, short_steps(given)) == {}
+    assert fewer_short(given) == {}

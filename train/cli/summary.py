@@ -85,9 +85,9 @@ def _short_steps(plan: StepPlan) -> list[str]:
 
 def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
     """A line on smaller micro-batches with which fewer steps of the first epoch are short, if there are any."""
-    from prep.batching.short import fewer_short, short_steps
+    from prep.batching.short import fewer_short
 
-    found = fewer_short(plan, short_steps(plan), ranks)
+    found = fewer_short(plan, ranks)
     sizes = list(found) if len(found) <= MANY else [*list(found)[: MANY - 1], min(found)]
     told = [f"{grouped(found[size]) if found[size] else 'none'} with --micro-batch {size}" for size in sizes]
     return [f"fewer are short with a smaller micro-batch: {', '.join(told)}"] if told else []
