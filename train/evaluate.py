@@ -32,16 +32,11 @@ from train.validate import validate
 PROMPT, PROMPTS = 200, 500  # characters of each prompt, and prompts, that the log has: a line of it has a bound
 
 
-def is_due(every: int, step: int) -> bool:
-    """Whether an action with interval `every` in steps (0: never) is due after step `step`."""
-    return every > 0 and step > 0 and step % every == 0
-
-
 def due_after(setup: Setup, step: int) -> list[str]:
     """What is due after step `step`, of validation and sample pictures; both are at step 0 and the last step."""
     config, ends = setup.config, step in (0, setup.steps)
     return [name for name, every in (("validation", config.validation.every), ("sample", config.sample.every))
-            if every and (ends or is_due(every, step))]
+            if every and (ends or setup.interval(every).is_due(step))]
 
 
 def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int,

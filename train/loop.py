@@ -24,7 +24,7 @@ from prep.fs.atomic import write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.card import card
-from train.evaluate import due_after, evaluate, is_due, waits_shortened
+from train.evaluate import due_after, evaluate, waits_shortened
 from train.failures import NotFinite, Progress, not_compiled, of_disk, out_of_memory
 from train.models.dropout import has_dropout
 from train.parallel.errors import RankFailed
@@ -188,7 +188,7 @@ def _between(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress
     saver.check()
     for text in kept.news():
         log("warning", done, text=text)
-    if last or is_due(setup.config.checkpoint.every, done):
+    if last or setup.interval(setup.config.checkpoint.every).is_due(done):
         _save(trainee, setup, kept, log, progress, saver)
     if last:
         saver.wait()
@@ -218,8 +218,8 @@ def _agree(ranks: Ranks, facts: list[int | None]) -> bool:
 
 def _pauses(setup: Setup, stop: threading.Event, saver: Saver, kept: OnDisk, done: int) -> bool:
     """Whether there is something to do after so many steps."""
-    return (stop.is_set() or saver.is_ready() or kept.has_news or is_due(setup.config.checkpoint.every, done)
-            or bool(due_after(setup, done)))
+    return (stop.is_set() or saver.is_ready() or kept.has_news or bool(due_after(setup, done))
+            or setup.interval(setup.config.checkpoint.every).is_due(done))
 
 
 def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver) -> None:

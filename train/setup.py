@@ -14,6 +14,7 @@ from prep.loader.index import Index
 from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
 from prep.models.family import Family
+from train.config.interval import Interval, interval_of
 from train.config.schema import Config
 
 
@@ -81,6 +82,10 @@ class Setup:
     def identity(self) -> Identity:
         """The part of the data that decides the steps. Raises `CacheError`."""
         return identify(self.index, masked=self.masked, prediction=self.prediction)
+
+    def interval(self, every: int | str) -> Interval:
+        """The interval that a setting like checkpoint.every means in this run."""
+        return interval_of(every, self.plan.steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

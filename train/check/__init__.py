@@ -10,12 +10,13 @@ from prep.loader.index import Index, open_index
 from prep.loader.shards import Looks, check_shards, room_notes
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
-from train.check.data import check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
+from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
 from train.check.faults import Noting
 from train.check.model import Model, model_of
 from train.check.notes import notes_of
 from train.check.objective import check_fields, prediction_of
 from train.check.requirements import check_libraries
+from train.config.interval import INTERVALS
 from train.config.schema import Config
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
@@ -48,6 +49,9 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
             plan = plan_of(index, config, planned)
         with Noting(faults):
             check_schedule(config, plan)
+        for name in INTERVALS:
+            with Noting(faults):
+                check_interval(name, config, plan)
     with Noting(faults):
         model = model_of(asked, config, manifest, index, faults)
     setup = None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError
+from prep.formatting import counted
 from prep.loader.index import Index
+from train.config.interval import interval_of
+from train.config.load import by_name
 from train.config.schema import Config
 
 
@@ -49,6 +52,15 @@ def check_schedule(config: Config, plan: StepPlan | None) -> None:
     if plan is not None and schedule.name == "cosine-restarts" and schedule.cycles > falling:
         raise ConfigError(f"schedule.cycles is {schedule.cycles}, but only {falling} steps follow the warm-up",
                           hint=f"--set schedule.cycles={min(4, falling)}")
+
+
+def check_interval(name: str, config: Config, plan: StepPlan | None) -> None:
+    """Raises `ConfigError` if the interval that the setting `name` is in epochs ends before a step does."""
+    every = by_name(config)[name]
+    if plan is not None and 0 < interval_of(every, plan.steps_per_epoch).steps < 1:
+        raise ConfigError(f"{name} is '{every}', which ends before a step does, since an epoch has "
+                          f"{counted(plan.steps_per_epoch, 'step')}; expected 1 step or more",
+                          hint=f"--set {name}=1 for every step, or --set '{name}=1 epoch'")
 
 
 def uneven(index: Index | None, plan: StepPlan | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -34,8 +34,19 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
         epochs = math.floor(report.setup.steps / report.setup.plan.steps_per_epoch * 10) / 10
         lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
                      "ready to train")
+        lines += _intervals(report.setup)
         lines += sample_lines(report.setup)
     return lines
+
+
+def _intervals(setup: Setup) -> list[str]:
+    """A line on what intervals in epochs are in steps, if there are any."""
+    config, held_out = setup.config, any(map(len, setup.index.validation))
+    given = {"validation": config.validation.every if held_out else 0, "sample pictures": config.sample.every,
+             "checkpoints": config.checkpoint.every}
+    told = [f"{what} every {every.removeprefix('1 ')} ({setup.interval(every).told})" for what, every in given.items()
+            if isinstance(every, str)]
+    return [", ".join(told)] if told else []
 
 
 def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:

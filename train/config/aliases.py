@@ -78,7 +78,7 @@ _NAMES: Mapping[str, str] = {
 }
 
 _OF_PREP = "prep encode decides it, by the recipe or an option"
-_OF_EPOCHS = "counted in steps here; train check says how many steps an epoch has"
+_OF_EPOCHS = "= \"1 epoch\", or another number of epochs"
 
 # Names without a counterpart among the settings → what to use instead.
 _ELSEWHERE: Mapping[str, str] = {
@@ -86,12 +86,13 @@ _ELSEWHERE: Mapping[str, str] = {
                       "in training",
     "gradient_accumulation_steps": "no counterpart: an optimizer step takes batch_size samples, micro_batch of them a "
                                    "forward pass",
-    "save_every_n_epochs": f"checkpoint.every is {_OF_EPOCHS}",
-    "sample_every_n_epochs": f"sample.every is {_OF_EPOCHS}",
-    "validate_every_n_epochs": f"validation.every is {_OF_EPOCHS}",
-    "eval_every_n_epochs": f"validation.every is {_OF_EPOCHS}",
+    "save_every_n_epochs": f"here it is checkpoint.every {_OF_EPOCHS}",
+    "save_n_epoch_ratio": f"here it is checkpoint.every {_OF_EPOCHS}",
+    "sample_every_n_epochs": f"here it is sample.every {_OF_EPOCHS}",
+    "validate_every_n_epochs": f"here it is validation.every {_OF_EPOCHS}",
+    "eval_every_n_epochs": f"here it is validation.every {_OF_EPOCHS}",
     "save_last_n_steps": "checkpoint.keep is the number of checkpoints, not of steps",
-    "save_last_n_epochs": "checkpoint.keep is the number of checkpoints; they are saved every checkpoint.every steps",
+    "save_last_n_epochs": "checkpoint.keep is the number of checkpoints; checkpoint.every is the time between them",
     "sample_prompts": "prep prompts FILE --manifest MANIFEST encodes prompts, and the manifest names the file",
     "validation_prompt": "prep prompts FILE --manifest MANIFEST encodes prompts, and the manifest names the file",
     "output": "it is an option: train run -o RUN",

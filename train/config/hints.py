@@ -8,6 +8,7 @@ from typing import Any
 
 from prep.parse import Unparsed, closest
 from train.config.aliases import advice, meant
+from train.config.interval import interval_check
 from train.config.table import SECTIONS, SETTINGS, Row, spell
 
 _SWITCHES = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
@@ -71,12 +72,21 @@ def _readings(value: Any, row: Row) -> list[Any]:
     text, usual = str(value).strip(), row.value
     if isinstance(usual, bool) or "true" in row.spec.choices:
         return [_SWITCHES.get(text.lower())]
+    if row.spec.check is interval_check:
+        return _intervals(value, text)
     if isinstance(usual, (int, float)):
         return [_number(text.replace(",", "" if isinstance(usual, int) else "."))]  # 1,000 steps; a rate of 0,001
     if usual and isinstance(usual, tuple):
         numbers = [_number(word) for word in re.findall(r"[0-9.]+(?:[eE][+-]?[0-9]+)?", text)]
         return [tuple(numbers), tuple(numbers * 2) if isinstance(usual[0], int) else None]
     return [closest(text, row.spec.choices), tuple(re.findall(r"[\w.-]+", text)), text]  # those are names of layers
+
+
+def _intervals(value: Any, text: str) -> list[Any]:
+    """What an interval may have been meant as: a number of steps, or by other texts and fractions, of epochs."""
+    steps, number = _number(text.replace(",", "")), re.search(r"[0-9]*\.?[0-9]+", text)
+    epochs = float(number[0]) if number and ("epoch" in text.lower() or isinstance(value, float)) else 1
+    return [steps, f"{epochs:g} epoch{'' if epochs == 1 else 's'}" if isinstance(value, str | float) else None]
 
 
 def _number(text: str) -> int | float | None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from prep.batching.plan import Shuffle, Underfill
 from prep.loader.timesteps import Distribution
+from train.config.interval import VALUES, interval_check
 from train.config.optimizers import OptimizerName
 from train.config.setting import (
     PRESETS,
@@ -197,7 +198,8 @@ class Ema:
 class Validation:
     """The loss on held-out samples, with noise and timesteps that never change."""
 
-    every: int = setting(200, low=0, resume=True, help="steps between validations; 0: never")
+    every: int | str = setting(200, check=interval_check, values=VALUES, resume=True,
+                               help="steps between validations, or epochs: \"1 epoch\", \"0.5 epochs\"; 0: never")
     timesteps: int = setting(4, low=1, high=1000, help="timesteps per sample, spread evenly over the noise schedule")
     most: int = setting(0, low=0, resume=True, help="samples to validate, spread evenly over all held-out ones; 0: all")
 
@@ -206,7 +208,8 @@ class Validation:
 class Sampling:
     """Sample pictures while training; a prompt's own --w --h --d --s --l take precedence."""
 
-    every: int = setting(200, low=0, resume=True, help="steps between sample pictures; 0: never")
+    every: int | str = setting(200, check=interval_check, values=VALUES, resume=True,
+                               help="steps between sample pictures, or epochs: \"1 epoch\", \"0.5 epochs\"; 0: never")
     steps: int = setting(25, low=1, high=1000, resume=True, help="sampler steps")
     guidance: float | None = setting(None, low=1, high=100, example=7.5, resume=True,
                                      derived="the usual one of the model family", help="guidance scale; 1: off")
@@ -228,7 +231,9 @@ class Sampling:
 class Checkpoint:
     """When the whole training state is saved."""
 
-    every: int = setting(500, low=0, resume=True, help="steps between checkpoints; 0: only the last")
+    every: int | str = setting(500, check=interval_check, values=VALUES, resume=True,
+                               help="steps between checkpoints, or epochs: \"1 epoch\", \"0.5 epochs\"; 0: only "
+                               "the last")
     keep: int = setting(3, low=0, resume=True, help="newest checkpoints to keep; 0: all")
     copy_gib: float = setting(4.0, low=0, high=1 << 20, resume=True,
                               help="a checkpoint of at most so many GiB is copied to the computer's memory and written "

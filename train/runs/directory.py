@@ -179,7 +179,7 @@ def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
     store there is one more, which is being uploaded.
     """
     there, settings = _nearest(folder), setup.config.checkpoint
-    coming = -(-(setup.steps - done) // (settings.every or setup.steps))
+    coming = _coming(setup, done)
     more = 1 if run_url(folder) is None else 2
     most = min(coming, settings.keep + more - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
@@ -189,6 +189,13 @@ def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
         raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
                         f"{counted(max(most, 0), 'checkpoint')} of about {format_bytes(size)} and the result",
                         hint=f"free some space, name another directory {_other_place(folder)}{fewer}")
+
+
+def _coming(setup: Setup, done: int) -> int:
+    """How many checkpoints are saved after step `done`; the last step has one in any case."""
+    interval = setup.interval(setup.config.checkpoint.every)
+    at_end = done < setup.steps and not interval.is_due(setup.steps)
+    return interval.count(setup.steps) - interval.count(done) + at_end
 
 
 def _other_place(folder: Path) -> str:

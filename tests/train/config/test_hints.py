@@ -14,7 +14,18 @@ WRONG = [
     ("sample.every=-1", "sample.every is -1, expected a number from 0 to 1099511627776", "--set sample.every=200"),
     ("optimizer.lr=.001", "optimizer.lr is '.001', expected a number from 0 to 100", "--set optimizer.lr=0.001"),
     ("optimizer.lr=0,001", "optimizer.lr is '0,001', expected a number from 0 to 100", "--set optimizer.lr=0.001"),
-    ("sample.every=1,000", "sample.every is '1,000', expected a whole number, 0 or more", "--set sample.every=1000"),
+    ("sample.every=1,000", "sample.every is '1,000', expected a whole number of steps, 0 or more, or epochs like "
+     "'1 epoch' or '0.5 epochs'", "--set sample.every=1000"),
+    ("sample.every=500.0", "sample.every is 500.0, expected a whole number of steps", "--set sample.every=500"),
+    ("checkpoint.every=epoch", "checkpoint.every is 'epoch', expected a whole number of steps, 0 or more, or epochs "
+     "like '1 epoch' or '0.5 epochs'", "--set 'checkpoint.every=1 epoch'"),
+    ("checkpoint.every=every 2", "checkpoint.every is 'every 2', expected", "--set 'checkpoint.every=1 epoch'"),
+    ("checkpoint.every=every 2 Epochs", "expected a whole number of steps", "--set 'checkpoint.every=2 epochs'"),
+    ("validation.every=.5 epochs", "validation.every is '.5 epochs', ", "--set 'validation.every=0.5 epochs'"),
+    ("validation.every=0.5", "validation.every is 0.5, expected", "--set 'validation.every=0.5 epochs'"),
+    ("validation.every=true", "validation.every is True, expected", "--set validation.every=200"),
+    ("save_every_n_epochs=2", "unknown key 'save_every_n_epochs' in the options; here it is checkpoint.every = \"1 "
+     "epoch\", or another number of epochs", "train init"),
     ("optimizer.lr=nan", "optimizer.lr is nan, expected a number from 0 to 100", "--set optimizer.lr=0.0001"),
     ("optimizer.name=adam", "did you mean 'adamw'?", "--set optimizer.name=adamw"),
     ("optimizer.name=AdamW8bit", "did you mean 'adamw-8bit'?", "--set optimizer.name=adamw-8bit"),
