@@ -9,7 +9,7 @@ networks/lora.py) and its GUI, kohya_ss v26.0.0 (45088f04: kohya_gui/lora_gui.py
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "m
 _STEPS, _RATE, _RANK, _ALPHA, _DISCOUNT, _SHIFT = 1600, 2e-6, 4, 1.0, 0.3, 3.0  # the defaults of sd-scripts
 _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
-    "network_dropout": ("lora.dropout", float), "validate_every_n_steps": ("validation.every", int),
+    "network_dropout": ("lora.dropout", float),
 }
 _OF_SCHEDULES = ("lr_scheduler_num_cycles", "lr_scheduler_power", "lr_scheduler_min_lr_ratio")
 _CYCLES = ("lr_scheduler_num_cycles", "schedule.cycles", int)
@@ -45,24 +45,23 @@ _SWITCHES: Mapping[str, str] = {"use_bias_correction": "bias_correction", "safeg
 _ALWAYS = {("decouple", "True"), ("scale_parameter", "False"), ("warmup_init", "False")}  # as it is here
 _GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
 _SPEED = "affects only speed and memory: nothing to set"
-_EPOCHS = "counted in steps here; train check shows how many an epoch has"
+_STEPS_TOO = "here there is one interval, in steps or in epochs; that in steps is written"
 _TEXT = "text encoders are never trained: no counterpart"
 _RUN = "an option of train run: -o RUN"
 _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "vae_batch_size",
                      "cache_text_encoder_outputs_to_disk", "xformers", "sdpa", "mem_eff_attn", "lowram", "highvram",
                      "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae"), _SPEED),
-    **dict.fromkeys(("save_every_n_epochs", "save_n_epoch_ratio", "sample_every_n_epochs", "validate_every_n_epochs",
-                     "save_last_n_epochs"), _EPOCHS),
+    **dict.fromkeys(("save_every_n_epochs", "save_n_epoch_ratio", "validate_every_n_epochs"), _STEPS_TOO),
+    "save_last_n_epochs": "counts the checkpoints of save_every_n_epochs, of which none is written",
+    "save_last_n_steps": "counts the checkpoints of save_every_n_steps, of which none is written",
+    "sample_every_n_steps": "sd-scripts ignores it beside sample_every_n_epochs",
     **dict.fromkeys(("text_encoder_lr", "train_text_encoder", "network_train_text_encoder_only"), _TEXT),
     **dict.fromkeys(("output_dir", "output_name", "logging_dir"), _RUN),
     "network_weights": "an option of train run: --init-from FILE",
     **dict.fromkeys(("full_bf16", "full_fp16"), "weights are kept in float32: no counterpart"),
     "save_model_as": "safetensors is the only format",
 }
-# Intervals in steps, what they are here, the trainer's default for it, what is counted, and those in epochs.
-_SAVED = ("save_every_n_steps", "checkpoint.every", 500, "checkpoints", ("save_every_n_epochs", "save_n_epoch_ratio"))
-_SHOWN = ("sample_every_n_steps", "sample.every", 200, "sample pictures", ("sample_every_n_epochs",))
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
 _SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
@@ -412,17 +411,43 @@ def _rest(asked: Asked, training: Training) -> None:
 
 
 def _intervals(asked: Asked, training: Training) -> None:
-    """Converts when checkpoints and samples are made, and how many checkpoints are kept: all (0) unless the file says.
-    """
-    kept, by_epochs = _interval(asked, training, *_SAVED)
-    last = number_of(asked.any("save_last_n_steps"))  # checkpoints of that many steps before the newest stay, too
-    training.put("checkpoint.keep", int(last // kept) + 1 if last and kept else 0, "save_last_n_steps")
-    count = number_of(asked.any("save_last_n_epochs")) if by_epochs == "save_every_n_epochs" else None
-    if count and count >= 1:  # it counts files, whatever the epochs between them
-        training.put("checkpoint.keep", int(count), "save_last_n_epochs")
-        training.note("save_last_n_epochs", count, f"the newest {count:g} checkpoints are kept, however far apart")
-    _interval(asked, training, *_SHOWN)
+    """Converts when checkpoints, sample pictures and validations are made. The number of epochs is always whole."""
+    _checkpoints(asked, training)
+    epochs = number_of(asked.any("sample_every_n_epochs"))
+    if epochs:
+        training.put_epochs("sample.every", epochs, "sample_every_n_epochs")
+    else:
+        training.put("sample.every", int(number_of(asked.any("sample_every_n_steps")) or 0), "sample_every_n_steps")
+    if steps := number_of(asked.any("validate_every_n_steps")):
+        training.put("validation.every", int(steps), "validate_every_n_steps")
+    elif epochs := number_of(asked.any("validate_every_n_epochs")):
+        training.put_epochs("validation.every", epochs, "validate_every_n_epochs")
     _sampler(asked, training)
+
+
+def _checkpoints(asked: Asked, training: Training) -> None:
+    """Converts when checkpoints are saved, and how many are kept: all (0) unless the file says.
+
+    save_last_n_steps are those of the newest checkpoints, and save_last_n_epochs a number of checkpoints.
+    """
+    training.put("checkpoint.keep", 0, "save_last_n_steps")
+    if steps := number_of(asked.any("save_every_n_steps")):
+        training.put("checkpoint.every", int(steps), "save_every_n_steps")
+        if last := number_of(asked.any("save_last_n_steps")):
+            training.put("checkpoint.keep", int(last // steps) + 1, "save_last_n_steps")
+        return
+    epochs, ratio = (number_of(asked.any(name)) or 0 for name in ("save_every_n_epochs", "save_n_epoch_ratio"))
+    total = training.settings.get("epochs")
+    if ratio > 0 and total is None:
+        training.note("save_n_epoch_ratio", ratio, "a part of the run's epochs, of which the file does not say the "
+                      "number; checkpoint.every keeps its default, 500 steps")
+        return
+    if ratio > 0 and total is not None:
+        epochs = max(1, total // ratio)
+    training.put_epochs("checkpoint.every", epochs, "save_n_epoch_ratio" if ratio > 0 else "save_every_n_epochs")
+    count = number_of(asked.any("save_last_n_epochs")) if epochs else None
+    if count and count >= 1:
+        training.put("checkpoint.keep", int(count), "save_last_n_epochs")
 
 
 def _sampler(asked: Asked, training: Training) -> None:
@@ -451,20 +476,6 @@ def _is_flow(asked: Asked) -> bool:
     if asked.any("network_module") in _OF_FLOWS or True in boxes:
         return True
     return False not in boxes and any(asked.layers[0].table.get(name) for name in _FILES_OF_FLOWS)
-
-
-def _interval(asked: Asked, training: Training, name: str, setting: str, usual: int, what: str,
-              in_epochs: Sequence[str]) -> tuple[float | None, str]:
-    """An interval in steps, if there is one, and else the name of one in epochs, for which the default stays: a run
-    that saved after each epoch must not save only at its end."""
-    steps = number_of(asked.any(name))
-    by_epochs = "" if steps else next((one for one in in_epochs if number_of(asked.any(one))), "")
-    if by_epochs:
-        training.note(by_epochs, asked.any(by_epochs), f"{what} are counted in steps here: {setting} keeps its "
-                      f"default, {usual}; train check shows how many steps an epoch has")
-    else:
-        training.put(setting, int(steps or 0), name)
-    return steps, by_epochs
 
 
 def _model(asked: Asked, training: Training) -> ModelOptions:

@@ -72,6 +72,13 @@ class Training:
             low, high = BOUNDS.get(name, (0, 0))
             self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
 
+    def put_epochs(self, name: str, count: float, key: str) -> None:
+        """Adds an interval in whole epochs, as other tools count them; less than one epoch: never."""
+        if count < 1 or not self._fits(name, count):
+            self.put(name, int(count) if 0 < count < 1 else count, key)
+        else:
+            self.settings[name] = f"{int(count)} epoch{'' if int(count) == 1 else 's'}"
+
     def put_debiased(self, key: str, value: Any, *, predicts_v: bool, beside: str = "") -> None:
         """Weights the loss by 1 / sqrt(SNR), which sd-scripts and OneTrainer limit to SNRs of at most 1,000: they reach
         that in the first few of a thousand timesteps, whose weights are near zero either way.

@@ -15,7 +15,7 @@ from prep.recipe.convert.training import BOUNDS, OPTIMIZERS, SWITCHES, WORDS, Tr
 from prep.recipe.load import load_recipe
 from train.config import optimizers
 from train.config.load import load_config, parse
-from train.config.schema import Checkpoint, Sampling
+from train.config.schema import Checkpoint
 from train.models.samplers import RESCALED
 
 KOHYA = {
@@ -76,12 +76,12 @@ def test_a_configuration_of_kohyas(folder):
     assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.betas) == (2e-4, 0.1, (0.9, 0.99))
     assert (config.optimizer.clip, config.loss.min_snr, config.loss.unmasked_weight) == (0.5, 5, 0)
     assert (config.schedule.name, config.schedule.warmup, config.checkpoint.every, config.sample.every) == (
-        "cosine", 100, 250, 200)
+        "cosine", 100, 250, "1 epoch")
     assert config.loss.masked is True
     said = notes(found)
     assert config.optimizer.name == "adamw-8bit" and "optimizer_type" not in said
     assert said["optimizer_args"] == "no counterpart"
-    assert "never trained" in said["text_encoder_lr"] and "counted in steps" in said["sample_every_n_epochs"]
+    assert "never trained" in said["text_encoder_lr"] and "sample_every_n_epochs" not in said
     assert said["other settings"] == "no counterpart: adaptive_noise_scale" and "train run: -o" in said["output_name"]
     assert settings(found, folder).noise.offset == 0.1
     assert "caption_dropout_rate" not in {one.key for one in found.notes}
@@ -150,14 +150,25 @@ def of_kohya(folder, **values):
     ({"save_every_n_steps": 10, "save_last_n_steps": 30}, "checkpoint.keep", 4),
     ({"save_every_n_steps": 10, "save_last_n_steps": 25}, "checkpoint.keep", 3),
     ({"save_every_n_steps": 10}, "checkpoint.keep", 0), ({"network_dim": 4}, "checkpoint.every", 0),
-    ({"save_every_n_epochs": 1, "save_every_n_steps": 0}, "checkpoint.every", 500),
+    ({"save_every_n_epochs": 1, "save_every_n_steps": 0}, "checkpoint.every", "1 epoch"),
+    ({"save_every_n_epochs": "3"}, "checkpoint.every", "3 epochs"),
     ({"save_n_epoch_ratio": 5}, "checkpoint.every", 500), ({"save_every_n_epochs": 0}, "checkpoint.every", 0),
+    ({"save_n_epoch_ratio": 5, "max_train_epochs": 23}, "checkpoint.every", "4 epochs"),
+    ({"save_n_epoch_ratio": 5, "max_train_epochs": 3}, "checkpoint.every", "1 epoch"),
+    ({"save_n_epoch_ratio": 5, "max_train_epochs": 10, "save_every_n_epochs": 9}, "checkpoint.every", "2 epochs"),
+    ({"save_n_epoch_ratio": 0, "max_train_epochs": 10, "save_every_n_epochs": 9}, "checkpoint.every", "9 epochs"),
+    ({"save_n_epoch_ratio": 5, "max_train_epochs": 10, "save_last_n_epochs": 2}, "checkpoint.keep", 2),
+    ({"save_n_epoch_ratio": 1e-320, "max_train_epochs": 10}, "checkpoint.every", 500),
+    ({"validate_every_n_epochs": 2}, "validation.every", "2 epochs"), ({"network_dim": 4}, "validation.every", 200),
+    ({"validate_every_n_epochs": 2, "validate_every_n_steps": 9}, "validation.every", 9),
     ({"save_every_n_epochs": 1, "save_every_n_steps": 10}, "checkpoint.every", 10),
     ({"save_every_n_epochs": 1}, "checkpoint.keep", 0),
     ({"save_every_n_epochs": 2, "save_last_n_epochs": 3}, "checkpoint.keep", 3),
     ({"save_every_n_steps": 10, "save_every_n_epochs": 2, "save_last_n_epochs": 3}, "checkpoint.keep", 0),
-    ({"sample_every_n_epochs": 1}, "sample.every", 200), ({"sample_every_n_steps": 7}, "sample.every", 7),
-    ({"sample_every_n_epochs": 1, "sample_every_n_steps": 7}, "sample.every", 7),
+    ({"sample_every_n_epochs": 2}, "sample.every", "2 epochs"), ({"sample_every_n_steps": 7}, "sample.every", 7),
+    ({"sample_every_n_epochs": 1, "sample_every_n_steps": 7}, "sample.every", "1 epoch"),
+    ({"sample_every_n_epochs": 0, "sample_every_n_steps": 7}, "sample.every", 7),
+    ({"network_dim": 4}, "sample.every", 0),
     ({"learning_rate": 1e-3, "unet_lr": 0.0}, "optimizer.lr", 1e-3),
     ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 700}, "steps", 700),
     ({"epoch": 10, "max_train_epochs": 0, "max_train_steps": 0}, "epochs", 10),
@@ -197,19 +208,28 @@ def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
     assert getattr(getattr(config, section) if section else config, key) == value
 
 
-def test_intervals_in_epochs_leave_those_in_steps_at_their_defaults(folder):
-    config, said = of_kohya(folder, save_every_n_epochs=1, save_last_n_epochs=3, sample_every_n_epochs=2)
-    assert (config.checkpoint.every, config.sample.every) == (Checkpoint().every, Sampling().every)
-    assert said["save_every_n_epochs"] == (
-        f"checkpoints are counted in steps here: checkpoint.every keeps its default, {Checkpoint().every}; train check "
-        "shows how many steps an epoch has")
-    assert said["sample_every_n_epochs"] == (
-        f"sample pictures are counted in steps here: sample.every keeps its default, {Sampling().every}; train check "
-        "shows how many steps an epoch has")
-    assert said["save_last_n_epochs"] == "the newest 3 checkpoints are kept, however far apart"
-    said = of_kohya(folder, save_every_n_steps=5, save_every_n_epochs=1, save_last_n_epochs=3)[1]
-    both = "counted in steps here; train check shows how many an epoch has"
-    assert said["save_every_n_epochs"] == both and said["save_last_n_epochs"] == both
+def test_intervals_in_epochs_need_no_note_unless_something_is_left_out(folder):
+    named = ("save_every_n_epochs", "save_every_n_steps", "save_last_n_epochs", "save_last_n_steps",
+             "save_n_epoch_ratio", "sample_every_n_epochs", "sample_every_n_steps", "validate_every_n_epochs",
+             "validate_every_n_steps", "other settings")
+
+    def said(**values):
+        found = of_kohya(folder, **values)[1]
+        return {name: found[name] for name in named if name in found}
+
+    assert said(save_every_n_epochs=1, save_last_n_epochs=3, sample_every_n_epochs=2, validate_every_n_epochs=1) == {}
+    assert said(save_n_epoch_ratio=4, max_train_epochs=8, save_last_n_epochs=3) == {}
+    assert said(save_n_epoch_ratio=4, save_every_n_epochs=2) == {"save_n_epoch_ratio": (
+        "a part of the run's epochs, of which the file does not say the number; checkpoint.every keeps its default, "
+        f"{Checkpoint().every} steps")}
+    both = "here there is one interval, in steps or in epochs; that in steps is written"
+    assert said(save_every_n_steps=5, save_every_n_epochs=1, save_last_n_epochs=3, save_n_epoch_ratio=2,
+                validate_every_n_steps=5, validate_every_n_epochs=1) == {
+        "save_every_n_epochs": both, "save_n_epoch_ratio": both, "validate_every_n_epochs": both,
+        "save_last_n_epochs": "counts the checkpoints of save_every_n_epochs, of which none is written"}
+    assert said(save_every_n_epochs=1, save_last_n_steps=3, sample_every_n_epochs=2, sample_every_n_steps=4) == {
+        "save_last_n_steps": "counts the checkpoints of save_every_n_steps, of which none is written",
+        "sample_every_n_steps": "sd-scripts ignores it beside sample_every_n_epochs"}
 
 
 def test_a_warm_up_that_is_a_fraction_needs_steps(folder):
@@ -422,6 +442,9 @@ def of_onetrainer(folder, **values):
     return settings(found, folder), notes(found)
 
 
+SAVES = {"save_every": 2, "save_every_unit": "EPOCH"}
+
+
 @pytest.mark.parametrize(("given", "name", "value"), [
     ({}, "lora.rank", 16), ({}, "lora.alpha", 1.0), ({"dropout_probability": 0.1}, "lora.dropout", 0.1),
     ({}, "optimizer.clip", 1.0), ({"clip_grad_norm": None}, "optimizer.clip", 0.0),
@@ -453,11 +476,48 @@ def of_onetrainer(folder, **values):
      "optimizer.lr", 4e-4), ({"learning_rate": 1e-4, "learning_rate_scaler": "NONE"}, "optimizer.lr", 1e-4),
     ({"ema": "GPU", "ema_decay": 0.99, "ema_update_step_interval": 1}, "ema.decay", 0.99),
     ({"ema": "CPU"}, "ema.device", "cpu"), ({}, "schedule.warmup", 200),
+    *(({name: 3, f"{name}_unit": "EPOCH", "validation": True}, setting, "3 epochs") for name, setting in (
+        ("sample_after", "sample.every"), ("backup_after", "checkpoint.every"), ("save_every", "checkpoint.every"),
+        ("validate_after", "validation.every"))),
+    ({"sample_after": 1.0, "sample_after_unit": "EPOCH"}, "sample.every", "1 epoch"),
+    ({"sample_after": 2.7, "sample_after_unit": "EPOCH"}, "sample.every", "2 epochs"),
+    ({"sample_after": 0.7, "sample_after_unit": "EPOCH"}, "sample.every", 0),
+    ({"sample_after": 1e300, "sample_after_unit": "EPOCH"}, "sample.every", 200),
+    ({"sample_after": 3, "sample_after_unit": "EPOCH", "gradient_accumulation_steps": 4}, "sample.every", "3 epochs"),
+    ({"sample_after": 3, "sample_after_unit": "NEVER"}, "sample.every", 0), ({}, "sample.every", 200),
+    ({"validation": True}, "validation.every", "1 epoch"), ({}, "validation.every", 0),
+    ({"validation": True, "validate_after": 8, "validate_after_unit": "STEP"}, "validation.every", 8),
+    ({"save_every": 2, "backup_after": 1, "backup_after_unit": "EPOCH"}, "checkpoint.every", "1 epoch"),
+    ({**SAVES, "backup_after": 1, "backup_after_unit": "EPOCH"}, "checkpoint.every", "1 epoch"),
+    ({**SAVES, "backup_after": 9, "backup_after_unit": "EPOCH"}, "checkpoint.every", "2 epochs"),
+    ({**SAVES, "backup_after": 9, "backup_after_unit": "STEP"}, "checkpoint.every", "2 epochs"),
+    ({**SAVES, "backup_after_unit": "NEVER"}, "checkpoint.every", "2 epochs"),
+    ({"save_every": 0, "save_every_unit": "EPOCH", "backup_after": 9, "backup_after_unit": "STEP"}, "checkpoint.every",
+     9), ({"save_every": 0, "save_every_unit": "EPOCH"}, "checkpoint.every", 500),
+    ({"backup_after_unit": "NEVER"}, "checkpoint.every", 0), ({}, "checkpoint.every", 500),
+    ({**SAVES, "rolling_backup": True}, "checkpoint.keep", 0),
 ])
 def test_settings_mean_what_they_do_in_onetrainer(folder, given, name, value):
     config, _ = of_onetrainer(folder, **given)
     section, _, key = name.rpartition(".")
     assert getattr(getattr(config, section) if section else config, key) == value
+
+
+def test_onetrainers_models_and_backups_are_both_checkpoints(folder):
+    names = ("save_every", "backup_after", "other settings")
+
+    def said(**values):
+        found = of_onetrainer(folder, **values)[1]
+        return {name: found[name] for name in names if name in found}
+
+    beside = "a checkpoint is a backup and has the weights; {} is written"
+    assert said(**SAVES) == {} == said(backup_after=1, backup_after_unit="EPOCH")
+    assert said(**SAVES, backup_after=9, backup_after_unit="STEP") == {"backup_after": beside.format("save_every")}
+    assert said(**SAVES, backup_after=1, backup_after_unit="EPOCH") == {"save_every": beside.format("backup_after")}
+    minutes = "counted in MINUTE; checkpoint.every is counted in steps or epochs, so it is not written"
+    assert said(**SAVES, backup_after=30) == {"backup_after": minutes}
+    assert said(save_every=5, save_every_unit="MINUTE", backup_after=9, backup_after_unit="STEP") == {
+        "save_every": minutes}
 
 
 def test_what_onetrainer_counts_otherwise_is_a_note(folder):
@@ -478,7 +538,7 @@ def test_what_onetrainer_counts_otherwise_is_a_note(folder):
 VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(), st.text(max_size=6),
                   st.sampled_from(["1e-4", "0", "networks.loha", "Prodigy", "AdamWScheduleFree",
                                    {"optimizer": "SCHEDULE_FREE_ADAMW", "beta1": 0, "beta2": 0.9},
-                                   "fp16", "STEP", "NEVER", "ON"]))
+                                   "fp16", "STEP", "EPOCH", "NEVER", "ON"]))
 
 
 @given(st.data())
@@ -490,7 +550,10 @@ def test_the_trainer_takes_whatever_comes_of_a_file(tmp_path_factory, data):
     kept = {"train_data_dir", "concepts", "resolution", "caption_dropout_rate", "shuffle_caption", "enable_bucket",
             "prior_loss_weight", "reg_data_dir", "concept_file_name"}
     document = {name: value if name in kept else data.draw(VALUE) for name, value in plain.items()}
-    document |= {"max_train_steps": data.draw(VALUE)} if kind == "kohya" else {}
+    intervals = {"kohya": ("max_train_steps", "save_every_n_epochs", "save_n_epoch_ratio", "save_last_n_epochs",
+                           "validate_every_n_epochs"),
+                 "onetrainer": ("save_every", "save_every_unit", "validation", "validate_after", "backup_after_unit")}
+    document |= {name: data.draw(VALUE) for name in intervals[kind]}
     document |= {"reg_data_dir": None, "train_data_dir": str(place / "img")} if kind == "kohya" else {
         "concepts": [{"path": str(place / "img")}]}
     document = {name: None if isinstance(value, float) and not abs(value) < 1e300 else value
