@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from datetime import date
 from fractions import Fraction
 from math import ceil
 
@@ -13,6 +15,7 @@ from runs import events, go
 from prep.errors import ConfigError
 from train.check import check
 from train.config.load import parse
+from train.report.page import write_report
 from train.runs import directory as rundir
 from train.runs.directory import read_run
 from train.runs.resume import compare, find_start
@@ -45,6 +48,8 @@ def test_checkpoints_pictures_and_validations_come_by_epochs(make, setup_of, tmp
         "0.6 epochs", "1 epoch", "1 epoch"]
     assert read_run(run).config == setup.config
     assert 'checkpoint.every = "1 epoch"' in (run / "README.md").read_text()
+    page = write_report(run, None, date(2026, 11, 22), worst=0).path.read_text()
+    assert re.search(r"checkpoint\.every.{0,200}1 epoch", page, re.DOTALL)
 
 
 def test_a_resumed_run_goes_on_at_the_same_steps_or_takes_another_interval(make, setup_of, tmp_path):
