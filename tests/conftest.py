@@ -56,12 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "latentry")
 
 
+SLOW = 2400  # seconds after which a slow test counts as one that hangs
+
 # What takes minutes comes first, so that at the end no worker is left alone with it.
 _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", "hostile", "train", "whole", "encode")]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn(item.path))
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW))
 
 
 @cache

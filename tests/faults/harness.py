@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,29 +42,43 @@ class Launcher:
     """Real processes, forked from one that has imported everything."""
 
     def __init__(self, *argv: list[str], training: bool = False) -> None:
-        words = [sys.executable, str(HERE / "launcher.py"), *(["train"] if training else [])]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, text=True, bufsize=1, env=ENVIRONMENT)
-        print(json.dumps(argv), file=self._process.stdin, flush=True)
-        assert self._reply() == [0] * len(argv)
+        self._argv, self._training = argv, training
+        self._process: subprocess.Popen[str] | None = None
+        self._start()
 
     def __call__(self, *runs: dict[str, Any]) -> list[dict[str, Any]]:
         """Starts all of `runs` at once; how each ended."""
-        assert self._process.stdin is not None
-        print(json.dumps(runs), file=self._process.stdin, flush=True)
-        return self._reply()
+        if self._process is None:
+            self._start()
+        return self._ask(runs)
 
-    def _reply(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the launcher has died; its last words are on stderr"
+    def _start(self) -> None:
+        words = [sys.executable, str(HERE / "launcher.py"), *(["train"] if self._training else [])]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+                                         env=ENVIRONMENT)
+        assert self._ask(self._argv) == [0] * len(self._argv)
+
+    def _ask(self, asked: Any) -> Any:
+        """The answer. After a test that was ended meanwhile, its answer must not be taken for that of the next one."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        try:
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+            assert line, "the launcher has died; its last words are on stderr"
+        except BaseException:
+            self._process.kill()
+            self.close()
+            raise
         return json.loads(line)
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-        self._process.stdout.close()
+        if self._process is not None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.wait(timeout=30)
+            self._process.stdout.close()
+            self._process = None
 
 
 @dataclass(frozen=True)

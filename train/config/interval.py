@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor
 from typing import Any
 
@@ -42,6 +43,7 @@ class Interval:
         return counted(low, "step") if low == high else f"{low} or {counted(high, 'step')}"
 
 
+@lru_cache(maxsize=16)  # asked for in every step
 def interval_of(every: int | str, steps_per_epoch: int) -> Interval:
     """The interval that a setting means which passed `interval_check`."""
     if isinstance(every, int):
