@@ -128,6 +128,14 @@ def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
     return type(problem)(f"{problem.message} (run {run}, after step {progress.done})", hint=hint)
 
 
+def of_store(error: Problem, progress: Progress) -> Problem:
+    """`error` of an object store, whose hint is to run the command again, with how a run that has begun goes on."""
+    again = "run the same command again"
+    if progress.kept and f"{again} with" not in error.hint:
+        error.hint = error.hint.replace(again, f"{again} with --resume")
+    return error
+
+
 def _less_memory(config: Config, progress: Progress) -> list[str]:
     """Options that use less memory, the mildest first."""
     # A resumed run keeps its plan: its ranks divide the micro-batches of before, and take passes of so many samples.

@@ -19,13 +19,15 @@ from types import FrameType
 
 import torch
 
+from prep.cache.remote.room import NotFetched
 from prep.errors import EXIT_INTERRUPTED, first_line
 from prep.fs.atomic import write_atomic
+from prep.fs.remote.errors import StoreError
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from train.card import card
 from train.evaluate import due_after, evaluate, waits_shortened
-from train.failures import NotFinite, Progress, not_compiled, of_disk, out_of_memory
+from train.failures import NotFinite, Progress, not_compiled, of_disk, of_store, out_of_memory
 from train.models.dropout import has_dropout
 from train.parallel.errors import RankFailed
 from train.parallel.ranks import ALONE, Ranks
@@ -113,6 +115,8 @@ def _explained(setup: Setup, run: Path, progress: Progress, error: Exception) ->
         return error
     if isinstance(error, OSError):
         return of_disk(error, run, progress)
+    if isinstance(error, StoreError | NotFetched):
+        return of_store(error, progress)
     if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
         return out_of_memory(setup, progress)
     return not_compiled(error) if setup.config.compile else error

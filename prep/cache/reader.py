@@ -30,6 +30,7 @@ from prep.cache import shard_format
 from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
 from prep.cache.remote.headers import with_headers
+from prep.cache.remote.room import NotFetched
 from prep.cache.remote.shards import Fetcher, fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
@@ -282,7 +283,7 @@ class Reader:
             except FileNotFoundError:
                 if not left and Path(root).is_dir():
                     raise
-        raise CacheError(f"the copy of shard {shard} was removed {OPENINGS} times before it was read: other processes "
+        raise NotFetched(f"the copy of shard {shard} was removed {OPENINGS} times before it was read: other processes "
                          "need the room", hint=f"allow copies more room with {LIMIT}=200GB, or free some space; then "
                          "run the same command again")
 

@@ -27,8 +27,10 @@ from torch import Tensor
 
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Targets
+from prep.cache.remote.room import NotFetched
 from prep.errors import CacheError
 from prep.formatting import printable
+from prep.fs.remote.errors import StoreError
 from prep.loader.ahead import at_hand
 from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
@@ -159,6 +161,8 @@ def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers:
     drawing += _draw_noise(PLAIN, drawn, drawn, posterior, drawers) if posterior else []
     try:
         text = _fill(rows, places, buffers)
+    except (StoreError, NotFetched):  # their hints help, and each look for its rows would ask the store again
+        raise
     except CacheError as error:
         bad = [shot for shot in shots if _is_bad(rows, shot, buffers)]
         names = ", ".join(sorted({f"'{printable(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))

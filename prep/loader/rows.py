@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,9 @@ from torch import Tensor
 
 from prep.cache.reader import Reader, Targets
 from prep.cache.records import RowRef
+from prep.cache.remote.room import NotFetched
 from prep.errors import CacheError
+from prep.fs.remote.errors import StoreError
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
 from prep.models.family import ATTENTION_MASK, TOKEN
@@ -159,13 +160,20 @@ class Rows:
         return {ref.shard for ref in (*places.latents, *places.texts, *places.masks) if ref}
 
     def advise(self, places: Places) -> None:
-        """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report."""
-        with suppress(CacheError):
+        """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report.
+
+        Raises `StoreError` and `NotFetched` for shards that have no copy here and get none.
+        """
+        try:
             self.reader.advise("latent", places.latents)
             self.reader.advise(STD, places.drawn)
             for name in self.index.text_shapes:
                 self.reader.advise(name, places.texts)
             self.reader.advise("mask", [ref for ref in places.masks if ref is not None])
+        except (StoreError, NotFetched):  # another try would wait as long as this one
+            raise
+        except CacheError:
+            pass
 
 
 def split(out: Tensor) -> Targets:

@@ -10,12 +10,18 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from runs import events
 from torchrun import torchrun
 
+from prep.cache.reader import Reader
 from prep.cache.remote import room
+from prep.errors import CacheError
+from prep.fs.remote import asking
+from prep.fs.remote.errors import StoreError
+from prep.loader import batches as module
 from prep.loader import draws
 from prep.loader.ahead import at_hand
 from prep.loader.batches import batches
@@ -156,6 +162,61 @@ def test_what_is_least_used_goes_when_there_is_no_room(made, setup_of, index, mo
     assert all((one == other).all() for first, second in zip(here, there, strict=True)
                for one, other in zip(first, second, strict=True))
     assert room._copies()[0] <= most
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Nothing is downloaded early, as where copies were removed to make room: the reader asks for each shard."""
+    monkeypatch.setattr("prep.loader.batches.at_hand", lambda rows, requests, **_: requests)
+
+
+@pytest.mark.parametrize(("fault", "hint"), [("503", "check the network and the store"), ("403", "check the cred")])
+def test_a_store_that_does_not_answer_the_reader_is_asked_for_one_shard_and_told_as_such(
+        made, setup_of, index, store, late, monkeypatch, fault, hint):
+    setup = setup_of(made, batch_size=2, micro_batch=2)
+    monkeypatch.setenv(asking.PATIENCE, "0.1")
+    store.proxy.rule = lambda method, path, before: fault if "/shards/" in path else ""
+    store.proxy.asked.clear()
+    with pytest.raises(StoreError) as caught:
+        fed(index, 4, setup)
+    assert caught.value.hint.startswith(hint) and "needed for" not in caught.value.message
+    assert len({path.split("/shards/")[1].split("/")[1] for _, path, _ in store.proxy.asked}) == 1
+
+
+def test_room_that_other_processes_take_is_told_with_what_makes_more(made, setup_of, index, late, monkeypatch):
+    setup = setup_of(made, batch_size=2)
+    gone = FileNotFoundError(2, "removed")
+    monkeypatch.setattr(Reader, "_opened_by_force", Mock(side_effect=gone))
+    monkeypatch.setattr("prep.cache.reader.Path", lambda _: Mock(is_dir=lambda: False))
+    with pytest.raises(CacheError, match="was removed 10 times") as caught:
+        fed(index, 4, setup)
+    assert caught.value.hint.startswith("allow copies more room") and "verify" not in caught.value.hint
+
+
+def test_a_run_whose_credentials_expire_says_how_it_goes_on(train, made, store, tiny_model, tmp_path, monkeypatch):
+    """Copies of shards go when the first step has been made, and its credentials, too."""
+    words = ("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)
+    real = module.read
+
+    def read(rows, request, *given, **named):
+        if (tmp_path / "run/log.jsonl").exists() and losses(tmp_path / "run"):
+            store.proxy.rule = lambda method, path, before: "403" if "/shards/" in path else ""
+            rows.reader.close()
+            shutil.rmtree(rows.reader._cache.root / "shards", ignore_errors=True)
+        return real(rows, request, *given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read", read)
+        patch.setattr(module, "SLOTS", 1)
+        patch.setattr(module, "MOST_SLOTS", 1)
+        told = train(*words)
+    assert told.code == 7 and told.err.count("error: ") == 1
+    assert "the store answered 403 Forbidden (ExpiredToken)\n" in told.err
+    assert told.err.endswith("; then run the same command again with --resume\n")
+    assert 1 <= len(losses(tmp_path / "run")) < 4, "finished steps are kept"
+    store.proxy.forget()
+    told = train(*words, "--resume")
+    assert told.code == 0 and len(losses(tmp_path / "run")) == 4, told.err
 
 
 @pytest.mark.parametrize(("sharing", "begun"), [(1, 8), (100, 2)])

@@ -35,6 +35,10 @@ PAUSE = 0.2  # seconds between looks whether downloads that take all the room ha
 STALE = 86400.0  # seconds after which a file in tmp/ is a leftover of a killed process
 
 
+class NotFetched(CacheError):
+    """No copy of a shard could be made or kept here; its rows may be whole in the store."""
+
+
 def make_dirs(path: Path) -> None:
     """Makes a directory of the mirror and its missing parents; the mirror itself is private.
 
@@ -201,8 +205,8 @@ def _allowed(used: int) -> int:
     return max(used + disk.free - disk.total // SPARE, 0) if most is None else most
 
 
-def _no_room(size: int, why: str) -> CacheError:
-    return CacheError(f"there is no room for a shard of {format_bytes(size)} in {mirror()}: {why}",
+def _no_room(size: int, why: str) -> NotFetched:
+    return NotFetched(f"there is no room for a shard of {format_bytes(size)} in {mirror()}: {why}",
                       hint=f"free some space, or name a directory on another disk with {DIRECTORY}=DIR, or allow more "
                       f"with {LIMIT}=200GB; then run the same command again")
 

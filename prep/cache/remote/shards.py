@@ -19,7 +19,7 @@ from typing import Any
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.remote.room import ROOM, make_dirs
+from prep.cache.remote.room import ROOM, NotFetched, make_dirs
 from prep.cache.store import FULL, Cache, publish_dir, retire_shard
 from prep.digest import digest_bytes
 from prep.errors import CacheError
@@ -37,7 +37,7 @@ AGAIN = ("upload it again from where it was made: prep push MANIFEST URL --reche
          "if it was encoded into the store, run that prep encode again with --recheck")
 
 
-class Spoiled(CacheError):
+class Spoiled(NotFetched):
     """A shard that is damaged in the store."""
 
 
@@ -224,9 +224,9 @@ def _download(remote: Cache, shard: RemoteShard, staged: Path, check: bool, stop
     return listing_digest(listing)
 
 
-def incomplete(cache: Cache, digest: str, name: str) -> CacheError:
+def incomplete(cache: Cache, digest: str, name: str) -> NotFetched:
     """The error for a shard that lacks a file in the store."""
-    return CacheError(f"shard {digest} in {url_of(cache.root)} is missing or incomplete: it has no {name}", hint=AGAIN)
+    return NotFetched(f"shard {digest} in {url_of(cache.root)} is missing or incomplete: it has no {name}", hint=AGAIN)
 
 
 def move_in(cache: Cache, staged: Path, digest: str) -> None:
