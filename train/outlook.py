@@ -19,7 +19,7 @@ from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
 from prep.cache.remote.headers import JOBS as HEADERS
 from prep.cache.remote.headers import cost_of
-from prep.loader.ahead import shards_with
+from prep.loader.ahead import bytes_by_part
 from prep.loader.draws import ranks_of
 from prep.loader.index import Index
 
@@ -56,7 +56,7 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
     asked, header_bytes = (sum(part) for part in zip(*(cost_of(facts.remote) for facts in index.shards), strict=True))
-    parts = _of_parts(index, plan, nodes, masked=masked) if plan.partitioned else None
+    parts = sum(bytes_by_part(index, nodes, masked=masked)) / nodes if plan.partitioned else None
     counts = plan.counts
     plan = replace(plan, counts=tuple(round(count * times) for count in counts))
     showings = _showings(index, masked=masked)
@@ -99,19 +99,6 @@ def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int
     for node, _, shard in needed:
         found[node] += index.shards[shard].bytes
     return int(found.max())
-
-
-def _of_parts(index: Index, plan: StepPlan, nodes: int, *, masked: bool) -> float:
-    """Bytes of the shards that a node's part of the buckets lies in, on average over the nodes."""
-    sizes = np.array([facts.bytes for facts in index.shards], np.int64)
-    total = 0
-    for node in range(nodes):
-        mine = np.zeros(len(index.samples), bool)
-        for bucket, count in enumerate(plan.counts):
-            low, high = (count * one // nodes for one in (node, node + 1))
-            mine[index.samples_of(bucket, np.arange(low, high))] = True
-        total += int(sizes[shards_with(index, mine, masked)].sum())
-    return total / nodes
 
 
 def _showings(index: Index, *, masked: bool) -> Column:

@@ -1,6 +1,6 @@
 """Fetches shards of a cache in an object store in the order in which training reads them, before it reads them.
 
-`bytes_by_node` says how much that is on each of several computers.
+`bytes_by_node` says how much that is on each of several computers in an epoch; `bytes_by_part`, in all.
 """
 
 from __future__ import annotations
@@ -130,6 +130,17 @@ def bytes_by_node(index: Index, plan: StepPlan, *, world: int, nodes: int, maske
             needed[ranks // per_node, index.samples_of(part.bucket, part.occurrences)] = True
     sizes = np.array([shard.bytes for shard in index.shards], np.int64)
     return [int(sizes[shards_with(index, mine, masked)].sum()) for mine in needed]
+
+
+def bytes_by_part(index: Index, nodes: int, *, masked: bool) -> list[int]:
+    """Bytes of the shards with the rows of each node's part of the buckets, by a partitioned shuffle."""
+    sizes, found = np.array([shard.bytes for shard in index.shards], np.int64), list[int]()
+    for node in range(nodes):
+        mine = np.zeros(len(index.samples), bool)
+        for bucket, count in enumerate(index.counts):
+            mine[index.samples_of(bucket, np.arange(count * node // nodes, count * (node + 1) // nodes))] = True
+        found.append(int(sizes[shards_with(index, mine, masked)].sum()))
+    return found
 
 
 def shards_with(index: Index, samples: Column, masked: bool) -> Column:

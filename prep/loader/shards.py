@@ -9,12 +9,10 @@ from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.cache.remote.headers import with_headers
-from prep.cache.remote.room import allowed
-from prep.cache.remote.shards import is_copy
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.formatting import counted, format_bytes, shell_name
-from prep.fs.mirror import DIRECTORY, LIMIT, shown
+from prep.formatting import counted, shell_name
+from prep.fs.mirror import shown
 from prep.fs.stamps import Stamp, Tree, ctime_is_reliable, list_tree, tree_stamp
 from prep.fs.tree import LEVELS
 from prep.loader.index import Index
@@ -63,17 +61,6 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
                              f"{shard.dtypes[array]}: its files were replaced", hint="check the cache: prep verify "
                              f"{shell_name(shown(index.manifest.path))}")
     return looks
-
-
-def room_notes(index: Index) -> list[str]:
-    """What is worth knowing of a cache in an object store: that its shards do not fit on this computer all at once."""
-    if not is_copy(index.cache):
-        return []
-    needed, room = sum(shard.bytes for shard in index.shards), allowed()
-    if needed <= room:
-        return []
-    return [f"the shards have {format_bytes(needed)}, but copies of them may take {format_bytes(room)} here, so they "
-            f"are downloaded again and again; {DIRECTORY}=DIR names a larger disk, {LIMIT}=SIZE allows more"]
 
 
 def _look(root: str, before: Look | None) -> Look | None:

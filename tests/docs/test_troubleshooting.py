@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from prep import errors
+from prep.cache.remote import room
 from prep.errors import Problem
+from prep.fs.remote import errors as remote
 
 ROOT = Path(__file__).parents[2]
 HOLE = "\0"  # stands for a value in a message
@@ -19,7 +21,8 @@ SECTIONS = {title: text for title, _, text in
             (part.partition("\n") for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])}
 QUOTES = [(title, quote) for title, text in SECTIONS.items()
           for quote in re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)]
-CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Problem)}
+CLASSES = {name: kind for module in (errors, room, remote) for name, kind in vars(module).items()
+           if isinstance(kind, type) and issubclass(kind, Problem)}
 
 
 def codes_of(title: str) -> set[int]:

@@ -243,7 +243,7 @@ def test_too_little_room_for_all_shards_is_noted(train, made, store, tiny_model,
     monkeypatch.setenv(room.LIMIT, "10KB")
     told = train("check", f"{store.url}/m.json", "--model", tiny_model)
     assert told.code == 0, told.err
-    assert re.search(r"note: the shards have .* KiB, but copies of them may take 10\.0 KiB here", told.out)
+    assert re.search(r"note: the shards have .* KiB, but copies of shards may take 10\.0 KiB here", told.out)
 
 
 @pytest.mark.slow

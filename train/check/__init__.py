@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
 from prep.loader.index import Index, open_index
-from prep.loader.shards import Looks, check_shards, room_notes
+from prep.loader.shards import Looks, check_shards
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
 from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
@@ -59,7 +59,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
         setup = _setup(asked, config, manifest, index, plan, model, shards)
     left_out, repeated = uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
-                       notes=(*notes_of(model, config, manifest, index), *(() if index is None else room_notes(index))))
+                       notes=tuple(notes_of(model, config, manifest, index)))
 
 
 def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: Model,

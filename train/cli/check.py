@@ -48,6 +48,7 @@ def check(
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
     """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
+    from train.check.nodes import notes_on_nodes
     from train.config.unused import unused_on
 
     chosen = opt.read_settings(config, settings, {
@@ -62,6 +63,8 @@ def check(
     if more := _check_place(report.setup, output, usual) + unfit + _check_ranks(chosen, world_size):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
+    if report.setup is not None:
+        report = replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, nodes)))
     outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
     latency = None if store_latency is None else latency_of(store_latency)
     if latency is not None and outlook is None and report.setup is not None:

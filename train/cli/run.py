@@ -91,6 +91,7 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
     """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
     from prep.loader.shards import check_shards
+    from train.check.nodes import notes_on_nodes
     from train.check.requirements import check_device
     from train.config.unused import unused_on
     from train.runs.directory import lock_run
@@ -107,7 +108,8 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
-            for note in unused_on(setup.config, place.type, ranks.world):
+            for note in (*unused_on(setup.config, place.type, ranks.world),
+                         *notes_on_nodes(setup, max(1, ranks.world // ranks.local_world), begins=start is None)):
                 say(f"note: {note}")
             if ranks.first:
                 held.enter_context(lock_run(folder, setup))

@@ -1,0 +1,35 @@
+"""What the computers of a run need of a cache in an object store."""
+
+from __future__ import annotations
+
+from prep.cache.remote.room import allowed
+from prep.cache.remote.shards import is_copy
+from prep.formatting import format_bytes
+from prep.fs.mirror import DIRECTORY, LIMIT
+from prep.loader.ahead import bytes_by_part
+from train.setup import Setup
+
+WORTH = 0.8  # of the bytes of all shards: a part that is smaller is told
+
+
+def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str]:
+    """What is worth knowing of a cache in an object store, for a run on so many nodes.
+
+    That what a node reads does not fit on this computer all at once; and, if the run `begins`, by which order of
+    samples a node would read less.
+    """
+    if not is_copy(setup.index.cache):
+        return []
+    parts = bytes_by_part(setup.index, nodes, masked=setup.masked)
+    whole, room = sum(shard.bytes for shard in setup.index.shards), allowed()
+    needed, notes = max(parts) if setup.plan.partitioned else whole, list[str]()
+    if needed > room:
+        notes.append(f"{'a node reads' if nodes > 1 else 'the shards have'} {format_bytes(needed)}, but copies of "
+                     f"shards may take {format_bytes(room)} here, so they are downloaded again and again; "
+                     f"{DIRECTORY}=DIR names a larger disk, {LIMIT}=SIZE allows more")
+    if begins and nodes > 1 and not setup.plan.partitioned and max(parts) < WORTH * whole:
+        least, most = format_bytes(min(parts)), format_bytes(max(parts))
+        notes.append(f"each of {nodes} nodes comes to read all shards, {format_bytes(whole)}; with --set "
+                     f"shuffle=partitioned, which is another order of the samples, "
+                     f"{least if least == most else f'{least} to {most}'}")
+    return notes
