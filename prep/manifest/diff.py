@@ -16,7 +16,7 @@ from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
-from prep.fs.mirror import is_url, shown
+from prep.fs.mirror import is_url, shown, url_of
 from prep.manifest.describe import import_line
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
@@ -144,7 +144,8 @@ def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
 
     found = _pairs(facts(a), facts(b), "what")
     same_place = os.path.realpath(a.model) == os.path.realpath(b.model)
-    if a.document["model"] != b.document["model"] and not same_place:
+    stored = any(url_of(one.path) for one in (a, b))  # a path from where `prep encode` ran leads nowhere there
+    if a.document["model"] != b.document["model"] and not same_place and not stored:
         found.append({"what": "model", "a": str(a.model), "b": str(b.model)})
     return found
 

@@ -406,6 +406,14 @@ def test_a_dry_run_writes_nothing_there(prep, here, store):
     assert not store.proxy.count("PUT") and not list_objects(store.url)
 
 
+def test_what_is_encoded_there_is_the_same_as_what_is_encoded_here(prep, here, store, setting):
+    """The model's path is that of the computer that encoded, and leads nowhere from the store."""
+    told = prep(*here(f"{store.url}/cache", f"{store.url}/m.json"))
+    assert told.code == 0, told.out
+    told = prep("diff", setting.manifest, f"{store.url}/m.json", "--json")
+    assert told.code == 0 and told.json["same"] and told.json["model"] == [], told.out
+
+
 @pytest.mark.slow
 def test_a_manifest_here_of_a_cache_there(prep, train, here, store, setting, tiny_model):
     told = prep(*here(f"{store.url}/cache", "m.json"))
