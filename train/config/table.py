@@ -70,7 +70,7 @@ def as_toml() -> str:
             lines += ["", f"[{head}]", f"# {SECTIONS[head].__doc__.splitlines()[0]}"]
             section = head
         line = f"{'# ' if row.spec.derived else ''}{key} = {spell(row.value)}"
-        lines.append(f"{line:<{_COLUMN}}# {row.told}{' (r)' if row.spec.resume else ''}")
+        lines.append(f"{line:<{_COLUMN - 1}} # {row.told}{' (r)' if row.spec.resume else ''}")
     return "\n".join(lines) + "\n"
 
 

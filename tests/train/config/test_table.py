@@ -35,6 +35,15 @@ def test_the_example_in_manifests_is_the_file_of_train_init():
     assert (ROOT / "manifests" / "train.toml").read_text() == table.as_toml()
 
 
+def test_comments_begin_in_one_column_or_a_space_after_a_long_value():
+    lines = [line for line in table.as_toml().splitlines() if re.match(r"(# )?[a-z_0-9]+ = ", line)]
+    assert len(lines) == len(table.SETTINGS)
+    for line, row in zip(lines, table.rows(), strict=True):
+        value, _, told = line.partition(f"# {row.told}")
+        assert told in ("", " (r)") and value.endswith(" "), line
+        assert len(value) == 32 or (len(value) > 32 and not value.endswith("  ")), line
+
+
 def test_values_in_words_are_the_bounds():
     assert table.SETTINGS["lora.rank"].spec.values == "1 to 4096"
     assert table.SETTINGS["optimizer.betas"].spec.values == "two numbers, 0 to 0.999999"
