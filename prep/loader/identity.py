@@ -19,6 +19,7 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.digest import canonical
+from prep.formatting import counted, grouped
 from prep.loader.index import Index
 from prep.manifest.shards import keys_at
 
@@ -81,8 +82,17 @@ def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: 
     found = [f"{_NAMES[name]}: {_brief(new.get(name))}, was {_brief(old.get(name))}" for name in _NAMES
              if old.get(name) != new.get(name)]
     if records is None or len(records) % RECORD.itemsize or _digest(before, records) != digest:
-        return [*found, f"samples: {now.facts['samples']}, were {before['samples']} (their record is missing)"]
+        return [*found, *_uncounted(before["samples"], now.facts["samples"], others=bool(found))]
     return found + _counted(np.frombuffer(records, RECORD), np.frombuffer(now.records, RECORD))
+
+
+def _uncounted(old: int, new: int, *, others: bool) -> list[str]:
+    """What is known of the samples without the records of both sides; `others`: what differs besides is told."""
+    unknown = "it cannot be told which ones, since samples.bin, the run's list of them, is missing or damaged"
+    if new != old:
+        return [f"{counted(new, 'sample')} instead of {grouped(old)} ({unknown})"]
+    which = "samples may have changed, too" if others else f"samples have changed, still {grouped(new)}"
+    return [f"{which} ({unknown})"]
 
 
 def _counted(old: Column, new: Column) -> list[str]:

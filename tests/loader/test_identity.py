@@ -58,7 +58,11 @@ def test_each_part_changes_it_and_is_named(identity, differs, words):
         assert found == words
     for records in (None, b"", one.records[:-1], bytes(len(one.records))):
         told = changes(one.facts, one.digest, records, other)
-        assert told[-1].startswith(f"samples: {other.facts['samples']}, were 9 (their record is missing)")
+        known, now = told[:-1], other.facts["samples"]
+        assert not any("sample" in each for each in known)
+        assert told[-1] == (f"{now} samples instead of 9" if now != 9 else "samples may have changed, too" if known else
+                            "samples have changed, still 9") + (
+            " (it cannot be told which ones, since samples.bin, the run's list of them, is missing or damaged)")
 
 
 def test_records_are_digests_of_each_samples_parts(tmp_path, tiny_model):

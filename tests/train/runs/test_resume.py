@@ -77,7 +77,8 @@ def test_without_the_record_of_samples_their_numbers_are_told(begun, setup_of, t
     (tmp_path / "run" / "samples.bin").write_bytes(b"damaged")
     other = build(tmp_path_factory.mktemp("other"), tiny_model, counts=(4, 2))
     (fault,) = again(setup=setup_of(other, steps=8)).faults
-    assert fault.message.endswith("samples: 8, were 9 (their record is missing)")
+    assert fault.message.endswith("trained on: 8 samples instead of 9 (it cannot be told which ones, since "
+                                  "samples.bin, the run's list of them, is missing or damaged)")
 
 
 def test_masks_switched_on_are_other_data(begun, setup_of):
