@@ -38,6 +38,7 @@ class _Call:
     as_json: bool = False
     color: bool = True
     documented: bool = False  # whether stdout has a JSON document already
+    interruption: tuple[str, str] | None = None  # message and hint of Ctrl-C; None: those of all commands
 
 
 _call = _Call()
@@ -91,11 +92,17 @@ def _ended(error: BaseException, name: str) -> int:
     return EXIT_BUG
 
 
+def explain_interruption(message: str, hint: str) -> None:
+    """Sets what is said instead of the words for all commands, if this command ends as by Ctrl-C."""
+    _call.interruption = (message, hint)
+
+
 def _interrupted(name: str) -> int:
     message = "interrupted; finished work is kept"
     hint = "run the same command again to continue"
     if name == "train":
         hint = "run the same command again with --resume to continue, or as it is if there was no checkpoint yet"
+    message, hint = _call.interruption or (message, hint)
     say(f"{message}. {hint[0].upper()}{hint[1:]}")
     _put_errors([_entry(message, hint, EXIT_INTERRUPTED, "interrupted")])
     return EXIT_INTERRUPTED

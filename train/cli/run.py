@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prep.cli.console import lasting_stderr, put, put_json, say
+from prep.cli.console import explain_interruption, lasting_stderr, put, put_json, say
 from prep.errors import UsageError
 from prep.formatting import printable
 from prep.fs.mirror import run_url, shown
@@ -120,8 +120,22 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
         tracked = held.enter_context(tracking(watch, setup.config, folder))
         log = held.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
         tracked.warn = lambda step, text: log("warning", step, text=text)
-        train(setup, folder, place, log, start, ranks, kept if ranks.first else None)
+        try:
+            train(setup, folder, place, log, start, ranks, kept if ranks.first else None)
+        except KeyboardInterrupt:
+            if log.last.get("event") == "stopped":  # after its checkpoint, not by a second Ctrl-C
+                _explain_stop(folder, log.last["step"], start_from)
+            raise
         return log.last
+
+
+def _explain_stop(folder: Path, step: int, named: str | None) -> None:
+    """Lets the command say at its end which checkpoint was saved, and how the run goes on."""
+    from train.runs.checkpoint import step_name
+
+    explain_interruption(f"interrupted after step {step}; saved {shown(folder)}/checkpoints/{step_name(step)}",
+                         f"run the same command again {'with --resume' if named is None else 'without --from'} to "
+                         "continue")
 
 
 @contextmanager

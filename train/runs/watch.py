@@ -145,6 +145,8 @@ class _Lines:
 
     def __call__(self, event: Event) -> None:
         self._display.take(event)
+        if event["event"] == "stopped":  # the command says so at its end
+            return
         text, now = line(event), time.monotonic()
         if text is None and now - self._said >= (PACE if now - self._begun < LATER else LATER):
             self._said = now
@@ -167,7 +169,7 @@ class _Table:
     def __call__(self, event: Event) -> None:
         self._display.take(event)
         text = line(event)
-        if text is not None:
+        if text is not None and event["event"] != "stopped":  # the command says so at its end
             self._live.console.print(Text(text, style="yellow" if event["event"] == "warning" else ""), soft_wrap=True)
         self._show()
 

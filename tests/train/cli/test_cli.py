@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -263,6 +264,50 @@ def test_a_second_run_needs_resume_and_keeps_its_settings(train, make):
     assert other.code == 3 and "caption_dropout is 0.5, but the checkpoint was trained with 0.0" in other.err
     other = run(train, made, "--resume", "--lr", "0.02", steps=5)
     assert other.code == 0 and "note: optimizer.lr is 0.02, was 0.01\n" in other.err
+
+
+def interrupt_after(monkeypatch, step, times=1):
+    """Presses Ctrl-C as soon as so many steps are made."""
+    from train.runs.watch import RunDisplay
+
+    plain = RunDisplay.take
+
+    def take(self, event):
+        plain(self, event)
+        if (event["event"], event["step"]) == ("step", step):
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(RunDisplay, "take", take)
+
+
+def test_ctrl_c_is_answered_once_with_what_is_saved_and_how_to_go_on(train, make, monkeypatch):
+    made = make()
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 2)
+        result = run(train, made)
+    saved = f"interrupted after step 2; saved {made.root / 'run'}/checkpoints/step-000002. "
+    assert result.code == 130 and result.err.endswith(f"{saved}Run the same command again with --resume to continue\n")
+    assert result.err.count("--resume") == 1 and "stopped" not in result.err
+    assert (made.root / "run" / "checkpoints" / "step-000002").is_dir()
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 4)
+        result = run(train, made, "--resume", "--from", "2", "--json", steps=5)
+    assert result.err.endswith("step-000004. Run the same command again without --from to continue\n")
+    assert result.json["error"] == {"exit_code": 130, "kind": "interrupted", "message":
+                                    f"interrupted after step 4; saved {made.root / 'run'}/checkpoints/step-000004",
+                                    "hint": "run the same command again without --from to continue"}
+    assert run(train, made, "--resume", steps=5).code == 0
+
+
+def test_a_second_ctrl_c_says_no_more_than_is_known(train, make, monkeypatch):
+    made = make()
+    monkeypatch.setattr("train.loop.AGAIN", 0.0)
+    interrupt_after(monkeypatch, 2, times=2)
+    result = run(train, made)
+    assert result.code == 130 and result.err.endswith(
+        "interrupted; finished work is kept. Run the same command again with --resume to continue, or as it is if "
+        "there was no checkpoint yet\n")
 
 
 def test_adopted_changes_are_in_the_result(train, make):
