@@ -551,6 +551,23 @@ def test_a_run_begins_with_weights_in_a_store(train, words, there, store, url, t
 
 
 @pytest.mark.slow
+def test_damaged_weights_in_a_store_have_a_hint_that_fits_what_reads_them(train, words, store, url, tmp_path):
+    assert train(*words, "-o", url).code == 0
+    name = f"{url.removeprefix('s3://bucket/')}/checkpoints/step-000006/lora.safetensors"
+    data = store.server.get(name)
+    commands = [(*words, "-o", tmp_path / "new", "--init-from", url),
+                (*words, "-o", tmp_path / "new", "--init-from", f"{url}/checkpoints/step-000006"),
+                ("sample", url, "-o", tmp_path / "a.png", "--device", "cpu")]
+    for damage, said in ((lambda: store.server.put(name, data[:-1] + bytes([data[-1] ^ 1])), " is damaged: its bytes "),
+                         (lambda: store.server.delete(name), ": it is missing in the store\n")):
+        damage()
+        for command in commands:
+            told = train(*command)
+            assert told.code == 7 and said in told.err, told.err
+            assert told.err.endswith("hint: name undamaged weights, like those of another checkpoint of the run\n")
+
+
+@pytest.mark.slow
 def test_what_reading_refuses(train, there, url, tmp_path):
     told = train("report", f"{url}-2")
     assert told.code == 5 and f"error: {url}-2 is not a training run: it has no run.json\nhint: name the" in told.err

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
 from prep.cache.remote.room import STALE, make_dirs
 from prep.cache.remote.shards import lock_copy
-from prep.errors import PathError, UsageError
+from prep.errors import CacheError, PathError, UsageError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown
+from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import Listed, size_in, version_of
 from prep.runs.document import NAME as RUN
 from prep.runs.losses import NAME as LOSSES
@@ -28,6 +29,18 @@ from train.runs.stored.layout import CHECKPOINTS, PROMPTS, is_state, whole_steps
 from train.runs.stored.objects import Objects, differs, fetch_object
 
 TRIES = 3  # for a checkpoint that is removed while it is downloaded
+
+
+@contextmanager
+def _only_read() -> Iterator[None]:
+    """Gives damage the hint for commands that only read weights: what continues a run would name --resume."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except CacheError as error:
+        error.hint = "name undamaged weights, like those of another checkpoint of the run"
+        raise
 
 
 def for_report(place: Path) -> Path:
@@ -41,6 +54,7 @@ def for_losses(place: Path) -> Path:
     return _run(place, lambda name: name in (RUN, LOSSES) or is_state(name))
 
 
+@_only_read()
 def for_weights(place: Path, checkpoint: str | None = None, *, result: bool = False) -> Path:
     """The directory of a run with the weights of its newest checkpoint, or of the one named; with `result`, or if it
     has no checkpoint, with its result. Rows of prompts that the run encoded come with them.
@@ -77,6 +91,7 @@ def for_merge(place: Path) -> Path:
     return for_weights(place, result=True)
 
 
+@_only_read()
 def for_init(place: Path) -> Path:
     """The weights at a URL: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
     if not is_url(place):
