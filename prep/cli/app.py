@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from inspect import signature
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from prep.cli.console import put
 from prep.cli.signature import Command, append, parameter
+from prep.errors import UsageError
 
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
@@ -32,8 +36,35 @@ def make_app(text: str, commands: Iterable[Command]) -> typer.Typer:
 
     app.callback()(_global_options)
     for command in commands:
-        app.command()(append(command, [parameter("no_color", NoColor, False)]))
+        app.command(cls=_Command)(append(command, [parameter("no_color", NoColor, False)]))
     return app
+
+
+class _Command(TyperCommand):
+    """A command that refuses an empty path or --model, such as "$DIR" of a variable that is not set.
+
+    Otherwise an empty path would be the current directory, and an empty --model the manifest's.
+    """
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Raises `UsageError`."""
+        assert self.callback is not None
+        kinds = signature(self.callback).parameters
+        typed = self.make_parser(ctx).parse_args(args=list(args))[0] if not ctx.resilient_parsing else {}
+        for one in self.get_params(ctx):
+            value, model = typed.get(one.name or ""), one.name == "model"
+            if (value == "" or (isinstance(value, list | tuple) and "" in value)) and (
+                    model or _is_path(kinds[one.name or ""].annotation)):
+                name = one.opts[-1] if one.param_type_name == "option" else one.metavar
+                raise UsageError(f"{name} is empty, expected a {'model' if model else 'path'}",
+                                 hint="name one; a variable of the shell may not be set")
+        return super().parse_args(ctx, args)
+
+
+def _is_path(annotation: Any) -> bool:
+    """Whether an option's annotation is that of a path, or of several."""
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return Path in (kind, *get_args(kind))
 
 
 def _global_options(version: Version = False, no_color: NoColor = False) -> None:

@@ -106,6 +106,24 @@ def test_a_reader_that_went_away_is_no_failure(say):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("program", "words", "name"), [
+    ("train", ("run", ""), "MANIFEST"), ("train", ("run", "m.json", "-o", ""), "--output"),
+    ("train", ("run", "m.json", "--init-from="), "--init-from"), ("train", ("check", "m.json", "-c", ""), "--config"),
+    ("train", ("check", "m.json", "--model", ""), "--model"), ("train", ("merge", "", "-o", "x"), "LORA"),
+    ("train", ("sample", "run", "--model="), "--model"), ("train", ("report", ""), "RUN"),
+    ("prep", ("scan", ""), "SOURCE"), ("prep", ("encode", "photos", "--cache", ""), "--cache"),
+    ("prep", ("encode", "photos", "--model", "", "--cache", "c"), "--model"),
+])
+def test_an_empty_path_or_model_is_refused(request, monkeypatch, tmp_path, program, words, name):
+    """As typed with "$DIR" where DIR is not set: not the current directory, and not the manifest's model."""
+    monkeypatch.chdir(tmp_path)
+    result = request.getfixturevalue(program)(*words)
+    what = "model" if name == "--model" else "path"
+    assert (result.code, result.err) == (2, f"error: {name} is empty, expected a {what}\n"
+                                            "hint: name one; a variable of the shell may not be set\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("args", "said"), [
     (["go", "--nmber", "3"], "No such option: --nmber"),
     (["go", "--number", "three"], "Invalid value for '--number'"),
