@@ -8,8 +8,8 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from prep.errors import Problem
-from prep.formatting import clock
+from prep.errors import PathError, Problem
+from prep.formatting import clock, shell_name
 from prep.fs.atomic import write_atomic
 from prep.fs.mirror import shown as shown_place
 from prep.fs.paths import NamedPath
@@ -77,6 +77,9 @@ def _check_output(run: Run, path: Path) -> None:
         pass  # it has moved; the page is still not written over anything else
     check_page_file(path, (NamedPath(role=role, path=place) for role, place in places
                            if place is not None and place.exists()))
+    if path.suffix.lower() not in (".html", ".htm"):  # browsers show an HTML page of another name as its text
+        raise PathError(f"{path} is not named like an HTML page, expected a name that ends in .html",
+                        hint=f"-o {shell_name(str(path.with_suffix('.html')))}; a browser prints that, also as PDF")
 
 
 def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], left_out: str,

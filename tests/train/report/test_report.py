@@ -180,6 +180,13 @@ def test_nothing_but_an_earlier_page_is_replaced(report, train, tmp_path):
     assert train("report", run, "-o", tmp_path / "mine.html").code == 5
     assert (tmp_path / "mine.html").read_text() == "mine"
     assert train("report", run, "-o", tmp_path / "cache" / "page.html").code == 5
+    for name in ("p.pdf", "report.txt", "p"):
+        result = train("report", run, "-o", tmp_path / name)
+        assert (result.code, result.err) == (
+            5, f"error: {tmp_path / name} is not named like an HTML page, expected a name that ends in .html\n"
+            f"hint: -o {(tmp_path / name).with_suffix('.html')}; a browser prints that, also as PDF\n")
+        assert not (tmp_path / name).exists()
+    assert train("report", run, "-o", tmp_path / "page.HTM", "--worst", 0).code == 0
     result = train("report", run, "-o", tmp_path / "page.html", "--worst", 0)
     assert (result.code, result.out) == (0, f"{tmp_path / 'page.html'}\n")
     assert write_report(run, tmp_path / "page.html", date(2024, 2, 29), worst=0).size < len(text)
