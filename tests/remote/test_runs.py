@@ -171,7 +171,7 @@ def test_the_run_is_the_one_on_a_disk(train, words, store, url, tmp_path):
     assert document["manifest"].startswith("/"), "absolute: the working copy may go"
     told = train(*words, "-o", url)
     assert told.code == 5 and f"error: {url} already holds a run\nhint: add --resume to continue it" in told.err
-    assert f"; or name another with -o, like {url}-2\n" in told.err
+    assert f"; or name another: -o {url}-2\n" in told.err
 
 
 def dies_after(store, count):
@@ -353,7 +353,7 @@ def test_of_two_that_begin_one_run_one_ends(train, words, here, store, url, at_c
     at_claim(other)
     told = train(*words, "-o", url)
     assert told.code == 5 and f"error: {url} already holds a run\nhint: add --resume" in told.err
-    assert f", like {url}-2\n" in told.err
+    assert f"; or name another: -o {url}-2\n" in told.err
     assert require_whole(store, url)["lora.safetensors"] != here["lora.safetensors"], "that of the other"
 
 

@@ -13,7 +13,7 @@ import typer
 
 from prep.cli.console import explain_interruption, lasting_stderr, put, put_json, say
 from prep.errors import UsageError
-from prep.formatting import printable
+from prep.formatting import printable, shell_name
 from prep.fs.mirror import run_url, shown
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
@@ -234,17 +234,18 @@ def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
 def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
     from prep.errors import PathError
     from train.runs.checkpoint import list_checkpoints
-    from train.runs.directory import RESULTS
+    from train.runs.directory import RESULTS, unused_name
     from train.runs.resume import find_start
 
     try:
         return find_start(folder, named)
     except PathError as error:
-        error.hint = ("omit --from to use the newest" if named and list_checkpoints(folder) else
+        error.hint = ("omit --from to use the newest" if named is not None and list_checkpoints(folder) else
                       "omit --resume to start this run")
-        if not named and any((folder / name).exists() for name in RESULTS):
-            error.hint = (f"its result is there, which has no optimizer state: -o {folder.name}-2 --init-from {folder} "
-                          "begins another run with these weights")
+        if named is None and any((folder / name).exists() for name in RESULTS):
+            places = f"-o {shell_name(shown(unused_name(folder)))} --init-from {shell_name(shown(folder))}"
+            error.hint = (f"its result is there, which has no optimizer state: {places} begins another run with these "
+                          "weights")
         if not ranks.first:  # which would have failed as well, if it had none
             error.hint = (f"copy {folder} from the first rank's machine, since only that rank writes there, or use a "
                           "disk that all machines share")

@@ -33,7 +33,7 @@ from typing import Any
 
 from prep.digest import canonical, digest_bytes
 from prep.errors import ConfigError, ModelError, PathError
-from prep.formatting import counted, format_bytes, join_texts
+from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
@@ -98,7 +98,7 @@ def only_one(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise PathError(f"another program is training in {shown(folder)}", hint="wait for it to end; or name "
-                                f"another directory with -o, like {folder.name}-2") from None
+                                f"another directory: -o {shell_name(shown(unused_name(folder)))}") from None
         yield
     finally:
         os.close(descriptor)
@@ -138,8 +138,14 @@ def check_unused(folder: Path) -> None:
     """Raises `PathError` if `folder` holds a run with a checkpoint or a result: only --resume may continue it."""
     there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS)]
     if any(path.exists() for path in there):
-        raise PathError(f"{shown(folder)} already holds a run", hint="add --resume to continue it; or name another "
-                        f"with -o, like {folder.name}-2")
+        raise PathError(f"{shown(folder)} already holds a run", hint="add --resume to continue it; or name another: "
+                        f"-o {shell_name(shown(unused_name(folder)))}")
+
+
+def unused_name(folder: Path) -> Path:
+    """A directory beside `folder` that a new run can have."""
+    names = (folder.with_name(f"{folder.name}-{number}") for number in range(2, 1 << 20))
+    return next(place for place in names if not place.exists())
 
 
 def check_place(folder: Path, setup: Setup) -> None:

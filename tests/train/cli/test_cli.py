@@ -78,12 +78,17 @@ def test_check_says_where_a_run_without_o_would_stop(train, make, monkeypatch):
     assert told not in train("check", made.path).out
     assert train("run", made.path, "--steps", 1, *SMALL, "--set", "sample.every=0").code == 0
     result, refused = train("check", made.path), train("run", made.path, "--steps", 1, *SMALL)
-    said = f"{place} already holds a run; add --resume to continue it; or name another with -o, like {place.name}-2"
+    said = f"{place} already holds a run; add --resume to continue it; or name another: -o {place}-2"
     assert result.code == 0 and result.out.endswith(f"\n{told}{said}\n") and "ready to train" in result.out
     assert refused.code == 5 and refused.err.endswith("error: {}\nhint: {}\n".format(*said.split("; ", 1)))
     report = train("check", made.path, "--json").json
     assert report["ok"] and report["notes"] == [f"train run without -o would stop: {said}"]
     assert told not in train("check", made.path, "-o", "other").out
+    (made.root / f"{place}-2").mkdir()
+    (typed,) = re.findall("name another: (.*)", train("run", made.path, "--steps", 1, *SMALL).err)
+    assert typed == f"-o {place}-3"
+    assert train("run", made.path, "--steps", 1, *SMALL, "--set", "sample.every=0", *typed.split()).code == 0
+    assert (made.root / f"{place}-3" / "lora.safetensors").is_file()
     shutil.rmtree(place)
     place.mkdir()
     (place / "mine.txt").touch()

@@ -260,7 +260,7 @@ def test_two_programs_never_train_in_one_directory(claim, tmp_path):
         with pytest.raises(PathError, match=r"another program is training in .*run") as caught, \
                 lock_run(tmp_path / "run", setup):
             pass
-        assert caught.value.hint.endswith("name another directory with -o, like run-2")
+        assert caught.value.hint.endswith(f"name another directory: -o {tmp_path / 'run-2'}")
     with lock_run(tmp_path / "run", setup):  # it is free again
         pass
 

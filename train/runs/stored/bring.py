@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prep.cache.remote.documents import cache_above
 from prep.errors import PathError
+from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.remote.objects import Listed
 from prep.parse import Unparsed
@@ -41,8 +42,8 @@ def check_new(objects: Objects, there: Names) -> None:
     """Raises `PathError` unless a new run may begin at its place in the store."""
     url = objects.url
     if RUN in there or whole_steps(there) or has_result(there):
-        raise PathError(f"{url} already holds a run", hint=f"add --resume to continue it; or name another with -o, "
-                        f"like {url}-2")
+        raise PathError(f"{url} already holds a run", hint="add --resume to continue it; or name another: "
+                        f"-o {shell_name(f'{url}-2')}")
     if there:
         raise PathError(f"{url} is not empty and is not a training run", hint="name another place with -o")
     _check_outside(objects)

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from prep.cache.remote.room import make_dirs
 from prep.errors import CacheError, PathError, Problem, first_line
+from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import is_url, run_root, shown
 from prep.fs.remote.errors import Stopped
@@ -137,8 +138,8 @@ class StoredRun(OnDisk):
         """
         objects = self._objects
         if not self._resume and not objects.create(RUN, (self.folder / RUN).read_bytes()):
-            raise PathError(f"{self.url} already holds a run", hint="add --resume to continue it; or name another with "
-                            f"-o, like {self.url}-2")
+            raise PathError(f"{self.url} already holds a run", hint="add --resume to continue it; or name another: "
+                            f"-o {shell_name(f'{self.url}-2')}")
         if layout.whole_steps(objects.list()) != self._seen:
             raise PathError(f"another program trained in {self.url} meanwhile", hint="run the same command again")
         objects.put(WRITER, data := layout.writer(self._token))
