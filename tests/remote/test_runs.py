@@ -289,6 +289,11 @@ def test_places_that_cannot_be_a_run(train, words, store, url):
     told = train(*words, "-o", f"{store.url}/cache/runs/cat")
     assert told.code == 5 and f"run {store.url}/cache/runs/cat lies in the cache {store.url}/cache" in told.err
     assert train("check", *words[1:-15], "-o", f"{store.url}/cache/cat").code == 5
+    store.server.put(f"{store.prefix}/a/run.json", b'{"format": "of another program"}')
+    store.server.put(f"{store.prefix}/a/b/run.json", b'{"format": "latentry/run"}')
+    for command in (words, ("check", *words[1:-15])):
+        told = train(*command, "-o", f"{store.url}/a/b/cat")
+        assert told.code == 5 and f"run {store.url}/a/b/cat would lie in the run {store.url}/a/b\n" in told.err
     told = train(*words, "-o", store.url)
     assert told.code == 5 and f"{store.url} is not empty and is not a training run" in told.err
     told = train(*words, "--resume", "-o", url)

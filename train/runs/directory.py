@@ -32,7 +32,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.digest import canonical, digest_bytes
-from prep.errors import ConfigError, ModelError, PathError
+from prep.errors import CacheError, ConfigError, ModelError, PathError
 from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
@@ -162,6 +162,18 @@ def check_place(folder: Path, setup: Setup) -> None:
     for parent in resolve(folder).parents:
         if (parent / MARKER).is_file():
             raise PathError(f"run {folder} lies in the cache {parent}", hint="name a directory outside with -o")
+        if not ours and _is_run(parent):
+            beside = unused_name(parent)
+            raise PathError(f"run {folder} would lie in the run {parent}", hint="name a directory outside: -o "
+                            f"{shell_name(str(beside))}; --resume -o {shell_name(str(parent))} continues that run")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether `folder` is the directory of a run: other programs, too, may have a run.json."""
+    try:
+        return (folder / "run.json").is_file() and bool(read_document(folder))
+    except CacheError:  # of another program, or damaged
+        return bool(checkpoint.list_checkpoints(folder))
 
 
 def check_writable(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prep.cache.remote.room import make_dirs
@@ -50,7 +50,13 @@ def check_alone(url: str) -> None:
 
 
 def cache_above(url: str, *, stop: threading.Event = NEVER) -> str | None:
-    """The URL of the cache in which a place lies, as far as the credentials let that be seen. Raises `StoreError`.
+    """The URL of the cache in which a place lies, as far as `places_above` sees it. Raises `StoreError`."""
+    return next(places_above(url, MARKER, stop=stop), None)
+
+
+def places_above(url: str, name: str, *, stop: threading.Event = NEVER) -> Iterator[str]:
+    """The URLs above `url` that have an object of this name, the outermost first, as far as the credentials let that
+    be seen. Raises `StoreError`.
 
     They may be for what is below the place alone, and some stores refuse to tell of an object that there is none.
     """
@@ -59,15 +65,14 @@ def cache_above(url: str, *, stop: threading.Event = NEVER) -> str | None:
     for count in range(len(parts)):
         above = bucket + "/".join(parts[:count])
         try:
-            size_of(f"{above.rstrip('/')}/{MARKER}", stop=stop)
+            size_of(f"{above.rstrip('/')}/{name}", stop=stop)
         except FileNotFoundError:
             continue
         except StoreError as error:
             if is_refusal(error):
                 continue
             raise
-        return above.rstrip("/")
-    return None
+        yield above.rstrip("/")
 
 
 def fetch_tables(root: Path, tables: Iterable[str]) -> None:

@@ -307,6 +307,36 @@ def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):
     assert caught.value.hint == "name a directory outside with -o"
 
 
+def test_a_run_lies_in_no_other_run(claim, train, tmp_path):
+    made, go = claim
+    go(tmp_path / "run", steps=3)
+    for place in ("run/new", "run/checkpoints/new"):
+        with pytest.raises(PathError) as caught:
+            go(tmp_path / place, steps=3)
+        assert caught.value.message == f"run {tmp_path / place} would lie in the run {tmp_path / 'run'}"
+        assert caught.value.hint == (f"name a directory outside: -o {tmp_path / 'run-2'}; --resume -o "
+                                     f"{tmp_path / 'run'} continues that run")
+        for command in ("check", "run"):
+            result = train(command, made.path, "-o", tmp_path / place, "--steps", 3)
+            assert result.code == 5 and f"error: {caught.value.message}\n" in result.err
+        assert not (tmp_path / place).exists()
+    go(tmp_path / "run", step=3, steps=3)  # itself
+
+
+def test_a_run_in_another_one_that_was_begun_earlier_goes_on(claim, tmp_path):
+    _, go = claim
+    go(tmp_path / "run" / "new", steps=3)
+    go(tmp_path / "run-2", steps=3)
+    (tmp_path / "run-2" / "run.json").rename(tmp_path / "run" / "run.json")
+    go(tmp_path / "run" / "new", step=3, steps=3)
+
+
+def test_the_run_json_of_another_program_makes_no_run(claim, tmp_path):
+    _, go = claim
+    (tmp_path / "run.json").write_text('{"name": "mine"}')
+    go(tmp_path / "run", steps=3)
+
+
 @pytest.mark.parametrize(("settings", "done", "kept", "wanted"), [
     ({"steps": 100, "checkpoint": {"every": 10, "keep": 3}}, 0, 0, 4),
     ({"steps": 100, "checkpoint": {"every": 10, "keep": 3}}, 30, 3, 1),

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from prep.cache.remote.documents import cache_above
+from prep.cache.remote.documents import cache_above, places_above
 from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
+from prep.fs.mirror import split_url
 from prep.fs.remote.objects import Listed
 from prep.parse import Unparsed
+from prep.runs.document import FORMAT
 from prep.runs.document import NAME as RUN
 from prep.runs.documents import refused
 from prep.runs.events import NAME as LOG
@@ -60,9 +62,12 @@ def make_way(url: str, folder: Path) -> list[str]:
 
 
 def _check_outside(objects: Objects) -> None:
-    """Raises `PathError` if the run would lie in a cache. Raises `StoreError`."""
+    """Raises `PathError` if the run would lie in a cache or in another run. Raises `StoreError`."""
     if (above := cache_above(objects.url, stop=objects.stop)) is not None:
         raise PathError(f"run {objects.url} lies in the cache {above}", hint="name a place outside with -o")
+    for place in places_above(objects.url, RUN, stop=objects.stop):
+        if split_url(place)[2] and FORMAT.encode() in (Objects(place).read(RUN) or b""):  # not of another program
+            raise PathError(f"run {objects.url} would lie in the run {place}", hint="name a place outside with -o")
 
 
 def continued(objects: Objects, folder: Path, there: Names, named: str | None) -> list[str]:
