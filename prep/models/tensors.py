@@ -58,13 +58,15 @@ def _checked(name: str | None) -> torch.device:
              "xpu": torch.xpu.device_count()}
     if name is None or name == "auto":
         return torch.device(next((kind for kind in ("cuda", "mps", "xpu") if there[kind]), "cpu"))
+    had = ", ".join(f"{kind}:{number}" if kind != "cpu" else kind for kind, count in there.items()
+                    for number in range(count))
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device is {brief(name)}, expected auto, cpu, cuda, cuda:N or mps") from None
+        raise UsageError(f"--device is {brief(name)}, expected auto, cpu, cuda, cuda:N or mps: torch finds {had}",
+                         hint="--device cuda is a GPU" if name.partition(":")[0].lower() == "gpu" else
+                         "omit --device to use the best device available") from None
     if (device.index or 0) >= there.get(device.type, 0):
-        had = ", ".join(f"{kind}:{number}" if kind != "cpu" else kind for kind, count in there.items()
-                        for number in range(count))
         built = device.type != "cuda" or torch.version.cuda or torch.version.hip
         raise UsageError(f"--device is '{name}', but this machine has no such device: torch finds {had}",
                          hint="omit --device to use the best device available" if built else

@@ -69,5 +69,9 @@ def test_a_device_that_is_not_there(machine, has, name, found, hint):
 
 def test_a_device_that_is_none(machine):
     machine()
-    with pytest.raises(UsageError, match=r"^--device is 'toaster', expected auto, cpu, cuda, cuda:N or mps$"):
-        pick_device("toaster")
+    for name, hint in (("toaster", LEAVE), ("gpu", "--device cuda is a GPU"), ("GPU:0", "--device cuda is a GPU")):
+        with pytest.raises(UsageError) as error:
+            pick_device(name)
+        assert error.value.message == (f"--device is '{name}', expected auto, cpu, cuda, cuda:N or mps: torch finds "
+                                       "cpu")
+        assert error.value.hint == hint

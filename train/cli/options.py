@@ -15,6 +15,7 @@ from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
 from prep.cli.signature import choice
 from prep.errors import UsageError
+from prep.runtime import defer_interrupts
 
 if TYPE_CHECKING:
     from prep.errors import Problem
@@ -88,6 +89,15 @@ def request_of(manifest: Path, model: str | None, download: bool, others: bool, 
 
     return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others,
                       init=init and for_init(init))
+
+
+def require_device(name: str) -> None:
+    """Raises `UsageError` unless this computer has the device called `name`. For "auto" and "cpu", which it has, torch
+    is not imported."""
+    if name not in ("auto", "cpu"):
+        with defer_interrupts():
+            from prep.models.tensors import pick_device
+        pick_device(name)
 
 
 def check_all(asked: RunRequest, config: Config) -> CheckReport:

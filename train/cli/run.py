@@ -57,6 +57,8 @@ def run(
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
     with lasting_stderr(), joined() as ranks:
+        with _preparing(ranks):  # first of all: before anything is downloaded, read or written
+            opt.require_device(_device(device, ranks))
         _prepare(kept, resume, start_from, ranks)
         with _preparing(ranks):
             start = None if kept.begins(resume) else _start_of(folder, resume, start_from, adopt, init_from, ranks)

@@ -50,6 +50,7 @@ def sample(
     if base and checkpoint is not None:
         raise UsageError("--base is given with --checkpoint, but it shows the model before training",
                          hint="omit one of them")
+    opt.require_device(device)
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.models.tensors import pick_device

@@ -186,8 +186,14 @@ def test_a_device_that_is_not_there_is_said(train, make):
     made = make()
     result = train("run", made.path, "-o", made.root / "run", "--device", "cuda:7")
     assert result.code == 2 and "--device is 'cuda:7', but this machine has no such device" in result.err
-    result = train("run", made.path, "-o", made.root / "run", "--device", "toaster")
-    assert result.code == 2 and "--device is 'toaster', expected auto, cpu, cuda, cuda:N or mps" in result.err
+    expected = "expected auto, cpu, cuda, cuda:N or mps: torch finds cpu"
+    for words in (("run", made.path, "-o", made.root / "run"), ("run", "gone.json"),
+                  ("sample", "gone", "-o", made.root / "new" / "a.png")):
+        result = train(*words, "--device", "gpu")
+        said = f"error: --device is 'gpu', {expected}.*\nhint: --device cuda is a GPU\n"
+        assert result.code == 2 and re.fullmatch(said, result.err), "before anything is read"
+    assert not (made.root / "new").exists()
+    assert f"--device is 'gpu', {expected}" in train("check", made.path, "--device", "gpu").err
     assert not (made.root / "run").exists()
 
 
