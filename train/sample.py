@@ -27,7 +27,7 @@ from train.runs.checkpoint import list_checkpoints, newest_other
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
 from train.sampling.grid import MARK, grid_png
-from train.sampling.prompts import Found, PromptRows, current, look_up
+from train.sampling.prompts import Found, PromptRows, bad_lines, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup
 from train.state import averaged, put_initial, put_weights
@@ -183,9 +183,11 @@ def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
     """The prompts whose rows the cache has, or the run's directory."""
     kept = partial(kept_rows, wanted.folder, setup.index)
     if wanted.prompts is None:
+        for fault in bad_lines(setup.index):
+            raise fault
         found = current(setup.index, kept)
     else:
-        _, prompts = read_prompts(wanted.prompts)
+        _, prompts = read_prompts(wanted.prompts, "--prompts")
         if not prompts:
             raise PathError(f"prompt file {wanted.prompts} has no prompts",
                             hint="write one on each line, or give one with --prompt TEXT")

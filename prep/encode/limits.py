@@ -85,10 +85,11 @@ def _prompt(prompt: PromptTarget) -> dict[str, Any]:
     return {**prompt.as_document(), "positive": _ROW, "negative_row": _ROW}
 
 
-def read_small_prompts(path: Path) -> tuple[bytes, list[Prompt]]:
-    """The bytes of a prompt file that a manifest can hold, and its prompts. Raises `PathError`, `ConfigError`."""
-    data, prompts = read_prompts(path)
+def read_small_prompts(path: Path, named: str) -> tuple[bytes, list[Prompt]]:
+    """The bytes of a prompt file that a manifest can hold, and its prompts, as `read_prompts`. Raises `PathError`,
+    `ConfigError`."""
+    data, prompts = read_prompts(path, named)
     if len(data) > PROMPT_BYTES:
-        raise ConfigError(f"prompt file {path} has {len(data)} bytes, expected at most {PROMPT_BYTES}",
+        raise ConfigError(f"prompt file {path} ({named}) has {len(data)} bytes, expected at most {PROMPT_BYTES}",
                           hint="it is for the few prompts of sample pictures; captions lie beside the pictures")
     return data, prompts

@@ -137,7 +137,7 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     # A link is followed once, for the file and for the paths in it.
     path = local_path(call.manifest) if is_url(call.manifest) else resolve(call.manifest)
     manifest = read_manifest(path)
-    data, prompts = read_small_prompts(call.file)
+    data, prompts = read_small_prompts(call.file, "FILE")
     for role, place in (("cache", manifest.cache_root), ("manifest", path)):
         check_disjoint([NamedPath(role="prompts", path=call.file), NamedPath(role=role, path=place)])
     opened = open_manifest(manifest)

@@ -140,7 +140,8 @@ def prepare(call: EncodeCall) -> Prepared:
     check_can_encode_to(call.cache)
     model = _model(call)
     named = call.recipe.prompts
-    prompt_bytes, prompts = (None, []) if named is None else read_small_prompts(named)
+    by = "--prompts" if call.recipe.file is None else "--prompts, or file in [prompts] of the recipe"
+    prompt_bytes, prompts = (None, []) if named is None else read_small_prompts(named, by)
     facts = open_facts(cache, trust=not call.rehash)
     wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, latents_from=call.latents_from,
                             progress=call.progress)

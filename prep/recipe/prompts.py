@@ -71,39 +71,59 @@ class Prompt:
     line: int  # from 1
 
 
-def read_prompts(path: Path, *, echo: bool = True) -> tuple[bytes, list[Prompt]]:
-    """The bytes of a prompt file, and its prompts. Without `echo`, messages never quote the file.
+def read_prompts(path: Path, named: str) -> tuple[bytes, list[Prompt]]:
+    """The bytes of a prompt file, and its prompts. `named`: the option or setting that names it, for messages.
 
     Raises `PathError` unless it is a readable, small, regular UTF-8 file; `ConfigError` for a bad line.
     """
-    data = read_prompt_file(path)
-    return data, prompts_of(data, path, echo=echo)
+    data = read_prompt_file(path, named)
+    prompts, faults = prompts_of(data, path, named)
+    if faults:
+        raise faults[0]
+    return data, prompts
 
 
-def read_prompt_file(path: Path) -> bytes:
+def read_prompt_file(path: Path, named: str) -> bytes:
     """The bytes of a prompt file. Raises `PathError` unless it is a readable, small, regular file."""
     check_here(path, "prompt file")
     try:
         return read_regular(path.resolve(), MOST)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        raise PathError(f"cannot read prompt file {path}: {getattr(error, 'strerror', None) or 'too many links'}",
-                        hint="write the file again, or leave out --prompts or [prompts] file in the recipe") from None
+        raise PathError(f"cannot read {_role(path, named)}: {getattr(error, 'strerror', None) or 'too many links'}",
+                        hint="write the file again, or name another") from None
 
 
-def prompts_of(data: bytes, path: Path, *, echo: bool = True) -> list[Prompt]:
-    """The prompts in the bytes of the prompt file at `path`. Raises `PathError` if not UTF-8, `ConfigError`."""
+def prompts_of(data: bytes, path: Path, named: str, *, echo: bool = True) -> tuple[list[Prompt], list[ConfigError]]:
+    """The prompts in the bytes of the prompt file at `path`, and an error for each bad line. Without `echo`, errors
+    never quote the file. Raises `PathError` if it is not UTF-8."""
     try:
         text = decode_text(data)
     except Unparsed as error:
-        raise PathError(f"prompt file {path}: {error}", hint="save it as UTF-8") from None
-    return list(parse_prompts(text, str(path), echo=echo))
+        raise PathError(f"{_role(path, named)}: {error}", hint="save it as UTF-8") from None
+    prompts, faults = list[Prompt](), list[ConfigError]()
+    for number, line in _lines(text):
+        try:
+            prompts.append(parse_prompt(line, f"{_role(path, named)}, line {number}", number, echo=echo))
+        except ConfigError as error:
+            faults.append(error)
+    return prompts, faults
 
 
-def parse_prompts(text: str, where: str = "prompts", *, echo: bool = True) -> Iterator[Prompt]:
+def _role(path: Path, named: str) -> str:
+    return f"prompt file {path} ({named})"
+
+
+def parse_prompts(text: str, where: str = "prompts") -> Iterator[Prompt]:
     """The prompts in the text of a prompt file; `where` names the file in messages. Raises `ConfigError`."""
+    for number, line in _lines(text):
+        yield parse_prompt(line, f"{where}, line {number}", number)
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """The numbers, from 1, and the text of the lines that have a prompt."""
     for number, line in enumerate(re.split("\r\n|\r|\n", text), 1):
         if line.strip() and not line.lstrip().startswith("#"):
-            yield parse_prompt(line, f"{where}, line {number}", number, echo=echo)
+            yield number, line
 
 
 def parse_prompt(line: str, where: str, number: int = 1, *, echo: bool = True) -> Prompt:

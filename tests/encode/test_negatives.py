@@ -73,7 +73,7 @@ def test_verify_finds_a_caption_s_row_in_place_of_a_negative_prompt_s(encoded, p
 def test_prompts_are_looked_up_as_what_they_are(encoded, tmp_path, monkeypatch):
     index = open_index(read_manifest(tmp_path / "m.json"))
     samples = index.manifest.document["prompts"]["samples"]
-    asked = prompts_of(PROMPTS, tmp_path / "prompts.txt")
+    asked = prompts_of(PROMPTS, tmp_path / "prompts.txt", "FILE")[0]
     monkeypatch.setattr(text, "TextEncoder", None)  # everything is in the cache
     for found in (look_up(index, asked, tmp_path / "prompts.txt").prompts,
                   text.encode_prompts(index, tmp_path / "model", asked, CPU)):
@@ -83,5 +83,6 @@ def test_prompts_are_looked_up_as_what_they_are(encoded, tmp_path, monkeypatch):
 
 def test_a_prompt_that_is_not_cached_is_encoded_as_what_it_is(encoded, tmp_path):
     index = open_index(read_manifest(tmp_path / "m.json"))
-    (one,) = text.encode_prompts(index, tmp_path / "model", prompts_of(b"a bird --n a bird", tmp_path / "p.txt"), CPU)
+    asked, _ = prompts_of(b"a bird --n a bird", tmp_path / "p.txt", "FILE")
+    (one,) = text.encode_prompts(index, tmp_path / "model", asked, CPU)
     assert one.positive["hidden"].shape[1] > 100 > one.negative["hidden"].shape[1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prep.errors import ConfigError, PathError
 from prep.recipe import prompts
-from prep.recipe.prompts import PromptSettings, parse_prompt, parse_prompts, read_prompts
+from prep.recipe.prompts import PromptSettings, parse_prompt, parse_prompts, prompts_of, read_prompts
 
 
 def one(line):
@@ -73,20 +73,31 @@ def test_the_line_is_named_and_without_echo_nothing_of_it_is_repeated(tmp_path):
     for line in ("password --hunter2", "password --w hunter2", "--n hunter2 password"):
         path.write_text(f"fine\n{line}\n")
         with pytest.raises(ConfigError) as caught:
-            read_prompts(path, echo=False)
+            raise prompts_of(path.read_bytes(), path, "--prompts", echo=False)[1][0]
         told = caught.value.message + caught.value.hint
-        assert f"{path}, line 2: " in told and "hunter2" not in told and "password" not in told
-    path.write_text("password --hunter2\n")
+        assert f"prompt file {path} (--prompts), line 2: " in told and "hunter2" not in told and "password" not in told
+    _, (fault,) = prompts_of(b"password --hunter2\n", path, "--prompts", echo=False)
+    assert fault.message == (f"prompt file {path} (--prompts), line 1: unknown option, expected --n, --w, --h, --d, "
+                             "--s or --l")
+    assert fault.hint == r"write \--x if it is part of the prompt"
+
+
+def test_bad_lines_are_told_beside_the_good_ones(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_text("a\nb --ar 3\n\nc\n--w 512\n")
+    found, faults = prompts_of(path.read_bytes(), path, "FILE")
+    assert [(one.text, one.line) for one in found] == [("a", 1), ("c", 4)]
+    assert [fault.message.partition(": ")[0] for fault in faults] == [
+        f"prompt file {path} (FILE), line 2", f"prompt file {path} (FILE), line 5"]
     with pytest.raises(ConfigError) as caught:
-        read_prompts(path, echo=False)
-    assert caught.value.message == f"{path}, line 1: unknown option, expected --n, --w, --h, --d, --s or --l"
-    assert caught.value.hint == r"write \--x if it is part of the prompt"
+        read_prompts(path, "FILE")
+    assert caught.value.message == faults[0].message
 
 
 def test_what_cannot_be_read(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(PathError, match=r"cannot read prompt file .*loop"):
-        read_prompts(tmp_path / "loop")
+        read_prompts(tmp_path / "loop", "--prompts")
 
 
 def test_the_bounds_are_those_of_the_manifest():

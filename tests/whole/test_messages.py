@@ -151,8 +151,8 @@ def test_many_pictures_without_captions(prep, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (None, "error: cannot read prompt file {}: No such file or directory"),
-    (b"a \xff", "error: prompt file {}: byte 2 is not UTF-8, expected UTF-8 text"),
+    (None, "error: cannot read prompt file {} (--prompts): No such file or directory"),
+    (b"a \xff", "error: prompt file {} (--prompts): byte 2 is not UTF-8, expected UTF-8 text"),
 ])
 def test_prompt_files_that_cannot_be_read(prep, photos, tiny_model, tmp_path, words, said):
     path = tmp_path / "prompts.txt"

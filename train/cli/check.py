@@ -60,7 +60,8 @@ def check(
     usual = Path("runs") / manifest.stem
     report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size),
                                     *(_usual_place(report.setup, usual) if output is None else ())))
-    if more := _check_place(report.setup, output, usual) + unfit + _check_ranks(chosen, world_size):
+    more = _check_place(report.setup, output, usual) + opt.prompt_faults(report.setup)
+    if more := more + unfit + _check_ranks(chosen, world_size):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
     if report.setup is not None:

@@ -20,7 +20,7 @@ from prep.runtime import defer_interrupts
 if TYPE_CHECKING:
     from prep.errors import Problem
     from train.config.schema import Config
-    from train.setup import CheckReport, RunRequest
+    from train.setup import CheckReport, RunRequest, Setup
 
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "
                                              "or that of prep push: s3://bucket/dataset/manifest.json",
@@ -89,6 +89,14 @@ def request_of(manifest: Path, model: str | None, download: bool, others: bool, 
 
     return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others,
                       init=init and for_init(init))
+
+
+def prompt_faults(setup: Setup | None) -> list[Problem]:
+    """What is wrong in the lines of the prompt file, if a new run makes sample pictures of it. Later, when the file is
+    edited beside a run, that is a warning."""
+    from train.sampling.prompts import bad_lines
+
+    return [] if setup is None or not setup.config.sample.every else [*bad_lines(setup.index)]
 
 
 def require_device(name: str) -> None:

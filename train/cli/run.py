@@ -203,6 +203,8 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     planned = None if start is None else start.state.micro_batch or start.config.micro_batch
     report = check(asked, chosen, planned=planned)
     opt.stop_at_faults(report.faults)
+    if start is None:  # nobody may be there to correct the file when a scheduler resumes the run
+        opt.stop_at_faults(opt.prompt_faults(report.setup))
     assert report.setup is not None
     setup = replace(report.setup, origin=_origin(folder, report.setup, start))
     check_place(folder, setup)

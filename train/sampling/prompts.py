@@ -15,8 +15,8 @@ from pathlib import Path
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
-from prep.errors import Problem
-from prep.fs.mirror import url_of
+from prep.errors import ConfigError, Problem
+from prep.fs.mirror import shown, url_of
 from prep.fs.paths import is_inside, resolve
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
@@ -77,27 +77,53 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
 
 
 def current(index: Index, kept: Kept | None = None) -> Found:
-    """The current prompts of the prompt file; the manifest's if the file is unchanged, unreadable, or has no cached
-    prompt. `kept`: rows that are not in the cache, by their keys."""
-    named, digest = index.manifest.document["prompts"]["file"], index.manifest.document["prompts"]["digest"]
+    """The current prompts of the prompt file, without its bad lines; the manifest's if the file is unchanged,
+    unreadable, or has no cached prompt. `kept`: rows that are not in the cache, by their keys."""
+    named = index.manifest.document["prompts"]["file"]
     if named is None:
         return Found(prompts=cached(index))
     path = index.manifest.folder / named
     if _leads_out(index.manifest, named):
         return _of_manifest(index, f"prompt file {path} is a link out of the manifest's directory, so it is not read")
-    if url_of(index.manifest.path) is not None and not path.exists():  # a store has no prompt file to edit
-        return Found(prompts=cached(index))
     try:
-        data = read_prompt_file(path)
-        if digest_bytes(data) == digest:
-            return Found(prompts=cached(index))
-        prompts = prompts_of(data, path, echo=False)
+        edited = _edited(index.manifest, path)
     except Problem as error:
         return _of_manifest(index, error.message)
+    if edited is None:
+        return Found(prompts=cached(index))
+    prompts, faults = edited
+    bad = [f"{fault.message}; the line is skipped" for fault in faults[:WARNINGS]]
+    if len(faults) > WARNINGS:
+        bad.append(f"{len(faults) - WARNINGS} more lines of {path} are skipped")
     if not prompts:
-        return _of_manifest(index, f"prompt file {path} has no prompts")
-    found = look_up(index, prompts, path, kept)
-    return found if found.prompts else replace(found, prompts=cached(index))
+        found = _of_manifest(index, f"prompt file {path} has no {'other ' if bad else ''}prompts")
+    else:
+        found = look_up(index, prompts, path, kept)
+    return replace(found, prompts=found.prompts or cached(index), warnings=(*bad, *found.warnings))
+
+
+def bad_lines(index: Index) -> list[ConfigError]:
+    """The errors in the lines of a prompt file that was edited since `prep encode`, for one who is there to correct
+    them. A file that cannot be read is none of them: `current` warns of it."""
+    named = index.manifest.document["prompts"]["file"]
+    if named is None or _leads_out(index.manifest, named):
+        return []
+    try:
+        edited = _edited(index.manifest, index.manifest.folder / named)
+    except Problem:
+        return []
+    return [] if edited is None else edited[1]
+
+
+def _edited(manifest: Manifest, path: Path) -> tuple[list[Prompt], list[ConfigError]] | None:
+    """The prompts in the manifest's prompt file at `path`, and its bad lines; `None` if it is unchanged. Raises
+    `PathError`."""
+    if url_of(manifest.path) is not None and not path.exists():  # a store has no prompt file to edit
+        return None
+    by = f"prompts.file in {shown(manifest.path)}"
+    data = read_prompt_file(path, by)
+    return None if digest_bytes(data) == manifest.document["prompts"]["digest"] else (
+        prompts_of(data, path, by, echo=False))
 
 
 def look_up(index: Index, prompts: Iterable[Prompt], path: Path, kept: Kept | None = None) -> Found:

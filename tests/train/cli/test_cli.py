@@ -364,6 +364,26 @@ def test_edited_prompts_never_end_a_run(train, make):
     assert (made.root / "run" / "samples" / "step-000003.png").is_file()
 
 
+def test_a_bad_line_of_the_prompt_file_is_an_error_at_the_start_and_later_a_warning(train, make):
+    made = make()
+    path = made.root / "prompts.txt"
+    path.write_text("a red circle\na blue square --ar 3\n")
+    said = f"prompt file {path} (prompts.file in {made.path}), line 2: unknown option, expected --n, --w, "
+    for result in (train("check", made.path), run(train, made)):
+        assert result.code == 3 and f"error: {said}" in result.err, result.err
+    assert not (made.root / "run").exists()
+    assert train("check", made.path, "--set", "sample.every=0").code == 0
+    path.write_text("a red circle\n")
+    assert run(train, made, steps=2).code == 0
+    path.write_text("a red circle\na blue square --ar 3\n")
+    result = run(train, made, "--resume")
+    assert result.code == 0 and f"warning: {said}" in result.err and "manifest's prompts" not in result.err
+    result = train("sample", made.root / "run", "-o", made.root / "g.png", "--device", "cpu")
+    assert result.code == 3 and said.rpartition("m.json")[2] in result.err and "(prompts.file in " in result.err
+    result = train("sample", made.root / "run", "--prompts", path, "-o", made.root / "g.png", "--device", "cpu")
+    assert result.code == 3 and f"error: prompt file {path} (--prompts), line 2: unknown option '--ar'" in result.err
+
+
 def test_sample_shows_before_and_after_side_by_side(train, make):
     made = make()
     assert run(train, made, "--lr", "0.05", steps=6).code == 0

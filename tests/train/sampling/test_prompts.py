@@ -10,7 +10,7 @@ import pytest
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
 from prep.recipe.prompts import PromptSettings
-from train.sampling.prompts import cached, current
+from train.sampling.prompts import bad_lines, cached, current
 
 
 @pytest.fixture
@@ -74,9 +74,29 @@ def test_a_file_that_says_nothing_leaves_the_manifest_s(opened, content):
         path.write_bytes(content)
     found = current(index)
     assert found.prompts == cached(index)
-    (warning,) = found.warnings
+    assert len(found.warnings) == (2 if content == b"a cat --ar 3:2\n" else 1)
+    warning = found.warnings[-1]
     assert "prompts.txt" in warning and warning.endswith("; using the manifest's prompts")
-    assert "3:2" not in warning
+    assert "3:2" not in found.warnings[0]
+
+
+def test_a_bad_line_costs_no_other(opened):
+    made, index = opened
+    path = made.root / "prompts.txt"
+    path.write_text("a red circle --ar 3:2\na blue square\n\n--w 512\na red circle --w 65\n")
+    found = current(index)
+    assert words(found.prompts) == ["a blue square"]
+    role = f"prompt file {path} (prompts.file in {made.path})"
+    assert found.warnings == (
+        f"{role}, line 1: unknown option, expected --n, --w, --h, --d, --s or --l; the line is skipped",
+        f"{role}, line 4: there is no prompt before the options; the line is skipped",
+        f"{role}, line 5: --w has an invalid value, expected a whole number from 8 to 8192 in multiples of 8; the line "
+        "is skipped")
+    assert [f"{fault.message}; the line is skipped" for fault in bad_lines(index)] == list(found.warnings)
+    path.write_text("--w 512\n" * 30)
+    assert len(current(index).warnings) == 22 and current(index).warnings[-2] == f"10 more lines of {path} are skipped"
+    path.unlink()
+    assert bad_lines(index) == []
 
 
 def test_without_a_prompt_file_validation_captions_are_shown(make):
