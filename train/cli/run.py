@@ -244,8 +244,10 @@ def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
     try:
         return find_start(folder, named)
     except PathError as error:
-        error.hint = ("omit --from to use the newest" if named is not None and list_checkpoints(folder) else
-                      "omit --resume to start this run")
+        if named is not None and list_checkpoints(folder):
+            error.hint = error.hint or "omit --from to use the newest"
+        else:
+            error.hint = "omit --resume to start this run"
         if named is None and any((folder / name).exists() for name in RESULTS):
             places = f"-o {shell_name(shown(unused_name(folder)))} --init-from {shell_name(shown(folder))}"
             error.hint = (f"its result is there, which has no optimizer state: {places} begins another run with these "

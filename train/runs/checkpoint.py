@@ -34,6 +34,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.errors import PathError
+from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import shown
 from prep.fs.untrusted import check_dir, entries, is_link, size_regular
@@ -56,6 +57,7 @@ MEANING = max(MEANINGS)
 STATE = "state.json"
 _NAME = re.compile(r"step-[0-9]{6,13}")
 _PIECE = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_ASIDE = re.compile(r"aside(?:-[0-9]+)?-(step-[0-9]{6,13})")
 _PICTURE = re.compile(r"step-([0-9]{6,13})\.png")
 _PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
@@ -136,18 +138,42 @@ def list_checkpoints(run: Path) -> list[Path]:
 
 
 def find_checkpoint(run: Path, named: str | None) -> Path:
-    """The newest checkpoint of a run, or the checkpoint `named` step-N. Raises `PathError` if there is none."""
+    """The newest checkpoint of a run, or the checkpoint `named` step-N, or by its path. Raises `PathError` if there is
+    none."""
     folders = list_checkpoints(run)
     if named is None and folders:
         return folders[-1]
-    chosen = step_named(named or "", (int(folder.name[5:]) for folder in folders))
+    name = _without_path(run, named or "")
+    chosen = step_named(name, (int(folder.name[5:]) for folder in folders))
     for folder in folders:
         if chosen == int(folder.name[5:]):
             return folder
     if not folders:
         raise PathError(f"{shown(run)} has no checkpoint")
     names = ", ".join(folder.name for folder in folders)
+    if (found := _ASIDE.fullmatch(name)) and (run / "checkpoints" / name).is_dir():
+        raise PathError(f"checkpoint {name} of {shown(run)} was set aside, expected one of: {names}",
+                        hint=_way_back(run / "checkpoints" / name, found[1]))
     raise PathError(f"{shown(run)} has no checkpoint '{(named or '')[:80]}', expected one of: {names}")
+
+
+def _without_path(run: Path, named: str) -> str:
+    """The name of the checkpoint at the path `named`, if that is below the run's checkpoints; any other text as it is.
+    """
+    above, folder = Path(named).parent, run / "checkpoints"
+    inside = above == Path(folder.name) or (above != Path() and above.resolve() == folder.resolve())
+    return Path(named).name if inside else named
+
+
+def _way_back(aside: Path, name: str) -> str:
+    """How a checkpoint gets back the name that it had before it was set aside. By hand, since the log keeps the steps
+    that were made since: two histories of the same steps do not fit into it."""
+    back = aside.with_name(name)
+    moves = [(aside, back)]
+    if back.exists():
+        moves.insert(0, (back, back.with_name(aside_name(name, lambda other: back.with_name(other).exists()))))
+    command = " && ".join(f"mv {shell_name(str(old))} {shell_name(str(new))}" for old, new in moves)
+    return f"{command}, then --resume --from {name}: the log keeps the losses of the other steps"
 
 
 def set_aside(run: Path, step: int) -> list[str]:

@@ -128,7 +128,9 @@ def _abandon(folder: Path, step: int) -> list[str]:
     between them, checkpoints still say that theirs are to be kept."""
     newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(folder))
     pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(folder, step, keep=newer)]
-    told = [f"a newer checkpoint was set aside: checkpoints/{name}" for name in checkpoint.set_aside(folder, step)]
+    back = " (--from {} tells the way back)" if run_url(folder) is None else ""
+    told = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
+            for name in checkpoint.set_aside(folder, step)]
     if pictures:
         told.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
     return told

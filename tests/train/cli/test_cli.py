@@ -338,6 +338,29 @@ def test_a_run_goes_on_from_an_older_checkpoint(train, make):
     assert done.code == 0 and "a newer checkpoint was set aside: checkpoints/aside-step-000002" in done.err
 
 
+def test_the_way_back_to_a_checkpoint_that_was_set_aside(train, make):
+    """By the commands of the hint, twice: what took its place meanwhile is set aside in turn."""
+    made = make()
+    every, folder = ("--set", "checkpoint.every=1"), made.root / "run" / "checkpoints"
+    assert run(train, made, *every, "--lr", "0.01").code == 0
+    first = (folder / "step-000003" / "lora.safetensors").read_bytes()
+    done = run(train, made, *every, "--resume", "--from", "checkpoints/step-000001", "--lr", "0.02")
+    assert done.code == 0 and "(--from aside-step-000003 tells the way back)" in done.err
+    second = (folder / "step-000003" / "lora.safetensors").read_bytes()
+    assert first != second
+    for name, wanted in (("aside-step-000003", first), (f"{folder}/aside-2-step-000003", second)):
+        refused = run(train, made, "--resume", "--from", name)
+        assert refused.code == 5 and (
+            f"error: checkpoint {Path(name).name} of {made.root / 'run'} was set aside, expected one of: step-000001, "
+            "step-000002, step-000003\nhint: mv ") in refused.err
+        (moves,) = re.findall("hint: (mv .*), then --resume --from step-000003: the log", refused.err)
+        subprocess.run(["sh", "-c", moves], check=True)
+        assert (folder / "step-000003" / "lora.safetensors").read_bytes() == wanted
+        done = run(train, made, "--resume", "--from", "step-000003", steps=3)
+        assert done.code == 0, done.err
+    assert "aside-9-step-000003', expected one of" in run(train, made, "--resume", "--from", "aside-9-step-000003").err
+
+
 def test_a_run_that_went_on_meanwhile_is_left_alone(train, make, monkeypatch):
     from train.runs import directory
 

@@ -119,7 +119,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_sets_newer_ones_aside(claim
     for step in (1, 2):
         keep(tmp_path / "run", setup, step)
     assert claim_run(tmp_path / "run", setup, step=1) == [
-        "a newer checkpoint was set aside: checkpoints/aside-step-000002"]
+        "a newer checkpoint was set aside: checkpoints/aside-step-000002 (--from aside-step-000002 tells the way back)"]
 
 
 def draw(run, *steps):
@@ -143,7 +143,8 @@ def test_pictures_go_where_the_checkpoints_of_their_steps_go(claim, tmp_path):
         draw(run, 0, 2, 3, 4)
         (run / "samples" / "mine-step-000009.png").write_bytes(b"mine")
         told.append(claim_run(run, setup, step=2))
-    assert told == [[f"a newer checkpoint was set aside: checkpoints/{aside}-step-000004",
+    assert told == [[f"a newer checkpoint was set aside: checkpoints/{aside}-step-000004 (--from {aside}-step-000004 "
+                     "tells the way back)",
                      f"the sample pictures of later steps were set aside: samples/{aside}-step-000003.png and 1 more"]
                     for aside in ("aside", "aside-2")]
     assert drawn(run) == {
