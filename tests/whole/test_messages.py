@@ -432,7 +432,7 @@ def test_a_run_without_a_checkpoint(train, made, tmp_path):
     assert result.code == 5 and "hint: omit --resume to start this run\n" in result.err
     (tmp_path / "run" / "lora.safetensors").write_bytes(b"")
     result = train("run", made.path, "-o", tmp_path / "run", "--resume")
-    assert result.code == 5 and f"-o run-2 --init-from {tmp_path}/run begins another run" in result.err
+    assert result.code == 5 and f"-o {tmp_path}/run-2 --init-from {tmp_path}/run begins another run" in result.err
 
 
 @pytest.mark.parametrize(("options", "said"), [
