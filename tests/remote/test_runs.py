@@ -492,6 +492,15 @@ def test_damage_is_not_continued_from(train, words, store, url, monkeypatch, tmp
 
 
 @pytest.mark.slow
+def test_a_resume_finds_the_manifest_of_a_run_in_a_store(train, words, store, url, monkeypatch, tmp_path):
+    assert train(*words, "-o", url).code == 0
+    new_computer(monkeypatch, tmp_path)
+    told = train("run", "--resume", "-o", url, "--steps", 7, "--device", "cpu")
+    assert told.code == 0, told.err
+    assert steps_of(require_whole(store, url))[-1] == "step-000007"
+
+
+@pytest.mark.slow
 def test_no_credentials_are_written(train, words, store, url):
     assert train(*words, "-o", url).code == 0
     there = [*objects(store, url).values(), *files(run_root(url)).values()]

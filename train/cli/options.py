@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "
                                              "or that of prep push: s3://bucket/dataset/manifest.json",
                                              show_default=False)]
+ManifestOrRuns = Annotated[Path | None, typer.Argument(
+    metavar="MANIFEST", help="the manifest.json that prep encode wrote, or that of prep push: "
+    "s3://bucket/dataset/manifest.json; with --resume and -o the run's, if it is not named", show_default=False)]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run, or a place in a store: "
                                              "s3://bucket/runs/cat (default: runs/NAME)")]
 ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]

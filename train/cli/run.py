@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import explain_interruption, lasting_stderr, put, put_json, say
-from prep.errors import UsageError
+from prep.errors import CacheError, UsageError
 from prep.formatting import printable, shell_name
 from prep.fs.mirror import run_url, shown
 from prep.runtime import defer_interrupts
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    manifest: opt.ManifestArg, config: opt.ConfigOpt = None,
+    manifest: opt.ManifestOrRuns = None, config: opt.ConfigOpt = None,
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's, and with --resume "
                                               "the run's; needed then if it has moved)")] = None,
     output: opt.Output = None,
@@ -51,7 +52,7 @@ def run(
     """
     from train.runs.stored.stored import kept_in
 
-    kept = kept_in(output or Path("runs") / manifest.stem)
+    kept = kept_in(_place(manifest, output, resume))
     folder = kept.folder
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
@@ -63,7 +64,7 @@ def run(
         with _preparing(ranks):
             start = None if kept.begins(resume) else _start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
-            asked = opt.request_of(manifest, model, download, allow_other_encoders, init_from)
+            asked = opt.request_of(manifest or _manifest_of(folder), model, download, allow_other_encoders, init_from)
             setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
@@ -74,6 +75,32 @@ def run(
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
         put(f"{shown(folder)}/{ending['result']}" if run_url(folder) else str(folder / ending["result"]))
+
+
+def _place(manifest: Path | None, output: Path | None, resume: bool) -> Path:
+    """The run's directory or URL. Raises `UsageError` if that, or the manifest, cannot be known."""
+    if output is not None and (manifest is not None or resume):
+        return output
+    if manifest is None:
+        raise UsageError("no MANIFEST is given", hint="train run MANIFEST begins a run; train run --resume -o RUN "
+                         "continues one with its own manifest")
+    return Path("runs") / manifest.stem
+
+
+def _manifest_of(folder: Path) -> Path:
+    """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone."""
+    from train.runs.directory import read_run, require_manifest
+
+    run = read_run(folder)
+    try:
+        require_manifest(run)
+    except CacheError as error:
+        error.hint = f"name where it is now: train run MANIFEST --resume -o {shell_name(shown(folder))}"
+        if (folder / "manifest.json").is_file() and run.asked.manifest.parent.is_dir():
+            back = f"cp {shell_name(str(folder / 'manifest.json'))} {shell_name(os.path.normpath(run.asked.manifest))}"
+            error.hint = f"put the run's copy of it back: {back}; or {error.hint}"
+        raise
+    return run.asked.manifest
 
 
 def _prepare(kept: OnDisk, resume: bool, named: str | None, ranks: Ranks) -> None:

@@ -277,6 +277,32 @@ def test_a_second_run_needs_resume_and_keeps_its_settings(train, make):
     assert other.code == 0 and "note: optimizer.lr is 0.02, was 0.01\n" in other.err
 
 
+def test_a_resume_finds_the_manifest_of_its_run(train, make, monkeypatch):
+    made = make()
+    assert run(train, made).code == 0
+    resumed = train("run", "--resume", "-o", made.root / "run", "--steps", 4)
+    assert resumed.code == 0 and "step 4: checkpoints/step-000004" in resumed.err, resumed.err
+    copy = made.path.rename(made.root / "elsewhere.json")
+    monkeypatch.chdir(made.root.parent)
+    place = made.root.relative_to(made.root.parent)
+    gone = train("run", "--resume", "-o", place / "run", "--steps", 5)
+    assert gone.code == 7 and "the manifest of " in gone.err and " is gone: " in gone.err
+    assert gone.err.endswith(f"; or name where it is now: train run MANIFEST --resume -o {place}/run\n")
+    (moves,) = re.findall("hint: put the run's copy of it back: (cp .*); or name", gone.err)
+    subprocess.run(["sh", "-c", moves], check=True)
+    assert train("run", "--resume", "-o", place / "run", "--steps", 5).code == 0
+    assert train("run", copy, "--resume", "-o", place / "run", "--steps", 6).code == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--resume",), ("-o", "run")])
+def test_a_run_needs_a_manifest_unless_it_has_one(train, monkeypatch, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    result = train("run", *words)
+    assert (result.code, result.err) == (2, "error: no MANIFEST is given\nhint: train run MANIFEST begins a run; "
+                                            "train run --resume -o RUN continues one with its own manifest\n")
+    assert not list(tmp_path.iterdir())
+
+
 def interrupt_after(monkeypatch, step, times=1):
     """Presses Ctrl-C as soon as so many steps are made."""
     from train.runs.watch import RunDisplay
