@@ -38,8 +38,10 @@ def inspect(
     from prep.manifest.describe import describe_manifest, describe_samples
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
+    from prep.models.device.named import require_device
     from prep.report.terminal.manifest import inspect_tables, sample_text
 
+    require_device(device)
     opened = open_manifest(read_manifest(manifest))
     if html is not None:
         most = decode if decode is not None else DECODED if model is not None else 0

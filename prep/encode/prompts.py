@@ -51,6 +51,7 @@ from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import renumber_shards
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.configs import Configs
+from prep.models.device.named import require_device
 from prep.models.families.registry import FAMILIES
 from prep.models.family import options_of
 from prep.models.fields import FieldSpecs
@@ -132,8 +133,9 @@ class _Text:
 
 def run_prompts(call: PromptsCall) -> PromptsReport:
     """Encodes the prompts and rewrites the manifest. Raises `PathError`, `ConfigError`, `ManifestError`, `CacheError`,
-    `ModelError`.
+    `ModelError`, `UsageError`.
     """
+    require_device(call.device)
     # A link is followed once, for the file and for the paths in it.
     path = local_path(call.manifest) if is_url(call.manifest) else resolve(call.manifest)
     manifest = read_manifest(path)

@@ -34,6 +34,7 @@ from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
 from prep.manifest.document import check_manifest_place
+from prep.models.device.named import require_device
 from prep.models.hub import locate
 from prep.progress import Progress
 from prep.recipe.schema import Recipe
@@ -107,6 +108,8 @@ def run_encode(call: EncodeCall) -> EncodeReport:
 
 
 def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
+    if call.ray is None and (call.measure or not call.dry_run):  # a plan may be looked at where there is no such GPU
+        require_device(call.device, several=True)
     if call.part is not None and (call.retry_rejects or call.recheck):
         flag = "--retry-rejects" if call.retry_rejects else "--recheck"
         raise UsageError(f"{flag} is given with --part {call.part}, expected one of them",

@@ -16,6 +16,7 @@ from prep.formatting import counted, grouped, printable
 from prep.fs.mirror import shown
 from prep.imports.source import ORIGIN, KohyaLatents
 from prep.imports.verify import Verified, verify
+from prep.models.device.named import require_device
 from prep.parse import brief
 from prep.progress import Progress
 from prep.recipe.schema import Recipe
@@ -87,6 +88,7 @@ def _split(rows: Mapping[str, int]) -> tuple[int, dict[str, int]]:
 
 def run_import(call: ImportCall) -> ImportReport:
     """Imports latents, encodes masks and texts, and writes the manifest. Raises every kind of `Problem`."""
+    require_device(call.device)
     if call.origin not in ORIGINS:
         raise UsageError(f"--from is {brief(call.origin)}, expected {', '.join(ORIGINS)}")
     found = Verified()

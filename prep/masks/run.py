@@ -16,6 +16,7 @@ from prep.fs.paths import NamedPath, check_disjoint, check_not_cache
 from prep.masks.generate import make_masks
 from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
 from prep.masks.picture import Model
+from prep.models.device.named import require_device
 from prep.models.hub import SINGLE, locate
 from prep.progress import Progress, phase
 from prep.recipe.schema import Recipe
@@ -85,6 +86,7 @@ class MaskReport:
 def run_mask(call: MaskCall) -> MaskReport:
     """Makes the masks of all pictures of the recipe. Raises `UsageError`, `ConfigError`, `PathError`, `ModelError`."""
     choice = call.choice
+    require_device(call.device)
     check_options(choice)
     if call.model and not METHODS[choice.method].model:
         raise UsageError(f"--model is for methods with a model, not for --with {choice.method}")

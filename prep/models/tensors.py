@@ -30,7 +30,7 @@ def pick_device(name: str | None) -> torch.device:
 
     A numbered CUDA device also becomes the current device, for library calls that name none.
     """
-    device = _checked(name)
+    device = checked_device(name)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
@@ -49,10 +49,10 @@ def device_names(text: str) -> tuple[str, ...]:
             raise UsageError("--device is 'all', which is every CUDA GPU, but torch finds none",
                              hint="omit --device to use the best device available")
         return tuple(f"cuda:{number}" for number in range(count))
-    return tuple(str(_checked(name)) for name in text.split(","))
+    return tuple(str(checked_device(name)) for name in text.split(","))
 
 
-def _checked(name: str | None) -> torch.device:
+def checked_device(name: str | None) -> torch.device:
     """The device called `name`, which this machine has. Raises `UsageError`."""
     there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available()),
              "xpu": torch.xpu.device_count()}
@@ -64,11 +64,18 @@ def _checked(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UsageError(f"--device is {brief(name)}, expected auto, cpu, cuda, cuda:N or mps: torch finds {had}",
-                         hint="--device cuda is a GPU" if name.partition(":")[0].lower() == "gpu" else
-                         "omit --device to use the best device available") from None
+                         hint=_meant(name) or "omit --device to use the best device available") from None
     if (device.index or 0) >= there.get(device.type, 0):
         built = device.type != "cuda" or torch.version.cuda or torch.version.hip
         raise UsageError(f"--device is '{name}', but this machine has no such device: torch finds {had}",
                          hint="omit --device to use the best device available" if built else
                          "this build of torch has no CUDA; install the build for your GPU: see pytorch.org")
     return device
+
+
+def _meant(name: str) -> str:
+    """A hint for a word that people use for a GPU, or ""; torch calls AMD's cuda, too."""
+    word, _, number = name.lower().partition(":")
+    if word not in ("gpu", "cuda", "nvidia", "amd", "rocm"):
+        return ""
+    return f"a GPU of NVIDIA or AMD is --device {f'cuda:{number}' if number.isdecimal() else 'cuda'}"

@@ -117,7 +117,7 @@ LAZY = {
     "prep.dataset.texts", "prep.encode.prompts",
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",
     "prep.workers.ray", "prep.models.hub", "prep.runtime",
-    "prep.models.loading", "prep.doctor.machine", "prep.imports.verify",
+    "prep.models.loading", "prep.models.device.named", "prep.doctor.machine", "prep.imports.verify",
     "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
     "train.optim.optimizers", "train.models.quantized", "train.parallel.ranks", "train.trackers.tensorboard",

@@ -15,7 +15,6 @@ from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
 from prep.cli.signature import choice
 from prep.errors import UsageError
-from prep.runtime import defer_interrupts
 
 if TYPE_CHECKING:
     from prep.errors import Problem
@@ -100,15 +99,6 @@ def prompt_faults(setup: Setup | None) -> list[Problem]:
     from train.sampling.prompts import bad_lines
 
     return [] if setup is None or not setup.config.sample.every else [*bad_lines(setup.index)]
-
-
-def require_device(name: str) -> None:
-    """Raises `UsageError` unless this computer has the device called `name`. For "auto" and "cpu", which it has, torch
-    is not imported."""
-    if name not in ("auto", "cpu"):
-        with defer_interrupts():
-            from prep.models.tensors import pick_device
-        pick_device(name)
 
 
 def check_all(asked: RunRequest, config: Config) -> CheckReport:

@@ -16,6 +16,7 @@ from prep.cli.console import explain_interruption, lasting_stderr, put, put_json
 from prep.errors import CacheError, UsageError
 from prep.formatting import printable, shell_name
 from prep.fs.mirror import run_url, shown
+from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 from train.cli.summary import place_line, plan_lines, uneven_lines
@@ -59,7 +60,7 @@ def run(
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
     with lasting_stderr(), joined() as ranks:
         with _preparing(ranks):  # first of all: before anything is downloaded, read or written
-            opt.require_device(_device(device, ranks))
+            require_device(_device(device, ranks))
         _prepare(kept, resume, start_from, ranks)
         with _preparing(ranks):
             start = None if kept.begins(resume) else _start_of(folder, resume, start_from, adopt, init_from, ranks)

@@ -9,6 +9,7 @@ import typer
 
 from prep.cli.console import put, say
 from prep.fs.mirror import check_here, local_path
+from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -50,7 +51,7 @@ def sample(
     if base and checkpoint is not None:
         raise UsageError("--base is given with --checkpoint, but it shows the model before training",
                          hint="omit one of them")
-    opt.require_device(device)
+    require_device(device)
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.models.tensors import pick_device
