@@ -19,7 +19,8 @@ from prep.cli.ticker import progress_unless
 def bucket(
     source: opt.SourceArg,
     batch_size: Annotated[int, typer.Option(help="samples per optimizer step, over all ranks", min=1)] = 4,
-    micro_batch: Annotated[int | None, typer.Option(help="samples per forward pass (default: batch size)")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="samples per forward pass (default: batch size)", min=1
+                                                     )] = None,
     underfill: opt.Underfill = "partial",
     world: Annotated[int, typer.Option("--world", "--world-size", help="number of ranks that share a step",
                                        min=1)] = 1,

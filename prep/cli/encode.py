@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 MOST_GIB = 1e6
+MOST_SECONDS = 1e6  # no timer takes an infinite time
 
 
 @opt.with_recipe_options()
@@ -53,14 +54,16 @@ def encode(
         show_default=False)] = None,
     task_seconds: Annotated[float | None, typer.Option(
         help="with --engine ray: seconds that a task may take before its worker is replaced (default: 3600)", min=1,
-        show_default=False)] = None,
+        max=MOST_SECONDS, show_default=False)] = None,
     grace: Annotated[float, typer.Option(
-        help="seconds to complete the task under way after SIGTERM or SIGUSR1; no other is begun", min=0)] = 25.0,
+        help="seconds to complete the task under way after SIGTERM or SIGUSR1; no other is begun", min=0,
+        max=MOST_SECONDS)] = 25.0,
     shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB; it has at most 256 rows",
                                            min=1, max=4096)] = 256,
     max_rejects: Annotated[int | None, typer.Option(
         help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
-        "decoders that crashed; bad pictures do not count (default: 1 % of the samples, at least 10)")] = None,
+        "decoders that crashed; bad pictures do not count (default: 1 % of the samples, at least 10)",
+        min=0)] = None,
     retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="retry rows that earlier runs rejected"
                                                 )] = False,
     rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,

@@ -30,7 +30,7 @@ def mask(
     method: Annotated[str, choice("--with", help="how masks are made", words=METHODS)],
     output: Annotated[Path, typer.Option("-o", "--output", help="directory for the masks, outside the pictures'")],
     color: Annotated[str, typer.Option("--color", help="background color of --with color")] = "white",
-    tolerance: Annotated[int, typer.Option(help="how far a channel may differ from it", min=0, max=255)] = 16,
+    tolerance: Annotated[int, typer.Option(help="how far a channel may differ from it", min=0, max=254)] = 16,
     threshold: Annotated[float | None, typer.Option(help="brightness, 0 to 1, from which a pixel trains")] = None,
     invert: Annotated[bool, typer.Option("--invert", help="swap what trains and what does not")] = False,
     smooth: Annotated[float, typer.Option(help="radius in pixels of a Gaussian blur before the threshold")] = 0,
