@@ -82,6 +82,16 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
+def shards_moved(shards: int, moved: int, size: int, done: str, there: str) -> str:
+    """What a copy of a cache did: how many of its shards and how many bytes were `done`, and what was `there` before.
+    """
+    if moved == shards:
+        return f"{counted(shards, 'shard')} ({format_bytes(size)}) {done}"
+    if not moved and not size:
+        return f"nothing {done}, {counted(shards, 'shard')} {'was' if shards == 1 else 'were'} {there}"
+    return f"{grouped(moved)} of {counted(shards, 'shard')} ({format_bytes(size)}) {done}, the rest was {there}"
+
+
 def printable_name(name: str) -> str:
     """`name` as valid Unicode: bytes that are not UTF-8 become `\\xNN`."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")

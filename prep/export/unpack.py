@@ -29,7 +29,7 @@ from prep.export.tar_format import (
     table_name,
     tables_of,
 )
-from prep.formatting import counted, format_bytes, printable
+from prep.formatting import printable, shards_moved
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import is_url, refuse_url
@@ -60,8 +60,7 @@ class UnpackReport:
 
     def as_text(self) -> str:
         """The output of `prep unpack`."""
-        return (f"{self.manifest}: {counted(self.shards, 'shard')}, {counted(self.unpacked, 'shard')} "
-                f"({format_bytes(self.bytes)}) unpacked, the rest was here")
+        return f"{self.manifest}: {shards_moved(self.shards, self.unpacked, self.bytes, 'unpacked', 'here')}"
 
 
 def unpack(file: Path, folder: Path, *, progress: Progress = silent) -> UnpackReport:

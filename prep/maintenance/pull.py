@@ -17,7 +17,7 @@ from prep.cache.remote.shards import download_shard
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache, open_cache, publish_table
 from prep.errors import PathError
-from prep.formatting import counted, format_bytes
+from prep.formatting import shards_moved
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import check_here, is_url, local_path, shown
@@ -47,8 +47,7 @@ class PullReport:
 
     def as_text(self) -> str:
         """The output of `prep pull`."""
-        return (f"{self.manifest}: {counted(self.shards, 'shard')}, {counted(self.fetched, 'shard')} "
-                f"({format_bytes(self.bytes)}) downloaded, the rest was here")
+        return f"{self.manifest}: {shards_moved(self.shards, self.fetched, self.bytes, 'downloaded', 'here')}"
 
 
 def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PullReport:

@@ -22,7 +22,7 @@ from prep.cache.remote.shards import GROUP, RemoteShard
 from prep.cache.remote.upload import Uploader
 from prep.cache.store import MARKER_BYTES, Cache
 from prep.errors import CacheError, PathError
-from prep.formatting import counted, format_bytes
+from prep.formatting import shards_moved
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
@@ -54,8 +54,7 @@ class PushReport:
 
     def as_text(self) -> str:
         """The output of `prep push`."""
-        return (f"{self.url}: {counted(self.shards, 'shard')}, {counted(self.sent, 'shard')} "
-                f"({format_bytes(self.bytes)}) sent, the rest was there")
+        return f"{self.url}: {shards_moved(self.shards, self.sent, self.bytes, 'sent', 'there')}"
 
 
 def push(path: Path, url: Path, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PushReport:

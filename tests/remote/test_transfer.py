@@ -55,7 +55,7 @@ def test_an_upload_is_what_is_here_and_is_not_repeated(prep, store, home):
     assert rows_of(store_path(store)) == rows_of(home / "manifest.json")
     store.proxy.forget()
     again = prep("push", home / "manifest.json", f"{store.url}/manifest.json")
-    assert again.code == 0 and again.out.endswith("4 shards, 0 shards (0 bytes) sent, the rest was there\n")
+    assert again.code == 0 and again.out.endswith("/manifest.json: nothing sent, 4 shards were there\n")
     assert puts(store) == ["manifest.json"], "on condition that there is none"
     assert prep("verify", f"{store.url}/manifest.json").code == 0
 

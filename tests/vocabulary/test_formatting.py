@@ -1,4 +1,4 @@
-"""URLs as messages show them, and lists of names."""
+"""URLs as messages show them, lists of names, and what a copy of a cache did."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prep.formatting import listed, without_secrets
+from prep.formatting import listed, shards_moved, without_secrets
 
 PLACES = st.sampled_from(["bucket/m.json", "bucket", "bucket/a b/c@d/e:f", "huggingface.co/owner/name@v1"])
 BEGINNINGS = st.sampled_from(["s3://", "s3:/", "https://"])
@@ -51,3 +51,13 @@ def test_a_user_without_a_place_and_what_is_no_url(text, shown):
                                              (("a", "b", "c"), "a, b and c")])
 def test_names_are_listed(names, told):
     assert listed(names) == told
+
+
+@pytest.mark.parametrize(("shards", "moved", "size", "told"), [
+    (4, 4, 2048, "4 shards (2.0 KiB) sent"), (1, 1, 0, "1 shard (0 bytes) sent"), (0, 0, 9, "0 shards (9 bytes) sent"),
+    (4, 1, 2048, "1 of 4 shards (2.0 KiB) sent, the rest was there"),
+    (4, 0, 2048, "0 of 4 shards (2.0 KiB) sent, the rest was there"),
+    (4, 0, 0, "nothing sent, 4 shards were there"), (1, 0, 0, "nothing sent, 1 shard was there"),
+])
+def test_what_a_copy_did(shards, moved, size, told):
+    assert shards_moved(shards, moved, size, "sent", "there") == told
