@@ -28,7 +28,8 @@ def scan(
                                               "cut off")] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
     ignore: Annotated[list[str] | None, opt.codes_option(help="report no findings of this code; repeatable")] = None,
-    every: Annotated[bool, typer.Option("--all", help="list every finding by name, however many")] = False,
+    every: Annotated[bool, typer.Option("--all", help="list every finding by name, however many, as a pipe gets "
+                                           "them anyway")] = False,
     html: Annotated[Path | None, typer.Option("--html", "--write-report", help="write a self-contained HTML page"
                                               )] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 for warnings, too")] = False,
