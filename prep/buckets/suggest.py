@@ -6,7 +6,8 @@ The loss is the sum of three terms, each in percent:
     unused  pictures that no bucket takes
     empty   empty slots in an epoch's micro-batches, since a bucket's last one is not full
 
-Batch size 1 has no empty slots, so the suggestion is the largest batch size within `NEAR` of the smallest loss.
+The suggestion is the largest batch size within `TOLERANCE` of the smallest loss. Batch size 1 never has empty slots,
+which says nothing of the buckets, so it is left out of that unless all others lose more by `MUCH`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ STEPS = (16, 32, 64)  # multiples of the recipe's or family's step to try
 MIN_BUCKETS = (1, 2, 4, 8, 16)  # values of `min_bucket` to try
 BATCHES = (1, 2, 4, 8, 16, 32)
 TOLERANCE = 1.0  # percent
+MUCH = 20.0  # percent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +73,10 @@ def suggest_buckets(sizes: Sizes, rules: Sequence[Rules]) -> list[Suggestion]:
     best = [min((one for one in tried if one.batch_size == batch), key=_order) for batch in BATCHES if tried]
     if not best:
         return []
-    least = min(one.score for one in best)
-    return [max((one for one in best if one.score <= least + TOLERANCE), key=lambda one: one.batch_size), *best]
+    alone, *larger = best
+    least = min(one.score for one in larger)
+    near = [one for one in larger if one.score <= least + TOLERANCE]
+    return [near[-1] if least <= alone.score + MUCH else alone, *best]
 
 
 def _order(one: Suggestion) -> tuple[float, int, int, int]:

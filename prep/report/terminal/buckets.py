@@ -43,9 +43,11 @@ def suggestion_table(choices: Sequence[Mapping[str, Any]], batch_size: int, *, w
     heads = ("batch size", "buckets", "step", "min_bucket", "used", "crop %", "unused %", "empty %", "sum")
     rows = [tuple(str(one[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
                                               "unused", "empty", "score")) for one in each]
+    why = f"; larger batches would lose at least {min(one['score'] for one in each if one['batch_size'] > 1)} %"
     return page(table(heads, rows, right=(0, *range(2, 9))), (
-        f"suggested: {as_command_options(best)}, with the smallest loss, {best['score']} %: cropped area "
-        f"{best['crop']}, unused pictures {best['unused']}, empty slots in micro-batches {best['empty']}"), *(
+        f"suggested: {as_command_options(best)}, with a loss of {best['score']} %: cropped area "
+        f"{best['crop']}, unused pictures {best['unused']}, empty slots in micro-batches {best['empty']}"
+        f"{why if best['batch_size'] == 1 else ''}"), *(
         f"with this command's batch size: {as_command_options(one)}, loss {one['score']} %"
         for one in each if one["batch_size"] == batch_size != best["batch_size"]), width=width)
 
