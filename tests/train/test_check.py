@@ -472,6 +472,16 @@ def test_pictures_are_made_along_a_schedule_that_ends_in_noise_or_the_sampler_is
     assert levels[-1] == 0 and faults(make(), {"sample": {"sampler": "HeunDiscreteScheduler"}}) == ()
 
 
+def test_a_sampler_that_takes_no_two_steps(make, faults, other_model):
+    two = {"sample": {"sampler": "KDPM2AncestralDiscreteScheduler", "steps": 2}}
+    assert faults(make(), two, model=str(other_model)) == ()
+    edit(other_model / "scheduler" / "scheduler_config.json", beta_schedule="linear", timestep_spacing="linspace")
+    (fault,) = faults(make(), two, model=str(other_model))
+    assert fault.message == ("KDPM2AncestralDiscreteScheduler cannot make pictures of this model in 2 steps, "
+                             "expected 1, or 3 or more")
+    assert fault.exit_code == 3 and "leave sample.sampler out" in fault.hint
+
+
 @pytest.mark.parametrize(("name", "library"), LIBRARIES.items())
 def test_a_sampler_whose_library_is_missing_names_it(make, faults, monkeypatch, name, library):
     monkeypatch.setattr("train.check.objective.find_spec", lambda module: None if module == library else module)

@@ -15,7 +15,7 @@ from prep.models.pipeline import weighted_files
 from train.config.schema import Config
 from train.models.families.registry import DENOISERS
 from train.models.levels import check_levels
-from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED, samplers
+from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers
 
 
 def prediction_of(config: Config, manifest: Manifest) -> str:
@@ -86,7 +86,7 @@ def check_guidance(model: Path, config: Config, manifest: Manifest) -> None:
 
 def check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule, or
-    not without a library."""
+    not without a library, or not in so many steps."""
     taken: Sequence[str] = DIFFUSION
     scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     if prediction_of(config, manifest) == "flow":
@@ -105,3 +105,4 @@ def check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
     if library and find_spec(library) is None:
         raise ConfigError(f"sample.sampler is '{config.sample.sampler}', which needs the library {library}",
                           hint=f"pip install {library}, or leave sample.sampler out for the usual one")
+    require_steps(config.sample.sampler or "", scheduler, config.sample.steps)

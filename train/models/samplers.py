@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from prep.errors import ConfigError
 from train.config.schema import SAMPLERS
 
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
@@ -56,7 +57,23 @@ def diffusion_options(sampler: str) -> dict[str, Any]:
     options: dict[str, Any] = {"clip_sample": False}  # latents are unbounded
     if sampler == "SASolverScheduler":  # which takes DPM-Solver's of the same name for its own
         options["algorithm_type"] = "data_prediction"
+    if sampler == "PNDMScheduler":  # its first steps by Runge-Kutta need four or more; the published SD has none either
+        options["skip_prk_steps"] = True
     return options
+
+
+def require_steps(sampler: str, schedule: Mapping[str, Any], steps: int) -> None:
+    """Raises `ConfigError` if `sampler` cannot take so many steps along the noise of the scheduler's config `schedule`.
+
+    KDPM2's ancestral steps compute a difference of squares in float32. Two steps that span all of a linear schedule, as
+    PixArt's, leave nothing of it but its rounding, whose root is not a number.
+    """
+    spanned = schedule.get("beta_schedule", "linear") == "linear" and (
+        schedule.get("timestep_spacing", "linspace") == "linspace")
+    if sampler == "KDPM2AncestralDiscreteScheduler" and steps == 2 and spanned:
+        raise ConfigError(f"{sampler} cannot make pictures of this model in 2 steps, expected 1, or 3 or more",
+                          hint="set sample.steps (--steps, or --s of a prompt) to another number, or leave "
+                          "sample.sampler out for the usual one")
 
 
 def flow_options(sampler: str, schedule: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from prep.models.vae import decode, load_vae
 from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled, scheduler_config
 from train.models.family import Prompted, TextArrays
-from train.models.samplers import diffusion_options, flow_options
+from train.models.samplers import diffusion_options, flow_options, require_steps
 from train.sampling.prompts import PromptRows
 
 
@@ -41,12 +41,15 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prom
              settings: Sampling) -> list[np.ndarray]:
     """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`.
 
-    The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`.
+    The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`, `ConfigError`.
     """
     quiet_libraries()  # transformers, too: diffusers imports it with the pipeline
     usual = settings.size or usual_size(rows.index)
     with evaluating(denoiser), torch.no_grad():
         pipeline = _pipeline(denoiser, model, settings.sampler)
+        for prompt in prompts:  # before the first is drawn
+            scheduler = pipeline.scheduler
+            require_steps(type(scheduler).__name__, scheduler.config, _settings_of(prompt, settings).steps)
         latents = []
         for prompt in prompts:
             wanted = prompt.settings.width or usual[0], prompt.settings.height or usual[1]

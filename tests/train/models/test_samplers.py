@@ -8,7 +8,17 @@ import diffusers
 import pytest
 import torch
 
-from train.models.samplers import DIFFUSION, LIBRARIES, diffusion_options
+from prep.errors import ConfigError
+from train.models.samplers import (
+    BY_SHIFT,
+    DIFFUSION,
+    EULER,
+    HEUN,
+    LIBRARIES,
+    diffusion_options,
+    flow_options,
+    require_steps,
+)
 
 # As in scheduler_config.json of the published models.
 SCHEDULES = {
@@ -19,6 +29,7 @@ SCHEDULES = {
                "lower_order_final": True, "lambda_min_clipped": float("-inf"), "timestep_spacing": "linspace",
                "use_karras_sigmas": False, "euler_at_final": False, "thresholding": False}}
 MEAN, STD = 0.7, 0.5
+OTHERS = "expected 1, or 3 or more"
 
 
 def answered(noised, timestep, prediction, levels):
@@ -56,6 +67,41 @@ def test_every_sampler_draws_what_the_model_has_learned(name, prediction, schedu
     pytest.importorskip(LIBRARIES.get(name, "torch"))
     found = drawn(name, prediction, schedule)
     assert abs(float(found.mean()) - MEAN) < 0.08 and abs(float(found.std()) - STD) < 0.1, (found.mean(), found.std())
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Should have t:UserWarning")
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_few_steps_are_taken_or_refused(name, steps, schedule):
+    pytest.importorskip(LIBRARIES.get(name, "torch"))
+    for prediction in ("epsilon", "v_prediction"):
+        if (name, steps, schedule) == ("KDPM2AncestralDiscreteScheduler", 2, "PixArt"):
+            with pytest.raises(ConfigError) as error:
+                require_steps(name, SCHEDULES[schedule], steps)
+            assert error.value.message == f"{name} cannot make pictures of this model in 2 steps, {OTHERS}"
+            assert error.value.hint.startswith("set sample.steps (--steps, or --s of a prompt) to another number, or ")
+            with pytest.raises(ValueError, match="NaN"):  # else it is offered again
+                drawn(name, prediction, schedule, steps)
+        else:
+            require_steps(name, SCHEDULES[schedule], steps)
+            assert torch.isfinite(drawn(name, prediction, schedule, steps)).all()
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("schedule", [{"shift": 3.0}, {"shift": 1.0, "use_dynamic_shifting": True}])
+@pytest.mark.parametrize("name", [EULER, HEUN, *BY_SHIFT])
+def test_few_steps_along_a_flow(name, schedule, steps):
+    config = {"num_train_timesteps": 1000, **schedule}
+    scheduler = getattr(diffusers, name).from_config({**config, **flow_options(name, config)})
+    takes_shift = "mu" in inspect.signature(scheduler.set_timesteps).parameters
+    scheduler.set_timesteps(steps, **({"mu": 1.0} if takes_shift and len(schedule) > 1 else {}))
+    value = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    for time in scheduler.timesteps:
+        value = scheduler.step(0.1 * value, time, value, return_dict=False)[0]
+    assert torch.isfinite(value).all()
 
 
 @pytest.mark.parametrize("name", ["EDMEulerScheduler", "LCMScheduler"])

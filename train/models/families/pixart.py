@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from prep.geometry import Size
 from prep.models.family import ATTENTION_MASK
 from train.models.families import padding, sd15
 from train.models.family import Conditions, Prompted
@@ -40,7 +42,26 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
             "guidance_scale": prompted.guidance, "use_resolution_binning": False}
 
 
+def prepare(pipeline: Any, _: Size) -> None:
+    """Lets the pipeline make a picture in one step.
+
+    Alpha's takes the second output of an only step, which few schedulers have: the clean latent that distilled models
+    predict. It gets the first one there, too, where every other pipeline finds the latent after the last step.
+    """
+    scheduler = pipeline.scheduler
+    if "step" in vars(scheduler):  # prepared for an earlier picture
+        return
+    own = scheduler.step
+
+    @wraps(own)  # pipelines look at its signature
+    def step(*values: Any, **options: Any) -> tuple[Any, ...]:
+        after = own(*values, **options)[0]
+        return after, after
+
+    scheduler.step = step
+
+
 # The scheduler of the published pipelines, and the default guidance of `__call__`. Layers are named as the UNet's.
 DENOISER = replace(sd15.DENOISER, predict=predict, call=call, sampler="DPMSolverMultistepScheduler", sampler_options={},
                    guidance=4.5, config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
-                   kohya=None)
+                   kohya=None, prepare=prepare)

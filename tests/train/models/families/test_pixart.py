@@ -15,9 +15,14 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from diffusers import PixArtTransformer2DModel
 
+from prep.recipe.prompts import PromptSettings
 from train.config.load import parse
+from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, load, predict
 from train.models.family import Conditions
+from train.models.samplers import DIFFUSION, LIBRARIES
+from train.sampling.prompts import PromptRows
+from train.sampling.sampler import _denoise, _pipeline
 
 CPU = torch.device("cpu")
 
@@ -65,3 +70,18 @@ def test_the_class_that_alpha_was_published_with_is_loaded_as_pixart_s(tmp_path)
     denoiser = loaded(model)
     assert type(denoiser.model) is PixArtTransformer2DModel
     assert torch.equal(usual, answer(denoiser, [64.0, 64.0, 0.0, 0.0, 64.0, 64.0]))
+
+
+@pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")  # of diffusers with NumPy 2
+@pytest.mark.parametrize("family", ["pixart_alpha", "pixart_sigma"])
+def test_one_step_of_every_sampler_makes_a_picture(family, tmp_path):
+    """Alpha's pipeline takes the second of what a scheduler returns then, and many return one thing."""
+    model = tiny_pipelines.save(family, tmp_path / "model")
+    denoiser, text = loaded(model), given([64.0] * 6).text
+    prompt = PromptRows(prompt="a cat", settings=PromptSettings(), positive=text, negative=text)
+    with tiny_pipelines.known_warnings(), torch.no_grad():
+        for sampler in (None, *(name for name in DIFFUSION if name not in LIBRARIES)):
+            pipeline = _pipeline(denoiser, model, sampler)
+            one, again = (_denoise(denoiser, pipeline, None, prompt, (64, 64), Sampling(steps=1, guidance=2.0))
+                          for _ in range(2))
+            assert torch.isfinite(one).all() and torch.equal(one, again), sampler
