@@ -331,8 +331,9 @@ def _convolutions(asked: Asked, training: Training) -> None:
     given = {name: args.pop(name, None if standard else asked.any(name)) for name in ("conv_dim", "conv_alpha")}
     rank, alpha = (number_of(given[name]) for name in ("conv_dim", "conv_alpha"))
     module = asked.any("network_module")
-    if rank and module in _OF_FLOWS:
-        training.note("network_args conv_dim", rank, f"models of {module} have no convolutions to adapt; not written")
+    if rank and (_is_flow(asked) or module not in (None, "networks.lora")):  # of the others, unknown ones are flows
+        whose = f"models of {module}" if module not in (None, "networks.lora") else "flows"
+        training.note("network_args conv_dim", rank, f"{whose} have no convolutions to adapt; not written")
         rank = None
     plain = "kohya" if module in _ADAPTED else "all-linear"  # which every family of models has
     training.put("lora.targets", "kohya-conv" if rank else plain, "network_module")
@@ -370,11 +371,7 @@ def _lycoris(asked: Asked, args: dict[str, str], training: Training) -> bool:
         training.note("network_args algo", named, "no such adapter here; lora is written")
     kind = _LYCORIS.get(named.lower(), "lora")
     training.put("lora.kind", kind, "network_args algo")
-    training.put("lora.targets", "kohya-conv", "network_module")
-    for name, setting in (("conv_dim", "lora.conv_rank"), ("conv_alpha", "lora.conv_alpha")):
-        value = number_of(args.pop(name, asked.any(name)))
-        if value:
-            training.put(setting, int(value) if name == "conv_dim" else value, f"network_args {name}")
+    _lycoris_layers(asked, args, training)
     factor = number_of(args.pop("factor", asked.any("factor")))
     if kind == "lokr" and factor and factor > 0:
         training.put("lora.factor", int(factor), "network_args factor")
@@ -385,6 +382,21 @@ def _lycoris(asked: Asked, args: dict[str, str], training: Training) -> bool:
             training.note("network_args dora_wd", True, f"lora.dora is only for lora.kind 'lora', and this is {kind}")
     _note_args(args, training)
     return True
+
+
+def _lycoris_layers(asked: Asked, args: dict[str, str], training: Training) -> None:
+    """Converts which layers LyCORIS adapts. Of a flow, which has no resnets, it adapts the linear layers of blocks."""
+    flow = _is_flow(asked)
+    training.put("lora.targets", "kohya" if flow else "kohya-conv", "network_module")
+    for name, setting in (("conv_dim", "lora.conv_rank"), ("conv_alpha", "lora.conv_alpha")):
+        value = number_of(args.pop(name, asked.any(name)))
+        if value and flow:
+            training.note(f"network_args {name}", value, "flows have no convolutions to adapt; not written")
+        elif value:
+            training.put(setting, int(value) if name == "conv_dim" else value, f"network_args {name}")
+    if flow:
+        training.note("network_module", asked.any("network_module") or asked.any("LoRA_type"), "written as "
+                      'lora.targets = "kohya", every linear layer of the blocks: kohya-conv is for models with resnets')
 
 
 def _rest(asked: Asked, training: Training) -> None:

@@ -16,6 +16,7 @@ from prep.recipe.load import load_recipe
 from train.config import optimizers
 from train.config.load import load_config, parse
 from train.config.schema import Checkpoint
+from train.models.families.registry import DENOISERS
 from train.models.samplers import RESCALED
 
 KOHYA = {
@@ -385,6 +386,40 @@ def test_adapters_and_precisions_mean_what_they_do_in_sd_scripts_and_lycoris(fol
     config, _ = of_kohya(folder, **given)
     section, _, key = name.rpartition(".")
     assert getattr(getattr(config, section) if section else config, key) == value
+
+
+# How a configuration of sd-scripts, or musubi-tuner, says which family it is for.
+OF_FAMILIES = {
+    "sd15": {"network_module": "networks.lora"}, "sd21": {"network_module": "networks.lora", "v2": True},
+    "sdxl": {"network_module": "networks.lora", "sdxl": True},
+    "flux": {"network_module": "networks.lora_flux", "ae": "ae.safetensors", "t5xxl": "t5.safetensors"},
+    "chroma": {"network_module": "networks.lora_flux", "model_type": "chroma", "ae": "ae.safetensors"},
+    "sd3": {"network_module": "networks.lora_sd3", "clip_g": "g.safetensors"},
+    "lumina2": {"network_module": "networks.lora_lumina", "gemma2": "gemma.safetensors"},
+    "krea2": {"network_module": "networks.lora_krea2", "ae": "ae.safetensors"},
+    "zimage": {"network_module": "networks.lora_zimage"}, "flux2": {"network_module": "networks.lora_flux_2"},
+}
+
+
+@pytest.mark.parametrize("of_family", OF_FAMILIES)
+@pytest.mark.parametrize("args", [[], ["conv_dim=4", "conv_alpha=2"]])
+@pytest.mark.parametrize("module", ["own", "lycoris.kohya"])
+def test_every_family_has_the_targets_that_are_written_for_it(folder, of_family, args, module):
+    given = OF_FAMILIES[of_family]
+    if module == "lycoris.kohya" and len(given) == 1 and of_family != "sd15":
+        return  # nothing else says which family it is
+    own = given["network_module"] if module == "own" else module
+    config, said = of_kohya(folder, network_dim=8, network_args=args, **{**given, "network_module": own})
+    unet = of_family in ("sd15", "sd21", "sdxl")
+    presets = DENOISERS[of_family].presets
+    assert config.lora.targets in presets and (config.lora.targets == "kohya-conv") == (
+        unet and (module == "lycoris.kohya" or bool(args)))
+    assert (said.get("network_args conv_dim", "").endswith("have no convolutions to adapt; not written")) == (
+        bool(args) and not unet)
+    assert ("network_module" in said) == (not unet and (module != "own" or of_family in ("zimage", "flux2")))
+    if module != "own" and not unet:
+        assert said["network_module"] == ("written as lora.targets = \"kohya\", every linear layer of the blocks: "
+                                          "kohya-conv is for models with resnets")
 
 
 @pytest.mark.parametrize(("given", "name", "value"), [
