@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,24 +40,52 @@ def served(store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     """`store` sets what else the environment says; its server is not asked."""
     root = tmp_path / "served" / BUCKET
     root.mkdir(parents=True)
-    port, log = free_port(), tmp_path / "rclone.txt"
+    port = free_port()
     keys = f"{ENVIRONMENT['AWS_ACCESS_KEY_ID']},{ENVIRONMENT['AWS_SECRET_ACCESS_KEY']}"
-    with log.open("wb") as out:
-        server = subprocess.Popen([RCLONE, "serve", "s3", root.parent, "--addr", f"127.0.0.1:{port}", "--auth-key",
-                                   keys, "--config", tmp_path / "none.conf"], stdout=out, stderr=out)
     proxy = FaultProxy(port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
     open_store.cache_clear()
+    try:
+        with serving(["serve", "s3", root.parent, "--addr", f"127.0.0.1:{port}", "--auth-key", keys], port, tmp_path):
+            yield Served(root, proxy)
+    finally:
+        proxy.close()
+
+
+@contextmanager
+def serving(words: Sequence[str | Path], port: int, folder: Path) -> Iterator[None]:
+    """rclone with these words, which serves on this port; its log is in `folder`, where it also runs."""
+    log = folder / "rclone.txt"
+    with log.open("wb") as out:
+        server = subprocess.Popen([RCLONE, *words, "--config", folder / "none.conf"], stdout=out, stderr=out,
+                                  cwd=folder)
     try:
         deadline = time.monotonic() + 30
         while f":{port}" not in log.read_text():
             assert server.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.02)
-        yield Served(root, proxy)
+        yield
     finally:
-        proxy.close()
         server.kill()  # which would wait for connections otherwise
         server.wait()
+
+
+def test_the_page_s_lines_make_a_store_of_a_directory(prep, store, home, tmp_path, monkeypatch):
+    """As they are, but for the port."""
+    text = (Path(__file__).parents[2] / "manifests" / "object-storage.md").read_text(encoding="utf-8")
+    shown, port = text.split("$ mkdir -p store/bucket\n")[1].split("```")[0], free_port()
+    served, *exports, pushed, checked, _ = shown.replace(":8333", f":{port}").strip().replace("$ ", "").split("\n")
+    for name, _, value in (word.partition("=") for line in exports for word in line.split()[1:]):
+        monkeypatch.setenv(name, value)
+    open_store.cache_clear()
+    (tmp_path / "store" / "bucket").mkdir(parents=True)
+    with serving(served.removesuffix(" &").split()[1:], port, tmp_path):
+        monkeypatch.chdir(home)
+        done = prep(*pushed.split()[1:])
+        assert done.code == 0 and done.out.endswith(") sent\n"), done.err
+        there = checked.split()[2]
+        assert prep("verify", there).code == 0 and there.startswith("s3://bucket/")
+    assert (tmp_path / "store" / "bucket" / "dataset" / "manifest.json").is_file()
 
 
 def files(folder: Path) -> dict[str, bytes]:
