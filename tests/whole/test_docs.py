@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -58,6 +59,21 @@ def test_every_command_that_a_page_shows_exists_with_its_options(page):
         for word in words[2:]:
             if re.fullmatch(r"--?[a-z-]+", word):
                 assert word in options_of(COMMANDS[name]), line
+
+
+def test_the_lines_for_your_own_pictures_run(prep, train, photos, tiny_model, monkeypatch):
+    """Each by itself, after those before it; without what serves pages, and the run."""
+    shown = TEXTS["README.md"].split("## Your own pictures\n")[1].split("\n## ")[0]
+    lines = [line.split("#")[0].split() for line in re.findall(r"^    ((?:prep|train) .*)$", shown, re.MULTILINE)]
+    monkeypatch.chdir(photos.parent)
+    monkeypatch.setenv("LATENTRY_USER_CACHE", str(photos.parent / "user"))
+    shutil.copytree(tiny_model, "models/sd15")
+    for words in lines:
+        if words[1] not in ("view", "run"):
+            done = {"prep": prep, "train": train}[words[0]](*words[1:])
+            assert done.code == 0, (words, done.err)
+    assert lines[-1] == ["train", "run", "photos.json", "-c", "train.toml"] and Path("train.toml").is_file()
+    assert "2000 steps = " in done.out, "train check is the last, and says what steps are in epochs"
 
 
 def test_every_command_and_option_has_help():
