@@ -103,7 +103,7 @@ def notices(left: Iterable[str]) -> Iterator[str]:
     counts = Counter(left)
     if counts["mask"]:
         yield (f"note: {counted(counts['mask'], 'cache')} with masks, which are not imported: masks are made of the "
-               "pictures' own files, --mask sidecar or --mask alpha")
+               "pictures' own files, --mask sidecar, --mask alpha or --mask DIR")
     if counts["mirrored"]:
         yield f"note: {counted(counts['mirrored'], 'cache')} with mirrored latents, too; --flip both imports them"
 

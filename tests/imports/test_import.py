@@ -339,7 +339,8 @@ def test_mirrored_latents_are_imported_where_they_are_wanted(run, prep, caches, 
     files = caches(sd15, "sd", flip=True, mask=True)
     told = prep("import", folder, "--from", "kohya-npz", "--model", sd15, "--cache", tmp_path / "cache", "-o",
                 tmp_path / "m.json", "--device", "cpu", "--verify", 0)
-    assert "6 caches with masks, which are not imported" in told.err
+    assert ("6 caches with masks, which are not imported: masks are made of the pictures' own files, --mask sidecar, "
+            "--mask alpha or --mask DIR\n") in told.err
     assert "6 caches with mirrored latents, too; --flip both imports them" in told.err
     with np.load(files[0]) as arrays:
         kept = {name: arrays[name] for name in arrays.files if name != "latents_flipped"}
