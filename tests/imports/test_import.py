@@ -13,7 +13,7 @@ import sd_scripts
 import tiny_pipelines
 import torch
 from jsonschema import Draft202012Validator
-from pictures import swapped_profile
+from pictures import draw_mask, swapped_profile
 from PIL import Image
 
 from prep.export.sample import Samples
@@ -125,6 +125,28 @@ def test_an_export_comes_back(prep, run, folder, sd15, tmp_path, manifest, famil
                 np.testing.assert_allclose(a, b, rtol=2 ** -7, atol=1e-6)
             else:
                 np.testing.assert_array_equal(a, b)
+
+
+def test_masks_of_an_export_come_back_from_their_directory(prep, run, folder, sd15, tmp_path, manifest):
+    """The export has them as coarse as latents only, so the import makes them of the files again."""
+    (tmp_path / "masks").mkdir()
+    for path in folder.glob("[01].png"):
+        with Image.open(path) as picture:
+            draw_mask(tmp_path / "masks" / f"{path.stem}-masklabel.png", picture.size)
+    masks = ("--mask", tmp_path / "masks")
+    told = prep("encode", folder, "--model", sd15, "--cache", tmp_path / "own", "-o", tmp_path / "own.json",
+                "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", *masks)
+    assert told.code == 0, told.err
+    assert prep("export", tmp_path / "own.json", "--to", "kohya", "-o", tmp_path / "out", "--quiet").code == 0
+    assert run(sd15, *masks, "--json", source=tmp_path / "out").json["rejected"] == []
+    there, here = (list(Samples(open_manifest(each))) for each in (read_manifest(tmp_path / "own.json"), manifest()))
+    wanted = {one.name: one.mask(next(iter(one.views))) for one in there}
+    assert sum(one is not None for one in wanted.values()) == 2
+    for sample in here:
+        mine, theirs = sample.mask(next(iter(sample.views))), wanted[sample.name]
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_array_equal(mine.values(), theirs.values())
 
 
 @pytest.mark.parametrize(("family", "word"), [("flux", "flux"), ("lumina2", "lumina"), ("sd3", "sd3")])
