@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,8 +21,10 @@ import numpy as np
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.records import Shard
-from prep.cache.store import Cache, publish_dir
+from prep.cache.remote.working import publish_shard
+from prep.cache.store import Cache
 from prep.fs import atomic
+from prep.fs.remote.asking import NEVER
 from prep.fs.tree import listing_digest
 from prep.parse import digest_of
 
@@ -70,8 +73,11 @@ class ShardWriter:
             growing.append(shard_format.crc_bytes(row))
         self._keys += name
 
-    def finish(self) -> Shard:
-        """Completes and publishes the shard: synced and read-only. Raises `ValueError` for no rows or too many."""
+    def finish(self, *, stop: threading.Event = NEVER) -> Shard:
+        """Completes and publishes the shard: synced and read-only. Raises `ValueError` for no rows or too many.
+
+        In a working copy it waits for other processes that work on the same shard; raises `Stopped` if `stop` is set.
+        """
         rows = self.rows
         if not 1 <= rows <= shard_format.MAX_ROWS:
             raise ValueError(f"shard has {rows} rows, expected 1 to {shard_format.MAX_ROWS}")
@@ -86,7 +92,7 @@ class ShardWriter:
         for folder in (*(self._staged / name for name in arrays), self._staged):
             atomic.sync_dir(folder)
         digest = listing_digest(listing)
-        publish_dir(self.cache, self._staged, digest)
+        publish_shard(self.cache, self._staged, digest, stop=stop)
         return Shard(digest=digest, rows=rows, bytes=sum(int(entry["size"]) for entry in listing))
 
     def abort(self) -> None:

@@ -13,6 +13,7 @@ from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.records import Shard, Task
+from prep.cache.remote.working import rows_kept
 from prep.cache.shard_check import bad_rows, is_transient, read_rows, verify_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache, retire_shard
@@ -95,8 +96,9 @@ def _bytes(cache: Cache, digest: str) -> int:
 
 
 def _adopted(cache: Cache, digest: str, tick: Tick) -> Shard | None:
-    if verify_shard(cache, digest, tick=tick):
-        return None
+    with rows_kept(cache, digest) as kept:  # else another process has just finished with it, and nothing is damaged
+        if not kept or verify_shard(cache, digest, tick=tick):
+            return None
     try:
         return write_salvaged(cache, digest)
     except (CacheError, OSError):  # removed since it was verified

@@ -11,25 +11,35 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.commits import MOST, Commit, parse_commit, read_commit, tasks_by_shard
+from prep.cache.commits import MOST, Commit, parse_commit, read_commit
 from prep.cache.remote.documents import check_alone
 from prep.cache.remote.room import ROOM, make_dirs
 from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, learn, lock_shard, move_in
 from prep.cache.remote.upload import Uploader
 from prep.cache.shard_header import read_header
-from prep.cache.store import MARKER_BYTES, SUFFIX, Cache, check_can_create, new_marker, open_cache, retire_shard
+from prep.cache.store import (
+    MARKER_BYTES,
+    SUFFIX,
+    Cache,
+    check_can_create,
+    new_marker,
+    open_cache,
+    publish_dir,
+    retire_shard,
+)
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown, split_url, work_root
 from prep.fs.paths import MARKER
 from prep.fs.remote.asking import NEVER, side_by_side
 from prep.fs.remote.objects import create_checked, delete_object, list_objects, read_object
+from prep.fs.tree import file_digest, tree
 from prep.parse import Unparsed, digest_of
 
 JOBS = 32  # commits and keys fetched at a time: small requests, which mostly wait
@@ -106,7 +116,9 @@ def refresh(cache: Cache) -> None:
     if cache.url is None:
         return
     for digest in list(cache.names("damaged")):  # of what is here: the store has it, or it is encoded again
-        retire_shard(cache, digest)
+        with lock_shard(digest, NEVER):
+            if cache.damaged(digest).exists():  # else another process has replaced it meanwhile
+                retire_shard(cache, digest)
     before = set(cache.names("commits"))  # first: what is here now was in the store, so it is in the list, or gone
     commits = dict(_commits(cache))
     shards = _shards(cache)
@@ -119,17 +131,20 @@ def refresh(cache: Cache) -> None:
 
 
 def _retire_hollow(cache: Cache, shards: Mapping[str, Files]) -> None:
-    """Removes shards without rows that no commit names and that are gone from the store: `prep gc` ran there.
+    """Removes shards without rows that are gone from the store: `prep gc` ran there.
 
     A shard that was encoded here and not uploaded yet has its rows, and stays.
     """
+    stop = threading.Event()
+
+    def retire(digest: str) -> None:
+        with lock_shard(digest, stop):
+            # Asked now: another process may have uploaded or taken it since the shards were listed.
+            if _is_hollow(cache, digest) and GROUP not in _files(cache, digest, stop):
+                retire_shard(cache, digest)
+
     hollow = [digest for digest in cache.shards() if GROUP not in shards.get(digest, {}) and _is_hollow(cache, digest)]
-    named = tasks_by_shard(cache) if hollow else {}  # read now: another process may have uploaded one meanwhile
-    for digest in hollow:
-        if digest not in named:
-            with lock_shard(digest, NEVER):
-                if _is_hollow(cache, digest):
-                    retire_shard(cache, digest)
+    side_by_side(retire, hollow, JOBS, stop)
 
 
 def refresh_task(cache: Cache, task: str) -> None:
@@ -319,6 +334,17 @@ def drop_rows(cache: Cache, digest: str) -> None:
             atomic.rename(hollow, cache.shard(digest) / shard_format.data_path(spec))
 
 
+@contextmanager
+def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
+    """Whether a shard has its rows here, which no process drops until the block ends; outside working copies, it has.
+    """
+    if cache.url is None:
+        yield True
+        return
+    with lock_shard(digest, NEVER):
+        yield not _is_hollow(cache, digest)
+
+
 def with_rows(cache: Cache, digests: Iterable[str]) -> Cache:
     """A cache that has the rows of these shards: `cache` itself, or the copy that fetches whole shards when read."""
     if cache.url is None:
@@ -337,6 +363,34 @@ def shard_of(cache: Cache, digest: str) -> RemoteShard:
 
 
 # ---- what is encoded here --------------------------------------------------------------------------------------------
+
+
+def publish_shard(cache: Cache, staged: Path, digest: str, *, stop: threading.Event = NEVER) -> None:
+    """Moves a staged and synced shard to its name, as `publish_dir` does. Raises `Stopped`.
+
+    Two processes may encode the same task. In a working copy, who is first has uploaded the shard and dropped its rows
+    when the second publishes it: then it gets its rows file by file, because others, for whom it is finished, must find
+    it at every moment.
+    """
+    if cache.url is None:
+        publish_dir(cache, staged, digest)
+        return
+    with lock_shard(digest, stop):
+        target, names = cache.shard(digest), _names_in(staged)
+        if names and names == _names_in(target):
+            for name in sorted(names, reverse=True):  # the first array last: by it `_is_hollow` judges
+                if file_digest(staged / name) != file_digest(target / name):
+                    atomic.rename(staged / name, target / name)
+                    atomic.sync_dir((target / name).parent)
+        publish_dir(cache, staged, digest)
+
+
+def _names_in(root: Path) -> set[str]:
+    """The names of a shard's files; none of what is missing, or is no shard."""
+    try:
+        return {name for name, _ in tree(root)}
+    except OSError:
+        return set()
 
 
 def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) -> None:
@@ -387,5 +441,7 @@ def forget_shard(cache: Cache, digest: str) -> None:
         commit = read_commit(cache, task)
         if commit is not None and commit.shard is not None and commit.shard.digest == digest:
             cache.discard(cache.commit(task))
-    delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
-    retire_shard(cache, digest)
+    with lock_shard(digest, NEVER):
+        delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
+        if _is_hollow(cache, digest):  # else another process has just encoded it, and uploads it next
+            retire_shard(cache, digest)

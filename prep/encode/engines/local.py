@@ -315,7 +315,7 @@ def _finish(job: Job, task: Task, rows: Iterable[tuple[str, Made]], tally: _Tall
             else:
                 writer.add(key, made)
                 made_keys.append(key)
-        shard: Shard | None = writer.finish() if writer.rows else None
+        shard: Shard | None = writer.finish(stop=stop) if writer.rows else None
     tally.encoded[task.field] += 0 if shard is None else shard.rows
     if len(tally.transient) > failed:  # the task is not finished; its known rows are committed as a separate task
         known = sorted([*made_keys, *(reject.key for reject in rejects)])

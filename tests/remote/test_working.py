@@ -1,0 +1,137 @@
+"""Working copies that several processes of one machine share: what one has finished, the others always find."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from small_rows import LATENT, draw_rows, put_shard
+
+from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
+from prep.cache.records import Task
+from prep.cache.remote import working
+from prep.cache.remote.headers import as_stored
+from prep.cache.remote.shards import lock_shard
+from prep.cache.remote.working import open_to_encode, refresh, with_rows
+from prep.cache.shard_check import verify_shard
+from prep.cache.writer import ShardWriter
+from prep.fs import atomic
+from prep.fs.mirror import DIRECTORY
+from prep.fs.remote.asking import NEVER
+from prep.fs.remote.errors import Stopped
+from prep.fs.remote.objects import list_objects
+from prep.maintenance import repair
+from prep.maintenance.recheck import recheck
+from prep.progress import silent
+
+ROWS = draw_rows([LATENT], 3)
+TASK = Task(key="12" * 32, field="latent", rows=tuple(ROWS))
+
+
+@pytest.fixture
+def machine(store):
+    return open_to_encode(Path(f"{store.url}/cache"), create=True)
+
+
+def encode(cache):
+    """What a process does that encodes the task."""
+    write_commit(cache, TASK, put_shard(cache, "latent", [LATENT], ROWS), [], {})
+
+
+def found(cache):
+    return set(load_ledger(cache).resolve(ROWS))
+
+
+def test_a_finished_task_stays_finished_while_another_process_encodes_it_too(machine, monkeypatch):
+    encode(machine)
+    looks = []
+
+    def watched(change):
+        def changed(*words, **options):
+            looks.append(is_finished(machine, TASK.key))
+            result = change(*words, **options)
+            looks.append(is_finished(machine, TASK.key))
+            return result
+
+        return changed
+
+    with monkeypatch.context() as patched:
+        for name in atomic.PRIMITIVES:
+            patched.setattr(atomic, name, watched(getattr(atomic, name)))
+        encode(machine)
+    assert len(looks) > 20 and all(looks)
+    assert list((machine.root / "tmp").iterdir()) == []
+
+
+def test_a_shard_is_not_published_while_another_process_works_on_it(machine):
+    """Who asks this process to stop does not wait for the other's upload."""
+    shard = put_shard(machine, "latent", [LATENT], ROWS)
+    before, stop = machine.shard(shard.digest).stat(), threading.Event()
+    stop.set()
+    with lock_shard(shard.digest, NEVER), pytest.raises(Stopped), ShardWriter(machine, "latent", [LATENT]) as writer:
+        for key, values in ROWS.items():
+            writer.add(key, values)
+        writer.finish(stop=stop)
+    assert machine.shard(shard.digest).stat() == before and list((machine.root / "tmp").iterdir()) == []
+
+
+def test_a_shard_that_is_finished_while_it_is_adopted_is_not_damaged(machine, monkeypatch):
+    """Who looks for rows without a commit sees the shard before the commit, and its bytes when the rows are dropped."""
+    shard, listed = put_shard(machine, "latent", [LATENT], ROWS), repair.tasks_by_shard
+
+    def listed_before(cache):
+        named = listed(cache)
+        write_commit(machine, TASK, shard, [], {})
+        return named
+
+    ledger = load_ledger(machine)
+    monkeypatch.setattr(repair, "tasks_by_shard", listed_before)
+    assert repair.adopt_orphans(machine, ledger, ROWS) == []
+    assert list(machine.names("damaged")) == []
+    assert found(machine) == set(ROWS)
+
+
+def test_a_shard_is_adopted_without_a_process_that_drops_its_rows_meanwhile(machine, monkeypatch):
+    shard = put_shard(machine, "latent", [LATENT], ROWS)
+    stop = threading.Event()
+    stop.set()
+
+    def verified(cache, digest, **options):
+        with pytest.raises(Stopped), lock_shard(digest, stop):
+            pass
+        return verify_shard(cache, digest, **options)
+
+    monkeypatch.setattr(repair, "verify_shard", verified)
+    assert repair.adopt_orphans(machine, load_ledger(machine), ROWS) == [shard]
+    assert found(machine) == set(ROWS)
+
+
+def test_a_shard_that_another_machine_has_just_uploaded_stays(machine, store, tmp_path, monkeypatch):
+    """One process takes it, and another one, which listed the shards of the store before, sees no commit of it yet."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv(DIRECTORY, str(tmp_path / "another"))
+        encode(open_to_encode(Path(machine.url), create=False))
+    take_shard = working._take_shard
+
+    def taken(*words):
+        took = take_shard(*words)
+        working._retire_hollow(machine, {})
+        return took
+
+    monkeypatch.setattr(working, "_take_shard", taken)
+    refresh(machine)
+    assert is_finished(machine, TASK.key)
+
+
+def test_rows_that_wait_for_their_upload_stay_when_the_shard_is_damaged_in_the_store(machine, store):
+    """`prep encode --recheck` finds the damage while another process encodes the same task."""
+    encode(machine)
+    shard = put_shard(machine, "latent", [LATENT], ROWS)
+    (name,) = [name for name in list_objects(store.url) if "/latent/c.0" in name]
+    store.server.put(f"{store.prefix}/{name}", store.server.get(f"{store.prefix}/{name}")[::-1])
+    recheck(machine, ROWS, jobs=1, progress=silent)
+    write_commit(machine, TASK, shard, [], {})
+    with as_stored(with_rows(machine, [shard.digest]), shard.digest, rows=True) as stored:
+        assert verify_shard(stored, shard.digest) == []
+    assert found(machine) == set(ROWS)
