@@ -142,9 +142,9 @@ class Cache:
 
     def discard(self, path: Path) -> None:
         """Removes a commit or plan, if it exists."""
+        atomic.remove_tree(path)  # first: what another process stores after the next line, it has here, too
         if self.url is not None:
             delete_object(self.object(path))
-        atomic.remove_tree(path)
 
     def read(self, path: Path, most: int) -> bytes:
         """The bytes of a plan. Raises `FileNotFoundError`, `NotRegularFile`, `Unparsed`, `CacheError`."""

@@ -9,6 +9,7 @@ import pytest
 from small_rows import LATENT, draw_rows, put_shard
 
 from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
+from prep.cache.plans import remove_plan, write_plan
 from prep.cache.records import Task
 from prep.cache.remote import working
 from prep.cache.remote.headers import as_stored
@@ -122,6 +123,29 @@ def test_a_shard_that_another_machine_has_just_uploaded_stays(machine, store, tm
     monkeypatch.setattr(working, "_take_shard", taken)
     refresh(machine)
     assert is_finished(machine, TASK.key)
+
+
+def test_a_plan_that_is_stored_while_another_process_removes_it_is_known_here(machine, store, monkeypatch):
+    """Else nobody would remove it: who seals removes a plan of which the working copy has a file."""
+    wanted, calls = "ab" * 32, []
+    write_plan(machine, wanted, [TASK])
+    remove_tree, delete = atomic.remove_tree, working.delete_object
+
+    def between(plain):
+        def called(*words, **options):
+            result = plain(*words, **options)
+            calls.append(plain)
+            if len(calls) == 1:
+                write_plan(machine, wanted, [TASK])
+            return result
+
+        return called
+
+    monkeypatch.setattr(atomic, "remove_tree", between(remove_tree))
+    monkeypatch.setattr("prep.cache.store.delete_object", between(delete))
+    remove_plan(machine, wanted)
+    assert len(calls) == 2
+    assert machine.plan(wanted).is_file() or not list_objects(f"{store.url}/cache/plans")
 
 
 def test_rows_that_wait_for_their_upload_stay_when_the_shard_is_damaged_in_the_store(machine, store):
