@@ -38,6 +38,13 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     return out, err
 
 
+def words_of(endings: dict[str, Any] | list[dict[str, Any]]) -> str:
+    """How runs ended, with all that each wrote: of anything but a string, pytest shows 240 characters."""
+    runs = [endings] if isinstance(endings, dict) else endings
+    return "\n".join(f"run {number} of {len(runs)} ended with {run['codes']}, signal {run['signal']}, and wrote\n"
+                     f"{run['err']}{run['out']}" for number, run in enumerate(runs, 1))
+
+
 class Launcher:
     """Real processes, forked from one that has imported everything."""
 
@@ -156,7 +163,7 @@ class Stage:
     def recover(self, wanted: State, **plan: Any) -> dict[str, Any]:
         """Runs the same again: afterwards all is as if nothing had ever happened. The report of the encode."""
         ending = self.run(self.encode(), self.verify(), **plan)
-        assert ending["codes"] == [0, 0], ending
+        assert ending["codes"] == [0, 0], words_of(ending)
         left = account(self.home)
         assert left.staging == [] and left.plans == []
         assert state(self.home) == wanted

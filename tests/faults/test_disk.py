@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from account import account, state
-from harness import FORKS
+from harness import FORKS, words_of
 
 pytestmark = FORKS
 NOBODY = 65534
@@ -128,7 +128,7 @@ def test_permission_lost_midway(open_stage, share):
     refused(there, there.run(there.encode(), deny=round(share * count), user=USER), "Permission denied")
     subprocess.run(["chmod", "-R", "u+w", str(there.home)], check=True)
     ending = there.run(there.encode(), there.verify(), user=USER)
-    assert ending["codes"] == [0, 0], ending
+    assert ending["codes"] == [0, 0], words_of(ending)
     assert state(there.home) == state(whole.home) and account(there.home).staging == []
 
 
@@ -140,7 +140,7 @@ def test_a_cache_that_may_only_be_read(open_stage):
     wanted = there.manifest.read_bytes()
     there.manifest.unlink()
     ending = there.run(there.encode(), there.verify(), user=USER)
-    assert ending["codes"] == [0, 0], ending
+    assert ending["codes"] == [0, 0], words_of(ending)
     assert there.manifest.read_bytes() == wanted
     refused(there, there.run(there.encode("--resolution", 64), user=USER), "Permission denied")
     assert there.manifest.read_bytes() == wanted

@@ -17,7 +17,7 @@ from dataclasses import replace
 import pytest
 import sd_scripts
 from account import account, state
-from harness import ENVIRONMENT, FORKS, OPTIONS, Stage
+from harness import ENVIRONMENT, FORKS, OPTIONS, Stage, words_of
 
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.store import Cache
@@ -41,7 +41,7 @@ def kill(there, point, points, *argv):
     """Runs the commands up to `point`; the process is then dead."""
     when = WHEN[point % 3] if points[point][0] == "write" else WHEN[point % 2]
     ending = there.run(*argv, kill=point, when=when)
-    assert ending["signal"] == signal.SIGKILL, ending
+    assert ending["signal"] == signal.SIGKILL, words_of(ending)
 
 
 def test_an_undisturbed_run_makes_the_same_calls_each_time(stage, tmp_path):
@@ -156,7 +156,7 @@ def test_killed_while_cleaning_up(stage, tmp_path, part):
         kill(there, point, points, there.clean())
         account(there.home)
         ending = there.run(there.verify(), there.clean(), there.verify())
-        assert ending["codes"] == [0, 0, 0], ending
+        assert ending["codes"] == [0, 0, 0], words_of(ending)
         assert state(there.home) == wanted and account(there.home).staging == []
         shutil.rmtree(there.home)
 
@@ -176,7 +176,7 @@ def test_killed_while_shards_are_joined(stage, tmp_path, part):
         kill(there, point, points, there.compact())
         account(there.home)
         ending = there.run(there.verify(), there.compact(), there.encode(), there.clean(), there.verify())
-        assert ending["codes"] == [0, 0, 0, 0, 0], ending
+        assert ending["codes"] == [0, 0, 0, 0, 0], words_of(ending)
         assert state(there.home) == wanted and account(there.home).staging == []
         shutil.rmtree(there.home)
 
@@ -203,7 +203,7 @@ def test_killed_while_prompts_are_replaced(stage, tmp_path, part):
         assert left.manifests == ["m.json"] and set(account(base).shards) <= set(left.shards)
         seen.add(there.manifest.read_bytes())
         ending = there.run(there.verify(), prompts(there), there.verify())
-        assert ending["codes"] == [0, 0, 0], ending
+        assert ending["codes"] == [0, 0, 0], words_of(ending)
         assert state(there.home) == wanted
         shutil.rmtree(there.home)
     assert seen <= {old, new}
@@ -219,7 +219,7 @@ def test_killed_where_the_system_lacks_something(stage, tmp_path, plan):
     for point in of(points, None, 2):
         there = stage.at(tmp_path / str(point))
         ending = there.run(there.encode(), kill=point, when=WHEN[point % 2], **plan)
-        assert ending["signal"] == signal.SIGKILL, ending
+        assert ending["signal"] == signal.SIGKILL, words_of(ending)
         account(there.home)
         there.recover(wanted, **plan)
 

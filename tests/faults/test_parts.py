@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from account import account, state
-from harness import ENVIRONMENT, FORKS, Stage
+from harness import ENVIRONMENT, FORKS, Stage, words_of
 from served import PrepServer
 
 from prep.cache.store import Cache
@@ -70,13 +70,13 @@ def sealed(there, *options, **plan):
 
 def test_parts_make_what_one_run_makes(there, whole):
     endings = parts(there, *range(PARTS))
-    assert [ending["codes"] for ending in endings] == [[0]] * PARTS, endings
+    assert [ending["codes"] for ending in endings] == [[0]] * PARTS, words_of(endings)
     reports = [json.loads(ending["out"]) for ending in endings]
     assert [one["part"] for one in reports] == ["0/3", "1/3", "2/3"] and not there.manifest.exists()
     assert sum(sum(one["encoded"].values()) for one in reports) == 11
     assert len(account(there.home).plans) == 1  # the last part does not know that it is the last
     codes, ending = sealed(there)
-    assert codes == [0], ending
+    assert codes == [0], words_of(ending)
     assert json.loads(ending["out"])["reused"] == {"latent": 5, "mask": 2, "text": 4}
     assert state(there.home) == whole
 
@@ -84,7 +84,7 @@ def test_parts_make_what_one_run_makes(there, whole):
 def test_parts_run_twice_and_on_two_machines_at_once(there, whole):
     for _ in range(2):
         endings = parts(there, 0, 1, 2, 2, 1, 0)
-        assert [ending["codes"] for ending in endings] == [[0]] * 6, endings
+        assert [ending["codes"] for ending in endings] == [[0]] * 6, words_of(endings)
     assert sealed(there)[0] == [0] and state(there.home) == whole
     again = parts(there, 1)  # after the seal
     assert json.loads(again[0]["out"])["encoded"] == {"latent": 0, "mask": 0, "text": 0}
@@ -150,7 +150,7 @@ def test_a_picture_that_changes_between_parts(there, whole, tmp_path):
         assert "; 1 plan of other rows: parts with other options or of another version" in error["message"]
         for command in error["hint"].removeprefix("encode them, then seal again: ").split("; "):
             assert there.run([*shlex.split(command)[1:], "--device", "cpu", "--json"], task_rows=1)["codes"] == [0]
-    assert codes == [0], ending
+    assert codes == [0], words_of(ending)
     assert there.run(there.verify())["codes"] == [0]
     assert there.run(there.encode(), task_rows=1)["codes"] == [0]  # it has nothing left to do
 
@@ -175,14 +175,14 @@ def test_rows_lost_since_the_plan_was_made_belong_to_parts_too(there, whole):
         shutil.rmtree(cache.shard(digest))
     assert [ending["codes"] for ending in parts(there, *range(PARTS))] == [[0]] * PARTS
     codes, ending = sealed(there)
-    assert codes == [0], ending
+    assert codes == [0], words_of(ending)
     assert set(lost) <= set(cache.shards()) and there.run(there.verify())["codes"] == [0]
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_begins_no_other_task_and_completes_this_one(there, whole, third_commit, name):
     ending = there.run(there.encode(), signal=third_commit, name=name, task_rows=1, ahead=1)
-    assert ending["codes"] == [75], ending
+    assert ending["codes"] == [75], words_of(ending)
     error = json.loads(ending["out"])["error"]
     assert error["message"].startswith(f"stopped by {name}: ") and " tasks finished; " in error["message"]
     assert error["message"].endswith(" rows left to encode") and error["kind"] == "stopped"
@@ -195,7 +195,7 @@ def test_a_signal_begins_no_other_task_and_completes_this_one(there, whole, thir
 def test_without_grace_the_task_is_abandoned_and_nothing_is_half_written(there, whole, third_commit):
     for number in range(third_commit - 9, third_commit + 9, 6):
         ending = there.run(there.part(0, 1, "--grace", 0), signal=number, name="SIGTERM", task_rows=1)
-        assert ending["codes"] in ([75], [0]), ending
+        assert ending["codes"] in ([75], [0]), words_of(ending)
         assert account(there.home).staging == []
     assert there.run(there.part(0, 1), task_rows=1)["codes"] == [0]
     assert there.run(there.seal(1), task_rows=1)["codes"] == [0] and state(there.home) == whole

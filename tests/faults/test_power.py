@@ -10,7 +10,7 @@ import signal
 
 import pytest
 from account import account, state
-from harness import FORKS
+from harness import FORKS, words_of
 
 pytestmark = FORKS
 PARTS = 4
@@ -20,7 +20,7 @@ PART = pytest.mark.parametrize("part", [None, *(pytest.param(n, marks=pytest.mar
 def cut(there, point, seed, *argv, **plan):
     """Runs the commands until the power goes after `point` calls; -1: at their end."""
     ending = there.run(*(argv or [there.encode()]), power=point, seed=seed, **plan)
-    assert ending["signal"] == signal.SIGKILL, ending
+    assert ending["signal"] == signal.SIGKILL, words_of(ending)
 
 
 def holds(there, wanted):
@@ -67,7 +67,7 @@ def test_a_power_cut_after_a_kill_and_a_second_run(stage, tmp_path, some):
     for point in named[len(named) // (2 * some) :: max(1, len(named) // some)]:
         there, kept = stage.at(tmp_path / str(point)), str(tmp_path / f"{point}.kept")
         ending = there.run(there.encode(), kill=point + 1, when="before", follow=kept)
-        assert ending["signal"] == signal.SIGKILL, ending
+        assert ending["signal"] == signal.SIGKILL, words_of(ending)
         cut(there, -1, None, **{"from": kept})
         holds(there, wanted)
         assert (there.home / "m.json").exists(), points[point]
@@ -86,7 +86,7 @@ def test_a_power_cut_while_a_damaged_shard_is_mended_or_rubbish_removed(stage, t
         cut(there, point, point, there.clean())
         assert json.loads(there.manifest.read_text())["self"] == wanted
         ending = there.run(there.verify(), there.clean(), there.verify())
-        assert ending["codes"] == [0, 0, 0], ending
+        assert ending["codes"] == [0, 0, 0], words_of(ending)
         account(there.home)
         shutil.rmtree(there.home)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import FORKS, Launcher, Stage
+from harness import FORKS, Launcher, Stage, words_of
 from runs import events
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -166,7 +166,7 @@ def test_killed_at_a_step_or_while_a_checkpoint_is_written(training, tmp_path, k
     for points in there.points():
         for point in spread(points, 2 * count):
             ending = there.go("killed", [{"kill": point, "when": WHEN[point % 3]}])[0]
-            assert ending["signal"] == signal.SIGKILL, ending
+            assert ending["signal"] == signal.SIGKILL, words_of(ending)
             same(tmp_path / "whole", there.finish("killed"))
             shutil.rmtree(tmp_path / "killed")
 
@@ -182,7 +182,7 @@ def test_one_of_two_ranks_killed_or_both(training, tmp_path, kind, count):
         killed = ((0,), (1,), (0, 1))[number % 3]
         endings = there.go("killed", [{"message": point} if rank in killed else {} for rank in range(2)])
         for rank, ending in enumerate(endings):
-            assert (ending["signal"] == signal.SIGKILL) == (rank in killed), ending
+            assert (ending["signal"] == signal.SIGKILL) == (rank in killed), words_of(ending)
             assert ending["code"] != 0
         if killed == (1,):
             assert "another of the 2 ranks ended without a message" in endings[0]["err"]
@@ -201,7 +201,7 @@ def test_killed_while_each_rank_writes_its_pieces(training, tmp_path, count):
         plans = [{"kill": spread(points[rank], 3 * count)[number], "when": WHEN[number // 3 % 3]} if rank in killed
                  else {} for rank in range(2)]
         endings = there.go("killed", plans)
-        assert any(endings[rank]["signal"] == signal.SIGKILL for rank in killed), endings
+        assert any(endings[rank]["signal"] == signal.SIGKILL for rank in killed), words_of(endings)
         for ending in endings:
             assert ending["signal"] == signal.SIGKILL or ending["code"] != 0
         for folder in list_checkpoints(tmp_path / "killed"):
@@ -217,8 +217,10 @@ def test_one_rank_s_disk_is_full(training, tmp_path):
     there = training("divided", tmp_path)
     for point in spread(there.points_of_pieces()[1], 3):
         endings = there.go("killed", [{}, {"fail": point, "errno": "ENOSPC", "for": 0}])
-        assert [ending["code"] for ending in endings] == [endings[0]["code"]] * 2 and endings[0]["code"], endings
-        assert "error: rank 1 of 2 failed: " in endings[0]["err"] and "o space left" in endings[0]["err"], endings
+        codes = [ending["code"] for ending in endings]
+        assert codes == [codes[0]] * 2 and codes[0], words_of(endings)
+        for words in ("error: rank 1 of 2 failed: ", "o space left"):
+            assert words in endings[0]["err"], words_of(endings)
         for folder in (tmp_path / "killed" / "checkpoints").iterdir():
             assert read_state(folder).version == 4, folder
         same(tmp_path / "whole", there.finish("killed", 2))
@@ -237,8 +239,8 @@ def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind,
         endings = there.go("killed", [{"fail": point, "errno": "ENOSPC", "for": 0 if lasts else 1}, {}], kill_after=60)
         assert [ending["signal"] for ending in endings] == [None, None], (point, endings)
         assert [ending["code"] for ending in endings] == [7, 7], (point, endings)
-        assert "o space left" in endings[0]["err"] and endings[0]["err"].count("error: ") == 1, endings
-        assert endings[1]["err"] == "", endings
+        assert "o space left" in endings[0]["err"] and endings[0]["err"].count("error: ") == 1, words_of(endings)
+        assert endings[1]["err"] == "", words_of(endings)
         if not lasts:
             finished = [event["step"] for event in events(tmp_path / "killed") if event["event"] == "step"]
             kept = [read_state(folder).step for folder in list_checkpoints(tmp_path / "killed")]

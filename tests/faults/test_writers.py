@@ -12,7 +12,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from account import account, state
-from harness import FORKS
+from harness import FORKS, words_of
 
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
@@ -47,7 +47,7 @@ def test_writers_of_one_recipe(stage, tmp_path, count):
     assert stage.run(stage.encode(), task_rows=1)["codes"] == [0]
     alone, there = stage.manifest.read_bytes(), stage.at(tmp_path / "shared")
     endings = stage.launch(*there.writers(count, task_rows=1))
-    assert [ending["codes"] for ending in endings] == [[0]] * count, endings
+    assert [ending["codes"] for ending in endings] == [[0]] * count, words_of(endings)
     raced = only_races(there.trace)
     made = sum(sum(report(ending)["encoded"].values()) for ending in endings)
     assert ROWS <= made <= ROWS + (count - 1) * len(raced)
@@ -69,7 +69,7 @@ def test_writers_some_of_whom_die(stage, tmp_path, count):
     endings = stage.launch(*runs)
     for number, ending in enumerate(endings):
         if ending["signal"] != signal.SIGKILL:  # who was to die may have found too little left to do
-            assert ending["codes"] == [0], ending
+            assert ending["codes"] == [0], words_of(ending)
             assert (there.home / f"{number}.json").read_bytes() == wanted
     dead = [number for number, ending in enumerate(endings) if ending["signal"] == signal.SIGKILL]
     assert 0 in dead and not [number for number in dead if number % 3]
@@ -167,3 +167,9 @@ def test_writers_while_gc_runs_again_and_again(stage, tmp_path, recipes, each):
     assert state(there.home)["kept.json"] == needed and shards - set(account(there.home).shards)
     verified = there.run(*(there.verify(name) for name in (*commands, "kept.json")))
     assert verified["codes"] == [0] * 5, verified
+
+
+def test_how_runs_ended_is_shown_with_all_that_they_wrote():
+    ending = {"codes": [7], "code": 7, "signal": None, "out": "{}\n" * 200, "err": "error: the last word\n"}
+    assert words_of([ending, ending]).count("error: the last word\n" + "{}\n" * 200) == 2
+    assert words_of(ending).startswith("run 1 of 1 ended with [7], signal None, and wrote\nerror: ")

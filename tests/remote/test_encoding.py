@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import FORKS, Launcher, Stage
+from harness import FORKS, Launcher, Stage, words_of
 from pictures import draw, draw_mask
 from remote_rows import rows_of
 from s3_server import BUCKET
@@ -98,7 +98,7 @@ class Scene:
 
     def report(self, *argv, **plan):
         ending = self.run(*argv, **plan)
-        assert ending["codes"] == [0], ending
+        assert ending["codes"] == [0], words_of(ending)
         return json.JSONDecoder().raw_decode(ending["out"])[0]
 
     def objects(self):
@@ -177,7 +177,7 @@ def test_copies_of_rows_are_kept_within_the_limit(scene):
 def test_machines_and_processes_at_once(scene, options, machines):
     endings = scene.stage.launch(*(scene.one(scene.words(*options), machine=machine, anywhere=True)
                                    for machine in machines))
-    assert [ending["codes"] for ending in endings] == [[0]] * 3, endings
+    assert [ending["codes"] for ending in endings] == [[0]] * 3, words_of(endings)
     if options:
         scene.report(scene.words(command="seal"), machine=3)
     scene.check()
@@ -189,7 +189,7 @@ def test_parts_of_machines_that_share_no_disk(scene):
     assert ending["codes"] == [7] and f"{scene.cache} is not a cache: it has no latentry.json" in ending["out"]
     parts = [scene.one(scene.words("--part", f"{number}/3"), machine=number, anywhere=True) for number in range(3)]
     endings = scene.stage.launch(*parts[:2])
-    assert [ending["codes"] for ending in endings] == [[0]] * 2, endings
+    assert [ending["codes"] for ending in endings] == [[0]] * 2, words_of(endings)
     ending = scene.run(scene.words("--parts", "3", command="seal"), machine=4)
     error = json.loads(ending["out"])["error"]
     assert ending["codes"] == [7] and f"rows are missing in {scene.cache}: " in error["message"]
