@@ -430,3 +430,22 @@ def test_a_creation_whose_answer_is_lost_is_recognized(store):
     store.proxy.rule = lambda method, path, before: "503" if method == "PUT" and before == 0 else ""
     assert not create_object(f"{store.url}/taken", b"mine")
     assert store.server.get(f"{store.prefix}/taken") == b"theirs"
+
+
+@pytest.mark.parametrize("fault", ["409", "409 aborted"])
+def test_writes_that_meet_others_of_the_same_object_are_repeated(store, fault):
+    """S3 does not say that there is an object: the other write may not have ended, or fail."""
+    store.proxy.rule = lambda method, path, before: fault if method == "PUT" and before == 0 else ""
+    assert create_object(f"{store.url}/commit", b"mine")
+    assert objects.create_checked(f"{store.url}/marker", b"mine", 9) == b"mine"
+    objects.replace_object(f"{store.url}/plan", b"mine")
+    assert [store.server.get(f"{store.prefix}/{name}") for name in ("commit", "marker", "plan")] == [b"mine"] * 3
+    store.server.put(f"{store.prefix}/taken", b"mine")
+    assert not create_object(f"{store.url}/taken", b"mine"), "the attempt that met another wrote nothing"
+
+
+def test_a_store_where_writes_always_meet_others_is_told(store, monkeypatch):
+    monkeypatch.setenv(asking.PATIENCE, "0")
+    store.proxy.rule = lambda method, path, before: "409" if method == "PUT" else ""
+    with pytest.raises(StoreError, match=r"the store answered 409 Conflict \(ConditionalRequestConflict\); given up"):
+        create_object(f"{store.url}/commit", b"mine")

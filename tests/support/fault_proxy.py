@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 Headers = Mapping[str, str]
 Rule = Callable[[str, str, int], str]  # (method, path, how many such requests before): what goes wrong, or ""
 ERRORS = {"500": "InternalError", "503": "SlowDown", "403": "ExpiredToken", "404": "NoSuchKey", "400": "BadRequest",
-          "403 clock": "RequestTimeTooSkewed", "403 key": "InvalidAccessKeyId"}
+          "403 clock": "RequestTimeTooSkewed", "403 key": "InvalidAccessKeyId",
+          "409": "ConditionalRequestConflict", "409 aborted": "OperationAborted"}
 
 
 class FaultProxy:
@@ -21,6 +22,7 @@ class FaultProxy:
         "500", "503", "403" …   an answer of the proxy's own
         "403 clock"             as a store refuses a computer whose clock is wrong
         "403 key"               as it refuses a key that it does not know
+        "409", "409 aborted"    as it ends a write that meets another one of the same object, which may fail as well
         "drop"                  the connection ends before an answer
         "truncate"              it ends in the middle of the answer
         "flip"                  one bit of the answer is another

@@ -18,6 +18,9 @@ NO_CREDENTIALS = "the environment has no credentials, and this machine has no ro
 # Where machines in clouds are asked for credentials of their role: AWS, Google, Azure.
 _METADATA = re.compile(r"//(?:169\.254\.169\.254|metadata|metadata\.google\.internal)/|/latest/api/token")
 
+# Codes of S3 for a write that met another one of the same object. Which of them will have written it is not known yet.
+_CONFLICT = re.compile("<Code>(?:ConditionalRequestConflict|OperationAborted)</Code>")
+
 
 class StoreError(CacheError):
     """A store does not answer, or refuses."""
@@ -38,6 +41,11 @@ class Denied(Exception):
 def is_refusal(error: StoreError) -> bool:
     """Whether a store answered, but refused the credentials, or what they do not allow."""
     return isinstance(error.__context__, Denied)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether a store ended a write because it met another one of the same object: it can be repeated."""
+    return _CONFLICT.search(str(error)) is not None
 
 
 def credentials_hint(url: str) -> str:
@@ -69,6 +77,8 @@ def sort_out(error: Exception, url: str) -> None:
         raise Denied(what) from None
     if not isinstance(error, exceptions.BaseError):
         raise error
+    if is_conflict(error):
+        raise Passing(what) from None
     status = re.search(r"status code: (\d{3})", str(error))
     if isinstance(error, exceptions.GenericError) and (status is None or status[1] in ("408", "429") or
                                                        status[1].startswith("5")):

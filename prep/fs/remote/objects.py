@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prep.formatting import printable
 from prep.fs.mirror import ListedUrl, split_url
 from prep.fs.remote.asking import NEVER, SILENT, Waits, patiently
-from prep.fs.remote.errors import Passing, Stopped, StoreError, told
+from prep.fs.remote.errors import Passing, Stopped, StoreError, is_conflict, told
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -308,7 +308,10 @@ def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bo
         tries += 1
         try:
             put(store, key, data, mode="create", use_multipart=False)
-        except AlreadyExistsError:
+        except AlreadyExistsError as error:
+            if is_conflict(error):  # obstore does not tell them apart
+                tries -= 1  # it has written nothing
+                raise
             return False
         return True
 
