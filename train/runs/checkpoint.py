@@ -236,6 +236,20 @@ def listed_files(path: Path, folder: Path) -> Mapping[str, FileFacts]:
         raise refused(folder / STATE, error, way_out(folder)) from None
 
 
+def recorded_digest(path: Path) -> str | None:
+    """The SHA-256 that a checkpoint's state.json has of the file at `path`; `None` if it lies in no checkpoint, or in
+    one of version 1. Raises `CacheError` if that state is damaged."""
+    for folder in list(path.parents)[:3]:  # pieces of a denoiser's file are the deepest
+        if (folder / STATE).is_file():
+            try:
+                body = read_sealed(folder / STATE, FORMAT, _KEYS)
+                facts = expect(body.get("files", {}), dict, "files").get(path.relative_to(folder).as_posix())
+                return None if facts is None else _file(path.name, facts).sha256
+            except (OSError, Unparsed) as error:
+                raise refused(folder / STATE, error, "name undamaged weights") from None
+    return None
+
+
 def read_state(folder: Path, *, complete: bool = True) -> State:
     """The state of a checkpoint, after checking that it has the listed files in the listed sizes; reads none of them.
 

@@ -10,7 +10,7 @@ from math import prod, sqrt
 from pathlib import Path
 
 from prep.digest import digest_json
-from prep.errors import ConfigError, ModelError, PathError
+from prep.errors import CacheError, ConfigError, ModelError, PathError
 from prep.fs.mirror import shown
 from prep.models.family import Family
 from prep.models.fingerprint import FileDigest
@@ -21,7 +21,7 @@ from train.config.schema import Config, Lora
 from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
-from train.runs.checkpoint import STATE, files_of, list_checkpoints
+from train.runs.checkpoint import STATE, files_of, list_checkpoints, recorded_digest
 from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header_and_metadata
 from train.setup import Initial
 
@@ -47,7 +47,7 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
                     digest: FileDigest) -> Initial:
     """The weights at `path` for a run with these settings. `weights`: the shapes of the denoiser's.
 
-    Raises `PathError`, `ModelError`, `ConfigError`.
+    Raises `PathError`, `ModelError`, `ConfigError`, and `CacheError` if a checkpoint's file is another than was saved.
     """
     paths = find_weights(path, family, config.method)
     files = [_read(each) for each in paths]
@@ -57,6 +57,10 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
     else:
         _check_full(path, _joined(path, files), weights)
     digests = tuple(digest(each) for each in paths)
+    for each, found in zip(paths, digests, strict=True):
+        if recorded_digest(each) not in (None, found):
+            raise CacheError(f"{each} is damaged: its bytes do not match the digest in {STATE} of its checkpoint",
+                             hint="name undamaged weights, like those of another checkpoint of the run")
     return Initial(name=path.name, files=paths, digests=digests, unused=unused, metadata=files[0].metadata,
                    digest=digests[0] if len(digests) == 1 else digest_json(list(digests)))
 

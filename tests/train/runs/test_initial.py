@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -307,6 +308,23 @@ def test_weights_that_change_after_the_check_are_refused(trained, tmp_path):
     copy.write_bytes(copy.read_bytes()[:-4] + b"\0\0\0\1")
     with pytest.raises(ModelError, match=r"copy.safetensors cannot be used: its bytes do not match their digest"):
         create_state(setup, CPU)
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints/{}", "checkpoints/{}/lora.safetensors"])
+def test_a_checkpoint_whose_weights_are_not_those_that_were_saved_is_refused(trained, tmp_path, place):
+    made, run = trained
+    shutil.copytree(run, tmp_path / "run")
+    (step,) = (tmp_path / "run/checkpoints").iterdir()
+    weights = step / "lora.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    report = checked(made, tmp_path / "run" / place.format(step.name), lora={"rank": 2})
+    (fault,) = report.faults
+    assert fault.message == f"{weights} is damaged: its bytes do not match the digest in state.json of its checkpoint"
+    assert "--resume" not in fault.hint and report.setup is None
+    (step / "state.json").unlink()
+    assert not checked(made, weights, lora={"rank": 2}).faults, "a file of its own has no digest"
 
 
 def test_a_resumed_run_has_its_own_weights(train, trained, tmp_path):
