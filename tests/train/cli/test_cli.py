@@ -190,7 +190,7 @@ def test_a_device_that_is_not_there_is_said(train, make):
     for words in (("run", made.path, "-o", made.root / "run"), ("run", "gone.json"),
                   ("sample", "gone", "-o", made.root / "new" / "a.png")):
         result = train(*words, "--device", "gpu")
-        said = f"error: --device is 'gpu', {expected}.*\nhint: --device cuda is a GPU\n"
+        said = f"error: --device is 'gpu', {expected}.*\nhint: a GPU of NVIDIA or AMD is --device cuda\n"
         assert result.code == 2 and re.fullmatch(said, result.err), "before anything is read"
     assert not (made.root / "new").exists()
     assert f"--device is 'gpu', {expected}" in train("check", made.path, "--device", "gpu").err
