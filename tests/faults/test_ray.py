@@ -34,9 +34,9 @@ plan.TASK_ROWS, memo.REST_NS, ray.RayWorker = 1, -10**12, FaultyWorker
 from prep.cli.main import main
 main()
 """
-ALL = 160  # changes of the disk that the workers make, and some more
-POINTS = {"actor": range(3, ALL, 11), "node": range(5, ALL, 15), "driver": range(8, ALL, 14)}
-QUICK = {("actor", 47)}
+ALL = 304  # changes of the disk that the workers make
+POINTS = {"actor": range(3, ALL, 20), "node": range(5, ALL, 27), "driver": range(8, ALL, 26)}
+QUICK = {("actor", 43)}
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +86,10 @@ def reported(process):
 
 
 def until_reached(stage, process):
-    """The node where a worker has come to its point; `None` if the command ended before."""
+    """The node where a worker has come to its point."""
     patience = time.monotonic() + PATIENCE
     while not (stage.home / "reached").exists():
-        assert time.monotonic() < patience
-        if process.poll() is not None:
-            return None
+        assert time.monotonic() < patience and process.poll() is None, process.communicate()
         time.sleep(0.02)
     return (stage.home / "reached").read_text()
 
@@ -112,17 +110,17 @@ def test_a_kill(there, cluster, fault, at):
     stage, wanted = there
     process = driver(stage, cluster, fault=fault, at=at)
     node = until_reached(stage, process)
-    if node is not None and fault == "node":
+    if fault == "node":
         lost = next(one for one in cluster.worker_nodes if one.node_id == node)
         cluster.remove_node(lost, allow_graceful=False)
         cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
-    if node is not None and fault == "driver":
+    if fault == "driver":
         process.kill()
         process.communicate()
         process = driver(stage, cluster)
     report = reported(process)
     assert report["rejected"] == [] and 0 < report["encoded"]["mask"] <= PICTURES
-    assert fault == "driver" or node is None or any("lost and replaced" in line for line in report["notices"])
+    assert fault == "driver" or any("lost and replaced" in line for line in report["notices"])
     is_as(stage, wanted)
 
 
@@ -134,25 +132,6 @@ def test_all_rows_with_models(stage, cluster, tmp_path):
     report = reported(driver(there, cluster, fault="actor", at=90))
     assert sum(report["encoded"].values()) + 3 >= 11 and report["rejected"] == []
     is_as(there, state(stage.home))
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_work(stage, cluster, tmp_path):
-    """With paths relative to where the command is typed."""
-    text = (ROOT / "manifests" / "scale.md").read_text().split("\n## Ray\n")[1].split("\n## ")[0]
-    command, = (line.strip() for line in text.splitlines() if line.startswith("    prep encode "))
-    (tmp_path / "photos").symlink_to(stage.pictures)
-    (tmp_path / "model").symlink_to(stage.model)
-    made = []
-    for engine in (f"--engine ray --address {cluster.address}", "--device cpu"):
-        words = command.replace("--engine ray --address auto", engine)
-        assert words != command
-        done = subprocess.run([sys.executable, "-m", *words.split(), "--resolution", "96", "--step", "16"],
-                              capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path, env=ENVIRONMENT)
-        assert done.returncode == 0, done.stderr
-        made.append((tmp_path / "manifest.json").read_bytes())
-        shutil.rmtree(tmp_path / "cache")
-    assert made[0] == made[1]
 
 
 @pytest.mark.slow
