@@ -88,9 +88,10 @@ def connected(ray: Any, address: str) -> Iterator[None]:
         ray.init(**named, log_to_driver=False, configure_logging=False)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray takes it, to exit at once
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # the last: without its token
         raise UsageError(f"no connection to the Ray cluster '{address or 'local'}': {first_line(error)}",
                          hint="start one with ray start --head, and ray start --address HOST:6379 on the other nodes; "
+                         "if it was started with a token, copy ~/.ray/auth_token from its head to this machine; "
                          "without --address, prep starts one on this machine") from None
     try:
         yield

@@ -121,20 +121,6 @@ def test_a_kill(photos, wanted, home, cluster, fault, at):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_work(photos, wanted, cluster, home):
-    """With paths relative to where the command is typed."""
-    text = (ROOT / "manifests" / "scale.md").read_text().split("\n## Ray\n")[1].split("\n## ")[0]
-    command, = (line.strip() for line in text.splitlines() if line.startswith("    prep scan "))
-    (home / "photos").symlink_to(photos)
-    words = command.replace("--address auto", f"--address {cluster.address}").split()
-    assert words != command.split()
-    process = subprocess.Popen([sys.executable, "-m", *words, "--json"], stdout=subprocess.PIPE, text=True,
-                               stderr=subprocess.PIPE, cwd=home, start_new_session=True,
-                               env={**ENVIRONMENT, "LATENTRY_USER_CACHE": str(home / "user")})
-    assert ended(process, FOUND)[0] == wanted
-
-
-@pytest.mark.slow
 def test_a_cluster_that_the_command_starts(photos, wanted, tmp_path):
     out, _ = ended(scan(photos, tmp_path, "--engine", "ray", env={"RAY_TMPDIR": "/tmp"}), FOUND)
     assert out == wanted

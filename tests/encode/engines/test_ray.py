@@ -277,6 +277,14 @@ def test_without_a_cluster(run):
         run(options=RayOptions(address="auto"), refuses=ConnectionError("Could not find any running Ray\nat all"))
 
 
+def test_without_the_token_of_a_cluster(run):
+    """Ray's own error then, which is no ConnectionError."""
+    said = "Token authentication is enabled but no authentication token was found"
+    with pytest.raises(UsageError, match=f"no connection to the Ray cluster 'auto': {said}") as error:
+        run(options=RayOptions(address="auto"), refuses=RayError(f"{said}\nand more"))
+    assert "copy ~/.ray/auth_token from its head to this machine; " in error.value.hint
+
+
 @pytest.mark.parametrize("device", ["all", "cuda:0,cuda:1"])
 def test_several_devices_are_not_for_a_worker(run, device):
     with pytest.raises(UsageError, match=f"--device is '{device}' with --engine ray, expected one device"):
