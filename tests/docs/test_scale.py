@@ -1,24 +1,45 @@
-"""The commands of manifests/scale.md that plan work as large as nobody here has: they run on a few pictures.
-
-Those that encode on clusters and in arrays run in tests/faults; torchrun's in tests/train/parallel and tests/remote.
-"""
+"""Each command of manifests/scale.md is run by a test; here are those that plan work as large as nobody here has: they
+run on a few pictures."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from page_commands import ROOT, commands
 from pictures import draw
 
-PAGE = (Path(__file__).parents[2] / "manifests" / "scale.md").read_text(encoding="utf-8")
+# By section and first words, the tests that take the command from the page; or why none does.
+RUN = {
+    ("One machine", "prep encode"): "tests/faults/test_parts.py",
+    ("Ray", "export RAY_AUTH_MODE=token"): "tests/faults/test_ray_pages.py",
+    ("Ray", "ray get-auth-token"): "tests/faults/test_ray_pages.py",
+    ("Ray", "ray start"): "tests/faults/test_ray_pages.py",
+    ("Ray", "prep encode"): "tests/faults/test_ray_pages.py",
+    ("Ray", "prep scan"): "tests/faults/test_ray_pages.py",
+    ("Job arrays", "prep encode"): "tests/faults/test_parts.py",
+    ("Job arrays", "prep seal"): "tests/faults/test_parts.py",
+    ("Job arrays", "PARTS=3 bash"): "tests/faults/test_parts.py",
+    ("What it would take", "prep encode"): "tests/docs/test_scale.py",
+    ("Training on many machines", "torchrun --nnodes"): "tests/remote/test_pages.py",
+    ("Training on many machines", "train check"): "tests/docs/test_scale.py",
+}
+LEFT_OUT = {
+    ("Job arrays", "kubectl apply"): "there is no Kubernetes; tests/faults/test_parts.py runs what the Jobs run",
+    ("Job arrays", "kubectl wait"): "as above",
+}
 
 
-def commands(section: str, program: str) -> list[list[str]]:
-    """The words of a program's commands in a section."""
-    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return [shlex.split(line) for line in re.findall(rf"^    {program} (.+)$", text, re.MULTILINE)]
+def test_every_command_is_run_or_left_out_for_a_reason():
+    text = (ROOT / "manifests" / "scale.md").read_text(encoding="utf-8")
+    shown = {(section, " ".join(line.split()[:2])) for section in re.findall(r"^## (.+)$", text, re.MULTILINE)
+             for line in commands("scale.md", section)}
+    assert shown == RUN.keys() | LEFT_OUT.keys()
+    for path in RUN.values():
+        assert re.search(r"scale\.md", (ROOT / path).read_text(encoding="utf-8")), path
+    assert sum(len(commands("scale.md", section)) for section in {section for section, _ in shown}) == len(
+        commands("scale.md")), "none before the first section"
 
 
 @pytest.fixture
@@ -34,8 +55,8 @@ def here(tmp_path, tiny_model, monkeypatch):
 
 @pytest.mark.slow
 def test_what_it_would_take(here, prep):
-    command, = commands("What it would take", "prep")
-    told = prep(*command)
+    command, = commands("scale.md", "What it would take")
+    told = prep(*shlex.split(command)[1:])
     assert told.code == 0, told.err
     assert re.search(r"1,000,000,000 pictures", told.out) and "512" in told.out
     assert not (here / "cache").exists() and not (here / "manifest.json").exists(), "it writes nothing"
@@ -44,9 +65,9 @@ def test_what_it_would_take(here, prep):
 @pytest.mark.slow
 def test_what_training_would_take(here, prep, train):
     assert prep("encode", "photos", "--model", "model", "--cache", "cache", "-o", "manifest.json").code == 0
-    asked = commands("Training on many machines", "train")
+    asked = [line for line in commands("scale.md", "Training on many machines") if line.startswith("train ")]
     assert len(asked) == 2
-    for words in asked:
-        told = train(*words)
+    for line in asked:
+        told = train(*shlex.split(line)[1:])
         assert told.code == 0, told.err
         assert "128 machines" in told.out or "128 nodes" in told.out, told.out
