@@ -67,6 +67,27 @@ def test_a_run_is_the_one_from_the_disk(train, made, store, tiny_model, tmp_path
     assert told.code == 0, told.err
 
 
+@pytest.mark.parametrize("fault", ["503", "flip", *(pytest.param(fault, marks=pytest.mark.slow)
+                                                    for fault in ("500", "drop", "truncate"))])
+def test_each_request_of_a_run_fails_once(train, made, store, tiny_model, tmp_path, fault):
+    """It is asked again, and the run is the one from the disk."""
+    assert train("run", made.path, "--model", tiny_model, "-o", tmp_path / "here", *RUN).code == 0
+    store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
+    done = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "there", *RUN)
+    assert done.code == 0, done.err
+    failed = {path for method, path, one in store.proxy.asked if method == "GET" and one == fault}
+    assert sum("/latent/c.0" in path for path in failed) == len(store.keys(made.root / "cache", "/latent/c.0")) == 2
+    assert losses(tmp_path / "here") == losses(tmp_path / "there")
+
+
+def test_credentials_that_are_refused_from_the_first_shard_on(train, made, store, tiny_model, tmp_path):
+    store.proxy.rule = lambda method, path, before: "403" if method == "GET" and "/latent/c.0" in path else ""
+    done = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)
+    error, hint = done.err.splitlines()
+    assert done.code == 7 and error.endswith(": the store answered 403 Forbidden (ExpiredToken)"), error
+    assert hint.startswith("hint: check the credentials in the environment (AWS_ACCESS_KEY_ID, ")
+
+
 def test_check_reads_headers_and_no_rows(train, made, store, tiny_model):
     told = train("check", f"{store.url}/m.json", "--model", tiny_model, "--json")
     assert told.code == 0, told.err
