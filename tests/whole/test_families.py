@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pictures import draw
 from PIL import Image
 from runs import go
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
@@ -520,6 +521,35 @@ def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
     pipe.unload_lora_weights()
     after = weights_of(pipe, found.family.denoiser)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_pipeline_with_a_lora_file_draws_what_its_adapters_draw(case, made, tmp_path):
+    """Each tensor is loaded by its name, by code that is not ours, and the other pipeline's adapters were never in a
+    file: one that exchanges two layers of the same shape gives another picture."""
+    found = setup(made, lora={"rank": 2, "alpha": 1.0, "targets": "all-linear"})
+    settings, naming, component = found.config.lora, naming_of(found.family), found.family.denoiser
+    adapted, pipe, path = pipeline_of(made, case), pipeline_of(made, case), tmp_path / "lora.safetensors"
+    plain = drawn(pipe)
+    weights = lora.attach(getattr(adapted, component), settings, 0, DENOISERS[case.family].presets)
+    stream = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in weights.values():
+            value.normal_(std=0.5, generator=stream)
+    wanted = drawn(adapted)
+    assert np.abs(plain - wanted).max() > 0.01, "the adapters make no difference"
+    for layout in sorted({naming.format_of(settings), "diffusers"}):
+        named = replace(settings, format=layout)
+        tensors = lora.pack(weights, named, naming)
+        read = lora.unpack(tensors, weights, naming)
+        assert read.keys() == weights.keys() and all(torch.equal(read[name], weights[name]) for name in weights)
+        save_file(tensors, path, metadata=lora.describe(weights, named, naming))
+        if hasattr(pipe, "load_lora_weights"):
+            pipe.load_lora_weights(tmp_path, weight_name=path.name)
+            assert np.abs(drawn(pipe) - wanted).max() < 1e-5, layout
+            pipe.unload_lora_weights()
+        else:
+            load_by_peft(getattr(pipe, component), path, component)
+            assert np.abs(drawn(pipe) - wanted).max() < 1e-5, layout
 
 
 def test_a_run_in_names_that_diffusers_does_not_read(case, made, tmp_path):
