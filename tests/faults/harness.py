@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -86,6 +87,17 @@ class Launcher:
             self._process.wait(timeout=30)
             self._process.stdout.close()
             self._process = None
+
+
+def ranks_of(*lines: list[str], **options: Any) -> list[dict[str, Any]]:
+    """Runs of `train` for a Launcher: processes that train together, one for each command line; or one alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = {"WORLD_SIZE": str(len(lines)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [{"argv": [[str(word) for word in line]], "program": "train",
+             "environment": {} if len(lines) == 1 else {**together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+             **options} for rank, line in enumerate(lines)]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ import json
 import random
 import shutil
 import signal
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import FORKS, Launcher, Stage, words_of
+from harness import FORKS, Launcher, Stage, ranks_of, words_of
 from runs import events
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -57,14 +56,9 @@ class Training:
         words = ["run", self.manifest, "-o", run, *COMMON, *KINDS_OF_TWO[self.kind]]
         if list((run / "checkpoints").glob("step-*")):
             words.append("--resume")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        together = {"WORLD_SIZE": str(len(plans)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        return self.launch(*(
-            {"argv": [[str(word) for word in words]], "program": "train", "shim": {"home": str(self.home), **plan},
-             "environment": {} if len(plans) == 1 else {**together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-             **options} for rank, plan in enumerate(plans)))
+        runs = ranks_of(*[words] * len(plans), **options)
+        return self.launch(*({**run, "shim": {"home": str(self.home), **plan}}
+                             for run, plan in zip(runs, plans, strict=True)))
 
     def finish(self, name, ranks=1):
         """Continues the run to its end; its directory."""

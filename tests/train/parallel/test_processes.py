@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from harness import FORKS, Launcher, ranks_of
+from pieces import whole
+from real_manifest import build
 from runs import events
 from safetensors.torch import load_file
 from together import damage, damage_late_row, ended, second, steps_of
-from torchrun import torchrun
+from torchrun import environment, torchrun
 
-from prep.errors import PathError
+from prep.errors import ConfigError, PathError
 from prep.loader.draws import validation
 from prep.loader.rows import Rows
 from train import evaluate
@@ -36,6 +41,105 @@ def same(one, other):
     assert any(value.abs().max() > 0 for name, value in first.items() if "lora_up" in name)
     for name, value in first.items():
         torch.testing.assert_close(value, second[name], rtol=1e-3, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def launch():
+    """`launch(run, …)` forks processes: see tests/faults/launcher.py."""
+    launcher = Launcher(training=True)
+    yield launcher
+    launcher.close()
+
+
+HERE = Path(__file__).parents[3]
+SENSITIVE = ("--device", "cpu", "--quiet", "--precision", "fp32", "--batch-size", 6, "--micro-batch", 3, "--steps", 3,
+             "--lr", 1, "--set", "optimizer.eps=1", "--set", "optimizer.clip=0", "--set", "checkpoint.every=1",
+             "--set", "sample.every=0", "--set", "validation.every=0")
+METHODS = {"lora": ("--rank", 2), "full": ("--method", "full"), "divided": ("--method", "full", "--shard")}
+
+
+def moments(run, step):
+    """What AdamW keeps of the gradients so far: a tenth of the last one and nine tenths of what it kept before. It
+    grows with them, as the weights do with an eps this large; of usual AdamW the weights hardly do."""
+    path = run / "checkpoints" / f"step-{step:06d}" / "optimizer.safetensors"
+    tensors = load_file(path) if path.is_file() else whole(path.with_suffix(""))
+    return {name: value for name, value in tensors.items() if name.startswith("exp_avg/")}
+
+
+@FORKS
+@pytest.mark.parametrize(("kind", "count"), [
+    ("lora", 2), ("divided", 2), *(pytest.param(kind, count, marks=pytest.mark.slow)
+                                   for kind, count in (("lora", 4), ("full", 2), ("full", 4), ("divided", 4)))])
+def test_gradients_are_those_of_one_process(make, launch, tmp_path, kind, count):
+    """Each of them and their norm, of passes that the processes cannot divide evenly; of four, one has no sample."""
+    path, runs = make().path, (tmp_path / "one", tmp_path / "several")
+    for run, ranks in zip(runs, (1, count), strict=True):
+        words = ["run", path, "-o", run, *SENSITIVE, *METHODS[kind]]
+        for ending in launch(*ranks_of(*[words] * ranks)):
+            assert ending["code"] == 0, ending["err"]
+    one, several = map(steps_of, runs)
+    for event, other in zip(one, several, strict=True):
+        assert event["samples"] == other["samples"]
+        assert event["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert event["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-5)
+    for step in (1, 3):
+        wanted, found = (moments(run, step) for run in runs)
+        assert wanted.keys() == found.keys()
+        for name, value in wanted.items():  # sums of float32 in another order
+            assert float((value - found[name]).abs().max()) <= 3e-5 * float(value.abs().max()), (step, name)
+    first = torch.cat([value.flatten() for value in moments(runs[0], 1).values()])
+    assert float(first.norm()) == pytest.approx(0.1 * one[0]["grad_norm"], rel=1e-4), "gradients were scaled or clipped"
+
+
+def other_code(root):
+    """Where Python finds Latentry with a comment more."""
+    for name in ("prep", "train"):
+        shutil.copytree(HERE / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with (root / "train" / "loop.py").open("a") as file:
+        file.write("# as of another version\n")
+    return root
+
+
+@FORKS
+@pytest.mark.parametrize("what", ["settings", *(pytest.param(what, marks=pytest.mark.slow)
+                                                for what in ("manifest", "checkpoint", "code"))])
+def test_processes_that_do_not_train_the_same_do_not_begin(make, launch, tiny_model, tmp_path, what):
+    """One message, and one exit code."""
+    first, second = (["run", make().path, *FEW, "--steps", 3, "-o", tmp_path / "run"] for _ in range(2))
+    homes = None
+    if what == "settings":
+        second += ["--lr", "2e-3"]
+    elif what == "manifest":
+        second[1] = build(tmp_path / "other", tiny_model, counts=(4, 4)).path
+    elif what == "checkpoint":
+        assert launch(*ranks_of([*first, "--set", "checkpoint.every=1"]))[0]["code"] == 0
+        first, second = [*first, "--resume"], [*second, "--resume", "--from", "step-2"]
+    else:
+        homes = HERE, other_code(tmp_path / "other")
+    errors, codes = forked(launch, first, second) if homes is None else whole_processes(homes, first, second)
+    assert codes == [ConfigError.exit_code] * 2, errors
+    assert errors[0].endswith(f"error: rank 1 has another {what} than rank 0, so they cannot train together\nhint: "
+                              "give all ranks the same files, settings and version of Latentry\n"), errors
+    assert errors[0].count("error: ") == 1 and errors[1] == "", errors
+    assert (tmp_path / "run").exists() == (what == "checkpoint"), "a run was begun"
+
+
+def forked(launch, *lines):
+    """What each of some ranks wrote as its errors, and its exit code; one that waits for another has none."""
+    endings = launch(*ranks_of(*lines, kill_after=60))
+    return [ending["err"] for ending in endings], [ending["code"] for ending in endings]
+
+
+def whole_processes(homes, *lines):
+    """The same of processes that import their code from these directories."""
+    runs = [subprocess.Popen([sys.executable, "-m", "train", *run["argv"][0]], cwd=home, stderr=subprocess.PIPE,
+                             text=True, env=environment() | run["environment"] | {"PYTHONPATH": str(home)})
+            for home, run in zip(homes, ranks_of(*lines), strict=True)]
+    try:
+        return [run.communicate(timeout=120)[1] for run in runs], [run.returncode for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
 
 
 @pytest.mark.slow  # tests/faults/test_training.py has two processes, and one that continues them
