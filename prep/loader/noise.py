@@ -47,17 +47,22 @@ PLAIN = Noise()
 
 
 def add_offset(stream: np.random.Generator, noise_Chw: Array, strength: float) -> None:
-    """Adds a normal number times `strength` to each channel (Guttenberg 2023, Diffusion with Offset Noise)."""
+    """Adds a normal number times `strength` to each channel: e'[c, y, x] = e[c, y, x] + strength · d[c], d ~ N(0, 1).
+
+    (Guttenberg 2023, Diffusion with Offset Noise, where it is `randn_like(latents) + 0.1 * randn(b, c, 1, 1)`)
+    """
     noise_Chw += np.float32(strength) * stream.standard_normal((len(noise_Chw), 1, 1), dtype=np.float32)
 
 
 def add_pyramid(stream: np.random.Generator, noise_Chw: Array, discount: float, levels: int) -> None:
-    """Adds noise of lower and lower resolution, times discount^level, and divides by the standard deviation.
+    """Adds noise of lower and lower resolution, times discount^level, and divides by the standard deviation:
 
-    (Whitaker 2023, Multi-Resolution Noise for Diffusion Model Training.) The sides of a level are those of the latent
-    divided by r^level, with r drawn from 2 to 4 for each, as in sd-scripts; Whitaker's own code divides the sides of
-    the level before. The last level is one cell high or wide. The deviation is that of the sample, not that of its
-    batch: its noise does not depend on other samples.
+        e' = s / std(s),   s = e + sum over i of discount^i · enlarge(n_i),   n_i ~ N(0, 1) of h / r_i^i by w / r_i^i
+
+    (Whitaker 2023, Multi-Resolution Noise for Diffusion Model Training.) Level 0 has the latent's size. The sides of a
+    level are those of the latent divided by r^level, with r drawn from 2 to 4 for each, as in sd-scripts; Whitaker's
+    own code divides the sides of the level before. The last level is one cell high or wide. The deviation is that of
+    the sample, not that of its batch: its noise does not depend on other samples.
     """
     channels, *sides = noise_Chw.shape
     for level in range(levels):

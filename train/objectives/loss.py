@@ -48,13 +48,22 @@ def min_snr_weight(kind: str, alpha_B: Tensor, gamma: float) -> Tensor:
 
 
 def debiased_weight(alpha_B: Tensor) -> Tensor:
-    """1 / sqrt(SNR), for a prediction of the noise (Yu et al. 2023, Unmasking Bias in Diffusion Model Training)."""
+    """The debiased weight, for a prediction of the noise: 1 / sqrt(SNR), where SNR = alpha / (1 - alpha).
+
+    (Yu et al. 2023, Unmasking Bias in Diffusion Model Training, arXiv 2310.08442, whose loss is the mean of
+    1 / sqrt(SNR(t)) · |e - e_theta(x_t, t)|²)
+    """
     return ((1 - alpha_B) / alpha_B).sqrt()
 
 
 def cosmap_weight(sigma_B: Tensor) -> Tensor:
     """The density of CosMap as a weight: 2 / (pi · (1 - 2 sigma + 2 sigma²)) (Esser et al. 2024, equation 21)."""
     return 2 / (math.pi * (1 - 2 * sigma_B + 2 * sigma_B.square()))
+
+
+def inverse_square_weight(sigma_B: Tensor) -> Tensor:
+    """1 / sigma²: `sigma_sqrt` in `compute_loss_weighting_for_sd3` of diffusers.training_utils."""
+    return sigma_B.pow(-2)
 
 
 def timestep_weight(settings: Loss, kind: str, level_B: Tensor) -> Tensor:
@@ -64,7 +73,7 @@ def timestep_weight(settings: Loss, kind: str, level_B: Tensor) -> Tensor:
     if settings.weighting == "cosmap":
         return cosmap_weight(level_B)
     if settings.weighting == "inverse-square":
-        return level_B.pow(-2)
+        return inverse_square_weight(level_B)
     return min_snr_weight(kind, level_B, settings.min_snr)
 
 

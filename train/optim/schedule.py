@@ -22,8 +22,16 @@ def factor(schedule: Schedule, step: int, total: int) -> float:
 
 
 def _fall(schedule: Schedule, progress: float) -> float:
-    """The fall from 1 to 0 as progress goes from 0 to 1. Cosine: Loshchilov & Hutter 2017, equation 5, with restarts of
-    equal length for cosine-restarts."""
+    """The fall from 1 to 0 as progress p goes from 0 to 1, by name:
+
+        linear            1 - p
+        polynomial        (1 - p)^power
+        cosine            (1 + cos(pi · p)) / 2
+        cosine-restarts   the same of p · cycles, without its whole part
+
+    The first two are `get_linear_schedule_with_warmup` and `get_polynomial_decay_schedule_with_warmup` of
+    diffusers.optimization. Cosine: Loshchilov & Hutter 2017, equation 5, with restarts of equal length.
+    """
     if schedule.name == "linear":
         return 1 - progress
     if schedule.name == "polynomial":
