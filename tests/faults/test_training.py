@@ -1,5 +1,6 @@
 """SIGKILL while training, at a change of the disk or at a message between ranks: resumed, all is as if it had never
-happened. Weights, optimizer, moving average, losses and log are equal byte by byte to those of an undisturbed run.
+happened. Weights, optimizer, moving average, losses, log and pictures are equal byte by byte to those of an undisturbed
+run.
 
 The processes are real, and so is their death; only its moment is chosen, by shim.py.
 """
@@ -27,12 +28,13 @@ from train.runs.checkpoint import list_checkpoints, read_state
 pytestmark = FORKS
 LAST, EVERY = 7, 3  # the last step, and steps between checkpoints
 COMMON = ("--device", "cpu", "--quiet", "--precision", "fp32", "--batch-size", 4, "--micro-batch", 2, "--steps", LAST,
-          "--set", f"checkpoint.every={EVERY}", "--set", "checkpoint.keep=2", "--set", "sample.every=0", "--set",
-          "validation.every=2", "--set", "validation.timesteps=1")  # two micro-batches are accumulated in a step
+          "--set", f"checkpoint.every={EVERY}", "--set", "checkpoint.keep=2", "--set", "validation.every=2", "--set",
+          "validation.timesteps=1")  # two micro-batches are accumulated in a step
 KINDS = {
     "lora": ("--rank", 2, "--set", "lora.dropout=0.2", "--set", "caption_dropout=0.3", "--set", "ema.decay=0.9",
-             "--lr", "1e-3"),
-    "full": ("--method", "full", "--set", "ema.decay=0.9", "--set", "schedule.name=cosine", "--lr", "1e-4"),
+             "--lr", "1e-3", "--set", "sample.every=2", "--set", "sample.steps=2"),
+    "full": ("--method", "full", "--set", "ema.decay=0.9", "--set", "schedule.name=cosine", "--lr", "1e-4", "--set",
+             "sample.every=0"),
 }
 WHEN = ("before", "half", "after")
 KINDS_OF_TWO = {**KINDS, "divided": (*KINDS["full"], "--shard")}
@@ -67,16 +69,19 @@ class Training:
         return self.home / name
 
     def points(self):
-        """Every change of the disk in an undisturbed run: those of a step, and those of a checkpoint."""
+        """Every change of the disk in an undisturbed run: those of a step, those of a checkpoint, and those with which
+        pictures are written, if there are any."""
         record = self.home / "calls"
         ending = self.go("whole", [{"record": str(record)}])[0]
         assert ending["code"] == 0, ending["err"]
         names = [json.loads(line)[1] for line in record.read_text().splitlines()]
         begun = range(names.index("whole/losses.bin") + 1, len(names))
         steps = [number for number in begun if names[number] in ("whole/log.jsonl", "whole/losses.bin")]
-        saving = [number for number in begun if number not in steps]
+        drawing = [number for number in begun if "/samples" in names[number]]
+        saving = [number for number in begun if number not in (*steps, *drawing)]
         assert len(steps) > 2 * LAST and len(saving) > 50
-        return steps, saving
+        assert bool(drawing) == (self.kind == "lora")
+        return [found for found in (steps, saving, drawing) if found]
 
     def points_of_pieces(self):
         """The changes of the disk with which each of two ranks writes the first two checkpoints of an undisturbed run.
@@ -115,7 +120,8 @@ def training(tmp_path_factory, setting):
     """`training(kind, home)`; pictures are encoded once."""
     home = tmp_path_factory.mktemp("encoded")
     there = Stage(launch=None, pictures=setting[0], model=setting[1], home=home)
-    launcher = Launcher(there.encode("--validation", 0.2), training=True)
+    (home / "prompts.txt").write_text("picture number 0\na red circle --n blurry\n")
+    launcher = Launcher(there.encode("--validation", 0.2, "--prompts", home / "prompts.txt"), training=True)
     yield lambda kind, home: Training(launcher, there.manifest, home, kind)
     launcher.close()
 
@@ -146,6 +152,9 @@ def same(one, other):
     names = {path.relative_to(one).as_posix() for path in one.rglob("*") if path.is_file()
              and ("checkpoints/" not in path.as_posix() or last in path.as_posix())} - {"log.jsonl"}
     assert {"losses.bin", "README.md"} < names
+    pictures = {event["picture"] for event in told(one) if event["event"] == "sample"}
+    assert pictures == {name for name in names if name.startswith("samples/")}
+    assert any(event["event"] == "validation" for event in told(one))
     for kept, pieces in (("optimizer", 3), ("ema", 2)):
         assert {f"{last}/{kept}.safetensors", f"{last}/{kept}/shard-00001-of-0000{pieces}.safetensors"} & names
     for name in sorted(names):
@@ -155,7 +164,7 @@ def same(one, other):
 
 @EACH
 @FEW_AND_MANY
-def test_killed_at_a_step_or_while_a_checkpoint_is_written(training, tmp_path, kind, count):
+def test_killed_at_a_step_or_while_a_checkpoint_or_a_picture_is_written(training, tmp_path, kind, count):
     there = training(kind, tmp_path)
     for points in there.points():
         for point in spread(points, 2 * count):
