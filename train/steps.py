@@ -193,16 +193,12 @@ def _showings(gathered: _Gathered, losses: Tensor, ranks: Ranks) -> list[tuple[i
 def _gather(trainee: TrainState, setup: Setup, feed: Iterator[Batch], progress: Progress) -> _Gathered:
     """Runs forward and backward over every batch of `feed`: one rank's part of one step."""
     loss = torch.zeros((), device=trainee.denoiser.device)
-    samples, waited, asked, divided = 0, 0.0, time.perf_counter(), trainee.ranks.sharded
+    samples, waited, asked = 0, 0.0, time.perf_counter()
     parts, each = [], []
     for batch in feed:
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
-        if divided:  # no checkpoint without the rank that fails in a pass
-            progress.whole = False
         part, losses = _pass(trainee, setup, batch)
-        if divided:
-            progress.whole = True
         if not batch.idle:
             each.append(losses)
             loss = loss + part

@@ -6,6 +6,7 @@ A plan, as JSON:
     {"signal": n, "name": "SIGTERM"}                   that signal, at the n-th call, which then goes on
     {"change": FILE}                                   a byte more in this file, at the first call
     {"message": n}                                     SIGKILL at the n-th message between ranks that train together
+    {"pass": n, "where": PLACE, "error": NAME}         the n-th forward and backward pass of a training fails there
     {"power": n, "home": DIR, "seed": s}               the power goes after n calls: see `power.py`; n = -1: at the end
     {"follow": FILE}                                   as "power" does, and keeps in FILE what is not on the disk yet
     {"from": FILE}                                     goes on from there: the process died, the computer did not
@@ -59,6 +60,8 @@ def install(plan: dict[str, Any]) -> Shim:
         _take_away(atomic)
     if "message" in plan:
         shim.count_messages(plan["message"])
+    if "pass" in plan:
+        fail_pass(plan["pass"], plan["where"], plan["error"])
     if "task_rows" in plan:
         encode.TASK_ROWS = plan["task_rows"]
     if "ahead" in plan:
@@ -201,6 +204,41 @@ class Shim:
         """The commands are done."""
         if self.plan.get("power") == -1:
             self._cut()
+
+
+def fail_pass(last: int, where: str, name: str) -> None:
+    """Lets the `last`-th pass (from 0; the first one tries the largest bucket) raise the error of this name: at its
+    "begin", "inside" of its forward part, inside of its "backward" part, or at its "end"; or that of a "validation".
+    """
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook
+
+    from train import steps, validate
+
+    module, attribute = (validate, "forward") if where == "validation" else (steps, "_pass")
+    left, plain = iter(range(last)), getattr(module, attribute)
+    errors = {"memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+              "bug": RuntimeError("shapes differ"), "disk": OSError(errno.EIO, "cannot be read")}
+
+    def fail(*args: Any) -> None:
+        raise errors[name]
+
+    def within(module: Any, given: Any, output: Any) -> None:
+        if type(module).__name__ == "Attention":  # in one of the blocks that are gathered alone
+            if where == "inside":
+                fail()
+            output.register_hook(fail)
+
+    def passing(*args: Any) -> Any:
+        if next(left, None) is not None:
+            return plain(*args)
+        if where in ("begin", "validation"):
+            fail()
+        with register_module_forward_hook(within) if where in ("inside", "backward") else contextlib.nullcontext():
+            plain(*args)
+        return fail()
+
+    setattr(module, attribute, passing)
 
 
 def _trace(local: Any, file: Path) -> None:

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from train.runs.checkpoint import list_checkpoints, read_state
 pytestmark = FORKS
 LAST, EVERY = 7, 3  # the last step, and steps between checkpoints
 COMMON = ("--device", "cpu", "--quiet", "--precision", "fp32", "--batch-size", 4, "--micro-batch", 2, "--steps", LAST,
-          "--set", f"checkpoint.every={EVERY}", "--set", "checkpoint.keep=2", "--set", "validation.every=2", "--set",
+          "--set", "checkpoint.keep=2", "--set", "validation.every=2", "--set",
           "validation.timesteps=1")  # two micro-batches are accumulated in a step
 KINDS = {
     "lora": ("--rank", 2, "--set", "lora.dropout=0.2", "--set", "caption_dropout=0.3", "--set", "ema.decay=0.9",
@@ -37,7 +38,7 @@ KINDS = {
              "sample.every=0"),
 }
 WHEN = ("before", "half", "after")
-KINDS_OF_TWO = {**KINDS, "divided": (*KINDS["full"], "--shard")}
+KINDS_OF_TWO = {**KINDS, "divided": (*KINDS["full"], "--shard"), "divided-lora": (*KINDS["lora"], "--shard")}
 CLOCK = ("seconds", "wait", "samples_per_second")
 FEW_AND_MANY = pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
 EACH = pytest.mark.parametrize("kind", ["lora", pytest.param("full", marks=pytest.mark.slow)])
@@ -52,10 +53,11 @@ class Training:
     home: Path
     kind: str
 
-    def go(self, name, plans=({},), **options):
+    def go(self, name, plans=({},), every=EVERY, **options):
         """Begins or continues the run `name` in a process for each of `plans`; how each ended."""
         run = self.home / name
-        words = ["run", self.manifest, "-o", run, *COMMON, *KINDS_OF_TWO[self.kind]]
+        words = ["run", self.manifest, "-o", run, *COMMON, *KINDS_OF_TWO[self.kind],
+                 "--set", f"checkpoint.every={every}"]
         if list((run / "checkpoints").glob("step-*")):
             words.append("--resume")
         runs = ranks_of(*[words] * len(plans), **options)
@@ -124,6 +126,21 @@ def training(tmp_path_factory, setting):
     launcher = Launcher(there.encode("--validation", 0.2, "--prompts", home / "prompts.txt"), training=True)
     yield lambda kind, home: Training(launcher, there.manifest, home, kind)
     launcher.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(training, tmp_path_factory):
+    """`undisturbed(kind)`: two runs in two processes that nothing disturbs, of which the second has a checkpoint of
+    step 4."""
+    @cache
+    def made(kind):
+        there = training(kind, tmp_path_factory.mktemp("undisturbed"))
+        for name, every in (("whole", EVERY), ("fourth", 4)):
+            for ending in there.go(name, [{}] * 2, every):
+                assert ending["code"] == 0, ending["err"]
+        return there.home / "whole", there.home / "fourth"
+
+    return made
 
 
 def spread(points, count):
@@ -250,6 +267,64 @@ def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind,
             assert max(kept, default=0) == max(finished, default=0), point
         same(tmp_path / "whole", there.finish("killed", 2))
         shutil.rmtree(tmp_path / "killed")
+
+
+PLACES = ("begin", "inside", "backward", "end")
+MEMORY, BUG = "ran out of memory in step 5, with ", "error: RuntimeError: shapes differ\n"
+OF_SECOND = "rank 1 of 2 failed: "
+
+
+def memory(where):
+    return {"error": "memory", "where": where}
+
+
+def bug(where):
+    return {"error": "bug", "where": where}
+
+
+@pytest.mark.parametrize(("kind", "failures", "codes", "said"), [
+    ("divided", (memory("begin"), memory("begin")), (9, 9), MEMORY),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("divided", (memory("backward"), memory("backward")), (9, 9), MEMORY),
+        *(("divided", (None, memory(where)), (9, 9), OF_SECOND + "cpu " + MEMORY) for where in PLACES),
+        *(("divided", (memory(where), None), (9, 9), MEMORY) for where in PLACES[1::2]),
+        ("divided", (bug("inside"), memory("inside")), (70, 9), BUG),
+        ("divided", (bug("backward"), memory("begin")), (9, 9), OF_SECOND + "cpu " + MEMORY),
+        ("divided", (memory("begin"), bug("end")), (9, 9), MEMORY),
+        ("divided-lora", (None, bug("backward")), (70, 70), OF_SECOND + "RuntimeError: shapes differ\n")))])
+def test_ranks_of_a_divided_model_fail_in_a_pass(training, undisturbed, tmp_path, kind, failures, codes, said):
+    """Alone, while the other one waits for its weights, or both, in the second pass of a step. One message, of the one
+    that failed first; a checkpoint of the last whole step, with the tensors of an undisturbed run, byte by byte; and it
+    is continued as that run."""
+    there, (whole, fourth) = training(kind, tmp_path), undisturbed(kind)
+    plans = [{} if one is None else {"pass": 8, **one} for one in failures]
+    endings = there.go("failed", plans, kill_after=60)
+    assert [(ending["signal"], ending["code"]) for ending in endings] == [(None, code) for code in codes], endings
+    assert endings[0]["err"].count("error: ") == 1 and said in endings[0]["err"] and endings[1]["err"] == "", endings
+    kept = list_checkpoints(tmp_path / "failed")
+    assert [read_state(folder).step for folder in kept] == [3, 4]
+    wanted = fourth / "checkpoints" / kept[1].name
+    names = sorted(path.relative_to(wanted) for path in wanted.rglob("*.safetensors"))
+    assert len(names) == (7 if kind == "divided" else 3)
+    for name in names:  # their metadata have another checkpoint.every
+        one, other = load_file(kept[1] / name), load_file(wanted / name)
+        assert one.keys() == other.keys()
+        assert all(one[each].numpy().tobytes() == other[each].numpy().tobytes() for each in one), name
+    same(whole, there.finish("failed", 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_of_a_divided_model_fails_in_a_validation(training, undisturbed, tmp_path, failing):
+    """Without its part of the pass nothing goes on: the run ends, with a checkpoint of the step before."""
+    there, (whole, _) = training("divided", tmp_path), undisturbed("divided")
+    plans = [{"pass": 2, **memory("validation")} if rank == failing else {} for rank in range(2)]
+    endings = there.go("failed", plans, kill_after=60)
+    assert [(ending["signal"], ending["code"]) for ending in endings] == [(None, 70)] * 2, endings
+    said = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert endings[0]["err"] == f"error: {OF_SECOND * failing}{said}\n" and endings[1]["err"] == "", endings
+    assert [read_state(folder).step for folder in list_checkpoints(tmp_path / "failed")] == [3, 4]
+    same(whole, there.finish("failed", 2))
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])

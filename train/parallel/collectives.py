@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from torch import distributed as dist
 
 Kind = tuple[torch.dtype, torch.device]  # of a tensor
 
-_FAILED = "latentry/failed"
 BUCKET = 1 << 25  # bytes of gradients that are added at a time: 32 MiB, large enough for the network's full speed
 
 
@@ -80,25 +78,6 @@ def join_rows(own: Tensor, whole: Tensor) -> Tensor | None:
 def is_lost(error: Exception) -> bool:
     """Whether the error is that of a connection to another rank."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def tell(code: int) -> None:
-    """Leaves the exit code of this rank where the others find it after it has ended."""
-    _store().set(_FAILED, str(code))
-
-
-def told() -> int | None:
-    """The exit code of a rank that has failed, if one has told it in time."""
-    store = _store()
-    try:
-        store.wait([_FAILED], timedelta(seconds=5))
-        return int(store.get(_FAILED))
-    except (RuntimeError, ValueError):  # nobody has, or the store has ended with its rank
-        return None
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()  # torch has no other name for it
 
 
 def used_here(parameters: Sequence[nn.Parameter]) -> bytes:

@@ -24,10 +24,6 @@ class RankLost(RankFailed):
     """The end of what ranks do together: a connection broke or must, or another rank failed where no other did."""
 
 
-class Silent(SystemExit):
-    """The end of a rank after another one failed in the middle of a pass, and told it."""
-
-
 def mark_told(error: BaseException) -> None:
     """Marks an error that all ranks know of."""
     vars(error)[_TOLD] = True

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
 from prep.formatting import printable
-from train.parallel.errors import RankFailed, RankLost, Silent, code_of, is_told, mark_told, report_of, text_of
+from train.parallel.errors import RankFailed, RankLost, code_of, is_told, mark_told, report_of, text_of
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class _Says(IntEnum):
     SUM = 4
     GATHER = 5
     ASK = 6
-    READY = 7  # to add gradients
+    READY = 7  # to exchange weights or gradients, in which no rank can say anything
 
 
 @dataclass(slots=True)
@@ -106,9 +106,10 @@ class Ranks:
                 ) -> Iterator[None]:
         """Forward passes, whose batches come from `each`: `together`, unless the passes themselves need all ranks.
 
-        A rank that then fails in a pass cannot tell the others, which wait for its part of the model. It ends with its
-        own error, and they end silently, when their connection to it breaks. `reading`: also of files that all ranks
-        read, so that all have the same `Problem` with them.
+        A rank that then fails in a pass tells the others where they begin the next exchange of weights or gradients, or
+        meet after it. They raise `RankLost`, and it raises its own error if that has an explanation, else also
+        `RankLost`: without its part of the pass nothing goes on. `reading`: also of files that all ranks read, so that
+        all have the same `Problem` with them.
         """
         if not self.sharded:
             with self.together(explained):
@@ -119,7 +120,9 @@ class Ranks:
         except Exception as error:
             if is_told(error) or self.connection.lost or (reading and isinstance(error, Problem)):
                 raise
-            raise self._alone(error, explained(error)) from error
+            if (ending := self._alone(error, explained)) is error:
+                raise
+            raise ending from error
 
     def each(self, feed: Iterator[Any], explained: Callable[[Exception], Exception] = lambda error: error
              ) -> Iterator[Any]:
@@ -132,18 +135,15 @@ class Ranks:
                 return
             yield item
 
-    def _alone(self, error: Exception, explained: Exception) -> BaseException:
-        """What this rank raises after it failed in a pass, or after another one did."""
+    def _alone(self, error: Exception, explained: Callable[[Exception], Exception]) -> Exception:
+        """Tells the others that this rank failed in a pass; what it raises then."""
         from train.parallel import collectives
 
-        self.connection.lost = first_line(error)
-        if not collectives.is_lost(error):
-            collectives.tell(code_of(explained))
-            if isinstance(explained, Problem) and explained is not error:
-                return explained
-            return RankLost(text_of(explained), hint=getattr(explained, "hint", ""), exit_code=code_of(explained))
-        code = collectives.told()
-        return self._ended() if code is None else Silent(code)
+        if not self._tell(_Says.ENDS, error, explained) and collectives.is_lost(error):
+            return self._ended()
+        if explained(error) is not error:
+            return error
+        return RankLost(text_of(error), hint=getattr(error, "hint", ""), exit_code=code_of(error))
 
     @contextmanager
     def staying(self) -> Iterator[None]:
@@ -151,8 +151,8 @@ class Ranks:
         """
         try:
             yield
-        except SystemExit as ending:
-            if self.first or isinstance(ending, Silent):
+        except SystemExit:
+            if self.first:
                 raise
             raise RankFailed("the first rank tells what failed") from None
 
@@ -208,15 +208,14 @@ class Ranks:
         values = list(parameters)
         buckets = list(collectives.buckets(collectives.used(values, self.gather_bytes(collectives.used_here(values)))))
         room = collectives.room_for(buckets)
-        self._meet(_Says.READY)
-        with self._lost():
+        with self._ready():
             collectives.add(buckets, room)
 
     def divide(self, model: nn.Module, device: torch.device) -> None:
         """Divides the parameters of a model among the ranks, on `device`. Raises `ConfigError`."""
         from train.parallel.division import divide
 
-        divide(model, device)
+        divide(model, device, self._ready)
 
     def save_rows(self, rows: Mapping[str, Tensor], divided: Mapping[str, Any],
                   write: Callable[[Mapping[str, Tensor], Mapping[str, str]], None]) -> None:
@@ -259,8 +258,9 @@ class Ranks:
               explained: Callable[[Exception], Exception] = lambda error: error) -> bool:
         """Tells the others of an error of this rank, unless they know. Whether they know now."""
         if self.world > 1 and not is_told(error):
-            with suppress(RankLost):  # they have ended
+            with suppress(RankLost):  # another one ends as well, and has heard this, or they have ended
                 self._meet(says, report=report_of(explained(error)))
+            if not self.connection.lost:
                 mark_told(error)
         return is_told(error)
 
@@ -309,6 +309,14 @@ class Ranks:
 
         with self._lost():
             return collectives.gather(data, sizes)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """An exchange on devices, in which ranks would wait in vain for one that has failed: all say before that they
+        take part. Raises as `_meet`."""
+        self._meet(_Says.READY)
+        with self._lost():
+            yield
 
     @contextmanager
     def _lost(self) -> Iterator[None]:

@@ -135,6 +135,15 @@ def test_a_failure_of_one_rank_alone_is_told_once(pair):
     assert said == [_Says.ENDS]
 
 
+def test_two_ranks_that_fail_at_once_know_of_each_other(pair):
+    """One in what all end, and one alone: neither tells it again, where the other one already saves what is left."""
+    report = {"text": "theirs", "hint": "", "code": 5}
+    ranks = pair(failed=[report], ends=True)
+    with pytest.raises(OSError, match="mine") as caught, ranks.together():
+        raise OSError("mine")
+    assert is_told(caught.value) and not ranks.connection.lost
+
+
 def test_ranks_that_do_not_do_the_same_end_instead_of_waiting(monkeypatch):
     monkeypatch.setattr(collectives, "exchange", lambda mine: [mine, [_Says.ASK, 0.0, 0.0, 0.0]])
     ranks = Ranks(rank=0, world=2)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,16 +18,17 @@ from runs import events
 from safetensors.torch import load_file
 from together import damage_late_row, ended, second, steps_of
 from torch import nn
+from torch.distributed import DistBackendError
 from torchrun import environment, torchrun
 
-from prep.errors import ConfigError
+from prep.errors import ConfigError, OutOfMemoryError
 from train import evaluate
 from train.check import check
 from train.config.load import parse
 from train.optim import ema
 from train.parallel import collectives, division
-from train.parallel.errors import RankLost
-from train.parallel.ranks import Ranks
+from train.parallel.errors import RankLost, is_told
+from train.parallel.ranks import Ranks, _Says
 from train.parallel.shards import Shards
 from train.runs.checkpoint import read_state
 from train.setup import RunRequest
@@ -175,7 +177,7 @@ def test_a_model_that_cannot_be_divided(monkeypatch):
     monkeypatch.setattr(division, "get_world_size", lambda: 2)
     monkeypatch.setattr(division, "fully_shard", refuse)
     with pytest.raises(ConfigError, match="the model cannot be divided among processes: fully_shard doesn't") as caught:
-        division.divide(nn.Linear(1, 1), torch.device("cpu"))
+        division.divide(nn.Linear(1, 1), torch.device("cpu"), nullcontext)
     assert caught.value.hint == "--no-shard"
 
 
@@ -201,31 +203,59 @@ def test_rows_are_those_of_fsdp(count, wanted):
     assert found == wanted
 
 
-def test_a_rank_that_fails_alone_tells_it_and_others_end_silently(monkeypatch):
-    told = []
+def test_a_rank_that_fails_in_a_pass_tells_it_where_the_others_begin_the_next_exchange(monkeypatch):
+    """Its own error, which is explained when the checkpoint is there; one without explanation ends the run as well."""
+    others = [_Says.READY, 0.0, 0.0, 0.0]
+    said, reports = [], []
+    monkeypatch.setattr(collectives, "exchange", lambda mine: said.append(mine[0]) or [others, mine])
+    monkeypatch.setattr(collectives, "gather", lambda data, sizes: reports.append(json.loads(data)) or [b"", data])
+    ranks = Ranks(rank=1, world=2, sharded=True)
+    with pytest.raises(RuntimeError, match="CUDA out of memory") as caught, \
+            ranks.passing(lambda error: OutOfMemoryError("in step 5")):
+        raise RuntimeError("CUDA out of memory")
+    assert is_told(caught.value) and said == [_Says.ENDS]
+    assert reports == [{"text": "in step 5", "hint": "", "code": OutOfMemoryError.exit_code}]
+    for error, text, code in ((RuntimeError("shapes differ"), "RuntimeError: shapes differ", 70),
+                              (ConfigError("mine"), "mine", ConfigError.exit_code)):
+        with pytest.raises(RankLost, match=f"^{text}$") as caught, ranks.passing():
+            raise error
+        assert is_told(caught.value) and caught.value.exit_code == code and reports[-1]["text"] == text
+    assert not ranks.connection.lost
 
-    def one():
-        return Ranks(rank=1, world=2, sharded=True)
 
-    monkeypatch.setattr(collectives, "tell", told.append)
-    with pytest.raises(ConfigError, match="mine"), one().passing(lambda error: ConfigError("mine")):
-        raise RuntimeError
-    assert told == [ConfigError("").exit_code]
-    with pytest.raises(RankLost, match="RuntimeError: shapes differ"), one().passing():
-        raise RuntimeError("shapes differ")
-    with pytest.raises(RankLost, match="mine"), one().passing():
-        raise ConfigError("mine")
-    monkeypatch.setattr(collectives, "told", lambda: 9)
-    with pytest.raises(SystemExit) as ending, (ranks := one()).staying(), ranks.passing():
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-    assert ending.value.code == 9
-    monkeypatch.setattr(collectives, "told", lambda: None)
-    with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), one().passing():
-        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+def test_a_rank_hears_of_a_failed_pass_before_it_waits_for_weights(monkeypatch):
+    report = json.dumps({"text": "too little memory", "hint": "less", "code": 9}).encode()
+    monkeypatch.setattr(collectives, "exchange", lambda mine: [mine, [_Says.ENDS, len(report), 0.0, 0.0]])
+    monkeypatch.setattr(collectives, "gather", lambda data, sizes: [data, report])
+    ranks, began = Ranks(rank=0, world=2, sharded=True), []
+    monkeypatch.setattr(division, "divide", lambda model, device, ready: began.append(ready))
+    ranks.divide(nn.Linear(1, 1), torch.device("cpu"))
+    ready, = began
+    with pytest.raises(RankLost, match="rank 1 of 2 failed: too little memory") as caught, ranks.passing(), ready():
+        pytest.fail("the other one is not there")
+    assert caught.value.exit_code == 9 and caught.value.hint == "less" and not ranks.connection.lost
+    with pytest.raises(OSError, match="mine"), ranks.passing(lambda error: ConfigError("better")):
+        raise OSError("mine")  # both fail: each has its own
+
+
+def test_an_exchange_of_weights_breaks(monkeypatch):
+    """Another rank was killed in the middle of it, or before it."""
+    for breaks, kind in ((False, RuntimeError), (True, RuntimeError), (True, DistBackendError)):
+        def exchange(mine, breaks=breaks):
+            if breaks:
+                raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+            return [mine, mine]
+
+        monkeypatch.setattr(collectives, "exchange", exchange)
+        ranks = Ranks(rank=1, world=2, sharded=True)
+        with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), ranks.passing(), \
+                nullcontext() if breaks else ranks._ready():
+            raise kind("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
+        assert ranks.connection.lost
 
 
 def test_a_file_that_all_read_is_no_failure_of_one(monkeypatch):
-    monkeypatch.setattr(collectives, "tell", lambda code: pytest.fail("all have it"))
+    monkeypatch.setattr(collectives, "exchange", lambda mine: pytest.fail("all have it"))
     ranks = Ranks(rank=1, world=2, sharded=True)
     with pytest.raises(ConfigError, match="of a file"), ranks.passing(reading=True):
         raise ConfigError("of a file")
