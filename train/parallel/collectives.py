@@ -43,10 +43,18 @@ def disconnect() -> None:
 
 
 def exchange(numbers: Sequence[float]) -> list[list[float]]:
-    """The numbers of all ranks, in their order. Each gives equally many."""
-    mine = torch.tensor(numbers, dtype=torch.float64)
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
+    """The numbers of all ranks, in their order. Each gives equally many.
+
+    By way of the first rank if there are more than two: gloo's `all_gather` goes round all ranks, one after another. Of
+    8 processes on two busy cores it takes 9 ms instead of 2.
+    """
+    mine, world = torch.tensor(numbers, dtype=torch.float64), dist.get_world_size()
+    found = torch.empty(world, len(mine), dtype=torch.float64)
+    if world == 2:
+        dist.all_gather(list(found), mine)
+    else:
+        dist.gather(mine, list(found) if dist.get_rank() == 0 else None)
+        dist.broadcast(found, 0)
     return [one.tolist() for one in found]
 
 

@@ -235,10 +235,11 @@ def test_what_the_processes_find_before_the_first_step(make, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the second process in /proc")
-def test_the_others_end_with_a_checkpoint_when_one_is_killed(make, tmp_path):
+@pytest.mark.parametrize("count", [2, 4])  # more than two meet by way of the first
+def test_the_others_end_with_a_checkpoint_when_one_is_killed(make, tmp_path, count):
     path = make().path
-    err = ended_by(lambda run: os.kill(second(run.pid), signal.SIGKILL), path, tmp_path / "run")
-    assert "error: another of the 2 ranks ended without a message" in err, err
+    err = ended_by(lambda run: os.kill(second(run.pid), signal.SIGKILL), path, tmp_path / "run", count)
+    assert f"error: another of the {count} ranks ended without a message" in err, err
 
 
 @pytest.mark.slow
@@ -248,8 +249,8 @@ def test_an_interruption_is_told_once(make, tmp_path):
     assert events(tmp_path / "run")[-1]["event"] == "stopped"
 
 
-def ended_by(blow, path, run):
-    """What a long run in two processes says when it is dealt a blow: the last step has a checkpoint."""
-    err = ended(2, blow, ("run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000), run)
+def ended_by(blow, path, run, count=2):
+    """What a long run in so many processes says when it is dealt a blow: the last step has a checkpoint."""
+    err = ended(count, blow, ("run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000), run)
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{steps_of(run)[-1]['step']:06d}"]
     return err
