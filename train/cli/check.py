@@ -28,7 +28,7 @@ def check(
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    shard: opt.Shard = None, settings: opt.Set = None, init_from: opt.Init = None,
+    shard: opt.Shard = None, compiled: opt.Compile = None, settings: opt.Set = None, init_from: opt.Init = None,
     allow_other_encoders: opt.Others = False,
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
@@ -54,7 +54,7 @@ def check(
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
-        "loss.masked": masked, "parallel.shard": shard})
+        "loss.masked": masked, "parallel.shard": shard, "compile": compiled})
     report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
     kind, unfit = _check_device(device, chosen)
     usual = Path("runs") / manifest.stem

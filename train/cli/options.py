@@ -48,6 +48,8 @@ Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weigh
                                                                   "the manifest has any)")]
 Shard = Annotated[bool | None, typer.Option("--shard/--no-shard", help="with torchrun: divide the model among the "
                                             "processes (parallel.shard)")]
+Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help="compile the denoiser with torch.compile: "
+                                              "faster steps, after a slow first one for each shape")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "

@@ -43,7 +43,7 @@ def run(
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    shard: opt.Shard = None,
+    shard: opt.Shard = None, compiled: opt.Compile = None,
     settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -57,7 +57,8 @@ def run(
     folder = kept.folder
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
-               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard}
+               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard,
+               "compile": compiled}
     with lasting_stderr(), joined() as ranks:
         with _preparing(ranks):  # first of all: before anything is downloaded, read or written
             require_device(_device(device, ranks))

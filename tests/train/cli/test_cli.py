@@ -748,6 +748,7 @@ def test_a_full_fine_tune_is_sampled_and_a_torn_checkpoint_is_said(train, make):
      "lora.rank is given twice, by --set lora.rank=8 and by --set lora={rank = 4, alpha = 2}"),
     (["--no-masked", "--set", "loss.masked=true"],
      "loss.masked is given twice, by --no-masked and by --set loss.masked=true"),
+    (["--compile", "--set", "compile=false"], "compile is given twice, by --compile and by --set compile=false"),
     (["--batch-size", "2", "--set", "batch_size=4"],
      "batch_size is given twice, by --batch-size 2 and by --set batch_size=4"),
 ])
