@@ -113,9 +113,13 @@ def not_compiled(error: Exception) -> Exception:
     """An error of torch.compile as a `Problem`; others as they are."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return error
-    return ConfigError(f"compile is on, but torch.compile failed: "
-                       f"{first_line(getattr(error, 'inner_exception', error))}",
-                       hint="--set compile=false, also with --resume; or install what it needs, like a C++ compiler")
+    return of_compiler(getattr(error, "inner_exception", error))
+
+
+def of_compiler(error: Exception) -> ConfigError:
+    """What torch.compile raised as a `Problem`."""
+    return ConfigError(f"compile is on, but torch.compile failed: {first_line(error)}",
+                       hint="--no-compile, also with --resume; or install what it needs, like a C++ compiler")
 
 
 def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:

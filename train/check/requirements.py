@@ -79,8 +79,8 @@ def idle_ranks(batch_size: int, world: int) -> ConfigError | None:
 
 
 def needs_device(config: Config) -> bool:
-    """Whether the settings need a certain kind of device."""
-    return bool(TABLE[config.optimizer.name].device)
+    """Whether the settings need a certain kind of device, or what a device of its kind needs."""
+    return config.compile or bool(TABLE[config.optimizer.name].device)
 
 
 def check_device(config: Config, kind: str) -> None:

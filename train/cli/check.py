@@ -200,6 +200,7 @@ def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]
     try:
         kind = pick_device(name).type
         check_device(config, kind)
+        opt.check_compiler(config, kind)
     except Problem as problem:
         return None, [problem]
     return kind, []

@@ -15,6 +15,7 @@ from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
 from prep.cli.signature import choice
 from prep.errors import UsageError
+from prep.runtime import defer_interrupts
 
 if TYPE_CHECKING:
     from prep.errors import Problem
@@ -107,6 +108,23 @@ def check_all(asked: RunRequest, config: Config) -> CheckReport:
     from train.check import check
 
     return check(asked, config)
+
+
+def check_compiler(config: Config, kind: str) -> None:
+    """Raises `ConfigError` if settings ask for torch.compile, which lacks its compiler for a device of this kind."""
+    if not config.compile:
+        return
+    with defer_interrupts():
+        import torch
+
+        from train.failures import of_compiler
+
+        try:
+            from prep.models.device.toolchain import missing_compiler
+        except ImportError:  # of a later torch, whose search is elsewhere: then the first step finds out
+            return
+    if (error := missing_compiler(torch.device(kind))) is not None:
+        raise of_compiler(error)
 
 
 def stop_at_faults(faults: Sequence[Problem], *, told: bool = False) -> None:

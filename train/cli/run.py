@@ -139,6 +139,7 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
+            opt.check_compiler(setup.config, place.type)
             for note in (*unused_on(setup.config, place.type, ranks.world),
                          *notes_on_nodes(setup, max(1, ranks.world // ranks.local_world), begins=start is None)):
                 say(f"note: {note}")

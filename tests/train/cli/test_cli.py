@@ -19,6 +19,7 @@ import pytest
 from pictures import draw
 from PIL import Image
 from safetensors import safe_open
+from torch._inductor import cpp_builder
 
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
 
@@ -205,6 +206,26 @@ def test_an_optimizer_that_needs_another_device(train, make):
         assert result.code == 3
         assert "optimizer.name is 'adamw-8bit-paged', which needs cuda, but the device is cpu" in result.err
     assert not (made.root / "run").exists()
+
+
+def test_check_finds_that_torch_compile_lacks_its_compiler(train, make, tmp_path, monkeypatch):
+    """With the words of run, which loads no model before."""
+    made = make()
+    words = (made.path, "--device", "cpu", "-o", made.root / "run")
+    with cpp_builder.config.patch({"cpp.cxx": (None, str(tmp_path / "no g++"))}):
+        cpp_builder.cpp_compiler_search.cache_clear()
+        results = [train(command, *words, "--compile") for command in ("check", "run")]
+        results.append(train("check", *words, "--set", "compile=true"))
+        assert train("check", *words, "--no-compile").code == 0
+    cpp_builder.cpp_compiler_search.cache_clear()
+    for result in results:
+        assert result.code == 3, result.err
+        assert "error: compile is on, but torch.compile failed: No working C++ compiler found in " in result.err
+        assert result.err.endswith("\nhint: --no-compile, also with --resume; or install what it needs, like a C++ "
+                                   "compiler\n")
+    assert results[0].err == results[1].err[-len(results[0].err):] and not (made.root / "run").exists()
+    monkeypatch.setattr(cpp_builder, "cpp_compiler_search", lambda search: "g++")
+    assert train("check", *words, "--compile").code == 0
 
 
 def test_check_finds_what_run_would_refuse_of_its_place_and_device(train, make, monkeypatch):

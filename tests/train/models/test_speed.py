@@ -68,7 +68,7 @@ def test_a_compiler_that_fails_ends_the_run_before_the_first_step(make, setup_of
     told = r"^compile is on, but torch\.compile failed: .*no C\+\+ compiler here"
     with pytest.raises(ConfigError, match=told) as caught:
         go(setup_of(make(), **QUICK, compile=True), tmp_path / "run")
-    assert caught.value.hint == "--set compile=false, also with --resume; or install what it needs, like a C++ compiler"
+    assert caught.value.hint == "--no-compile, also with --resume; or install what it needs, like a C++ compiler"
     assert not (tmp_path / "run").exists()
 
 
