@@ -222,7 +222,8 @@ def _pass(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tens
 
 
 def try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
-    """One forward and backward pass over the largest bucket, with memory held for what the optimizer keeps.
+    """One forward and backward pass over the largest bucket, with memory held for what the optimizer keeps, and for the
+    gradients of passes before it, if a step has several.
 
     Too little memory then shows at once, and not in the step that meets this bucket first. Nothing else changes.
     """
@@ -231,7 +232,10 @@ def try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
     somewhere = next(iter(trainee.denoiser.parameters.values()))
     size = setup.state_bytes // (trainee.ranks.world if trainee.ranks.sharded else 1)
     moments = somewhere.new_empty(0 if trainee.optimizer.state else size, dtype=torch.uint8)
-    request = draws.trial(setup.index, setup.plan, setup.config.micro_batch, trainee.ranks.world)
+    most, world = setup.config.micro_batch, trainee.ranks.world
+    request = draws.trial(setup.index, setup.plan, most, world)
+    if draws.accumulates(setup.plan, most, world):
+        _hold_gradients(trainee)
     progress.shots, progress.trying = request.shots, True
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
         for batch in trainee.ranks.each(feed):
@@ -241,6 +245,13 @@ def try_largest(trainee: TrainState, setup: Setup, progress: Progress) -> None:
         trainee.shards.drop_gradients()
     progress.shots, progress.trying = (), False
     del moments
+
+
+def _hold_gradients(trainee: TrainState) -> None:
+    """Gives each trained parameter a gradient of zeros, to which a pass adds, as it does to that of a pass before."""
+    trained = trainee.denoiser.parameters
+    for value in trained.values() if trainee.shards is None else [trainee.shards.divided[name] for name in trained]:
+        value.grad = torch.zeros_like(value)
 
 
 def _seed(seed: int, step: int, rank: int, device: torch.device) -> None:

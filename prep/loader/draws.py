@@ -8,7 +8,7 @@ resume, and differs for each repeat. Validation keys omit the seed, so validatio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -149,26 +149,54 @@ def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, mo
 
 
 def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchRequest:
-    """A forward pass of at most `most` samples that needs as much memory as any of training: the most pixels.
+    """A forward pass of at most `most` samples that needs about as much memory as any of training: the most pixels, and
+    of so many the samples with the longest texts, where rows of text differ in tokens.
 
-    `world` ranks divide a micro-batch.
+    Fewer pixels with longer texts may take a little more. `world` ranks divide a micro-batch.
     """
-    def samples(bucket: int) -> int:
-        count = plan.counts[bucket]
-        largest = min(plan.micro_batch, plan.micro_batch if plan.underfill == "repeat" and count else count)
-        each = -(-largest // world)
-        if plan.partitioned:  # places of a micro-batch that is not full are not divided evenly
-            each = min(each + 1, -(-plan.micro_batch // world))
-        return min(most, each)
+    longest = _longest(index)
 
-    def pixels(bucket: int) -> int:
+    def size(bucket: int) -> tuple[int, int]:
         width, height = index.manifest.buckets[bucket]
-        return samples(bucket) * width * height
+        members = index.training[bucket]
+        return (min(most, _samples(plan, bucket, world)) * width * height,
+                int(longest[members].max()) if len(members) else 0)
 
-    bucket = max(range(len(plan.counts)), key=pixels)
+    bucket = max(range(len(plan.counts)), key=size)
     members = index.training[bucket]
-    shots = tuple(_fixed(index, int(members[number % len(members)]), 0) for number in range(samples(bucket)))
+    members = members[np.argsort(-longest[members], kind="stable")]
+    count = min(most, _samples(plan, bucket, world))
+    shots = tuple(_tried(index, int(members[number % len(members)])) for number in range(count))
     return BatchRequest(bucket=bucket, shots=shots)
+
+
+def accumulates(plan: StepPlan, most: int, world: int = 1) -> bool:
+    """Whether a step has several forward passes of a rank: those after the first hold its gradients."""
+    parts = plan.per_step if plan.underfill == "repeat" else min(plan.per_step, sum(plan.batches))
+    return parts > 1 or any(_samples(plan, bucket, world) > most for bucket in range(len(plan.counts)))
+
+
+def _samples(plan: StepPlan, bucket: int, world: int) -> int:
+    """The most samples of a micro-batch of this bucket that one of `world` ranks has."""
+    count = plan.counts[bucket]
+    largest = min(plan.micro_batch, plan.micro_batch if plan.underfill == "repeat" and count else count)
+    each = -(-largest // world)
+    if plan.partitioned:  # places of a micro-batch that is not full are not divided evenly
+        each = min(each + 1, -(-plan.micro_batch // world))
+    return each
+
+
+def _longest(index: Index) -> Column:
+    """Tokens of each sample's longest text; 0 where all texts have the same."""
+    found: Column = np.maximum.reduceat(index.tokens[index.samples.texts["shard"]], index.samples.text_offsets[:-1])
+    return found
+
+
+def _tried(index: Index, sample: int) -> Draw:
+    """A draw of the sample's longest text."""
+    texts = _span(index.samples.text_offsets, sample)
+    tokens = index.tokens[index.samples.texts["shard"][texts.start : texts.stop]]
+    return replace(_fixed(index, sample, 0), text=texts[int(tokens.argmax())])
 
 
 def spread(count: int, timesteps: int) -> list[int]:

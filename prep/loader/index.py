@@ -21,6 +21,7 @@ from prep.manifest.consistency import check_places, read_samples, read_shards, r
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
+from prep.models.family import ATTENTION_MASK
 from prep.models.fields import STD
 
 _VALIDATION = ROLES.index("validation")
@@ -63,6 +64,13 @@ class Index:
     def with_std(self) -> bool:
         """Whether latents have standard deviations, so that training draws from their posterior."""
         return STD in self.manifest.fields["latent"].arrays
+
+    @cached_property
+    def tokens(self) -> Column:
+        """By shard, the tokens of its rows of text; 0 for all others, and where all rows of text have the same."""
+        arrays = self.manifest.fields["text"].arrays
+        return np.array([shard.shapes[ATTENTION_MASK][0] if shard.field == "text" and ATTENTION_MASK in arrays else 0
+                         for shard in self.shards], np.int64)
 
     @property
     def masked(self) -> int:

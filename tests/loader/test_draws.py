@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from prep.batching.plan import MicroBatch, step_plan
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, spread, training, trial, validation
 from prep.loader.index import open_index
+from prep.manifest.shards import ShardFacts
 
 
 def requests(index, first=0, total=6, *, seed=0, dropout=0.0, batch=4, micro=2):
@@ -145,3 +147,58 @@ def test_a_trial_has_the_most_pixels_of_any_forward_pass(make):
         passes = training(index, plan, 0, 2 * plan.steps_per_epoch, dropout=0.0, timesteps=1000, most=most)
         sizes = [len(one.shots) * np.prod(index.manifest.buckets[one.bucket]) for one in passes]
         assert len(found.shots) * np.prod(index.manifest.buckets[found.bucket]) == max(sizes)
+
+
+def with_tokens(index, tokens):
+    """The index, with a shard of its own for each text, of so many tokens, as where rows are cut to their captions."""
+    arrays = {**index.manifest.fields["text"].arrays, "attention_mask": {"dtype": "uint8", "dims": ["token"]}}
+    text = replace(index.manifest.fields["text"], arrays=arrays)
+    shards = [ShardFacts(digest=f"{number:064}", field="text", rows=1, bytes=1, dtypes={}, shapes={
+        "hidden": (count, 8), "attention_mask": (count,)}) for number, count in enumerate(tokens)]
+    texts = {**index.samples.texts, "shard": np.arange(len(tokens)) + len(index.shards)}
+    return replace(index, manifest=replace(index.manifest, fields={**index.manifest.fields, "text": text}),
+                   shards=(*(replace(shard, shapes={**shard.shapes, "attention_mask": (1,)}) for shard in index.shards),
+                           *shards), samples=replace(index.samples, texts=texts))
+
+
+def test_a_trial_has_the_longest_texts_of_its_bucket(make):
+    index = open_index(make(counts=(5, 0), validation=2, texts=2).manifest)
+    tokens = np.arange(2 * len(index.samples)) * 7 % 11 + 3
+    held = index.validation[0]
+    tokens[index.samples.text_offsets[held[0]]] = 99  # never trained
+    index = with_tokens(index, tokens.tolist())
+    plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=4)
+    longest = {int(sample): int(tokens[slice(*index.samples.text_offsets[sample:sample + 2])].max())
+               for sample in index.training[0]}
+    found = trial(index, plan, 2)
+    assert [longest[shot.sample] for shot in found.shots] == sorted(longest.values(), reverse=True)[:2]
+    assert [tokens[shot.text] for shot in found.shots] == [longest[shot.sample] for shot in found.shots]
+    assert len({shot.sample for shot in found.shots}) == 2
+
+
+def test_of_buckets_with_as_many_pixels_a_trial_takes_that_with_the_longest_text(make):
+    index = open_index(make(counts=(1, 1), validation=0).manifest)
+    index = replace(index, manifest=replace(index.manifest, buckets=((64, 64), (128, 32))))
+    plan = step_plan(index.counts, seed=0, batch_size=1, micro_batch=1)
+    for tokens in ([5, 9], [9, 5]):
+        assert trial(with_tokens(index, tokens), plan, 1).shots[0].text == np.argmax(tokens)
+
+
+def test_rows_of_one_length_are_taken_in_their_order(make):
+    index = open_index(make(counts=(5, 2), validation=0, texts=2).manifest)
+    plan = step_plan(index.counts, seed=0, batch_size=3, micro_batch=3)
+    shots = trial(index, plan, 9).shots
+    assert [shot.sample for shot in shots] == index.training[0][:3].tolist()
+    assert [shot.text for shot in shots] == index.samples.text_offsets[index.training[0][:3]].tolist()
+
+
+@pytest.mark.parametrize(("counts", "batch", "micro", "most", "world", "underfill"), [
+    ((4, 3), 4, 2, 2, 1, "partial"), ((4, 3), 4, 4, 4, 1, "partial"), ((4, 3), 4, 4, 2, 1, "partial"),
+    ((3, 0), 4, 4, 3, 1, "partial"), ((2, 0), 8, 4, 4, 1, "partial"), ((2, 0), 8, 4, 4, 1, "repeat"),
+    ((9, 8), 4, 4, 2, 2, "drop"), ((9, 8), 4, 4, 2, 1, "drop"), ((9, 8), 8, 4, 4, 4, "drop")])
+def test_whether_a_step_has_several_passes_is_known(make, counts, batch, micro, most, world, underfill):
+    index = open_index(make(counts=counts, validation=0).manifest)
+    plan = step_plan(index.counts, seed=3, batch_size=batch, micro_batch=micro, underfill=underfill)
+    passes = [draws.passes(plan, step, most=most, share=draws.Share(rank=rank, world=world))
+              for step in range(plan.steps_per_epoch) for rank in range(world)]
+    assert draws.accumulates(plan, most, world) == (max(passes) > 1)

@@ -20,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
+from prep.loader import draws
+from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from train import evaluate, failures, loop, steps
 from train.check import check
@@ -840,6 +842,33 @@ def test_a_trial_leaves_no_gradient_and_no_moment(make, setup_of):
     steps.try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
     for name, value in trainee.denoiser.parameters.items():
         assert torch.equal(value, before[name]) and value.grad is None and not trainee.optimizer.state.get(value)
+
+
+@pytest.mark.parametrize(("batch", "held"), [(2, False), (4, True)])
+def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeypatch, batch, held):
+    """As every pass of a step but its first: 4 bytes for each trained number, and no more when it has ended."""
+    setup = setup_of(make(), **{**QUICK, "batch_size": batch}, lora={"rank": 2})
+    trainee = loop.create_state(setup, torch.device("cpu"))
+    sizes, real = [], steps._pass
+
+    def gradients():
+        found = [value.grad for value in trainee.denoiser.parameters.values() if value.grad is not None]
+        return sum(grad.numel() * grad.element_size() for grad in found)
+
+    def watched(*args):
+        sizes.append(gradients())
+        found = real(*args)
+        sizes.append(gradients())
+        return found
+
+    monkeypatch.setattr(steps, "_pass", watched)
+    steps.try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+    assert sizes == [4 * setup.numbers * held, 4 * setup.numbers] and gradients() == 0
+    sizes.clear()
+    with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000),
+                 masked=False, pinned=False) as feed:
+        steps._gather(trainee, setup, feed, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+    assert sizes[::2] == [0, 4 * setup.numbers][:1 + held]  # what a step's passes begin with
 
 
 def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkeypatch):
