@@ -102,6 +102,29 @@ def here(train, words, tmp_path):
     return files(tmp_path / "cat")
 
 
+def test_a_run_in_a_store_is_checked_before_it_is_continued(train, words, store, url, tmp_path, monkeypatch):
+    """By what the store has, also on another computer; nothing is written there."""
+    assert train(*words, "-o", url).code == 0
+    before = objects(store, url)
+    new_computer(monkeypatch, tmp_path)
+    check = ("check", words[1], "--model", words[3], "-o", url, "--resume")
+    result = train(*check, "--steps", 8)
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"continues {url} from step-000006 to step 8\na LoRA of rank 2 on ")
+    result = train(*check, "--rank", 4)
+    assert result.code == 3 and "lora.rank is 4, but the checkpoint was trained with 2" in result.err
+    assert train(*check, "--from", "step-3").code == 5
+    assert objects(store, url) == before and not run_root(url).exists()
+    assert not any((tmp_path / "copies2").rglob("*.safetensors")), "weights are not downloaded"
+    result = train("check", words[1], "--model", words[3], "-o", f"{store.url}/runs/dog", "--resume")
+    assert result.code == 5 and "is not a training run: it has no run.json" in result.err
+    for name in [name for name in before if name.startswith("checkpoints/")]:
+        store.server.delete(f"{url.removeprefix('s3://bucket/')}/{name}")
+    result = train(*check, "--json")
+    assert result.code == 0 and result.json["resume"]["checkpoint"] is None
+    assert train(*check).out.startswith(f"{url} has no checkpoint yet: the run begins\n")
+
+
 def new_computer(monkeypatch, tmp_path, number=2):
     copies = tmp_path / f"copies{number}"
     monkeypatch.setenv("LATENTRY_REMOTE_DIR", str(copies))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,17 +14,22 @@ from prep.cli.options import latency_of
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
 from train.cli import options as opt
+from train.cli import resumed as resuming
+from train.cli.resumed import Resumed
+from train.cli.run import start_of
 from train.cli.summary import outlook_lines, plan_lines, step_sizes
+from train.parallel.ranks import ALONE
 
 if TYPE_CHECKING:
     from prep.errors import Problem
     from train.config.schema import Config
     from train.outlook import Outlook
-    from train.setup import CheckReport, Setup
+    from train.setup import CheckReport, RunRequest, Setup
 
 
 def check(
     manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, output: opt.Output = None,
+    resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
@@ -47,38 +52,76 @@ def check(
         "request, like 30ms", show_default=False)] = None,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
-    """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded."""
+    """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded.
+
+    With --resume: what run --resume would refuse, from which step it would continue, and what differs.
+    """
+    from prep.errors import CacheError, PathError
     from train.check.nodes import notes_on_nodes
     from train.config.unused import unused_on
 
+    usual = Path("runs") / manifest.stem
+    try:
+        resumed = _resumed(output or usual, resume, start_from, adopt, init_from)
+    except (PathError, CacheError) as problem:
+        _tell_none(problem, as_json)
+        return
     chosen = opt.read_settings(config, settings, {
         "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
         "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
-        "loss.masked": masked, "parallel.shard": shard, "compile": compiled})
-    report = opt.check_all(opt.request_of(manifest, model, download, allow_other_encoders, init_from), chosen)
+        "loss.masked": masked, "parallel.shard": shard, "compile": compiled},
+        None if resumed is None or resumed.start is None else resumed.start.state.config)
+    resumed, report = _report(resumed, opt.request_of(manifest, model, download, allow_other_encoders, init_from),
+                              chosen)
     kind, unfit = _check_device(device, chosen)
-    usual = Path("runs") / manifest.stem
-    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size),
-                                    *(_usual_place(report.setup, usual) if output is None else ())))
-    more = _check_place(report.setup, output, usual) + opt.prompt_faults(report.setup)
-    if more := more + unfit + _check_ranks(chosen, world_size):
+    noted = _usual_place(report.setup, usual) if output is None and resumed is None else ()
+    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size), *noted))
+    begun = [] if resumed else [*_check_place(report.setup, output, usual), *opt.prompt_faults(report.setup)]
+    if more := begun + unfit + _check_ranks(chosen, world_size):
         report = replace(report, faults=(*report.faults, *more), setup=None)
     reads = _reads(report.setup, world_size, nodes)
     if report.setup is not None:
-        report = replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, nodes)))
+        report = replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, nodes, begins=resumed is None)))
     outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
     latency = None if store_latency is None else latency_of(store_latency)
     if latency is not None and outlook is None and report.setup is not None:
         raise UsageError("--store-latency is given without --simulate, expected both", hint="add --simulate")
     if as_json:
-        put_json(_as_json(report) | ({"nodes": reads} if reads else {})
-                 | ({"outlook": asdict(outlook)} if outlook else {}))
+        put_json(_as_json(report) | ({"resume": resuming.as_json(resumed)} if resumed else {})
+                 | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {}))
     else:
-        text = "\n".join([line for line in (_as_text(report, world_size), _reads_line(reads)) if line]
-                         + (outlook_lines(outlook, latency) if outlook else []))
-        if text:
-            put(text)
+        _put_text([*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world_size),
+                   _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else [])])
     opt.stop_at_faults(report.faults, told=as_json)
+
+
+def _resumed(place: Path, resume: bool, named: str | None, adopt: bool, init: Path | None) -> Resumed | None:
+    """The run to be continued, if --resume is given. Raises `PathError`, `CacheError`, `UsageError`."""
+    if resume:
+        return resuming.find(place, named, adopt, init)
+    start_of(place, False, named, adopt, init, ALONE)  # refuses what goes with --resume only
+    return None
+
+
+def _report(resumed: Resumed | None, asked: RunRequest, config: Config) -> tuple[Resumed | None, CheckReport]:
+    """The report on a new run, or on one that is to be continued."""
+    from train.check import check
+
+    return (None, check(asked, config)) if resumed is None else resuming.check(resumed, asked, config)
+
+
+def _tell_none(problem: Problem, told: bool) -> None:
+    """Ends the command if there is nothing to resume."""
+    from train.setup import CheckReport
+
+    if told:
+        put_json(_as_json(CheckReport(faults=(problem,), setup=None, plan=None, left_out=(), repeated=())))
+    opt.stop_at_faults([problem], told=told)
+
+
+def _put_text(lines: Sequence[str]) -> None:
+    if text := "\n".join(line for line in lines if line):
+        put(text)
 
 
 def _reads(setup: Setup | None, world: int | None, nodes: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from prep.runtime import defer_interrupts
 if TYPE_CHECKING:
     from prep.errors import Problem
     from train.config.schema import Config
-    from train.setup import CheckReport, RunRequest, Setup
+    from train.setup import RunRequest, Setup
 
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "
                                              "or that of prep push: s3://bucket/dataset/manifest.json",
@@ -30,6 +30,11 @@ ManifestOrRuns = Annotated[Path | None, typer.Argument(
     "s3://bucket/dataset/manifest.json; with --resume and -o the run's, if it is not named", show_default=False)]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="directory of the run, or a place in a store: "
                                              "s3://bucket/runs/cat (default: runs/NAME)")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint of the run")]
+From = Annotated[str | None, typer.Option("--from", metavar="STEP", help="with --resume: continue from this "
+                                          "checkpoint, like step-000500; newer ones are set aside")]
+Adopt = Annotated[bool, typer.Option("--adopt", help="with --resume: accept changed data, model or settings; the "
+                                     "result records it")]
 ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]
 ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
 ModelOfRun = Annotated[str | None, typer.Option("--model", help="directory or Hub id (default: the run's); needed if "
@@ -102,12 +107,6 @@ def prompt_faults(setup: Setup | None) -> list[Problem]:
     from train.sampling.prompts import bad_lines
 
     return [] if setup is None or not setup.config.sample.every else [*bad_lines(setup.index)]
-
-
-def check_all(asked: RunRequest, config: Config) -> CheckReport:
-    from train.check import check
-
-    return check(asked, config)
 
 
 def check_compiler(config: Config, kind: str) -> None:

@@ -35,11 +35,7 @@ def run(
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's, and with --resume "
                                               "the run's; needed then if it has moved)")] = None,
     output: opt.Output = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue from the newest checkpoint of the run")] = False,
-    start_from: Annotated[str | None, typer.Option("--from", metavar="STEP", help="with --resume: continue from this "
-                                                   "checkpoint, like step-000500; newer ones are set aside")] = None,
-    adopt: Annotated[bool, typer.Option("--adopt", help="with --resume: accept changed data, model or settings; the "
-                                        "result records it")] = False,
+    resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
     precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
@@ -64,10 +60,10 @@ def run(
             require_device(_device(device, ranks))
         _prepare(kept, resume, start_from, ranks)
         with _preparing(ranks):
-            start = None if kept.begins(resume) else _start_of(folder, resume, start_from, adopt, init_from, ranks)
+            start = None if kept.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
             asked = opt.request_of(manifest or _manifest_of(folder), model, download, allow_other_encoders, init_from)
-            setup = _set_up(_of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
+            setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
@@ -212,14 +208,15 @@ def _device(asked: str, ranks: Ranks) -> str:
     return f"cuda:{ranks.local}" if asked in ("auto", "cuda") and torch.cuda.is_available() else asked
 
 
-def _start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None,
-              ranks: Ranks) -> Start | None:
-    """The checkpoint to continue from, if --resume is given. Raises `UsageError` for options that contradict it."""
+def start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None,
+             ranks: Ranks, *, complete: bool = True) -> Start | None:
+    """The checkpoint to continue from, if --resume is given; `complete` as in `read_state`. Raises `UsageError` for
+    options that contradict it."""
     if resume:
         if init_from is not None:
             raise UsageError("--init-from is given with --resume, but a resumed run has its own weights",
                              hint="omit one of them")
-        return _start(folder, start_from, ranks)
+        return _start(folder, start_from, ranks, complete)
     if start_from is not None or adopt:
         raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
     return None
@@ -265,14 +262,14 @@ def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
     return read_run(folder).origin if (folder / "run.json").is_file() else Origin()
 
 
-def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
+def _start(folder: Path, named: str | None, ranks: Ranks, complete: bool) -> Start:
     from prep.errors import PathError
     from train.runs.checkpoint import list_checkpoints
     from train.runs.directory import RESULTS, unused_name
     from train.runs.resume import find_start
 
     try:
-        return find_start(folder, named)
+        return find_start(folder, named, complete=complete)
     except PathError as error:
         if named is not None and list_checkpoints(folder):
             error.hint = error.hint or "omit --from to use the newest"
@@ -288,7 +285,7 @@ def _start(folder: Path, named: str | None, ranks: Ranks) -> Start:
         raise
 
 
-def _of_run(asked: RunRequest, folder: Path) -> RunRequest:
+def of_run(asked: RunRequest, folder: Path) -> RunRequest:
     """`asked` with the model that the run was started with, unless `asked` names another."""
     from train.runs.directory import model_of, read_run
 

@@ -368,6 +368,70 @@ def test_a_second_ctrl_c_says_no_more_than_is_known(train, make, monkeypatch):
         "there was no checkpoint yet\n")
 
 
+def test_check_says_how_a_run_would_be_continued_and_writes_nothing(train, make):
+    made = make()
+    assert run(train, made, "--set", "checkpoint.every=2", "--set", "sample.every=0").code == 0
+    before = bytes_of(made.root)
+    words = ("check", made.path, "-o", made.root / "run", "--resume", "--device", "cpu")
+    place, more = made.root / "run", ("--steps", 8, "--lr", "0.02", "--set", "caption_dropout=0.5")
+    told = train(*words).out.splitlines()
+    assert told[0] == f"continues {place} from step-000003 and has no step left"
+    assert told[1].startswith("a LoRA of rank 2 on "), "the settings are the run's"
+    told = train(*words, *more, "--adopt", "--from", "step-2")
+    assert told.code == 0 and told.out.startswith(f"continues {place} from step-000002 to step 8\n"), told.err
+    assert told.out.endswith(
+        "\nnote: steps is 8, was 3\nnote: optimizer.lr is 0.02, was 0.0001\n"
+        "note: accepted: caption_dropout is 0.5, was 0.0\n"
+        "note: the run would set newer checkpoints aside: step-000003\n")
+    told = train(*words, *more, "--adopt", "--json").json
+    assert told["ok"] and told["resume"] == {
+        "checkpoint": "step-000003", "step": 3, "newer": [], "adopted": ["caption_dropout is 0.5, was 0.0"],
+        "changes": ["steps is 8, was 3", "optimizer.lr is 0.02, was 0.0001"]}
+    assert bytes_of(made.root) == before
+
+
+@pytest.mark.parametrize("options", [
+    ["--resume", "--set", "caption_dropout=0.5"], ["--resume", "--rank", "4"], ["--resume", "--steps", "2"],
+    ["--resume", "--from", "step-9"], ["--resume", "--init-from", "x"], ["--from", "step-3"], ["--adopt"],
+    ["--resume", "--model", "/nowhere"], ["--resume", "-o", "other"], ["--resume", "--device", "cuda:7"]], ids=str)
+def test_check_refuses_to_resume_what_run_refuses(train, make, monkeypatch, options):
+    """With its words and its exit code, before anything is written."""
+    made = make()
+    monkeypatch.chdir(made.root)
+    assert run(train, made, "--set", "sample.every=0").code == 0
+    before = bytes_of(made.root)
+    words = (made.path, "-o", made.root / "run", *options)
+    checked, refused = train("check", *words), train("run", *words)
+    assert checked.code == refused.code != 0
+    assert checked.err and refused.err.endswith(checked.err) and bytes_of(made.root) == before
+    assert "ready to train" not in checked.out
+
+
+def test_check_finds_data_and_checkpoints_that_do_not_fit_a_resumed_run(train, make, tmp_path, monkeypatch):
+    made = make()
+    assert run(train, made, "--set", "sample.every=0").code == 0
+    words = ("check", made.path, "-o", made.root / "run", "--resume", "--device", "cpu")
+    monkeypatch.setattr("train.runs.directory.shutil.disk_usage", lambda path: SimpleNamespace(free=1))
+    result = train(*words, "--rank", 4)  # every fault at once
+    assert result.code == 5 and " has 1 byte of free space" in result.err and "lora.rank is 4, but" in result.err
+    monkeypatch.undo()
+    make(counts=(5, 3))
+    result = train(*words)
+    assert result.code == 7 and "the data differ from those that step-000003 was trained on: " in result.err
+    result = train(*words, "--adopt")
+    assert result.code == 0 and "\nnote: accepted: " in result.out, result.err
+    (made.root / "run" / "checkpoints" / "step-000003" / "lora.safetensors").unlink()
+    result = train(*words, "--json")
+    assert result.code == 7 and not result.json["ok"] and result.json["steps_per_epoch"] == 0
+    assert "lora.safetensors" in result.json["faults"][0]["what"]
+
+
+def bytes_of(root):
+    """Every file below, its bytes and its time."""
+    return {path.relative_to(root): (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else None
+            for path in root.rglob("*")}
+
+
 def test_adopted_changes_are_in_the_result(train, make):
     made = make()
     assert run(train, made).code == 0

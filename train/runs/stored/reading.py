@@ -54,6 +54,12 @@ def for_losses(place: Path) -> Path:
     return _run(place, lambda name: name in (RUN, LOSSES) or is_state(name))
 
 
+def for_resume(place: Path) -> Path:
+    """The directory of a run that is to be compared with the run that would continue it: of checkpoints only what they
+    say of themselves."""
+    return _run(place, lambda name: name in (RUN, "samples.bin", "manifest.json") or is_state(name))
+
+
 @_only_read()
 def for_weights(place: Path, checkpoint: str | None = None, *, result: bool = False) -> Path:
     """The directory of a run with the weights of its newest checkpoint, or of the one named; with `result`, or if it

@@ -1,0 +1,114 @@
+"""What `train check --resume` finds: by what `train run --resume` does before it trains, but nothing is written.
+
+Of a run in a store that is what the store has: copies of run.json and of what its checkpoints say of themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prep.fs.mirror import is_url, shown
+from train.cli.run import of_run, start_of
+from train.parallel.ranks import ALONE
+
+if TYPE_CHECKING:
+    from prep.errors import Problem
+    from train.config.schema import Config
+    from train.runs.resume import Compared, Start
+    from train.setup import CheckReport, RunRequest, Setup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumed:
+    """A run that is to be continued."""
+
+    place: Path  # as named
+    start: Start | None  # None: it is in a store and has no checkpoint yet, so that it begins
+    adopt: bool
+    found: Compared | None = None  # with what it is to be continued; None: there are faults before that
+
+
+def find(place: Path, named: str | None, adopt: bool, init: Path | None) -> Resumed:
+    """The run and its checkpoint. Raises `PathError`, `CacheError`, `UsageError` for options that contradict it."""
+    from train.runs.checkpoint import list_checkpoints
+    from train.runs.stored.reading import for_resume
+
+    folder, stored = for_resume(place), is_url(place)
+    if stored and init is None and not list_checkpoints(folder):
+        return Resumed(place=place, start=None, adopt=adopt)
+    start = start_of(folder, True, named, adopt, init, ALONE, complete=not stored)
+    return Resumed(place=place, start=start, adopt=adopt)
+
+
+def check(resumed: Resumed, asked: RunRequest, config: Config) -> tuple[Resumed, CheckReport]:
+    """The report on the run as it would be continued, with what differs from its checkpoint."""
+    from train.check import check
+    from train.runs.resume import compare
+
+    start = resumed.start
+    if start is None:
+        report = check(asked, config)
+    else:
+        planned = start.state.micro_batch or start.config.micro_batch
+        report = check(of_run(asked, start.run), config, planned=planned)
+    if report.setup is None:
+        return resumed, report
+    faults = _place_faults(resumed, report.setup)
+    if start is not None:
+        found = compare(start, report.setup, adopt=resumed.adopt)
+        resumed = replace(resumed, found=found)
+        faults += found.faults
+        report = replace(report, notes=(*report.notes, *found.notes, *(f"accepted: {what}" for what in found.adopted),
+                                        *_set_aside(start)))
+    return resumed, replace(report, faults=tuple(faults), setup=None if faults else report.setup)
+
+
+def _newer(start: Start) -> list[str]:
+    """The run's checkpoints after that which it is to be continued from."""
+    from train.runs.checkpoint import list_checkpoints
+
+    return [folder.name for folder in list_checkpoints(start.run) if int(folder.name[5:]) > start.state.step]
+
+
+def _set_aside(start: Start) -> Iterator[str]:
+    if newer := _newer(start):
+        yield f"the run would set newer checkpoints aside: {', '.join(newer)}"
+
+
+def _place_faults(resumed: Resumed, setup: Setup) -> list[Problem]:
+    """The fault of the run's directory, if it has one."""
+    from prep.errors import Problem
+    from train.runs.directory import check_place, check_space, check_writable
+    from train.runs.stored.stored import kept_in
+
+    folder = kept_in(resumed.place).folder
+    try:
+        check_place(folder, setup)
+        check_writable(folder)
+        check_space(folder, setup, 0 if resumed.start is None else resumed.start.state.step)
+    except Problem as problem:
+        return [problem]
+    return []
+
+
+def line(resumed: Resumed, setup: Setup | None) -> str:
+    """From which step the run would be continued, as a line."""
+    if resumed.start is None:
+        return f"{shown(resumed.place)} has no checkpoint yet: the run begins"
+    name, step = resumed.start.folder.name, resumed.start.state.step
+    if setup is None:
+        return f"{shown(resumed.place)} is at {name}"
+    left = f"to step {setup.steps}" if step < setup.steps else "and has no step left"
+    return f"continues {shown(resumed.place)} from {name} {left}"
+
+
+def as_json(resumed: Resumed) -> dict[str, Any]:
+    """The same for programs."""
+    start, found = resumed.start, resumed.found
+    return {"checkpoint": None if start is None else start.folder.name,
+            "step": 0 if start is None else start.state.step,
+            "newer": [] if start is None else _newer(start), "changes": [] if found is None else list(found.notes),
+            "adopted": [] if found is None else list(found.adopted)}
