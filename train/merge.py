@@ -1,7 +1,8 @@
 """`train merge`: adds a LoRA to the weights of its model; writes a diffusers directory that needs no LoRA.
 
 Weights are read, changed and written one file at a time, so the memory is that of the largest file. The sum is computed
-in float32 and rounded once, to the dtype of the weight or to one that is asked for.
+in float32 and rounded once, to the dtype of the weight or to one that is asked for. The weights of a full run take the
+place of the model's, as the run has them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from prep.errors import ModelError, PathError, Problem, first_line
+from prep.errors import ModelError, PathError, Problem, UsageError, first_line
 from prep.formatting import format_bytes, shell_name
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.files import ComponentFiles
+from prep.models.files import ComponentFiles, read_config
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import Unparsed
@@ -35,7 +37,7 @@ from train.models.families.registry import naming_of
 from train.models.naming import Naming, Place, ends_of, in_file_order, shape_of_lengths
 from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
-from train.runs.checkpoint import STATE, list_checkpoints, newest_other
+from train.runs.checkpoint import STATE, list_checkpoints, newest_other, read_state
 from train.runs.checkpoint_files import Part, write_part
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
@@ -49,7 +51,7 @@ _SPELLED: Mapping[Dtype, str] = {"float32": "F32", "float16": "F16", "bfloat16":
 class MergeRequest:
     """What to merge."""
 
-    lora: Path  # a file, or a run
+    lora: Path  # a file, or a run; also a run that trained all weights
     model: Path
     output: Path
     strength: float = 1.0
@@ -61,10 +63,11 @@ class Merged:
     """What was merged."""
 
     output: Path
-    lora: Path  # the file
+    lora: Path  # the file, of a full run that of its weights
     sha256: str  # its digest
-    layers: int  # how many were changed
+    layers: int  # how many were changed; of a full run, how many weights it has
     size: int  # bytes of the directory
+    full: bool = False  # whether the weights took the place of the model's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,23 +89,23 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     """
     family = FAMILIES[infer_family(asked.model)]
     files = weighted_files(asked.model, family.denoiser)
-    path = find_lora(asked.lora)
+    trained = find_trained(asked.lora, family)
+    path = find_lora(asked.lora) if trained is None else trained
     _check_output(asked)
-    layers = layers_of(read_shapes(files.weights))
-    added = read_lora(path, layers, naming_of(family))
+    content = (_of_lora if trained is None else _of_full)(asked, family, files, path)
     others = list(_others(asked.model, family))
-    infos = {each: _infos(each) for each in files.weights}
-    _check_space(asked, infos, others)
+    changed = _scheduling(asked.model, content.settings)
+    _check_space(asked, content.needed, others)
     digest = _sha256(path)
-    facts = _facts(asked, family, path, digest)
     atomic.make_dirs(asked.output.absolute().parent)
     staged = atomic.temporary_name(asked.output)
     staged.mkdir()
     try:
         for source, name in others:
-            _copy(source, staged / name)
+            _copy(source, staged / name, changed.get(name))
             tick(1)
-        _write_denoiser(asked, family, files, infos, added, facts, staged)
+        (staged / family.denoiser).mkdir()
+        content.write(staged / family.denoiser, digest)
         size = sum(each.stat().st_size for each in staged.rglob("*") if each.is_file())
         for inner in sorted(each for each in staged.rglob("*") if each.is_dir()):
             atomic.sync_dir(inner)
@@ -112,7 +115,45 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
         atomic.sync_dir(asked.output.absolute().parent)
     finally:
         atomic.remove_tree(staged)
-    return Merged(output=asked.output, lora=path, sha256=digest, layers=len(added), size=size)
+    return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size,
+                  full=trained is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Content:
+    """The denoiser to be written."""
+
+    layers: int
+    needed: int  # bytes
+    settings: Mapping[str, Any]  # of the run, as far as the file says
+    write: Callable[[Path, str], None]  # into this directory, given the digest of what was trained
+
+
+def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
+    """The model's denoiser with what the LoRA adds. Raises `ModelError`, `CacheError`."""
+    added = read_lora(path, layers_of(read_shapes(files.weights)), naming_of(family))
+    infos = [_infos(each) for each in files.weights]
+    return _Content(layers=len(added), needed=sum(_size(each, asked.dtype) for each in infos),
+                    settings=_settings(_metadata(path)), write=lambda folder, digest: _write_denoiser(
+                        asked, files, added, _facts(asked, family, path, digest), folder))
+
+
+def find_trained(path: Path, family: Family) -> Path | None:
+    """The weights of the denoiser of the full run at `path`: of a run its result, else those of its newest checkpoint;
+    of a checkpoint the moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
+    name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
+    folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
+    if path not in folders and (path / name).is_file():
+        return path / name
+    for folder in folders:
+        for each in ("ema.safetensors", name):
+            if (folder / each).is_file() and not (folder / "lora.safetensors").is_file():
+                return folder / each
+        if (folder / name).with_suffix("").is_dir():
+            raise PathError(f"{folder} has the weights in pieces, as a divided model saves them, expected a whole file",
+                            hint=f"let the run end, which writes its result, or continue it with --no-shard; then "
+                            f"name the run: {shell_name(str(folder.parent.parent))}")
+    return None
 
 
 def find_lora(path: Path) -> Path:
@@ -125,8 +166,8 @@ def find_lora(path: Path) -> Path:
                                  for name in ("ema.safetensors", "lora.safetensors"))):
             if place.is_file() and (place.parent / "lora.safetensors").is_file():
                 return place
-        raise PathError(f"{path} has no lora.safetensors, expected a run that trained a LoRA, or a LoRA file",
-                        hint="what a run of method full trained is whole: it needs no merge")
+        raise PathError(f"{path} has no trained weights, expected a run with a result or a checkpoint, or a LoRA file",
+                        hint="name the directory that train run wrote (-o)")
     if not path.is_file():
         raise PathError(f"{path} does not exist, expected a LoRA file or a run")
     return path
@@ -173,7 +214,7 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
 
 def _another(damaged: Path) -> str:
     """The hint for a damaged file."""
-    folder = damaged.parent
+    folder = damaged.parent if damaged.parent.parent.name == "checkpoints" else damaged.parent.parent
     other = newest_other(folder) if folder.parent.name == "checkpoints" else None
     named = "" if other is None else f"name another checkpoint: {shell_name(str(other))}; or "
     return f"{named}name an undamaged LoRA file of float32, float16 or bfloat16"
@@ -227,10 +268,8 @@ def _check_lengths(path: Path, name: str, lengths: Tensor, up: Tensor) -> None:
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
-def _write_denoiser(asked: MergeRequest, family: Family, files: ComponentFiles, infos: Mapping[Path, _Infos],
-                    added: Mapping[str, _Added], facts: Mapping[str, str], staged: Path) -> None:
-    folder = staged / family.denoiser
-    folder.mkdir()
+def _write_denoiser(asked: MergeRequest, files: ComponentFiles, added: Mapping[str, _Added], facts: Mapping[str, str],
+                    folder: Path) -> None:
     total = 0
     for path in files.weights:
         tensors = _merged(path, added, asked)
@@ -246,19 +285,22 @@ def _write_denoiser(asked: MergeRequest, family: Family, files: ComponentFiles, 
 
 def _merged(path: Path, added: Mapping[str, _Added], asked: MergeRequest) -> dict[str, Tensor]:
     """The tensors of a file of weights with what the LoRA adds. Raises `ModelError`."""
-    try:
-        tensors = read_safetensors(path.resolve(), None, None)
-    except (OSError, Unparsed) as error:
-        raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
+    tensors = _read(path)
     for name, value in tensors.items():
         part = added.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
         whole = value if part is None else _changed(value.float(), part, asked.strength)
-        wanted = value.dtype if asked.dtype is None else DTYPES[_SPELLED[asked.dtype]]
-        tensors[name] = whole.to(wanted)
-        if not bool(tensors[name].isfinite().all()) and bool(value.isfinite().all()):
-            raise ModelError(f"'{name[:80]}' has values that {str(wanted).removeprefix('torch.')} cannot hold",
-                             hint="choose another dtype: --dtype bfloat16 or --dtype float32")
+        tensors[name] = _cast(name, whole, asked.dtype, value)
     return tensors
+
+
+def _cast(name: str, whole: Tensor, dtype: Dtype | None, value: Tensor) -> Tensor:
+    """`whole` in the dtype that is asked for, else in that of `value`. Raises `ModelError` for what that cannot hold.
+    """
+    found = whole.to(value.dtype if dtype is None else DTYPES[_SPELLED[dtype]])
+    if not bool(found.isfinite().all()) and bool(value.isfinite().all()):
+        raise ModelError(f"'{name[:80]}' has values that {str(found.dtype).removeprefix('torch.')} cannot hold",
+                         hint="choose another dtype: --dtype bfloat16 or --dtype float32")
+    return found
 
 
 def _changed(value: Tensor, part: _Added, strength: float) -> Tensor:
@@ -295,6 +337,85 @@ def _facts(asked: MergeRequest, family: Family, path: Path, digest: str) -> dict
             "modelspec.merged_from": f"{asked.model.name}, {path.name} x {asked.strength:g}"}
 
 
+def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
+    """What a full run trained, in place of the model's weights. Raises `ModelError`, `CacheError`, `UsageError`."""
+    if asked.strength != 1:
+        raise UsageError(f"--strength is {asked.strength:g}, which is for a LoRA, but {path} has all weights",
+                         hint="omit --strength")
+    shapes, infos = read_shapes(files.weights), _infos(path, kept=True)
+    for name, info in infos.items():
+        if tuple(info.shape) != tuple(shapes.get(name, ())):
+            wanted = f"shape {list(shapes[name])}" if name in shapes else "no such tensor"
+            raise ModelError(f"{path} has '{name[:80]}' with shape {list(info.shape)}, but {asked.model} has {wanted}",
+                             hint="name the model of the run with --model")
+    lacking = shapes.keys() - infos.keys()  # buffers, which are not trained
+    if any(name.endswith((".weight", ".bias")) for name in lacking):
+        raise ModelError(f"{path} lacks '{min(lacking)[:80]}', which {asked.model} has",
+                         hint="name the model of the run with --model")
+    metadata = _metadata(path)
+
+    def write(folder: Path, digest: str) -> None:
+        try:
+            tensors = read_safetensors(path, None, _recorded(path))
+        except (OSError, Unparsed) as error:
+            raise refused(path, error, _another(path)) from None
+        for each in files.weights if lacking else ():
+            tensors |= {name: value for name, value in _read(each).items() if name in lacking}
+        tensors = {name: _cast(name, value, asked.dtype, value) for name, value in tensors.items()}
+        facts = {name: value for name, value in metadata.items() if name.startswith(("latentry.", "modelspec."))}
+        write_part(folder / "diffusion_pytorch_model.safetensors", Part(name="", tensors=tensors, metadata=facts))
+        atomic.write_synced(folder / "config.json", files.small["config.json"])
+
+    return _Content(layers=len(infos), needed=_size(infos, asked.dtype), settings=_settings(metadata), write=write)
+
+
+def _recorded(path: Path) -> str | None:
+    """The digest that a checkpoint has of its file; `None`: it is a result, which has none. Raises `CacheError`."""
+    folder = next((above for above in path.parents[:2] if (above / STATE).is_file()), None)
+    if folder is None:
+        return None
+    file = read_state(folder).files.get(path.relative_to(folder).as_posix())
+    return None if file is None else file.sha256
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return read_safetensors(path.resolve(), None, None)
+    except (OSError, Unparsed) as error:
+        raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with open_plain(path) as handle:
+        return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
+
+
+def _settings(metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """The settings of the run that wrote a file; empty if another program did."""
+    with suppress(ValueError):
+        found = json.loads(metadata.get("latentry.config", "{}"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files that say how pictures are made, if what the run trained predicts otherwise than its model: by path."""
+    rescaled, asked = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
+    place = "scheduler/scheduler_config.json"
+    body, index = read_config(model / place), pipeline_index(model)
+    changed = dict(body)
+    if asked in ("epsilon", "v_prediction"):
+        changed["prediction_type"] = asked
+    if rescaled:
+        changed |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
+                    "_class_name": "DDIMScheduler"}
+        index["scheduler"] = ["diffusers", "DDIMScheduler"]
+    found = {place: changed} if changed != body else {}
+    if rescaled:
+        found["model_index.json"] = index
+    return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in found.items()}
+
+
 def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
     """The files of the other components, and model_index.json: each with its path in the directory."""
     yield model / "model_index.json", "model_index.json"
@@ -312,8 +433,12 @@ def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
                 yield path, f"{name}/{path.name}"
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, changed: bytes | None = None) -> None:
+    """Copies a file, or writes what it has become."""
     target.parent.mkdir(exist_ok=True)
+    if changed is not None:
+        atomic.write_synced(target, changed)
+        return
     try:
         with open_plain(source.resolve()) as read, atomic.create(target) as handle:  # links of the Hub's cache
             while data := read.read(1 << 24):
@@ -326,11 +451,14 @@ def _copy(source: Path, target: Path) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def _infos(path: Path) -> _Infos:
+def _infos(path: Path, *, kept: bool = False) -> _Infos:
+    """The tensors of a file of weights, of a model or `kept` by a run. Raises `ModelError`, `CacheError`."""
     try:
-        with open_plain(path.resolve()) as handle:
+        with open_plain(path if kept else path.resolve()) as handle:
             tensors, _ = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
     except (OSError, Unparsed) as error:
+        if kept:
+            raise refused(path, error, _another(path)) from None
         raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
     for name, info in tensors.items():
         if info.dtype not in _SPELLED.values():
@@ -352,12 +480,16 @@ def _check_unused(output: Path) -> None:
         raise PathError(f"{output} exists, expected a new directory", hint="name another with -o")
 
 
-def _check_space(asked: MergeRequest, infos: Mapping[Path, _Infos], others: list[tuple[Path, str]]) -> None:
+def _size(infos: _Infos, dtype: Dtype | None) -> int:
+    """Bytes of the tensors in this dtype; `None`: in their own."""
+    item = None if dtype is None else ITEM_BYTES[_SPELLED[dtype]]
+    return sum((info.end - info.start) // ITEM_BYTES[info.dtype] * (item or ITEM_BYTES[info.dtype])
+               for info in infos.values())
+
+
+def _check_space(asked: MergeRequest, weights: int, others: list[tuple[Path, str]]) -> None:
     """Raises `PathError` unless the disk has room for the whole directory."""
-    item = None if asked.dtype is None else ITEM_BYTES[_SPELLED[asked.dtype]]
-    needed = sum(path.stat().st_size for path, _ in others)
-    needed += sum((info.end - info.start) // ITEM_BYTES[info.dtype] * (item or ITEM_BYTES[info.dtype])
-                  for tensors in infos.values() for info in tensors.values())
+    needed = weights + sum(path.stat().st_size for path, _ in others)
     there = next(place for place in asked.output.absolute().parents if place.exists())
     free = shutil.disk_usage(there).free
     if free < needed:

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from pictures import draw
 from runs import go
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -18,13 +19,14 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
-from prep.errors import CacheError, ModelError, PathError, Problem
+from prep.errors import CacheError, ModelError, PathError, Problem, UsageError
 from prep.models.families.registry import FAMILIES
 from train import merge as merging
 from train.config.schema import Lora
 from train.merge import MergeRequest, find_lora, merge
 from train.models import lora
 from train.models.families.registry import DENOISERS, naming_of
+from train.sample import SampleRequest, show
 
 
 def adapter(family, folder, path, **settings):
@@ -157,8 +159,123 @@ def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path, mon
         assert all(torch.equal(value, load_file(weights)[name]) for name, value in load_file(found).items())
 
 
+@pytest.mark.parametrize("family", ["sd15", "sd3"])
+def test_a_full_run_becomes_a_whole_model(prep, train, tmp_path, family):
+    """Which draws the run's own sample, and which diffusers loads as it is: nothing is asked of a network."""
+    tiny_pipelines.save(family, tmp_path / "model")
+    for number in range(4):
+        draw(tmp_path / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text("a thing")
+    (tmp_path / "prompts.txt").write_text("a thing\n")
+    assert prep("encode", tmp_path / "photos", "--model", tmp_path / "model", "--cache", tmp_path / "cache", "-o",
+                tmp_path / "m.json", "--prompts", tmp_path / "prompts.txt", "--resolution", 64, "--step", 32,
+                "--device", "cpu", "--quiet").code == 0
+    run, component = tmp_path / "run", FAMILIES[family].denoiser
+    result = train("run", tmp_path / "m.json", "-o", run, "--method", "full", "--steps", 3, "--lr", "0.01",
+                   "--precision", "fp32", "--device", "cpu", "--quiet", "--set", "ema.decay=0.5", "--set",
+                   "sample.every=0", "--set", "checkpoint.every=2", "--batch-size", 2)
+    assert result.code == 0, result.err
+    result = train("merge", run, "-o", tmp_path / "merged")
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"wrote {tmp_path / 'merged'}: the weights of {run / component}/diffusion_pytorch_"
+                                 "model.safetensors, and the other parts of ")
+    with tiny_pipelines.known_warnings(), torch.no_grad():
+        wanted = tiny_pipelines.load(tmp_path / "model")
+        trained = type(getattr(wanted, component)).from_pretrained(run / component)
+        wanted.register_modules(**{component: trained})
+        before = picture(tmp_path / "model")
+        assert np.array_equal(picture(tmp_path / "merged"), tiny_pipelines.draw(wanted))
+        assert np.abs(picture(tmp_path / "merged") - before).max() > 1e-3
+    grids = []
+    for which, model in (("after", None), ("before", str(tmp_path / "merged"))):
+        shown = show(SampleRequest(folder=run, which=(which,), steps=2, model=model), torch.device("cpu"),
+                     tmp_path / f"{which}.png")
+        grids.append(shown.pictures)
+    assert len(grids[0]) == 1 and np.array_equal(*grids)
+    folder, kept = tmp_path / "model", tmp_path / "merged"
+    names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    assert {path.relative_to(kept) for path in kept.rglob("*") if path.is_file()} == names
+    assert all((folder / name).read_bytes() == (kept / name).read_bytes() for name in names
+               if name.parts[0] != component)
+    ours = load_file(kept / component / "diffusion_pytorch_model.safetensors")
+    average = load_file(run / "checkpoints" / "step-000003" / "ema.safetensors")
+    assert all(torch.equal(value, ours[name]) for name, value in average.items())
+    result = train("merge", run / "checkpoints" / "step-000002", "-o", tmp_path / "earlier", "--dtype", "bfloat16")
+    assert result.code == 0, result.err
+    earlier = load_file(tmp_path / "earlier" / component / "diffusion_pytorch_model.safetensors")
+    average = load_file(run / "checkpoints" / "step-000002" / "ema.safetensors")
+    assert all(torch.equal(value.bfloat16(), earlier[name]) for name, value in average.items())
+
+
+@pytest.fixture(scope="module")
+def full_run(tmp_path_factory, sd15):
+    """A directory like a full run's, with a result and a checkpoint, and its model."""
+    run = tmp_path_factory.mktemp("full") / "run"
+    shutil.copytree(sd15[0] / "unet", run / "unet")
+    return run
+
+
+def test_a_full_run_that_cannot_be_merged(sd15, full_run, tmp_path):
+    error = refused(sd15, tmp_path, UsageError, lora=full_run, strength=0.5)
+    weights = full_run / "unet" / "diffusion_pytorch_model.safetensors"
+    assert error.message == f"--strength is 0.5, which is for a LoRA, but {weights} has all weights"
+    tensors, other = load_file(weights), shutil.copytree(full_run, tmp_path / "other")
+    there = other / "unet" / weights.name
+    name, value = "conv_in.weight", tensors["conv_in.weight"]
+    save_file({**tensors, name: value[:3].clone()}, there)
+    error = refused(sd15, tmp_path, lora=other)
+    assert error.message == (f"{there} has '{name}' with shape {[3, *value.shape[1:]]}, but {sd15[0]} has shape "
+                             f"{list(value.shape)}")
+    assert error.hint == "name the model of the run with --model"
+    save_file({**tensors, "more": torch.zeros(2)}, there)
+    assert refused(sd15, tmp_path, lora=other).message.endswith(f"with shape [2], but {sd15[0]} has no such tensor")
+    save_file({each: value for each, value in tensors.items() if each != name}, there)
+    assert refused(sd15, tmp_path, lora=other).message == f"{there} lacks '{name}', which {sd15[0]} has"
+    there.write_bytes(b"no file of tensors")
+    assert str(there) in refused(sd15, tmp_path, CacheError, lora=other).message
+    step = tmp_path / "divided" / "checkpoints" / "step-000002"
+    (step / "unet" / "diffusion_pytorch_model").mkdir(parents=True)
+    (step / "state.json").write_bytes(b"")
+    error = refused(sd15, tmp_path, PathError, lora=step)
+    assert error.message.startswith(f"{step} has the weights in pieces")
+    assert error.hint.endswith(f"then name the run: {tmp_path / 'divided'}")
+
+
+def test_a_checkpoint_of_a_full_run_is_compared_with_its_digest(make, setup_of, tmp_path):
+    made = make()
+    go(setup_of(made, batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, method="full"),
+       tmp_path / "run")
+    step = tmp_path / "run" / "checkpoints" / "step-000002"
+    weights = step / "unet" / "diffusion_pytorch_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(CacheError, match="its bytes do not match their digest"):
+        merge(MergeRequest(lora=step, model=made.manifest.model, output=tmp_path / "merged"))
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("settings", [{"prediction": "v_prediction"}, {"prediction": "v_prediction",
+                                                                      "zero_terminal_snr": True}], ids=str)
+def test_the_merged_model_makes_pictures_as_the_run_did(make, setup_of, tmp_path, method, settings):
+    """Of a run that taught its model to predict v, on its noise schedule."""
+    made = make()
+    setup = setup_of(made, batch_size=4, steps=1, validation={"every": 0}, sample={"every": 0}, method=method,
+                     lora={"rank": 2}, **settings)
+    go(setup, tmp_path / "run")
+    merge(MergeRequest(lora=tmp_path / "run", model=setup.model, output=tmp_path / "merged"))
+    with tiny_pipelines.known_warnings():
+        schedule = tiny_pipelines.load(tmp_path / "merged").scheduler
+    rescaled = settings.get("zero_terminal_snr", False)
+    assert schedule.config.prediction_type == "v_prediction"
+    assert (float(schedule.alphas_cumprod[-1]) == 0) == rescaled
+    if rescaled:
+        schedule.set_timesteps(1)
+        assert schedule.timesteps.tolist() == [999]
+
+
 def test_a_lora_of_a_run(tmp_path):
-    with pytest.raises(PathError, match="expected a run that trained a LoRA, or a LoRA file"):
+    with pytest.raises(PathError, match="has no trained weights, expected a run with a result or a checkpoint, or a L"):
         find_lora(tmp_path)
     with pytest.raises(PathError, match=r"gone does not exist, expected a LoRA file or a run"):
         find_lora(tmp_path / "gone")

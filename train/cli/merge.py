@@ -20,8 +20,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def merge(
-    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, or the directory or URL of a run or of "
-                                         "one of its checkpoints", show_default=False)],
+    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, or the directory or URL of a run (of a "
+                                         "LoRA, or of all weights) or of one of its checkpoints", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
                                          show_default=False)],
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's); needed if it has "
@@ -31,7 +31,10 @@ def merge(
                                         words=DTYPES)] = None,
     download: opt.Download = False, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA."""
+    """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA.
+
+    Of a run that trained all weights, the directory has these, and the other parts of its model.
+    """
     from prep.cli.ticker import progress
     from prep.errors import PathError, UsageError
     from prep.models.hub import locate
@@ -61,5 +64,8 @@ def merge(
     if as_json:
         put_json({"format": "latentry/merge", "version": 1, "output": str(done.output), "lora": str(done.lora),
                   "sha256": done.sha256, "strength": strength, "layers": done.layers, "bytes": done.size})
+    elif done.full:
+        put(f"wrote {done.output}: the weights of {done.lora}, and the other parts of {asked.model}, "
+            f"{format_bytes(done.size)}")
     else:
         put(f"wrote {done.output}: {counted(done.layers, 'layer')} changed, {format_bytes(done.size)}")
