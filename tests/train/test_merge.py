@@ -227,7 +227,8 @@ def test_a_full_run_that_cannot_be_merged(sd15, full_run, tmp_path):
                              f"{list(value.shape)}")
     assert error.hint == "name the model of the run with --model"
     save_file({**tensors, "more": torch.zeros(2)}, there)
-    assert refused(sd15, tmp_path, lora=other).message.endswith(f"with shape [2], but {sd15[0]} has no such tensor")
+    assert refused(sd15, tmp_path, lora=other).message == (
+        f"{there} has 'more' with shape [2], but {sd15[0]} has no such tensor")
     save_file({each: value for each, value in tensors.items() if each != name}, there)
     assert refused(sd15, tmp_path, lora=other).message == f"{there} lacks '{name}', which {sd15[0]} has"
     there.write_bytes(b"no file of tensors")
