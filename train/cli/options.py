@@ -120,7 +120,7 @@ def check_compiler(config: Config, kind: str) -> None:
 
         try:
             from prep.models.device.toolchain import missing_compiler
-        except ImportError:  # of a later torch, whose search is elsewhere: then the first step finds out
+        except ImportError:  # another torch has its search elsewhere: then the first step finds out
             return
     if (error := missing_compiler(torch.device(kind))) is not None:
         raise of_compiler(error)
