@@ -15,7 +15,7 @@ from math import ceil
 
 import numpy as np
 
-from prep.batching.plan import StepPlan
+from prep.batching.plan import StepPlan, require_steps
 from prep.cache.ledger.columns import Column
 from prep.cache.remote.headers import JOBS as HEADERS
 from prep.cache.remote.headers import cost_of
@@ -49,21 +49,26 @@ class Outlook:
 
 
 def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: bool, room: int | None = None,
-               samples: int | None = None) -> Outlook:
+               samples: int | None = None, tables: int | None = None, part: int | None = None) -> Outlook:
     """The outlook for a run with this plan on `nodes` computers with `world` ranks in all.
 
     `room`: bytes for copies of shards on a node; `None`: enough. `samples`: of a larger data set like this one.
+    `tables`: bytes of the manifest's tables; `None`: those in the cache. `part`: bytes of the shards that a node's part
+    of a partitioned shuffle needs; `None`: in proportion to those here. Raises `EmptyPlanError` if the larger data set
+    has no step.
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
     asked, header_bytes = (sum(part) for part in zip(*(cost_of(facts.remote) for facts in index.shards), strict=True))
-    parts = sum(bytes_by_part(index, nodes, masked=masked)) / nodes if plan.partitioned else None
+    parts = None if not plan.partitioned else part if part is not None else (
+        sum(bytes_by_part(index, nodes, masked=masked)) / nodes * times)
     counts = plan.counts
     plan = replace(plan, counts=tuple(round(count * times) for count in counts))
+    require_steps(plan, index.manifest.buckets)
     showings = _showings(index, masked=masked)
     sizes = np.array([facts.bytes for facts in index.shards], np.float64)
     used = showings > 0
     whole = float(sizes[used].sum()) * times
-    own = whole if parts is None else parts * times  # what a node reads sooner or later
+    own = whole if parts is None else parts  # what a node reads sooner or later
     first = float((sizes * -np.expm1(showings * np.log1p(-1 / nodes)))[used].sum()) * times if (
         nodes > 1 and parts is None) else own
     missing = 0.0 if room is None else max(0.0, 1 - room / own)
@@ -75,8 +80,8 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
         begin=_to_begin(index, plan, counts, world=world, nodes=nodes, masked=masked),
         first=round(max(first, again)), later=round(again),
         memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan),
-        tables=round(_table_bytes(index) * times), headers=round(header_bytes * times), requests=round(asked * times),
-        rounds=ceil(asked * times / HEADERS))
+        tables=round((_table_bytes(index) if tables is None else tables) * times),
+        headers=round(header_bytes * times), requests=round(asked * times), rounds=ceil(asked * times / HEADERS))
 
 
 def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int, nodes: int, masked: bool) -> int:

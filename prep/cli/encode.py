@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,9 +28,9 @@ MOST_SECONDS = 1e6  # no timer takes an infinite time
 
 @opt.with_recipe_options()
 def encode(
-    source: opt.SourceArg,
-    cache: Annotated[Path, typer.Option(help="the cache, created if missing: a directory, or a URL like "
-                                        "s3://bucket/cache", show_default=False)],
+    source: opt.SourceOrNone = None,
+    cache: Annotated[Path | None, typer.Option(help="the cache, created if missing: a directory, or a URL like "
+                                               "s3://bucket/cache; needed with SOURCE", show_default=False)] = None,
     output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     device: opt.Devices = "auto",
@@ -77,15 +78,19 @@ def encode(
     measure: Annotated[bool, typer.Option(
         "--measure", help="with --dry-run or --simulate: encode a few rows to estimate time and peak memory")] = False,
     simulated: Annotated[bool, typer.Option(
-        "--simulate", help="with --pictures: show what that many pictures like these would take; write nothing"
-        )] = False,
+        "--simulate", help="with --pictures: show what that many pictures would take, like these, or without SOURCE "
+        "like those assumed of a model family; write nothing")] = False,
     pictures: Annotated[float | None, typer.Option(
         help="with --simulate: how many pictures, like 1e9", min=1, max=opt.MOST_SAMPLES, show_default=False)] = None,
     gpus: Annotated[int | None, typer.Option(
         help="with --simulate: devices like this one that encode (default: 1)", min=1, show_default=False)] = None,
+    pictures_per_second: Annotated[float | None, typer.Option(
+        help="with --simulate: how many a device encodes, instead of --measure", min=1e-6, max=1e6, show_default=False,
+        )] = None,
     store_latency: Annotated[str | None, typer.Option(
         metavar="TIME", help="with --simulate: the time in which an object store answers a request, like 30ms or 0.1s, "
         "for a cache in one", show_default=False)] = None,
+    family: opt.Family = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
@@ -93,12 +98,19 @@ def encode(
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
-    scale = _scale(simulated, pictures, gpus, store_latency, part)
+    begun = time.monotonic()
+    scale = _scale(simulated, pictures, gpus, store_latency, pictures_per_second, part, measure)
     dry_run = dry_run or simulated
+    if source is None and scale is not None:
+        _refuse_without_source({"--cache": cache, "--edits": given.get("edits"), "--prompts": given.get("prompts"),
+                                "--measure": measure, "--recheck": recheck, "--retry-rejects": retry_rejects,
+                                "--rehash": rehash, "--strict": strict})
+        _tell_assumed(family, given, scale, shard_mib << 20, output, begun, as_json=as_json)
+        return
+    source, cache = _places(source, cache, family)
     if measure and not dry_run:
         raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
     recipe = opt.recipe_from_options(source, **given)
-    begun = time.monotonic()
     report = run_encode(EncodeCall(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
@@ -124,12 +136,49 @@ def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) ->
         put(report.as_text(seconds, every=screen_width() is None))
 
 
-def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: str | None, part: str | None
-           ) -> Scale | None:
+def _places(source: Path | None, cache: Path | None, family: str | None) -> tuple[Path, Path]:
+    """SOURCE and --cache. Raises `UsageError` if one is not given, or what they leave nothing to do."""
+    command = "prep encode SOURCE --model MODEL --cache CACHE"
+    if source is None:
+        raise UsageError("no SOURCE is given, expected the pictures to encode", hint=f"{command}; to plan without "
+                         "pictures: prep encode --simulate --pictures 1e9")
+    if cache is None:
+        raise UsageError("no --cache is given, expected a place for the rows", hint=command)
+    if family is not None:
+        raise UsageError("--family is given with SOURCE, expected one of them", hint="omit --family: --model says it, "
+                         "or family in [model] of a recipe")
+    return source, cache
+
+
+def _refuse_without_source(given: Mapping[str, object]) -> None:
+    """Raises `UsageError` for an option that is about the pictures of a source, or about a cache."""
+    first = next((name for name, value in given.items() if value), None)
+    if first is not None:
+        raise UsageError(f"{first} is given without SOURCE, expected both", hint=f"name a SOURCE, or omit {first} to "
+                         "plan for pictures that are not there yet")
+
+
+def _tell_assumed(family: str | None, given: Mapping[str, Any], scale: Scale, shard_bytes: int, output: Path,
+                  begun: float, *, as_json: bool) -> None:
+    """Plans for pictures that are assumed, and writes what they would take to stdout."""
+    from prep.encode.forecast.simulate import simulate_assumed
+    from prep.encode.report import assumed_report
+    from prep.recipe.options import choices_of
+
+    choices = choices_of(given)
+    told = simulate_assumed(family, choices.pop("model.path") or "", scale, shard_bytes, choices)
+    if as_json:
+        put_json(assumed_report(told, output).as_json(time.monotonic() - begun))
+    else:
+        put("\n".join(told.as_lines()))
+
+
+def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: str | None, rate: float | None,
+           part: str | None, measure: bool) -> Scale | None:
     """What to simulate; `None` if that was not asked. Raises `UsageError`."""
     from prep.encode.forecast.simulate import Scale
 
-    given = {"--pictures": pictures, "--gpus": gpus, "--store-latency": latency}
+    given = {"--pictures": pictures, "--gpus": gpus, "--store-latency": latency, "--pictures-per-second": rate}
     first = next((name for name, value in given.items() if value is not None), None)
     if not simulated:
         if first is not None:
@@ -140,7 +189,11 @@ def _scale(simulated: bool, pictures: float | None, gpus: int | None, latency: s
     if part is not None:
         raise UsageError("--part is given with --simulate, which shows what all parts take", hint="omit --part; --gpus "
                          "says how many devices share the work")
-    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else opt.latency_of(latency))
+    if rate is not None and measure:
+        raise UsageError("--pictures-per-second is given with --measure, expected one of them",
+                         hint="--measure finds out how many this device encodes")
+    return Scale(pictures=int(pictures), gpus=gpus or 1, latency=None if latency is None else opt.latency_of(latency),
+                 rate=rate)
 
 
 def _ray_options(engine: str, address: str | None, workers: int | None, gpus: float | None,

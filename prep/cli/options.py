@@ -25,6 +25,10 @@ UNDERFILL = ("drop", "partial", "repeat")
 SourceArg = Annotated[Path, typer.Argument(
     metavar="SOURCE", help="a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs "
     "allowed), or a recipe .toml", show_default=False)]
+SourceOrNone = Annotated[Path | None, typer.Argument(
+    metavar="SOURCE", help="a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs "
+    "allowed), or a recipe .toml; none with --simulate, to plan for pictures that are not there yet",
+    show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json, here or in an object store: "
                                              "s3://bucket/dataset/manifest.json", show_default=False)]
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache: a directory or a URL", show_default=False)]
@@ -76,6 +80,9 @@ def codes_option(*flags: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*flags, help=help, metavar="CODE", autocompletion=completed)
 
 
+Family = Annotated[str | None, typer.Option(
+    "--family", help="with --simulate, without SOURCE or MANIFEST: the model family of the data set that is assumed "
+    "(default: sdxl)", show_default=False)]
 ENGINES = ("local", "ray")
 MOST_SAMPLES = 1e15  # of what is simulated
 Address = Annotated[str | None, typer.Option(

@@ -94,6 +94,13 @@ class EncodeReport:
         return f"; {counted(found, 'mask')} found, {grouped(used)} used" if found else "; no masks found"
 
 
+def assumed_report(told: Simulated, output: Path) -> EncodeReport:
+    """The report of a simulation for pictures that are not there."""
+    rows = {name: one.rows for name, one in told.fields.items()}
+    return EncodeReport(manifest=output, encoded=rows, reused=dict.fromkeys(rows, 0), rejected=(), notices=(),
+                        bytes=sum(one.bytes for one in told.fields.values()), samples={}, dry_run=True, simulated=told)
+
+
 def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
     """The lines about captions and prompts that are cut; unless `every`, the first ones, shortened."""
     cut = [one for one in truncated.findings if one.severity == "warning"]

@@ -20,10 +20,13 @@ from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical
 from prep.errors import CacheError
+from prep.formatting import format_bytes, grouped
+from prep.manifest.tables import MOST
 from prep.parse import Unparsed, brief, expect, list_of, one_of, within
 
 HINT = "run prep encode again: it rewrites the manifest and encodes only missing rows"
 MOST_SHARDS = 1 << 20
+MOST_OF_A_MANIFEST = f"a manifest has at most {grouped(MOST_SHARDS)} shards and a table of {format_bytes(MOST)}"
 MOST_SPELLED = 1 << 12  # characters of a shard's shapes or dtypes
 MOST_ROW_BYTES = 1 << 27  # of one array: a float32 latent of the largest bucket that a manifest may have
 
@@ -63,6 +66,11 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
         before = (facts.field, facts.digest)
         found.append(facts)
     return tuple(found)
+
+
+def manifests_for(shards: int, table: int) -> int:
+    """How many manifests samples need, at least, that have so many shards and a SAMPLES table of so many bytes."""
+    return max(-(-shards // MOST_SHARDS), -(-table // MOST), 1)
 
 
 def keys_at(cache: Cache, digests: Sequence[str], shard: Column, row: Column) -> Column:

@@ -64,12 +64,23 @@ FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), det
 def write_table(cache: Cache, table: pa.Table) -> str:
     """Writes the table to the cache, or to the store of a working copy, and returns the digest of its file."""
     sink = pa.BufferOutputStream()
-    whole = table.replace_schema_metadata(None).combine_chunks()
-    with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
-        writer.write_table(whole, max_chunksize=BATCH_ROWS)
+    _write(sink, table)
     digest = publish_table(cache, sink.getvalue())
     upload_table(cache, digest)
     return digest
+
+
+def table_bytes(table: pa.Table) -> int:
+    """The size of the file that `write_table` makes of a table."""
+    sink = pa.MockOutputStream()
+    _write(sink, table)
+    return int(sink.size())
+
+
+def _write(sink: Any, table: pa.Table) -> None:
+    whole = table.replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:
+        writer.write_table(whole, max_chunksize=BATCH_ROWS)
 
 
 def read_table(cache: Cache, digest: str, schema: pa.Schema, *, check: bool = True) -> pa.Table:

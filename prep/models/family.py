@@ -102,6 +102,9 @@ class Family:
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     text: TextFacts
+    # Of a published model, what `text.shapes` reads of its configs, by component ("": model_index.json); plans without
+    # a model are made with it. None: no such plans.
+    published: Mapping[str, Mapping[str, Any]] | None = None
     lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files, "auto" first; kohya: if its names are known
 
     @property

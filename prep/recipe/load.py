@@ -54,6 +54,19 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
         raise ConfigError(f"{where}{error}") from None
 
 
+def assumed_recipe(family: str, resolution: int, *, choices: Mapping[str, Any]) -> Recipe:
+    """The recipe of pictures that are not there yet, for a plan: the defaults for `family` at `resolution`, with no
+    picture too small, overridden by the command's `choices`. Raises `ConfigError`.
+    """
+    recipe = Recipe(sources=(Source(path=Path("pictures")),), model=ModelOptions(family=family),
+                    image=ImageOptions(resolution=resolution, upscale="allow"))
+    try:
+        found = _overridden(recipe, {name: value for name, value in choices.items() if value is not None})
+    except Unparsed as error:
+        raise ConfigError(str(error)) from None
+    return found.settle_masks(found=False)
+
+
 def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     """The valid recipe with what was `given`. Raises `ConfigError` for a value of an option, `Unparsed` for others."""
     try:

@@ -67,7 +67,7 @@ TRAIN_FLOORS = (
     {"runs", "sampling", "validate"},
     {"metadata", "trackers"},
     {"check", "state", "failures", "prompts", "outlook"},
-    {"evaluate", "sample", "merge", "card", "replay", "steps"},
+    {"evaluate", "sample", "merge", "card", "replay", "steps", "assumed"},
     {"loop", "report"},
     {"cli"},
 )
@@ -80,7 +80,8 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
                "prep.models.components", "prep.models.device.*",
                "prep.models.vae", "prep.models.weights", "prep.report.pages.*", "prep.runs.*", "prep.images.decode",
-               "prep.images.formats.parts", "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}
+               "prep.images.formats.parts", "prep.images.thumbnail",
+               "prep.encode.forecast.assumed"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError
 from prep.formatting import counted
@@ -28,13 +30,18 @@ def uses_masks(index: Index, config: Config) -> bool:
 def plan_of(index: Index, config: Config, planned: int | None) -> StepPlan:
     """The plan of steps, with the micro-batch with which those of a resumed run were `planned`. Raises `ConfigError`,
     `EmptyPlanError`."""
-    whole = planned is not None and config.batch_size % planned == 0
-    plan = step_plan(index.counts, seed=config.seed, batch_size=config.batch_size,
-                     micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill,
-                     shuffle=config.shuffle)
+    plan = planned_by(config, index.counts, planned)
     if not plan.steps_per_epoch:
         require_steps(plan, index.manifest.buckets, index.names(plan.left_out(0)) if sum(plan.counts) else ())
     return plan
+
+
+def planned_by(config: Config, counts: Sequence[int], planned: int | None = None) -> StepPlan:
+    """The plan of so many occurrences by bucket, which may have no step. Raises `ConfigError`."""
+    whole = planned is not None and config.batch_size % planned == 0
+    return step_plan(counts, seed=config.seed, batch_size=config.batch_size,
+                     micro_batch=planned if planned and whole else config.micro_batch, underfill=config.underfill,
+                     shuffle=config.shuffle)
 
 
 def steps_of(config: Config, plan: StepPlan) -> int:

@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
-from prep.cli.options import latency_of
+from prep.cli.options import MOST_SAMPLES, Family, latency_of
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.resumed import Resumed
-from train.cli.run import start_of
+from train.cli.run import manifest_of, place_of, start_of
+from train.cli.simulation import (
+    Cluster,
+    cluster_of,
+    names_batch,
+    require_multiple,
+    require_world,
+    room_of,
+    tell_assumed,
+)
 from train.cli.summary import outlook_lines, plan_lines, step_sizes
 from train.parallel.ranks import ALONE
 
@@ -28,7 +37,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    manifest: opt.ManifestArg, config: opt.ConfigOpt = None, model: opt.ModelOpt = None, output: opt.Output = None,
+    manifest: opt.ManifestOrNone = None, config: opt.ConfigOpt = None, model: opt.ModelOpt = None,
+    output: opt.Output = None,
     resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
@@ -37,16 +47,19 @@ def check(
     allow_other_encoders: opt.Others = False,
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="with --world-size: computers, with as many ranks each", min=1)] = 1,
+    nodes: Annotated[int | None, typer.Option(
+        help="with --world-size: computers, with as many ranks each (default: 1; with --simulate, of 8 ranks each)",
+        min=1, show_default=False)] = None,
     node_cache: Annotated[str | None, typer.Option(
         metavar="SIZE", help="with --world-size: what a node downloads if copies of shards may take so much, like 2TB",
         show_default=False)] = None,
     samples: Annotated[float | None, typer.Option(
         help="with --world-size: the same for a larger data set like this one, of so many samples: 1e9", min=1,
-        max=1e15, show_default=False)] = None,
+        max=MOST_SAMPLES, show_default=False)] = None,
     simulated: Annotated[bool, typer.Option(
         "--simulate", help="with --world-size: show steps, memory and downloads of a node, even without --samples and "
-        "--node-cache")] = False,
+        "--node-cache; without MANIFEST, but with --samples, for a data set that is assumed")] = False,
+    family: Family = None,
     store_latency: Annotated[str | None, typer.Option(
         metavar="TIME", help="with --simulate, --samples or --node-cache: the time in which an object store answers a "
         "request, like 30ms", show_default=False)] = None,
@@ -60,30 +73,42 @@ def check(
     from train.check.nodes import notes_on_nodes
     from train.config.unused import unused_on
 
-    usual = Path("runs") / manifest.stem
+    cluster = cluster_of(world_size, nodes, micro_batch, simulated=simulated,
+                         batch_named=names_batch(config, batch_size, settings))
+    options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": cluster.batch or batch_size,
+               "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
+               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard,
+               "compile": compiled}
+    latency = None if store_latency is None else latency_of(store_latency)
+    if manifest is None and not resume:
+        tell_assumed(opt.read_settings(config, settings, options), cluster, family=family, model=model, samples=samples,
+                     node_cache=node_cache, latency=latency, as_json=as_json, simulated=simulated, others={
+                         "--output": output, "--init-from": init_from, "--allow-other-encoders": allow_other_encoders,
+                         "--from": start_from, "--adopt": adopt})
+        return
+    _refuse_family(family)
+    place = place_of(manifest, output, resume)
     try:
-        resumed = _resumed(output or usual, resume, start_from, adopt, init_from)
+        resumed = _resumed(place, resume, start_from, adopt, init_from)
+        manifest = manifest or _manifest_of(resumed)
     except (PathError, CacheError) as problem:
         _tell_none(problem, as_json)
         return
-    chosen = opt.read_settings(config, settings, {
-        "method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size, "micro_batch": micro_batch,
-        "underfill": underfill, "seed": seed, "precision": precision, "optimizer.lr": lr, "lora.rank": rank,
-        "loss.masked": masked, "parallel.shard": shard, "compile": compiled},
-        None if resumed is None or resumed.start is None else resumed.start.state.config)
+    chosen = opt.read_settings(config, settings, options,
+                               None if resumed is None or resumed.start is None else resumed.start.state.config)
     resumed, report = _report(resumed, opt.request_of(manifest, model, download, allow_other_encoders, init_from),
                               chosen)
     kind, unfit = _check_device(device, chosen)
-    noted = _usual_place(report.setup, usual) if output is None and resumed is None else ()
-    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, world_size), *noted))
-    begun = [] if resumed else [*_check_place(report.setup, output, usual), *opt.prompt_faults(report.setup)]
+    noted = _usual_place(report.setup, place) if output is None and resumed is None else ()
+    report = replace(report, notes=(*report.notes, *cluster.notes, *unused_on(chosen, kind, world_size), *noted))
+    begun = [] if resumed else [*_check_place(report.setup, output, place), *opt.prompt_faults(report.setup)]
     if more := begun + unfit + _check_ranks(chosen, world_size):
         report = replace(report, faults=(*report.faults, *more), setup=None)
-    reads = _reads(report.setup, world_size, nodes)
+    reads = _reads(report.setup, cluster)
     if report.setup is not None:
-        report = replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, nodes, begins=resumed is None)))
-    outlook = _outlook(report.setup, world_size, nodes, node_cache, samples, simulated=simulated)
-    latency = None if store_latency is None else latency_of(store_latency)
+        notes = notes_on_nodes(report.setup, cluster.nodes, begins=resumed is None)
+        report = replace(report, notes=(*report.notes, *notes))
+    outlook = _outlook(report.setup, cluster, node_cache, samples, simulated=simulated)
     if latency is not None and outlook is None and report.setup is not None:
         raise UsageError("--store-latency is given without --simulate, expected both", hint="add --simulate")
     if as_json:
@@ -124,47 +149,48 @@ def _put_text(lines: Sequence[str]) -> None:
         put(text)
 
 
-def _reads(setup: Setup | None, world: int | None, nodes: int) -> dict[str, Any]:
+def _manifest_of(resumed: Resumed | None) -> Path:
+    """The manifest of the run that is to be continued. Raises `UsageError` if it has none yet, and as `manifest_of`."""
+    if resumed is None or resumed.start is None:
+        raise UsageError("no MANIFEST is given, and the run has no checkpoint yet", hint="name the MANIFEST: the run "
+                         "begins with it")
+    return manifest_of(resumed.start.run)
+
+
+def _refuse_family(family: str | None) -> None:
+    if family is not None:
+        raise UsageError("--family is given with MANIFEST, which has its own, expected one of them",
+                         hint="omit --family")
+
+
+def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:
     """The bytes that each of several nodes reads in the first epoch; empty if that was not asked, or there are faults.
 
     Raises `UsageError` for numbers that do not fit.
     """
-    if world is None and nodes > 1:
-        raise UsageError(f"--nodes is {nodes}, but --world-size is not given", hint=f"--world-size {8 * nodes}, for "
-                         "nodes of eight GPUs")
-    if world is None:
-        return {}
-    if world % nodes:
-        raise UsageError(f"--world-size is {world}, expected a multiple of --nodes, which is {nodes}",
-                         hint=f"--world-size {-(-world // nodes) * nodes}")
-    if setup is None:
+    require_multiple(cluster.world, cluster.nodes)
+    if setup is None or cluster.world is None:
         return {}
     from prep.loader.ahead import bytes_by_node
 
-    found = bytes_by_node(setup.index, setup.plan, world=world, nodes=nodes, masked=setup.masked)
-    return {"nodes": nodes, "ranks": world, "bytes": found, "of": sum(shard.bytes for shard in setup.index.shards)}
+    found = bytes_by_node(setup.index, setup.plan, world=cluster.world, nodes=cluster.nodes, masked=setup.masked)
+    return {"nodes": cluster.nodes, "ranks": cluster.world, "bytes": found,
+            "of": sum(shard.bytes for shard in setup.index.shards)}
 
 
-def _outlook(setup: Setup | None, world: int | None, nodes: int, room: str | None, samples: float | None, *,
+def _outlook(setup: Setup | None, cluster: Cluster, room: str | None, samples: float | None, *,
              simulated: bool) -> Outlook | None:
     """What nodes of such a size, or for such a data set, would download; `None` if that was not asked.
 
     Raises `UsageError`.
     """
-    from prep.parse import Unparsed, bytes_of
     from train.outlook import outlook_of
 
     if room is None and samples is None and not simulated:
         return None
-    if world is None:
-        raise UsageError("--simulate, --node-cache or --samples is given without --world-size, expected both",
-                         hint="add --world-size, the number of ranks")
-    try:
-        most = None if room is None else bytes_of(room)
-    except Unparsed as error:
-        raise UsageError(f"--node-cache {error}") from None
+    world, most = require_world(cluster.world), room_of(room)
     return None if setup is None else outlook_of(
-        setup.index, setup.plan, world=world, nodes=nodes, room=most, masked=setup.masked,
+        setup.index, setup.plan, world=world, nodes=cluster.nodes, room=most, masked=setup.masked,
         samples=None if samples is None else int(samples))
 
 

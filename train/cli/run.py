@@ -49,7 +49,7 @@ def run(
     """
     from train.runs.stored.stored import kept_in
 
-    kept = kept_in(_place(manifest, output, resume))
+    kept = kept_in(place_of(manifest, output, resume))
     folder = kept.folder
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
@@ -62,7 +62,7 @@ def run(
         with _preparing(ranks):
             start = None if kept.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
-            asked = opt.request_of(manifest or _manifest_of(folder), model, download, allow_other_encoders, init_from)
+            asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from)
             setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
@@ -75,7 +75,7 @@ def run(
         put(f"{shown(folder)}/{ending['result']}" if run_url(folder) else str(folder / ending["result"]))
 
 
-def _place(manifest: Path | None, output: Path | None, resume: bool) -> Path:
+def place_of(manifest: Path | None, output: Path | None, resume: bool) -> Path:
     """The run's directory or URL. Raises `UsageError` if that, or the manifest, cannot be known."""
     if output is not None and (manifest is not None or resume):
         return output
@@ -85,7 +85,7 @@ def _place(manifest: Path | None, output: Path | None, resume: bool) -> Path:
     return Path("runs") / manifest.stem
 
 
-def _manifest_of(folder: Path) -> Path:
+def manifest_of(folder: Path) -> Path:
     """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone."""
     from train.runs.directory import read_run, require_manifest
 

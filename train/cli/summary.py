@@ -51,6 +51,8 @@ def _intervals(setup: Setup) -> list[str]:
 
 def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
     """What ranks and nodes take, in lines. `latency`: seconds in which a store answers a request, if there is one."""
+    from prep.manifest.shards import MOST_OF_A_MANIFEST, manifests_for
+
     lines = [f"{counted(told.world, 'rank')} on {counted(told.nodes, 'node')}: {counted(told.samples, 'sample')} and "
              f"{counted(told.steps, 'step')} an epoch; planning a step takes {told.planning * 1e3:.1f} ms, the index "
              f"{format_bytes(told.memory)} of a node's memory"]
@@ -58,8 +60,7 @@ def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
         lines.append(f"note: {counted(told.idle, 'rank')} have no sample of a micro-batch: a larger --micro-batch, or "
                      "fewer ranks")
     lines.append(f"copies of shards: a node downloads {format_bytes(told.begin)} for its first step "
-                 f"({told.begin / NETWORK:.1f} s at 1 GB/s), about {format_bytes(told.first)} of "
-                 f"{format_bytes(told.bytes)} ({counted(told.shards, 'shard')}) in its first epoch, and "
+                 f"({told.begin / NETWORK:.1f} s at 1 GB/s), about {_first_epoch(told)}, and "
                  f"{format_bytes(told.later)} in each later one")
     if latency is not None:
         lines.append(_start_line(told, latency))
@@ -69,10 +70,22 @@ def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
     if told.memory > LARGE:
         lines.append("note: memory for the index is the limit: each rank holds that of all samples; fewer ranks on a "
                      "node, or several manifests, take less")
+    if (least := manifests_for(told.shards, told.tables)) > 1:
+        lines.append(f"note: {MOST_OF_A_MANIFEST}, so these samples need at least {least}; a cache of larger shards "
+                     "has fewer")
     if told.later:
         lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
                      "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")
     return lines
+
+
+def _first_epoch(told: Outlook) -> str:
+    """What a node downloads in its first epoch, and of how much; more than all shards have, if some come again."""
+    first, whole = format_bytes(told.first), f"{format_bytes(told.bytes)} ({counted(told.shards, 'shard')})"
+    if told.first > told.bytes:
+        return (f"{first} in its first epoch, {told.first / told.bytes:.1f} times the {whole} that there are, since it "
+                "downloads the same shards again and again")
+    return f"{first} of {whole} in its first epoch"
 
 
 def _start_line(told: Outlook, latency: float) -> str:

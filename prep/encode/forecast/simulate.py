@@ -20,6 +20,7 @@ from prep.cache.records import RowRef
 from prep.cache.remote import working
 from prep.cache.remote.upload import AT_ONCE, FILES
 from prep.digest import digest_strings
+from prep.encode.forecast.assumed import Assumed, assumed, assumptions, family_of
 from prep.encode.forecast.estimate import Measured
 from prep.encode.plan import plan, rows_of_task
 from prep.encode.resolve import ResolvedRecipe
@@ -28,8 +29,11 @@ from prep.encode.text_groups import TextGroups
 from prep.formatting import counted, duration, format_bytes, grouped
 from prep.fs.remote.objects import LISTED, UPLOAD_PART
 from prep.manifest.samples import Sample, build_samples
+from prep.manifest.shards import MOST_OF_A_MANIFEST, manifests_for
+from prep.models.hub import locate
 
 TIMED, TRACED = 20_000, 4_000  # synthetic samples that are planned to measure time, and memory
+ASSUMED = 1000  # pictures that are made where there are none; they are as many of each aspect ratio
 LEDGER_ROW = 40  # bytes of a row in a ledger (`prep.cache.ledger.ledger`)
 PARTS_AT_ONCE = 4  # of a file that is uploaded in parts
 
@@ -41,6 +45,7 @@ class Scale:
     pictures: int
     gpus: int = 1
     latency: float | None = None  # seconds that a request to the store takes; None: the cache is on a disk
+    rate: float | None = None  # pictures that a device encodes in a second; None: not known, or measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +83,7 @@ class Simulated:
     store: StoreScale | None
     seconds: float | None  # of encoding on all devices together; None: not measured
     per_shard: float | None  # seconds that a device takes for a shard, on average
+    assumed: Assumed | None = None  # what the pictures are assumed to be; None: like those of the source
 
     def as_json(self) -> dict[str, Any]:
         """Its part of the document of `--json`."""
@@ -91,13 +97,16 @@ class Simulated:
             "store": None if store is None else {
                 "objects": store.objects, "requests": store.requests, "waited": round(store.waited, 3),
                 "listing": round(store.listing, 1), "catching_up": round(store.catching_up, 1)},
-            "seconds": None if self.seconds is None else round(self.seconds, 1)}
+            "seconds": None if self.seconds is None else round(self.seconds, 1),
+            **({} if self.assumed is None else {"assumed": self.assumed.as_json()})}
 
     def as_lines(self) -> list[str]:
         """The same for people."""
         shards = sum(one.shards for one in self.fields.values())
-        lines = [f"simulated: {grouped(self.scale.pictures)} pictures like the {counted(self.like, 'sample')} here, on "
-                 f"{counted(self.scale.gpus, 'device')}"]
+        like = f"the {counted(self.like, 'sample')} here" if self.assumed is None else "those assumed"
+        lines = [] if self.assumed is None else self.assumed.as_lines()
+        lines += [f"simulated: {grouped(self.scale.pictures)} pictures like {like}, on "
+                  f"{counted(self.scale.gpus, 'device')}"]
         lines += [f"{name}: {counted(one.rows, 'row')} in {counted(one.shards, 'shard')}, {format_bytes(one.bytes)}"
                   for name, one in self.fields.items()]
         lines += [f"commits: {grouped(shards)}, one for each shard",
@@ -111,9 +120,27 @@ class Simulated:
                 f"shard waits {self.store.waited:.2f} s for answers, beside the device",
                 f"store: each start lists it, which takes {duration(self.store.listing)} when all is encoded; a "
                 f"machine that has none of the commits fetches them in {duration(self.store.catching_up)}"]
+        return [*lines, *self._time_lines(), *(f"note: {note}" for note in self.limits())]
+
+    def _time_lines(self) -> list[str]:
+        """How long encoding takes; if nobody knows how fast a device is, how that follows from its speed."""
+        scale, devices = self.scale, counted(self.scale.gpus, "device")
+        if scale.rate is not None and self.seconds is not None:
+            return [f"time: about {duration(self.seconds)} on {devices} that encode "
+                    f"{_pictures(scale.rate)} a second each"]
         if self.seconds is not None:
-            lines.append(f"time: about {duration(self.seconds)} on {counted(self.scale.gpus, 'device')} like this one")
-        return [*lines, *(f"note: {note}" for note in self.limits())]
+            return [f"time: about {duration(self.seconds)} on {devices} like this one"]
+        if self.assumed is None:
+            return []
+        lines = [f"time: {duration(scale.pictures / scale.gpus)} on {devices} if each encodes 1 picture a second, and "
+                 "less in proportion if more: name it with --pictures-per-second, or see what --measure says of a "
+                 "SOURCE"]
+        if self.store is not None and self.store.waited:
+            shards = sum(one.shards for one in self.fields.values())
+            most = scale.pictures / shards / self.store.waited
+            lines.append(f"store: it becomes the limit where a device encodes more than {_pictures(most)} a second, "
+                         "since the upload of a shard then waits longer than encoding takes")
+        return lines
 
     def limits(self) -> list[str]:
         """What would be the limit, and what helps."""
@@ -123,6 +150,9 @@ class Simulated:
             most = self.scale.pictures * (32 << 30) // memory
             found.append(f"memory for planning is the limit: all keys are held at once. Several manifests of at most "
                          f"{grouped(_round(most))} pictures each need 32 GiB")
+        shards = sum(one.shards for one in self.fields.values())
+        if (least := manifests_for(shards, self.table)) > 1:
+            found.append(f"{MOST_OF_A_MANIFEST}, so at least {least} manifests are needed, which may share a cache")
         store = self.store
         if store is not None and self.per_shard is not None and store.waited > self.per_shard:
             found.append(f"the store is the limit: a device encodes a shard in {self.per_shard:.2f} s, less than its "
@@ -133,11 +163,23 @@ class Simulated:
         return found
 
 
+def simulate_assumed(family: str | None, model: str, scale: Scale, shard_bytes: int, choices: Mapping[str, Any]
+                     ) -> Simulated:
+    """What encoding `scale` pictures of a family would take, none of which is there; `model`: one of it, or "".
+
+    Raises `UsageError`, `ConfigError`, `ModelError`, `EmptyPlanError`.
+    """
+    path = locate(model) if model else None
+    wanted = assumed(family_of(family, path), path, min(scale.pictures, ASSUMED), choices=choices)
+    return replace(simulate(wanted, scale, shard_bytes, None), assumed=assumptions(wanted, model, shard_bytes))
+
+
 def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: Measured | None) -> Simulated:
     """What encoding `scale` pictures like those of `wanted` would take; `measured`: all rows of `wanted`, encoded here.
     """
     like = len(wanted.wants.samples)
-    times = scale.pictures / like
+    times = scale.pictures / len({one.index for one in wanted.bucketing.pictures})  # of several resolutions, once
+    samples = round(like * times)
     fields, objects, requests, rounds = {}, 0, 0, 0
     for field, keys in wanted.wants.by_field().items():
         groups = Counter((wanted.row_bytes(field, key), wanted.group_of(field, key)) for key in keys)
@@ -156,13 +198,14 @@ def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: M
     store = None if scale.latency is None else StoreScale(
         objects=objects, requests=requests, waited=rounds / shards * scale.latency,
         listing=objects / LISTED * scale.latency, catching_up=ceil(2 * shards / working.JOBS) * scale.latency)
-    work = None if measured is None else (measured.seconds - measured.loading) * times / scale.gpus
-    return Simulated(scale=scale, like=like, fields=fields, planning=_planning(wanted, shard_bytes) * scale.pictures,
-                     planning_memory=round(_planning_memory(wanted, shard_bytes) * scale.pictures),
+    work = scale.pictures / scale.rate if scale.rate is not None else None if measured is None else (
+        measured.seconds - measured.loading) * times  # of one device
+    loading = 0.0 if measured is None else measured.loading
+    return Simulated(scale=scale, like=like, fields=fields, planning=_planning(wanted, shard_bytes) * samples,
+                     planning_memory=round(_planning_memory(wanted, shard_bytes) * samples),
                      ledger=rows * LEDGER_ROW, store=store,
-                     seconds=None if work is None or measured is None else work + measured.loading,
-                     per_shard=None if work is None else work * scale.gpus / shards,
-                     **_sealing(wanted, scale.pictures))
+                     seconds=None if work is None else work / scale.gpus + loading,
+                     per_shard=None if work is None else work / shards, **_sealing(wanted, samples))
 
 
 def many_like(wanted: ResolvedRecipe, count: int) -> ResolvedRecipe:
@@ -209,14 +252,14 @@ def _planning_memory(wanted: ResolvedRecipe, shard_bytes: int) -> float:
         tracemalloc.stop()
 
 
-def _sealing(wanted: ResolvedRecipe, pictures: int) -> dict[str, Any]:
+def _sealing(wanted: ResolvedRecipe, samples: int) -> dict[str, Any]:
     """CPU seconds and bytes of the table of so many samples."""
     many = many_like(wanted, TRACED).wants
     refs = {key: RowRef(shard=key, row=0) for key in many.keys()}  # noqa: SIM118  # a method that sorts
     begun = time.process_time()
     table = build_samples(many.samples, sorted({one.bucket for one in many.samples}), refs,
                           dict.fromkeys(refs, 0), {})
-    times = pictures / len(many.samples)
+    times = samples / len(many.samples)
     return {"sealing": (time.process_time() - begun) * times, "table": round(table.nbytes * times)}
 
 
@@ -236,6 +279,11 @@ def requests_of(arrays: int, size: int) -> tuple[int, int]:
     more = (begun + parts - 1 if begun else 0) + asked
     follow = (begun + ceil(parts / PARTS_AT_ONCE) - 1 if begun else 0) + asked
     return 2 + 2 * _files(arrays) + more, 4 + 2 * ceil((_files(arrays) - 1) / FILES) + follow
+
+
+def _pictures(rate: float) -> str:
+    """A number of pictures, in three digits."""
+    return "1 picture" if rate == 1 else f"{rate:,.0f} pictures" if rate >= 1000 else f"{rate:.3g} pictures"
 
 
 def _round(number: int) -> int:

@@ -70,4 +70,5 @@ FAMILY = Family(
     name="sd15", models=("Stable Diffusion 1.x",), pipelines=("StableDiffusionPipeline",), fits=fits, denoiser="unet",
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=512, scaling_factor="0.18215",
     shift_factor="0", predictions=("epsilon", "v_prediction"), text=TEXT, lora_formats=("kohya", "diffusers"),
+    published={"text_encoder": {"hidden_size": 768}},
 )

@@ -19,4 +19,5 @@ def fits(configs: Configs) -> bool:
     return sd15.is_plain(configs("unet")) and configs("unet").get("use_linear_projection") is True
 
 
-FAMILY = replace(sd15.FAMILY, name="sd21", models=("Stable Diffusion 2.x",), fits=fits, resolution=768)
+FAMILY = replace(sd15.FAMILY, name="sd21", models=("Stable Diffusion 2.x",), fits=fits, resolution=768,
+                 published={"text_encoder": {"hidden_size": 1024}})

@@ -67,4 +67,6 @@ FAMILY = Family(
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1.5305", shift_factor="0.0609",
     predictions=("flow",), text=TEXT,
     lora_formats=("diffusers", "kohya"),
+    published={"": {LAST: ["transformers", "T5EncoderModel"]}, "text_encoder": {"projection_dim": 768},
+               "text_encoder_2": {"projection_dim": 1280}, LAST: {"d_model": 4096}},
 )

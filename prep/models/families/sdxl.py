@@ -69,4 +69,5 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT,
     lora_formats=("kohya", "diffusers"),
+    published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"hidden_size": 1280, "projection_dim": 1280}},
 )

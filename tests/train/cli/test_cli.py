@@ -376,6 +376,7 @@ def test_check_says_how_a_run_would_be_continued_and_writes_nothing(train, make)
     place, more = made.root / "run", ("--steps", 8, "--lr", "0.02", "--set", "caption_dropout=0.5")
     told = train(*words).out.splitlines()
     assert told[0] == f"continues {place} from step-000003 and has no step left"
+    assert train("check", *words[2:]).out.splitlines() == told, "the run knows its manifest"
     assert told[1].startswith("a LoRA of rank 2 on "), "the settings are the run's"
     told = train(*words, *more, "--adopt", "--from", "step-2")
     assert told.code == 0 and told.out.startswith(f"continues {place} from step-000002 to step 8\n"), told.err
