@@ -101,6 +101,8 @@ def encode(
     begun = time.monotonic()
     scale = _scale(simulated, pictures, gpus, store_latency, pictures_per_second, part, measure)
     dry_run = dry_run or simulated
+    ray = _ray_options(engine, address, workers, num_gpus_per_worker, task_seconds,
+                       unused="--simulate" if simulated else "--dry-run" if dry_run else "")
     if source is None and scale is not None:
         _refuse_without_source({"--cache": cache, "--edits": given.get("edits"), "--prompts": given.get("prompts"),
                                 "--measure": measure, "--recheck": recheck, "--retry-rejects": retry_rejects,
@@ -115,9 +117,7 @@ def encode(
         recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
         recheck=recheck, download=download, dry_run=dry_run, measure=measure, scale=scale, compiled=compiled,
-        part=None if part is None else parse_part(part), grace=grace,
-        ray=_ray_options(engine, address, workers, num_gpus_per_worker, task_seconds,
-                         unused="--simulate" if simulated else "--dry-run" if dry_run else ""),
+        part=None if part is None else parse_part(part), grace=grace, ray=ray,
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=progress_unless(quiet)))
     tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)

@@ -31,17 +31,27 @@ def shards_of(facts):
     return Counter((one.field, one.rows, one.bytes, tuple(one.shapes.items())) for one in facts)
 
 
-@pytest.mark.parametrize("masks", [False, True])
-def test_what_is_assumed_is_what_real_pictures_make(prep, tiny_model, tmp_path, monkeypatch, masks):
+@pytest.fixture
+def tiny_pipeline(tmp_path):
+    """A tiny random pipeline of a family."""
+    pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+    import tiny_pipelines
+
+    return lambda family: tiny_pipelines.save(family, tmp_path / family)
+
+
+@pytest.mark.parametrize(("family", "masks"), [("sd15", True), ("sdxl", False), ("flux", False)])
+def test_what_is_assumed_is_what_real_pictures_make(prep, tiny_pipeline, tmp_path, monkeypatch, family, masks):
     """Forty real pictures of the same sizes, names and captions, in shards of at most five rows."""
     monkeypatch.setattr("prep.encode.plan.TASK_ROWS", 5)
+    tiny_model = tiny_pipeline(family)
     photos = write_assumed(tmp_path / "photos", 40, 96, masks=masks)
     made = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
                 "--resolution", 96, "--step", 16, "--device", "cpu")
     assert made.code == 0, made.err
     manifest = read_manifest(tmp_path / "m.json")
     real = open_index(manifest)
-    wanted = assumed("sd15", tiny_model, 40, choices={**SMALL, "mask": "sidecar" if masks else None})
+    wanted = assumed(family, tiny_model, 40, choices={**SMALL, "mask": "sidecar" if masks else None})
     told = sealed(wanted)
     alone = {"shards": shards_of(real.shards) - shards_of(told.shards), "rest": shards_of(told.shards) - shards_of(
         real.shards)}
@@ -135,19 +145,11 @@ def test_a_rate_is_given_instead_of_measured(prep, photos, tiny_model, alone):
 
 def test_a_family_whose_rows_are_as_long_as_captions_has_the_longest(tiny_pipeline):
     """Its captions are not there to be counted."""
-    wanted = assumed("zimage", tiny_pipeline, 40, choices={"image.resolution": 64})
+    wanted = assumed("zimage", tiny_pipeline("zimage"), 40, choices={"image.resolution": 64})
     tokens = {wanted.group_of("text", key)[1] for key in wanted.wants.texts}
     assert tokens == {FAMILIES["zimage"].text.max_length}
     assert ", of 100 characters in 512 tokens, the most, and no mask" in assumptions(wanted, "").as_lines()[1]
     assert {one.shapes["attention_mask"] for one in sealed(wanted).shards if one.field == "text"} == {(*tokens,)}
-
-
-@pytest.fixture
-def tiny_pipeline(tmp_path):
-    pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
-    import tiny_pipelines
-
-    return tiny_pipelines.save("zimage", tmp_path / "zimage")
 
 
 @pytest.mark.parametrize(("options", "code", "message", "hint"), [
@@ -160,6 +162,8 @@ def tiny_pipeline(tmp_path):
     (("--simulate", "--pictures", 9, "--cache", "c"), 2, "--cache is given without SOURCE, expected both",
      "name a SOURCE, or omit --cache to plan for pictures that are not there yet"),
     (("--simulate", "--pictures", 9, "--measure"), 2, "--measure is given without SOURCE", "omit --measure"),
+    (("--simulate", "--pictures", 9, "--engine", "ray", "--workers", 3), 2,
+     "--workers is given with --simulate, which starts no workers", "omit --workers"),
     (("--simulate", "--pictures", 9, "--recheck"), 2, "--recheck is given without SOURCE", "omit --recheck"),
     (("--simulate", "--pictures", 9, "--prompts", "p.txt"), 2, "--prompts is given without SOURCE", "omit --prompts"),
     (("--simulate", "--pictures", 9, "--family", "qwenimage"), 2,

@@ -104,8 +104,11 @@ def test_the_command_as_it_is_typed(train, alone):
     first, times, whole = map(float, found.groups())
     assert times == pytest.approx(first / whole, abs=0.06) and whole == pytest.approx(116.3 + 289.2, rel=1e-3)
     assert "note: memory for the index is the limit" in told.out
-    assert ("note: a manifest has at most 1,048,576 shards and a table of 32.0 GiB, so these samples need at least 9; "
-            "a cache of larger shards has fewer") in told.out
+    assert ("note: a manifest has at most 1,048,576 shards and a table of 32.0 GiB, so these samples need at least 9 "
+            "manifests") in lines
+    assert re.fullmatch(r"from an object store, a first start also reads tables of 266\.\d GiB and the headers of all "
+                        r"shards, 58,593,750 requests for 113\.8 GiB, before its first step; --store-latency says how "
+                        "long that takes", lines[-1])
 
 
 def test_ranks_that_eight_do_not_divide(train, alone):
@@ -120,7 +123,8 @@ def test_ranks_that_eight_do_not_divide(train, alone):
                                                                                    "--micro-batch", 5)
     assert "downloads the same" not in told and re.search(r"about \S+ GiB of \S+ GiB \(\d+ shards\) in its first", told)
     later = said("--world-size", 12, "--store-latency", "30ms")
-    assert "a first start reads tables of " in later and "if the store answers in 30 ms" in later
+    assert "from an object store" not in later and "if the store answers in 30 ms" in later
+    assert "\na first start reads tables of " in later
 
 
 def test_masks_are_assumed_if_the_loss_uses_them(train, alone):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prep.cli.console import put, put_json
 from prep.errors import UsageError
 from prep.formatting import counted, grouped
-from train.cli.summary import outlook_lines
+from train.cli.summary import outlook_lines, reading_line
 
 if TYPE_CHECKING:
     from train.config.schema import Config
@@ -117,4 +117,4 @@ def tell_assumed(config: Config, cluster: Cluster, *, family: str | None, model:
                   "assumed": data.assumed.as_json(), "outlook": asdict(told)})
     else:
         put("\n".join([*data.assumed.as_lines(), *(f"note: {note}" for note in cluster.notes),
-                       *outlook_lines(told, latency)]))
+                       *outlook_lines(told, latency), *([] if latency is not None else [reading_line(told)])]))

@@ -71,12 +71,22 @@ def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
         lines.append("note: memory for the index is the limit: each rank holds that of all samples; fewer ranks on a "
                      "node, or several manifests, take less")
     if (least := manifests_for(told.shards, told.tables)) > 1:
-        lines.append(f"note: {MOST_OF_A_MANIFEST}, so these samples need at least {least}; a cache of larger shards "
-                     "has fewer")
+        lines.append(f"note: {MOST_OF_A_MANIFEST}, so these samples need at least {grouped(least)} manifests")
     if told.later:
         lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
                      "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")
     return lines
+
+
+def reading_line(told: Outlook) -> str:
+    """What a node reads of a store before its first download of a shard, if nobody knows how fast the store is."""
+    return (f"from an object store, a first start also {_reading(told)}, before its first step; --store-latency says "
+            "how long that takes")
+
+
+def _reading(told: Outlook) -> str:
+    return (f"reads tables of {format_bytes(told.tables)} and the headers of all shards, "
+            f"{counted(told.requests, 'request')} for {format_bytes(told.headers)}")
 
 
 def _first_epoch(told: Outlook) -> str:
@@ -91,9 +101,8 @@ def _first_epoch(told: Outlook) -> str:
 def _start_line(told: Outlook, latency: float) -> str:
     """What a node reads of a store before its first download of a shard, and how long that takes at least."""
     seconds = told.rounds * latency + (told.tables + told.headers) / NETWORK
-    return (f"a first start reads tables of {format_bytes(told.tables)} and the headers of all shards, "
-            f"{counted(told.requests, 'request')} for {format_bytes(told.headers)}: {duration(seconds)}, if the store "
-            f"answers in {latency * 1e3:g} ms and sends 1 GB/s; copies of them stay on the node")
+    return (f"a first start {_reading(told)}: {duration(seconds)}, if the store answers in {latency * 1e3:g} ms and "
+            "sends 1 GB/s; copies of them stay on the node")
 
 
 def _short_steps(plan: StepPlan) -> list[str]:

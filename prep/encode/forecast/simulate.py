@@ -105,7 +105,7 @@ class Simulated:
         shards = sum(one.shards for one in self.fields.values())
         like = f"the {counted(self.like, 'sample')} here" if self.assumed is None else "those assumed"
         lines = [] if self.assumed is None else self.assumed.as_lines()
-        lines += [f"simulated: {grouped(self.scale.pictures)} pictures like {like}, on "
+        lines += [f"simulated: {counted(self.scale.pictures, 'picture')} like {like}, on "
                   f"{counted(self.scale.gpus, 'device')}"]
         lines += [f"{name}: {counted(one.rows, 'row')} in {counted(one.shards, 'shard')}, {format_bytes(one.bytes)}"
                   for name, one in self.fields.items()]
@@ -152,7 +152,8 @@ class Simulated:
                          f"{grouped(_round(most))} pictures each need 32 GiB")
         shards = sum(one.shards for one in self.fields.values())
         if (least := manifests_for(shards, self.table)) > 1:
-            found.append(f"{MOST_OF_A_MANIFEST}, so at least {least} manifests are needed, which may share a cache")
+            found.append(f"{MOST_OF_A_MANIFEST}, so at least {grouped(least)} manifests are needed, which may share a "
+                         "cache")
         store = self.store
         if store is not None and self.per_shard is not None and store.waited > self.per_shard:
             found.append(f"the store is the limit: a device encodes a shard in {self.per_shard:.2f} s, less than its "
