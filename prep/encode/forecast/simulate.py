@@ -183,18 +183,22 @@ def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: M
     samples = round(like * times)
     fields, objects, requests, rounds = {}, 0, 0, 0
     for field, keys in wanted.wants.by_field().items():
+        once = _rows_without_samples(wanted, field)
         groups = Counter((wanted.row_bytes(field, key), wanted.group_of(field, key)) for key in keys)
+        few = Counter((wanted.row_bytes(field, key), wanted.group_of(field, key)) for key in once)
         arrays = len(wanted.specs.as_manifest(field))
         shards = stored = 0
-        for (size, _), count in groups.items():
-            most, rows = rows_of_task(size, shard_bytes), ceil(count * times)
+        for (size, group), count in groups.items():
+            alone = few[size, group]
+            most, rows = rows_of_task(size, shard_bytes), ceil((count - alone) * times) + alone
             number = ceil(rows / most)
             shards, stored = shards + number, stored + rows * size
             asked, waits = requests_of(arrays, min(most, rows) * size)
             requests, rounds = requests + number * asked, rounds + number * waits
         objects += shards * (_files(arrays) + 1)
         if keys:
-            fields[field] = FieldScale(rows=round(len(keys) * times), shards=shards, bytes=stored)
+            fields[field] = FieldScale(rows=round((len(keys) - len(once)) * times) + len(once), shards=shards,
+                                       bytes=stored)
     rows, shards = (sum(getattr(one, name) for one in fields.values()) for name in ("rows", "shards"))
     store = None if scale.latency is None else StoreScale(
         objects=objects, requests=requests, waited=rounds / shards * scale.latency,
@@ -207,6 +211,13 @@ def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: M
                      ledger=rows * LEDGER_ROW, store=store,
                      seconds=None if work is None else work / scale.gpus + loading,
                      per_shard=None if work is None else work / shards, **_sealing(wanted, samples))
+
+
+def _rows_without_samples(wanted: ResolvedRecipe, field: str) -> set[str]:
+    """The keys of the row of no caption and of rows of prompts, which do not become more with the pictures."""
+    if field != "text":
+        return set()
+    return set(wanted.wants.texts) - {text.key for sample in wanted.wants.samples for text in sample.texts}
 
 
 def many_like(wanted: ResolvedRecipe, count: int) -> ResolvedRecipe:
