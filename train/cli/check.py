@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,8 +70,6 @@ def check(
     With --resume: what run --resume would refuse, from which step it would continue, and what differs.
     """
     from prep.errors import CacheError, PathError
-    from train.check.nodes import notes_on_nodes
-    from train.config.unused import unused_on
 
     cluster = cluster_of(world_size, nodes, micro_batch, simulated=simulated,
                          batch_named=names_batch(config, batch_size, settings))
@@ -98,25 +96,12 @@ def check(
                                None if resumed is None or resumed.start is None else resumed.start.state.config)
     resumed, report = _report(resumed, opt.request_of(manifest, model, download, allow_other_encoders, init_from),
                               chosen)
-    kind, unfit = _check_device(device, chosen)
-    noted = _usual_place(report.setup, place) if output is None and resumed is None else ()
-    report = replace(report, notes=(*report.notes, *cluster.notes, *unused_on(chosen, kind, world_size), *noted))
-    begun = [] if resumed else [*_check_place(report.setup, output, place), *opt.prompt_faults(report.setup)]
-    if more := begun + unfit + _check_ranks(chosen, world_size):
-        report = replace(report, faults=(*report.faults, *more), setup=None)
-    reads = _reads(report.setup, cluster)
-    if report.setup is not None:
-        notes = notes_on_nodes(report.setup, cluster.nodes, begins=resumed is None)
-        report = replace(report, notes=(*report.notes, *notes))
+    report = _completed(report, chosen, resumed, cluster, _check_device(device, chosen), place,
+                        named=output is not None)
     outlook = _outlook(report.setup, cluster, node_cache, samples, simulated=simulated)
     if latency is not None and outlook is None and report.setup is not None:
         raise UsageError("--store-latency is given without --simulate, expected both", hint="add --simulate")
-    if as_json:
-        put_json(_as_json(report) | ({"resume": resuming.as_json(resumed)} if resumed else {})
-                 | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {}))
-    else:
-        _put_text([*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world_size),
-                   _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else [])])
+    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, as_json=as_json)
     opt.stop_at_faults(report.faults, told=as_json)
 
 
@@ -135,6 +120,38 @@ def _report(resumed: Resumed | None, asked: RunRequest, config: Config) -> tuple
     return (None, check(asked, config)) if resumed is None else resuming.check(resumed, asked, config)
 
 
+def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any], outlook: Outlook | None,
+          latency: float | None, world: int | None, *, as_json: bool) -> None:
+    """Prints what was found, but for the faults, which the command ends with."""
+    if as_json:
+        put_json(_as_json(report) | ({"resume": resuming.as_json(resumed)} if resumed else {})
+                 | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {}))
+        return
+    lines = [*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world),
+             _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else [])]
+    if text := "\n".join(line for line in lines if line):
+        put(text)
+
+
+def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, cluster: Cluster,
+               found: tuple[str | None, list[Problem]], place: Path, *, named: bool) -> CheckReport:
+    """The report with what it lacks on the run's place, on its device and on the ranks and nodes. `found`: the kind of
+    device, and what is wrong with it."""
+    from train.check.nodes import notes_on_nodes
+    from train.config.unused import unused_on
+
+    kind, unfit = found
+    noted = () if named or resumed else _usual_place(report.setup, place)
+    report = replace(report, notes=(*report.notes, *cluster.notes, *unused_on(chosen, kind, cluster.world), *noted))
+    begun = [] if resumed else [*_check_place(report.setup, place if named else None, place),
+                                *opt.prompt_faults(report.setup)]
+    if more := begun + unfit + _check_ranks(chosen, cluster.world):
+        report = replace(report, faults=(*report.faults, *more), setup=None)
+    if report.setup is None:
+        return report
+    return replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, cluster.nodes, begins=resumed is None)))
+
+
 def _tell_none(problem: Problem, told: bool) -> None:
     """Ends the command if there is nothing to resume."""
     from train.setup import CheckReport
@@ -142,11 +159,6 @@ def _tell_none(problem: Problem, told: bool) -> None:
     if told:
         put_json(_as_json(CheckReport(faults=(problem,), setup=None, plan=None, left_out=(), repeated=())))
     opt.stop_at_faults([problem], told=told)
-
-
-def _put_text(lines: Sequence[str]) -> None:
-    if text := "\n".join(line for line in lines if line):
-        put(text)
 
 
 def _manifest_of(resumed: Resumed | None) -> Path:
