@@ -385,7 +385,7 @@ def test_names_that_other_systems_read_otherwise(prep, tiny_model, tmp_path):
 def test_a_prompt_file_that_is_no_prompt_file(encode, tmp_path):
     (tmp_path / "p.txt").write_text("a prompt of some length\n" * 20000)
     result = encode("--prompts", tmp_path / "p.txt", code=3)
-    assert f"prompt file {tmp_path / 'p.txt'} has 480000 bytes, expected at most 262144" in result.err
+    assert f"prompt file {tmp_path / 'p.txt'} (--prompts) has 480000 bytes, expected at most 262144" in result.err
 
 
 def test_a_read_only_cache_with_nothing_to_do_is_fine(encode, tmp_path, monkeypatch):
