@@ -135,9 +135,9 @@ def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
 def of_store(error: Problem, progress: Progress) -> Problem:
     """`error` of an object store, whose hint is to run the command again, with how a run that has begun goes on."""
     again = "run the same command again"
-    if progress.kept and f"{again} with" not in error.hint:
-        error.hint = error.hint.replace(again, f"{again} with --resume")
-    return error
+    if not progress.kept or again not in error.hint or f"{again} with" in error.hint:
+        return error
+    return type(error)(error.message, hint=error.hint.replace(again, f"{again} with --resume"))
 
 
 def _less_memory(config: Config, progress: Progress) -> list[str]:

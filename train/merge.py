@@ -30,6 +30,7 @@ from prep.models.files import ComponentFiles, read_config
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import Unparsed
+from prep.runs.document import NAME as RUN
 from prep.runs.documents import open_plain, refused
 from train.config.schema import Dtype
 from train.models.base import base_fingerprints
@@ -37,7 +38,7 @@ from train.models.families.registry import naming_of
 from train.models.naming import Naming, Place, ends_of, in_file_order, shape_of_lengths
 from train.models.products import LOHA, PRODUCTS
 from train.models.targets import Shapes, layers_of
-from train.runs.checkpoint import STATE, list_checkpoints, newest_other, read_state
+from train.runs.checkpoint import STATE, list_checkpoints, newest_other, recorded_digest
 from train.runs.checkpoint_files import Part, write_part
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
@@ -143,7 +144,7 @@ def find_trained(path: Path, family: Family) -> Path | None:
     of a checkpoint the moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
     name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
     folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
-    if path not in folders and (path / name).is_file():
+    if path not in folders and (path / name).is_file() and (path / RUN).is_file():  # else any model has such a file
         return path / name
     for folder in folders:
         for each in ("ema.safetensors", name):
@@ -356,7 +357,7 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
 
     def write(folder: Path, digest: str) -> None:
         try:
-            tensors = read_safetensors(path, None, _recorded(path))
+            tensors = read_safetensors(path, None, recorded_digest(path))
         except (OSError, Unparsed) as error:
             raise refused(path, error, _another(path)) from None
         for each in files.weights if lacking else ():
@@ -367,15 +368,6 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
     return _Content(layers=len(infos), needed=_size(infos, asked.dtype), settings=_settings(metadata), write=write)
-
-
-def _recorded(path: Path) -> str | None:
-    """The digest that a checkpoint has of its file; `None`: it is a result, which has none. Raises `CacheError`."""
-    folder = next((above for above in path.parents[:2] if (above / STATE).is_file()), None)
-    if folder is None:
-        return None
-    file = read_state(folder).files.get(path.relative_to(folder).as_posix())
-    return None if file is None else file.sha256
 
 
 def _read(path: Path) -> dict[str, Tensor]:

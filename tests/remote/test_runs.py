@@ -123,6 +123,8 @@ def test_a_run_in_a_store_is_checked_before_it_is_continued(train, words, store,
     result = train(*check, "--json")
     assert result.code == 0 and result.json["resume"]["checkpoint"] is None
     assert train(*check).out.startswith(f"{url} has no checkpoint yet: the run begins\n")
+    told = train("check", "-o", url, "--resume")
+    assert told.code == 2 and "no MANIFEST is given, and the run has no checkpoint yet\nhint: name the MAN" in told.err
 
 
 def new_computer(monkeypatch, tmp_path, number=2):

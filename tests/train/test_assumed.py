@@ -150,6 +150,16 @@ def test_a_manifest_is_simulated_with_as_much_assumed(train, make):
     assert train("check", path, "--world-size", 8, "--samples", 1e9).code == 3, "no simulation"
 
 
+@pytest.mark.parametrize("command", [("train", "check", "--samples", 9, "--world-size", 8),
+                                     ("prep", "encode", "--pictures", 9)], ids=lambda words: words[0])
+@pytest.mark.parametrize("family", ["sdxl", "foo"])
+def test_a_family_that_is_not_the_models(train, prep, tiny_model, command, family):
+    program, *words = command
+    told = {"train": train, "prep": prep}[program](*words, "--simulate", "--model", tiny_model, "--family", family)
+    assert told.code == 2, told.err
+    assert f"--family is '{family}', but {tiny_model} is of the family sd15\nhint: omit --family\n" in told.err
+
+
 @pytest.mark.parametrize(("options", "code", "message", "hint"), [
     ((), 2, "no MANIFEST is given, expected one to check", "train check --simulate --samples 1e9 --world-size 1024"),
     (("--samples", 9, "--world-size", 8), 2, "no MANIFEST is given", "train check --simulate"),
@@ -168,8 +178,7 @@ def test_a_manifest_is_simulated_with_as_much_assumed(train, make):
      "--family is 'sdxxl', expected one of: sd15, sd21, sdxl, sd3, flux", "--model MODEL"),
     (("--simulate", "--world-size", 8, "--samples", 9, "--node-cache", "much"), 2, "--node-cache is 'much'", ""),
     (("--simulate", "--world-size", 8, "--samples", 9, "--store-latency", "3h"), 2, "--store-latency is '3h'", ""),
-    (("m.json", "--family", "sd15"), 2, "--family is given with MANIFEST, which has its own, expected one of them",
-     "omit --family"),
+    (("m.json", "--family", "sd15"), 2, "--family is given, but the manifest has its own", "omit --family"),
 ])
 def test_contradictory_options(train, alone, options, code, message, hint):
     said = train("check", *options)

@@ -211,6 +211,7 @@ def full_run(tmp_path_factory, sd15):
     """A directory like a full run's, with a result and a checkpoint, and its model."""
     run = tmp_path_factory.mktemp("full") / "run"
     shutil.copytree(sd15[0] / "unet", run / "unet")
+    (run / "run.json").write_text("{}")
     return run
 
 
@@ -253,6 +254,24 @@ def test_a_checkpoint_of_a_full_run_is_compared_with_its_digest(make, setup_of, 
     with pytest.raises(CacheError, match="its bytes do not match their digest"):
         merge(MergeRequest(lora=step, model=made.manifest.model, output=tmp_path / "merged"))
     assert not (tmp_path / "merged").exists()
+
+
+def test_a_checkpoint_without_its_optimizer_and_one_that_was_set_aside_are_merged(make, setup_of, tmp_path):
+    """As from a store, of which only the weights are downloaded."""
+    go(setup_of(make(), batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, method="full"),
+       tmp_path / "run")
+    (step,) = (tmp_path / "run" / "checkpoints").iterdir()
+    aside = shutil.copytree(step, step.with_name(f"aside-{step.name}"))
+    (step / "optimizer.safetensors").unlink()
+    model, merged = setup_of(make()).model, []
+    for number, folder in enumerate((step, aside)):
+        merge(MergeRequest(lora=folder, model=model, output=tmp_path / str(number)))
+        merged.append((tmp_path / str(number) / "unet/diffusion_pytorch_model.safetensors").read_bytes())
+    assert merged[0] == merged[1]
+
+
+def test_a_model_is_no_full_run(sd15, tmp_path):
+    assert "has no trained weights" in (refused(sd15, tmp_path, PathError, lora=sd15[0]).message)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

@@ -16,7 +16,7 @@ from prep.formatting import counted, format_bytes, printable
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.resumed import Resumed
-from train.cli.run import manifest_of, place_of, start_of
+from train.cli.run import manifest_of, no_manifest, place_of, start_of
 from train.cli.simulation import (
     Cluster,
     cluster_of,
@@ -72,7 +72,7 @@ def check(
     from prep.errors import CacheError, PathError
 
     cluster = cluster_of(world_size, nodes, micro_batch, simulated=simulated,
-                         batch_named=names_batch(config, batch_size, settings))
+                         batch_named=resume or names_batch(config, batch_size, settings))
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": cluster.batch or batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard,
@@ -85,7 +85,7 @@ def check(
                          "--from": start_from, "--adopt": adopt})
         return
     _refuse_family(family)
-    place = place_of(manifest, output, resume)
+    place = place_of(manifest, output, resume, "train check")
     try:
         resumed = _resumed(place, resume, start_from, adopt, init_from)
         manifest = manifest or _manifest_of(resumed)
@@ -164,15 +164,13 @@ def _tell_none(problem: Problem, told: bool) -> None:
 def _manifest_of(resumed: Resumed | None) -> Path:
     """The manifest of the run that is to be continued. Raises `UsageError` if it has none yet, and as `manifest_of`."""
     if resumed is None or resumed.start is None:
-        raise UsageError("no MANIFEST is given, and the run has no checkpoint yet", hint="name the MANIFEST: the run "
-                         "begins with it")
+        raise no_manifest()
     return manifest_of(resumed.start.run)
 
 
 def _refuse_family(family: str | None) -> None:
     if family is not None:
-        raise UsageError("--family is given with MANIFEST, which has its own, expected one of them",
-                         hint="omit --family")
+        raise UsageError("--family is given, but the manifest has its own", hint="omit --family")
 
 
 def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def run(
     """
     from train.runs.stored.stored import kept_in
 
-    kept = kept_in(place_of(manifest, output, resume))
+    kept = kept_in(place_of(manifest, output, resume, "train run"))
     folder = kept.folder
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
@@ -63,7 +63,8 @@ def run(
             start = None if kept.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
             asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from)
-            setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet)
+            setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet,
+                            alone=resume)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
@@ -75,20 +76,29 @@ def run(
         put(f"{shown(folder)}/{ending['result']}" if run_url(folder) else str(folder / ending["result"]))
 
 
-def place_of(manifest: Path | None, output: Path | None, resume: bool) -> Path:
+def place_of(manifest: Path | None, output: Path | None, resume: bool, command: str) -> Path:
     """The run's directory or URL. Raises `UsageError` if that, or the manifest, cannot be known."""
     if output is not None and (manifest is not None or resume):
         return output
     if manifest is None:
-        raise UsageError("no MANIFEST is given", hint="train run MANIFEST begins a run; train run --resume -o RUN "
-                         "continues one with its own manifest")
+        raise UsageError("no MANIFEST is given", hint=f"{command} MANIFEST is for a new run; {command} --resume -o RUN "
+                         "takes that of the run that is continued")
     return Path("runs") / manifest.stem
 
 
+def no_manifest() -> UsageError:
+    """The error for a run in a store that is to be continued, but begins."""
+    return UsageError("no MANIFEST is given, and the run has no checkpoint yet", hint="name the MANIFEST: the run "
+                      "begins with it")
+
+
 def manifest_of(folder: Path) -> Path:
-    """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone."""
+    """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone, and
+    `UsageError` if the run has none yet."""
     from train.runs.directory import read_run, require_manifest
 
+    if not (folder / "run.json").is_file():
+        raise no_manifest()
     run = read_run(folder)
     try:
         require_manifest(run)
@@ -137,7 +147,7 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
             check_device(setup.config, place.type)
             opt.check_compiler(setup.config, place.type)
             for note in (*unused_on(setup.config, place.type, ranks.world),
-                         *notes_on_nodes(setup, max(1, ranks.world // ranks.local_world), begins=start is None)):
+                         *notes_on_nodes(setup, ranks.nodes, begins=start is None)):
                 say(f"note: {note}")
             if ranks.first:
                 held.enter_context(lock_run(folder, setup))
@@ -222,15 +232,17 @@ def start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, in
     return None
 
 
-def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool) -> Setup:
-    """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults."""
+def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool, *,
+            alone: bool) -> Setup:
+    """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults. `alone`:
+    perhaps a scheduler resumes the run, and nobody is there to correct the prompt file."""
     from train.check import check
     from train.runs.directory import check_place, check_space, check_unused, check_writable
 
     planned = None if start is None else start.state.micro_batch or start.config.micro_batch
     report = check(asked, chosen, planned=planned)
     opt.stop_at_faults(report.faults)
-    if start is None:  # nobody may be there to correct the file when a scheduler resumes the run
+    if not alone:
         opt.stop_at_faults(opt.prompt_faults(report.setup))
     assert report.setup is not None
     setup = replace(report.setup, origin=_origin(folder, report.setup, start))

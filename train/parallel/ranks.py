@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from prep.cache.remote.room import NotFetched
 from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
 from prep.formatting import printable
+from prep.fs.remote.errors import StoreError
 from train.parallel.errors import RankFailed, RankLost, code_of, is_told, mark_told, report_of, text_of
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Ranks:
     world: int = 1
     local: int = 0  # among those of this machine
     local_world: int = 1  # how many there are on this machine, as far as that is known
+    nodes: int = 1  # machines, as far as that is known
     # Whether the model is divided among the ranks (`train.parallel.shards`): each forward pass then needs all of them.
     sharded: bool = False
     connection: _Connection = field(default_factory=_Connection, compare=False, repr=False)
@@ -118,7 +121,7 @@ class Ranks:
         try:
             yield
         except Exception as error:
-            if is_told(error) or self.connection.lost or (reading and isinstance(error, Problem)):
+            if is_told(error) or self.connection.lost or (reading and _of_all(error)):
                 raise
             if (ending := self._alone(error, explained)) is error:
                 raise
@@ -213,8 +216,11 @@ class Ranks:
 
     def divide(self, model: nn.Module, device: torch.device) -> None:
         """Divides the parameters of a model among the ranks, on `device`. Raises `ConfigError`."""
-        from train.parallel.division import divide
-
+        try:
+            from train.parallel.division import divide
+        except ImportError as error:  # it needs what torch keeps under names of its own
+            raise ConfigError(f"this torch cannot divide a model among processes: {first_line(error)}",
+                              hint="--no-shard, or another torch") from None
         divide(model, device, self._ready)
 
     def save_rows(self, rows: Mapping[str, Tensor], divided: Mapping[str, Any],
@@ -370,6 +376,11 @@ def joined() -> Iterator[Ranks]:
     collectives.disconnect()
 
 
+def _of_all(error: Exception) -> bool:
+    """Whether all ranks that read the same files have this error, and not one alone, as of its network or its disk."""
+    return isinstance(error, Problem) and not isinstance(error, StoreError | NotFetched)
+
+
 def of_environment(environment: Mapping[str, str]) -> Ranks:
     """The rank that torchrun's variables describe. Raises `UsageError` if they contradict each other."""
     if "WORLD_SIZE" not in environment:
@@ -382,5 +393,6 @@ def of_environment(environment: Mapping[str, str]) -> Ranks:
     if not here.isdecimal() or not 1 <= int(here) <= int(texts[1]):
         raise UsageError(f"{LOCAL_WORLD} is '{printable(here)}', expected 1 to WORLD_SIZE, which is {texts[1]}",
                          hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset it")
-    return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]), local_world=int(here))
+    return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]), local_world=int(here),
+                 nodes=int(texts[1]) // int(here) if environment.get(LOCAL_WORLD) else 1)
 

@@ -102,10 +102,15 @@ class Sealed:
 def family_of(name: str | None, model: Path | None) -> str:
     """The family that is assumed: the one with this name, that of the model, or the default.
 
-    Raises `UsageError` for a family without published widths unless there is a model, `ModelError`.
+    Raises `UsageError` for a family without published widths unless there is a model, or for another than the model's;
+    `ModelError`.
     """
     if model is not None:
-        return name or infer_family(model)
+        found = infer_family(model)
+        if name not in (None, found):
+            raise UsageError(f"--family is '{printable(name or '')}', but {model} is of the family {found}",
+                             hint="omit --family")
+        return found
     known = [family.name for family in FAMILIES.values() if family.published is not None]
     try:
         return one_of(name or DEFAULT, known, "--family")

@@ -24,6 +24,8 @@ def missing_compiler(device: torch.device) -> Exception | None:
                 return GPUTooOldForTriton(facts, None)
             else:
                 return TritonMissing(None)
+    except (TypeError, AttributeError):  # a torch with another search: then its first step finds out
+        return None
     except Exception as error:
         return error
     return None

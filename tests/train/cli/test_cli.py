@@ -319,8 +319,8 @@ def test_a_resume_finds_the_manifest_of_its_run(train, make, monkeypatch):
 def test_a_run_needs_a_manifest_unless_it_has_one(train, monkeypatch, tmp_path, words):
     monkeypatch.chdir(tmp_path)
     result = train("run", *words)
-    assert (result.code, result.err) == (2, "error: no MANIFEST is given\nhint: train run MANIFEST begins a run; "
-                                            "train run --resume -o RUN continues one with its own manifest\n")
+    assert (result.code, result.err) == (2, "error: no MANIFEST is given\nhint: train run MANIFEST is for a new run; "
+                                            "train run --resume -o RUN takes that of the run that is continued\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -378,6 +378,8 @@ def test_check_says_how_a_run_would_be_continued_and_writes_nothing(train, make)
     assert told[0] == f"continues {place} from step-000003 and has no step left"
     assert train("check", *words[2:]).out.splitlines() == told, "the run knows its manifest"
     assert told[1].startswith("a LoRA of rank 2 on "), "the settings are the run's"
+    planned = train(*words, "--simulate", "--world-size", 2)
+    assert planned.code == 0 and "are assumed" not in planned.out.replace("node of 2 ranks is assumed", ""), planned.err
     told = train(*words, *more, "--adopt", "--from", "step-2")
     assert told.code == 0 and told.out.startswith(f"continues {place} from step-000002 to step 8\n"), told.err
     assert told.out.endswith(

@@ -48,7 +48,7 @@ def test_the_environment_of_torchrun():
     assert of_environment({}) is ALONE
     assert of_environment({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == Ranks(rank=3, world=8, local=1)
     here = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
-    assert of_environment(here) == Ranks(rank=9, world=16, local=1, local_world=8)
+    assert of_environment(here) == Ranks(rank=9, world=16, local=1, local_world=8, nodes=2)
     for text in ("0", "17", "x"):
         with pytest.raises(UsageError, match=f"^LOCAL_WORLD_SIZE is '{text}', expected 1 to WORLD_SIZE, which is 16$"):
             of_environment({**here, "LOCAL_WORLD_SIZE": text})

@@ -28,7 +28,7 @@ from train.config.load import parse
 from train.optim import ema
 from train.parallel import collectives, division
 from train.parallel.errors import RankLost, is_told
-from train.parallel.ranks import Ranks, _Says
+from train.parallel.ranks import ALONE, Ranks, _Says
 from train.parallel.shards import Shards
 from train.runs.checkpoint import read_state
 from train.setup import RunRequest
@@ -179,6 +179,13 @@ def test_a_model_that_cannot_be_divided(monkeypatch):
     with pytest.raises(ConfigError, match="the model cannot be divided among processes: fully_shard doesn't") as caught:
         division.divide(nn.Linear(1, 1), torch.device("cpu"), nullcontext)
     assert caught.value.hint == "--no-shard"
+
+
+def test_a_torch_without_what_divides_models(monkeypatch):
+    monkeypatch.setitem(sys.modules, "train.parallel.division", None)
+    with pytest.raises(ConfigError, match="this torch cannot divide a model among processes") as caught:
+        ALONE.divide(nn.Linear(1, 1), torch.device("cpu"))
+    assert caught.value.hint == "--no-shard, or another torch"
 
 
 def test_blocks_are_gathered_alone_inner_ones_first():
