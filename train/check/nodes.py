@@ -20,14 +20,16 @@ def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str
     """
     if not is_copy(setup.index.cache):
         return []
-    parts = bytes_by_part(setup.index, nodes, masked=setup.masked)
     whole, room = sum(shard.bytes for shard in setup.index.shards), allowed()
-    needed, notes = max(parts) if setup.plan.partitioned else whole, list[str]()
+    partitioned = setup.plan.partitioned
+    less = begins and nodes > 1 and not partitioned  # perhaps; parts take a look at each sample for each node
+    parts = bytes_by_part(setup.index, nodes, masked=setup.masked) if partitioned or less else [whole]
+    needed, notes = max(parts) if partitioned else whole, list[str]()
     if needed > room:
         notes.append(f"{'a node reads' if nodes > 1 else 'the shards have'} {format_bytes(needed)}, but copies of "
                      f"shards may take {format_bytes(room)} here, so they are downloaded again and again; "
                      f"{DIRECTORY}=DIR names a larger disk, {LIMIT}=SIZE allows more")
-    if begins and nodes > 1 and not setup.plan.partitioned and max(parts) < WORTH * whole:
+    if less and max(parts) < WORTH * whole:
         least, most = format_bytes(min(parts)), format_bytes(max(parts))
         notes.append(f"each of {nodes} nodes comes to read all shards, {format_bytes(whole)}; with --set "
                      f"shuffle=partitioned, which is another order of the samples, "

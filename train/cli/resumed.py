@@ -52,8 +52,7 @@ def check(resumed: Resumed, asked: RunRequest, config: Config) -> tuple[Resumed,
     if start is None:
         report = check(asked, config)
     else:
-        planned = start.state.micro_batch or start.config.micro_batch
-        report = check(of_run(asked, start.run), config, planned=planned)
+        report = check(of_run(asked, start.run), config, planned=start.planned)
     if report.setup is None:
         return resumed, report
     faults = _place_faults(resumed, report.setup)

@@ -146,8 +146,8 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
             opt.check_compiler(setup.config, place.type)
-            for note in (*unused_on(setup.config, place.type, ranks.world),
-                         *notes_on_nodes(setup, ranks.nodes, begins=start is None)):
+            told = notes_on_nodes(setup, ranks.nodes, begins=start is None) if ranks.first else []
+            for note in (*unused_on(setup.config, place.type, ranks.world), *told):
                 say(f"note: {note}")
             if ranks.first:
                 held.enter_context(lock_run(folder, setup))
@@ -239,8 +239,7 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     from train.check import check
     from train.runs.directory import check_place, check_space, check_unused, check_writable
 
-    planned = None if start is None else start.state.micro_batch or start.config.micro_batch
-    report = check(asked, chosen, planned=planned)
+    report = check(asked, chosen, planned=None if start is None else start.planned)
     opt.stop_at_faults(report.faults)
     if not alone:
         opt.stop_at_faults(opt.prompt_faults(report.setup))

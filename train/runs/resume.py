@@ -46,6 +46,11 @@ class Start:
     state: State
     config: Config  # the settings that it was trained with
 
+    @property
+    def planned(self) -> int:
+        """The micro-batch with which the run's steps were planned."""
+        return self.state.micro_batch or self.config.micro_batch
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
