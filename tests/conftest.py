@@ -48,11 +48,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test is timed: how long something takes is for the benchmarks, and machines are busy.
 settings.register_profile("latentry", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("latentry"), max_examples=30)
+settings.register_profile("quick", settings.get_profile("latentry"), max_examples=30, derandomize=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """More examples where slow tests run, too; tests that name a number of their own have that number."""
+    """More examples where slow tests run, too, and others each time; tests that name a number of their own have that
+    number. Without slow tests a change is judged by the same examples wherever and whenever it is tested.
+    """
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "latentry")
 
 

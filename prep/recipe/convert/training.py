@@ -74,8 +74,10 @@ class Training:
 
     def put_epochs(self, name: str, count: float, key: str) -> None:
         """Adds an interval in whole epochs, as other tools count them; less than one epoch: never."""
-        if count < 1 or not self._fits(name, count):
-            self.put(name, int(count) if 0 < count < 1 else count, key)
+        if not self._fits(name, count):
+            self.put(name, count, key)
+        elif count < 1:
+            self.settings[name] = 0
         else:
             self.settings[name] = f"{int(count)} epoch{'' if int(count) == 1 else 's'}"
 
