@@ -13,7 +13,7 @@ from typing import Any
 
 from prep.models.pipeline import pipeline_index
 from train.config.load import by_name
-from train.config.schema import Lora
+from train.config.schema import Config, Lora
 from train.config.table import SETTINGS, spell
 from train.metadata import architecture_of, title_of, usual_size
 from train.models.families.registry import naming_of
@@ -35,8 +35,7 @@ def card(setup: Setup, step: int, result: str, picture: str | None) -> str:
         parts.append(f"![Sample pictures after {step} steps]({picture})")
     if settings.trigger:
         parts.append(f"Words of a prompt that show what was learned: **{escaped(settings.trigger)}**")
-    parts += [_table(dict(_facts(setup, step))), "## Use", *_use(setup, result), "## Settings",
-              "Those that differ from their defaults:", f"```toml\n{_changed(setup)}\n```",
+    parts += [table(dict(_facts(setup, step))), "## Use", *_use(setup, result), *changed_settings(setup.config),
               "*Written by train run at its end, and anew whenever the run is continued.*"]
     return "\n\n".join(parts) + "\n"
 
@@ -46,8 +45,32 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
 
 
+def front_matter(facts: Mapping[str, Any]) -> str:
+    """What the Hub reads at the top of a card. JSON is YAML, too."""
+    lines = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def table(facts: Mapping[str, str]) -> str:
+    """A table of titles and values, which are Markdown."""
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())])
+
+
+def code(*lines: str) -> str:
+    """Lines of Python."""
+    return "\n".join(["```python", *lines, "```"])
+
+
+def changed_settings(config: Config) -> Iterator[str]:
+    """The settings that differ from their defaults, as a section with lines of `--set`."""
+    yield "## Settings"
+    yield "Those that differ from their defaults:"
+    lines = [f"{name} = {spell(value)}" for name, value in by_name(config).items() if value != SETTINGS[name].default]
+    yield "\n".join(["```toml", *lines, "```"])
+
+
 def _front(setup: Setup) -> str:
-    """The front matter by which the Hub sorts models. JSON strings are YAML, too."""
+    """The front matter by which the Hub sorts models."""
     settings, lora = setup.config.result, setup.config.method == "lora"
     facts: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": "text-to-image",
                              "tags": ["text-to-image", "diffusers", *(["lora"] if lora else [])]}
@@ -57,8 +80,7 @@ def _front(setup: Setup) -> str:
         facts["license"] = settings.license
     if settings.trigger:
         facts["instance_prompt"] = settings.trigger
-    lines = (f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in facts.items())
-    return "\n".join(["---", *lines, "---"])
+    return front_matter(facts)
 
 
 def _named(setup: Setup) -> tuple[str, bool]:
@@ -100,10 +122,6 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
         yield "Author", escaped(settings.author)
 
 
-def _table(facts: Mapping[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())])
-
-
 def _use(setup: Setup, result: str) -> Iterator[str]:
     """How diffusers and ComfyUI load the result."""
     index, model = pipeline_index(setup.model), json.dumps(_named(setup)[0])
@@ -114,7 +132,7 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
     prompt = json.dumps(setup.config.result.trigger or "a picture", ensure_ascii=False)
     if setup.config.method == "full":
         kind = index[component][1]
-        yield _code(f"from diffusers import {kind}, {imported}", "",
+        yield code(f"from diffusers import {kind}, {imported}", "",
                     f'{component} = {kind}.from_pretrained("{result}")',
                     f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
                     f"picture = pipeline({prompt}).images[0]")
@@ -125,7 +143,7 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
     elif unread := _unread(setup.config.lora, naming):
         yield f"diffusers reads no {unread}: `train merge {result} --model MODEL -o DIR`."
     else:
-        yield _code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
+        yield code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
                     f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
                     f"picture = pipeline({prompt}).images[0]")
     if naming.format_of(setup.config.lora) == "kohya":
@@ -156,13 +174,3 @@ def _unread(lora: Lora, naming: Naming) -> str:
     if lora.dora:
         return "DoRA with these names"
     return "" if naming.kohya.imported else "LoRA of this family with these names"
-
-
-def _code(*lines: str) -> str:
-    return "\n".join(["```python", *lines, "```"])
-
-
-def _changed(setup: Setup) -> str:
-    """The settings that differ from their defaults, as lines of `--set`."""
-    return "\n".join(f"{name} = {spell(value)}" for name, value in by_name(setup.config).items()
-                     if value != SETTINGS[name].default)

@@ -66,8 +66,8 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "validate"},
     {"metadata", "trackers"},
-    {"check", "state", "failures", "prompts", "outlook"},
-    {"evaluate", "sample", "merge", "card", "replay", "steps", "assumed"},
+    {"check", "state", "failures", "prompts", "outlook", "card"},
+    {"evaluate", "sample", "merging", "replay", "steps", "assumed"},
     {"loop", "report"},
     {"cli"},
 )

@@ -33,7 +33,8 @@ def merge(
 ) -> None:
     """Add a LoRA to the weights of its model, and write a diffusers directory that needs no LoRA.
 
-    Of a run that trained all weights, the directory has these, and the other parts of its model.
+    Of a run that trained all weights, the directory has these, and the other parts of its model. README.md there is a
+    model card.
     """
     from prep.cli.ticker import progress
     from prep.errors import PathError, UsageError
@@ -55,10 +56,11 @@ def merge(
         raise UsageError("--model is missing: a LoRA file does not say where its model is",
                          hint=f"{beside}add --model DIR")
     with defer_interrupts():
-        from train.merge import MergeRequest, merge
+        from train.merging.directory import MergeRequest, merge
 
-    asked = MergeRequest(lora=lora, model=locate(named, download=download), output=output, strength=strength,
-                         dtype=cast("Dtype | None", dtype))
+    there = locate(named, download=download)
+    asked = MergeRequest(lora=lora, model=there, output=output, strength=strength, dtype=cast("Dtype | None", dtype),
+                         hub_id=None if there == Path(named) else str(named))
     with progress("merging", None, unit="files", shown=not quiet) as tick:
         done = merge(asked, tick)
     if as_json:

@@ -14,14 +14,13 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from prep.errors import ModelError, PathError, Problem, UsageError, first_line
-from prep.formatting import format_bytes, shell_name
+from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.families.registry import FAMILIES
@@ -30,15 +29,15 @@ from prep.models.files import ComponentFiles, read_config
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import Unparsed
-from prep.runs.document import NAME as RUN
 from prep.runs.documents import open_plain, refused
 from train.config.schema import Dtype
+from train.merging.additions import Added, changed, read_lora
+from train.merging.card import CARD, Merger, card
+from train.merging.trained import another, find_lora, find_trained
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
-from train.models.naming import Naming, Place, ends_of, in_file_order, shape_of_lengths
-from train.models.products import LOHA, PRODUCTS
-from train.models.targets import Shapes, layers_of
-from train.runs.checkpoint import STATE, list_checkpoints, newest_other, recorded_digest
+from train.models.targets import layers_of
+from train.runs.checkpoint import recorded_digest
 from train.runs.checkpoint_files import Part, write_part
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
@@ -57,6 +56,7 @@ class MergeRequest:
     output: Path
     strength: float = 1.0
     dtype: Dtype | None = None  # None: each weight keeps its own
+    hub_id: str | None = None  # of the model, if it was named by that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,15 +69,6 @@ class Merged:
     layers: int  # how many were changed; of a full run, how many weights it has
     size: int  # bytes of the directory
     full: bool = False  # whether the weights took the place of the model's
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Added:
-    """What a LoRA adds to one weight: scale x up @ down, or another product."""
-
-    parts: Mapping[str, Tensor]  # by kind: down and up, or those of LoHa or LoKr
-    scale: float
-    lengths: Tensor | None  # of DoRA, the length of each row of the sum; else the sum is left as it is
 
 
 Tick = Callable[[int], object]
@@ -95,7 +86,7 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     _check_output(asked)
     content = (_of_lora if trained is None else _of_full)(asked, family, files, path)
     others = list(_others(asked.model, family))
-    changed = _scheduling(asked.model, content.settings)
+    schedules = _scheduling(asked.model, _table(content.metadata, "latentry.config"))
     _check_space(asked, content.needed, others)
     digest = _sha256(path)
     atomic.make_dirs(asked.output.absolute().parent)
@@ -103,10 +94,11 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     staged.mkdir()
     try:
         for source, name in others:
-            _copy(source, staged / name, changed.get(name))
+            _copy(source, staged / name, schedules.get(name))
             tick(1)
         (staged / family.denoiser).mkdir()
         content.write(staged / family.denoiser, digest)
+        atomic.write_synced(staged / CARD, _card(asked, content, path, digest).encode())
         size = sum(each.stat().st_size for each in staged.rglob("*") if each.is_file())
         for inner in sorted(each for each in staged.rglob("*") if each.is_dir()):
             atomic.sync_dir(inner)
@@ -116,17 +108,18 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
         atomic.sync_dir(asked.output.absolute().parent)
     finally:
         atomic.remove_tree(staged)
-    return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size,
-                  full=trained is not None)
+    return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Content:
     """The denoiser to be written."""
 
+    full: bool  # whether it takes the place of the model's
     layers: int
     needed: int  # bytes
-    settings: Mapping[str, Any]  # of the run, as far as the file says
+    base: Mapping[str, str]  # fingerprints of the model that was trained on
+    metadata: Mapping[str, str]  # of the file that was trained
     write: Callable[[Path, str], None]  # into this directory, given the digest of what was trained
 
 
@@ -134,142 +127,21 @@ def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
     """The model's denoiser with what the LoRA adds. Raises `ModelError`, `CacheError`."""
     added = read_lora(path, layers_of(read_shapes(files.weights)), naming_of(family))
     infos = [_infos(each) for each in files.weights]
-    return _Content(layers=len(added), needed=sum(_size(each, asked.dtype) for each in infos),
-                    settings=_settings(_metadata(path)), write=lambda folder, digest: _write_denoiser(
-                        asked, files, added, _facts(asked, family, path, digest), folder))
+    base = base_fingerprints(asked.model, family)
+    return _Content(full=False, layers=len(added), needed=sum(_size(each, asked.dtype) for each in infos), base=base,
+                    metadata=_metadata(path), write=lambda folder, digest: _write_denoiser(
+                        asked, files, added, _facts(asked, base, path, digest), folder))
 
 
-def find_trained(path: Path, family: Family) -> Path | None:
-    """The weights of the denoiser of the full run at `path`: of a run its result, else those of its newest checkpoint;
-    of a checkpoint the moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
-    name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
-    folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
-    if path not in folders and (path / name).is_file() and (path / RUN).is_file():  # else any model has such a file
-        return path / name
-    for folder in folders:
-        for each in ("ema.safetensors", name):
-            if (folder / each).is_file() and not (folder / "lora.safetensors").is_file():
-                return folder / each
-        if (folder / name).with_suffix("").is_dir():
-            raise PathError(f"{folder} has the weights in pieces, as a divided model saves them, expected a whole file",
-                            hint=f"let the run end, which writes its result, or continue it with --no-shard; then "
-                            f"name the run: {shell_name(str(folder.parent.parent))}")
-    return None
-
-
-def find_lora(path: Path) -> Path:
-    """The LoRA file at `path`; of a run its result, else that of its newest checkpoint; of a checkpoint the moving
-    average, if there is one. Raises `PathError`."""
-    if path.is_dir():
-        folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
-        result = [path / "lora.safetensors"] if path not in folders else []
-        for place in (*result, *(folder / name for folder in folders
-                                 for name in ("ema.safetensors", "lora.safetensors"))):
-            if place.is_file() and (place.parent / "lora.safetensors").is_file():
-                return place
-        raise PathError(f"{path} has no trained weights, expected a run with a result or a checkpoint, or a LoRA file",
-                        hint="name the directory that train run wrote (-o)")
-    if not path.is_file():
-        raise PathError(f"{path} does not exist, expected a LoRA file or a run")
-    return path
-
-
-def read_lora(path: Path, layers: Shapes, naming: Naming) -> dict[str, _Added]:
-    """What the LoRA adds to each weight, by the layer's name. Raises `ModelError`, `CacheError`."""
-    try:
-        with open_plain(path) as handle:
-            _, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
-        tensors = read_safetensors(path, None, None)
-    except (OSError, Unparsed, KeyError) as error:
-        raise refused(path, error, _another(path)) from None
-    found: dict[str, _Added] = {}
-    used: set[str] = set()
-    for layout in ("diffusers", "kohya"):
-        for place, layer in _placed(layers, layout, naming):
-            names = {kind: place.name + end for kind, end in ends_of(layout).items()}
-            down, up, lengths = (tensors.get(names[kind]) for kind in ("down", "up", "magnitude"))
-            if down is None or up is None:
-                continue
-            used |= set(names.values())
-            rank = down.shape[0]
-            stored = tensors.get(names.get("alpha", ""))
-            alpha = naming.alpha_of(metadata, layer, rank) if stored is None else float(stored)
-            unit = up.shape[0] // place.of
-            rows = slice(place.first * unit, (place.first + place.count) * unit)
-            _check_shapes(path, layer, down, up[rows], layers[layer])
-            up = in_file_order(place, up, down, up)
-            if lengths is not None:
-                _check_lengths(path, names["magnitude"], lengths, up)
-                lengths = in_file_order(place, up, down, lengths.flatten())[rows]
-            found[layer] = _Added(parts={"down": down, "up": up[rows]}, scale=alpha / rank, lengths=lengths)
-    for layer, added, own in _read_products(path, layers, naming, tensors):
-        found[layer], used = added, used | own
-    if unknown := sorted(tensors.keys() - used):
-        raise ModelError(f"{path} has the tensor '{unknown[0][:80]}', which adapts no layer of the denoiser in a way "
-                         "that can be merged", hint="name a plain LoRA of the same family of models, without text "
-                         "encoders")
-    if not found:
-        raise ModelError(f"{path} has no tensors, so it is no LoRA", hint="name a run, or a LoRA file")
-    return found
-
-
-def _another(damaged: Path) -> str:
-    """The hint for a damaged file."""
-    folder = damaged.parent if damaged.parent.parent.name == "checkpoints" else damaged.parent.parent
-    other = newest_other(folder) if folder.parent.name == "checkpoints" else None
-    named = "" if other is None else f"name another checkpoint: {shell_name(str(other))}; or "
-    return f"{named}name an undamaged LoRA file of float32, float16 or bfloat16"
-
-
-def _read_products(path: Path, layers: Shapes, naming: Naming, tensors: Mapping[str, Tensor],
-                   ) -> Iterator[tuple[str, _Added, set[str]]]:
-    """What LoHa and LoKr add, under LyCORIS' names: layer, addition, and the tensors that it is of."""
-    for place, layer in _placed(layers, "kohya", naming):
-        names = {kind: name for kind in (*PRODUCTS, "lokr_w1_a", "lokr_w1_b")
-                 if (name := f"{place.name}.{kind}") in tensors}
-        if not names or place.of > 1:
-            continue
-        parts = {kind: tensors[name] for kind, name in names.items()}
-        ranks = [len(parts[kind]) for kind in ("hada_w1_b", "lokr_w2_b", "lokr_w1_b") if kind in parts]
-        alpha = tensors.get(f"{place.name}.alpha")
-        scale = float(alpha) / ranks[0] if ranks and alpha is not None else 1.0
-        try:
-            fits = _product(parts).numel() == prod(layers[layer]) and _product(parts).shape[0] == layers[layer][0]
-        except (RuntimeError, KeyError):
-            fits = False
-        if not fits:
-            raise ModelError(f"{path} has '{next(iter(names.values()))[:80]}' and others that do not make a weight of "
-                             f"shape {list(layers[layer])}", hint="name the model that the file was trained on")
-        yield layer, _Added(parts=parts, scale=scale, lengths=None), {*names.values(), f"{place.name}.alpha"}
-
-
-def _placed(layers: Shapes, layout: str, naming: Naming) -> Iterator[tuple[Place, str]]:
-    for layer in layers:
-        if (place := naming.place(layer, layout)) is not None:
-            yield place, layer
-
-
-def _check_shapes(path: Path, layer: str, down: Tensor, up: Tensor, shape: tuple[int, ...]) -> None:
-    rank = down.shape[0]
-    wanted = {"down": (rank, *shape[1:]), "up": (shape[0], rank, *(1 for _ in shape[2:]))}
-    for kind, value in (("down", down), ("up", up)):
-        if tuple(value.shape) != wanted[kind]:
-            raise ModelError(f"{path} has '{kind}' of {layer} with shape {list(value.shape)}, expected "
-                             f"{list(wanted[kind])}", hint="name the model that the LoRA was trained on")
-
-
-def _check_lengths(path: Path, name: str, lengths: Tensor, up: Tensor) -> None:
-    """Raises `ModelError` unless the lengths are those of rows: some programs have one for each column."""
-    wanted = shape_of_lengths(name, len(up), up.ndim)
-    if tuple(lengths.shape) != wanted:
-        raise ModelError(f"{path} has '{name[:80]}' with shape {list(lengths.shape)}, expected {list(wanted)}",
-                         hint="name a LoRA whose lengths are those of rows (wd_on_output)")
+def _card(asked: MergeRequest, content: _Content, path: Path, digest: str) -> str:
+    return card(Merger(model=asked.model, hub_id=asked.hub_id, base=content.base, trained=path.name, sha256=digest,
+                       strength=None if content.full else asked.strength, metadata=content.metadata))
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
-def _write_denoiser(asked: MergeRequest, files: ComponentFiles, added: Mapping[str, _Added], facts: Mapping[str, str],
+def _write_denoiser(asked: MergeRequest, files: ComponentFiles, added: Mapping[str, Added], facts: Mapping[str, str],
                     folder: Path) -> None:
     total = 0
     for path in files.weights:
@@ -284,12 +156,12 @@ def _write_denoiser(asked: MergeRequest, files: ComponentFiles, added: Mapping[s
         atomic.write_synced(folder / name, data)
 
 
-def _merged(path: Path, added: Mapping[str, _Added], asked: MergeRequest) -> dict[str, Tensor]:
+def _merged(path: Path, added: Mapping[str, Added], asked: MergeRequest) -> dict[str, Tensor]:
     """The tensors of a file of weights with what the LoRA adds. Raises `ModelError`."""
     tensors = _read(path)
     for name, value in tensors.items():
         part = added.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        whole = value if part is None else _changed(value.float(), part, asked.strength)
+        whole = value if part is None else changed(value.float(), part, asked.strength)
         tensors[name] = _cast(name, whole, asked.dtype, value)
     return tensors
 
@@ -304,36 +176,10 @@ def _cast(name: str, whole: Tensor, dtype: Dtype | None, value: Tensor) -> Tenso
     return found
 
 
-def _changed(value: Tensor, part: _Added, strength: float) -> Tensor:
-    """A weight with what the LoRA adds. With DoRA (Liu et al. 2024, equation 5) rows get their length after that; a
-    strength is then the way from the weight to the result, as ComfyUI takes it."""
-    added = part.scale * _product(part.parts).reshape(value.shape)
-    if part.lengths is None:
-        return value + strength * added
-    summed = value + added
-    rows: Tensor = summed.flatten(1).norm(dim=1)
-    factor: Tensor = (part.lengths.float() / rows).reshape(-1, *(1 for _ in value.shape[1:]))
-    return value + strength * (summed * factor - value)
-
-
-def _product(given: Mapping[str, Tensor]) -> Tensor:
-    """up @ down, or the product of LoHa or LoKr (see `products`), as a matrix with a row for each of the weight's."""
-    parts = {kind: value.float().flatten(1) for kind, value in given.items()}
-    if "down" in parts:
-        return parts["up"] @ parts["down"]
-    if any(kind in parts for kind in LOHA):
-        first, second = ((parts[a], parts[b]) for a, b in (LOHA[:2], LOHA[2:]))
-        return (first[0] @ first[1]) * (second[0] @ second[1])
-    small, large = (parts[name] if name in parts else parts[f"{name}_a"] @ parts[f"{name}_b"]
-                    for name in ("lokr_w1", "lokr_w2"))
-    product = small[:, None, :, None] * large[None, :, None, :]  # Kronecker's
-    return product.reshape(len(small) * len(large), -1)
-
-
-def _facts(asked: MergeRequest, family: Family, path: Path, digest: str) -> dict[str, str]:
+def _facts(asked: MergeRequest, base: Mapping[str, str], path: Path, digest: str) -> dict[str, str]:
     """Metadata of the merged weights: the base, the LoRA and the strength."""
     lora = {"name": path.name, "sha256": digest, "strength": asked.strength}
-    return {"latentry.base": json.dumps(base_fingerprints(asked.model, family), sort_keys=True),
+    return {"latentry.base": json.dumps(dict(base), sort_keys=True),
             "latentry.merged": json.dumps([lora], sort_keys=True), "modelspec.sai_model_spec": "1.0.1",
             "modelspec.merged_from": f"{asked.model.name}, {path.name} x {asked.strength:g}"}
 
@@ -359,7 +205,7 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
         try:
             tensors = read_safetensors(path, None, recorded_digest(path))
         except (OSError, Unparsed) as error:
-            raise refused(path, error, _another(path)) from None
+            raise refused(path, error, another(path)) from None
         for each in files.weights if lacking else ():
             tensors |= {name: value for name, value in _read(each).items() if name in lacking}
         tensors = {name: _cast(name, value, asked.dtype, value) for name, value in tensors.items()}
@@ -367,7 +213,8 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
         write_part(folder / "diffusion_pytorch_model.safetensors", Part(name="", tensors=tensors, metadata=facts))
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
-    return _Content(layers=len(infos), needed=_size(infos, asked.dtype), settings=_settings(metadata), write=write)
+    return _Content(full=True, layers=len(infos), needed=_size(infos, asked.dtype), metadata=metadata, write=write,
+                    base=_table(metadata, "latentry.base"))
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -382,10 +229,10 @@ def _metadata(path: Path) -> dict[str, str]:
         return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
 
 
-def _settings(metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """The settings of the run that wrote a file; empty if another program did."""
-    with suppress(ValueError):
-        found = json.loads(metadata.get("latentry.config", "{}"))
+def _table(metadata: Mapping[str, str], key: str) -> Mapping[str, Any]:
+    """What a run wrote as JSON into the metadata of a file; empty if another program wrote the file."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(metadata.get(key, "{}"))
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -450,7 +297,7 @@ def _infos(path: Path, *, kept: bool = False) -> _Infos:
             tensors, _ = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
     except (OSError, Unparsed) as error:
         if kept:
-            raise refused(path, error, _another(path)) from None
+            raise refused(path, error, another(path)) from None
         raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
     for name, info in tensors.items():
         if info.dtype not in _SPELLED.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ import tiny_pipelines
 
 from prep.errors import CacheError, ModelError, PathError, Problem, UsageError
 from prep.models.families.registry import FAMILIES
-from train import merge as merging
 from train.config.schema import Lora
-from train.merge import MergeRequest, find_lora, merge
+from train.merging import directory
+from train.merging.directory import MergeRequest, merge
+from train.merging.trained import find_lora
 from train.models import lora
 from train.models.families.registry import DENOISERS, naming_of
 from train.sample import SampleRequest, show
@@ -88,7 +90,7 @@ def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, 
         settings.get("format") == "kohya")
     kept, names = ({path.relative_to(place) for path in place.rglob("*") if path.is_file()}
                    for place in (folder, tmp_path / "merged"))
-    assert names == kept
+    assert names == {*kept, Path("README.md")}
     for name in kept:
         if name.parts[0] != FAMILIES[family].denoiser:
             assert (folder / name).read_bytes() == (tmp_path / "merged" / name).read_bytes()
@@ -193,9 +195,17 @@ def test_a_full_run_becomes_a_whole_model(prep, train, tmp_path, family):
     assert len(grids[0]) == 1 and np.array_equal(*grids)
     folder, kept = tmp_path / "model", tmp_path / "merged"
     names = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    assert {path.relative_to(kept) for path in kept.rglob("*") if path.is_file()} == names
+    assert {path.relative_to(kept) for path in kept.rglob("*") if path.is_file()} == {*names, Path("README.md")}
     assert all((folder / name).read_bytes() == (kept / name).read_bytes() for name in names
                if name.parts[0] != component)
+    told = (kept / "README.md").read_text()
+    with safe_open(run / component / "diffusion_pytorch_model.safetensors", "pt") as opened:
+        said = opened.metadata()
+    for line in ("Its weights are now those of | diffusion\\_pytorch\\_model\\.safetensors |",
+                 f"Fingerprint of denoiser | {json.loads(said['latentry.base'])['denoiser']} |",
+                 "Steps | 3 |", "Seed | 0 |",
+                 f"Manifest | {said['latentry.manifest']} |", 'method = "full"\n', "ema.decay = 0.5\n"):
+        assert line in told, (line, told)
     ours = load_file(kept / component / "diffusion_pytorch_model.safetensors")
     average = load_file(run / "checkpoints" / "step-000003" / "ema.safetensors")
     assert all(torch.equal(value, ours[name]) for name, value in average.items())
@@ -372,6 +382,15 @@ def test_a_damaged_checkpoint_names_the_one_before(sd15, tmp_path):
     assert hint.startswith(f"name another checkpoint: {run}/checkpoints/step-000002; or name an undamaged LoRA file")
 
 
+def test_metadata_of_others_are_no_settings(sd15, tmp_path):
+    tensors = load_file(sd15[1])
+    for number, config in enumerate(("[" * 10**5, '"text"', "{", '{"zero_terminal_snr": 1, "prediction": []}')):
+        save_file(tensors, tmp_path / "other.safetensors", metadata={"latentry.config": config})
+        done = merge(MergeRequest(lora=tmp_path / "other.safetensors", model=sd15[0], output=tmp_path / str(number)))
+        for name in ("model_index.json", "scheduler/scheduler_config.json"):
+            assert (done.output / name).read_bytes() == (sd15[0] / name).read_bytes()
+
+
 def test_weights_that_cannot_be_merged(sd15, tmp_path):
     folder = shutil.copytree(sd15[0], tmp_path / "model")
     weights = next((folder / "unet").glob("*.safetensors"))
@@ -386,7 +405,7 @@ def test_weights_that_cannot_be_merged(sd15, tmp_path):
 
 def test_places_that_are_refused(sd15, tmp_path, monkeypatch):
     assert "lies in" in refused(sd15, tmp_path, PathError, output=sd15[0] / "merged").message
-    monkeypatch.setattr(merging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
+    monkeypatch.setattr(directory.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 8, 1))
     error = refused(sd15, tmp_path, PathError)
     assert "has 1 byte of free space, expected " in error.message and error.message.endswith("for the merged model")
     assert "name another directory" in error.hint
@@ -396,13 +415,13 @@ def test_a_failure_leaves_nothing(sd15, tmp_path, monkeypatch):
     def fail(*_):
         raise PathError("the disk is gone")
 
-    monkeypatch.setattr(merging, "_copy", fail)
+    monkeypatch.setattr(directory, "_copy", fail)
     assert refused(sd15, tmp_path, PathError).message == "the disk is gone"
 
 
 def test_a_file_that_cannot_be_copied(tmp_path):
     with pytest.raises(PathError, match=r"cannot copy .*gone to .*other: No such file"):
-        merging._copy(tmp_path / "gone", tmp_path / "model" / "other")
+        directory._copy(tmp_path / "gone", tmp_path / "model" / "other")
 
 
 def test_options(train, sd15, tmp_path):

@@ -1,0 +1,1 @@
+"""`train merge`: what was trained, added to the weights of its model."""

@@ -1,0 +1,54 @@
+"""Finds what `train merge` adds: a LoRA file, or the weights of a run or of one of its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prep.errors import PathError
+from prep.formatting import shell_name
+from prep.models.family import Family
+from prep.runs.document import NAME as RUN
+from train.runs.checkpoint import STATE, list_checkpoints, newest_other
+
+
+def find_trained(path: Path, family: Family) -> Path | None:
+    """The weights of the denoiser of the full run at `path`: of a run its result, else those of its newest checkpoint;
+    of a checkpoint the moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
+    name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
+    folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
+    if path not in folders and (path / name).is_file() and (path / RUN).is_file():  # else any model has such a file
+        return path / name
+    for folder in folders:
+        for each in ("ema.safetensors", name):
+            if (folder / each).is_file() and not (folder / "lora.safetensors").is_file():
+                return folder / each
+        if (folder / name).with_suffix("").is_dir():
+            raise PathError(f"{folder} has the weights in pieces, as a divided model saves them, expected a whole file",
+                            hint=f"let the run end, which writes its result, or continue it with --no-shard; then "
+                            f"name the run: {shell_name(str(folder.parent.parent))}")
+    return None
+
+
+def find_lora(path: Path) -> Path:
+    """The LoRA file at `path`; of a run its result, else that of its newest checkpoint; of a checkpoint the moving
+    average, if there is one. Raises `PathError`."""
+    if path.is_dir():
+        folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
+        result = [path / "lora.safetensors"] if path not in folders else []
+        for place in (*result, *(folder / name for folder in folders
+                                 for name in ("ema.safetensors", "lora.safetensors"))):
+            if place.is_file() and (place.parent / "lora.safetensors").is_file():
+                return place
+        raise PathError(f"{path} has no trained weights, expected a run with a result or a checkpoint, or a LoRA file",
+                        hint="name the directory that train run wrote (-o)")
+    if not path.is_file():
+        raise PathError(f"{path} does not exist, expected a LoRA file or a run")
+    return path
+
+
+def another(damaged: Path) -> str:
+    """The hint for a damaged file."""
+    folder = damaged.parent if damaged.parent.parent.name == "checkpoints" else damaged.parent.parent
+    other = newest_other(folder) if folder.parent.name == "checkpoints" else None
+    named = "" if other is None else f"name another checkpoint: {shell_name(str(other))}; or "
+    return f"{named}name an undamaged LoRA file of float32, float16 or bfloat16"
