@@ -17,6 +17,7 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from prep.runs.grids import columns_of
+from train.failures import telling_of_memory
 from train.optim import ema
 from train.parallel.errors import RankLost
 from train.parallel.ranks import Ranks
@@ -101,7 +102,9 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> li
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
     if ranks.sharded:
-        with ranks.passing(reading=True):
+        with ranks.passing(reading=True), telling_of_memory(
+                trainee.denoiser.device, "drawing sample pictures", ranks,
+                less="smaller pictures (sample.size) or --set sample.every=0"):
             return pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
     with ranks.together():
         mine = pictures(trainee.denoiser, rows, setup.model, found.prompts[ranks.rank :: ranks.world],

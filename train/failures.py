@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from prep.fs.mirror import more_room
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
+from prep.models.device.memory import is_out_of_memory
 from train.config.schema import Config
 from train.parallel.ranks import ALONE, Ranks
 from train.setup import Setup
@@ -107,6 +109,19 @@ def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"{progress.device} ran out of memory {when}, with {len(progress.shots)} samples of {bucket[0]}x{bucket[1]} "
         "in a forward pass", hint=kept + " or ".join(_less_memory(config, progress)))
+
+
+@contextmanager
+def telling_of_memory(device: torch.device, what: str, ranks: Ranks, *, less: str) -> Iterator[None]:
+    """Forward passes between steps, whose failure is a warning unless `ranks` divide the model: then it ends the run,
+    so that too little memory is told with what helps. `what` is done, and the options `less` need less memory."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if ranks.sharded and is_out_of_memory(error):
+            raise OutOfMemoryError(f"{device} ran out of memory while {what}, and a divided model needs all processes",
+                                   hint=f"--resume continues from the last step: {less}") from error
+        raise
 
 
 def not_compiled(error: Exception) -> Exception:

@@ -13,6 +13,7 @@ from prep.loader.batches import batches
 from prep.loader.device import to_host
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
+from train.failures import telling_of_memory
 from train.models.denoiser import Denoiser, evaluating
 from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import ALONE, Ranks
@@ -56,7 +57,9 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE)
     own = requests[ranks.rank :: ranks.world]
     if ranks.sharded and len(own) < len(requests[:: ranks.world]):
         own.append(requests[0])  # every rank takes part in every pass; this one's result is not used
-    with ranks.passing():
+    smaller = f"--micro-batch {config.micro_batch // 2} or " if config.micro_batch % 2 == 0 else ""
+    with ranks.passing(), telling_of_memory(denoiser.device, "validating", ranks,
+                                            less=f"{smaller}--set validation.every=0"):
         mine = _losses(denoiser, rows, setup, own, ranks)
     each = ranks.gather(mine)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()

@@ -208,14 +208,16 @@ class Shim:
 
 def fail_pass(last: int, where: str, name: str) -> None:
     """Lets the `last`-th pass (from 0; the first one tries the largest bucket) raise the error of this name: at its
-    "begin", "inside" of its forward part, inside of its "backward" part, or at its "end"; or that of a "validation".
+    "begin", "inside" of its forward part, inside of its "backward" part, or at its "end"; or that of a "validation"
+    or of sample "pictures".
     """
     import torch
     from torch.nn.modules.module import register_module_forward_hook
 
-    from train import steps, validate
+    from train import evaluate, steps, validate
 
-    module, attribute = (validate, "forward") if where == "validation" else (steps, "_pass")
+    module, attribute = {"validation": (validate, "forward"), "pictures": (evaluate, "pictures")}.get(
+        where, (steps, "_pass"))
     left, plain = iter(range(last)), getattr(module, attribute)
     errors = {"memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
               "bug": RuntimeError("shapes differ"), "disk": OSError(errno.EIO, "cannot be read")}
@@ -232,7 +234,7 @@ def fail_pass(last: int, where: str, name: str) -> None:
     def passing(*args: Any) -> Any:
         if next(left, None) is not None:
             return plain(*args)
-        if where in ("begin", "validation"):
+        if where in ("begin", "validation", "pictures"):
             fail()
         with register_module_forward_hook(within) if where in ("inside", "backward") else contextlib.nullcontext():
             plain(*args)

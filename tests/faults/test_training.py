@@ -315,15 +315,21 @@ def test_ranks_of_a_divided_model_fail_in_a_pass(training, undisturbed, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_of_a_divided_model_fails_in_a_validation(training, undisturbed, tmp_path, failing):
+@pytest.mark.parametrize(("kind", "where", "number", "said", "hint"), [
+    ("divided", "validation", 2, "validating", "--micro-batch 1 or --set validation.every=0"),
+    ("divided-lora", "pictures", 1, "drawing sample pictures", "smaller pictures (sample.size) or --set "
+     "sample.every=0")])
+def test_a_rank_of_a_divided_model_fails_between_steps(training, undisturbed, tmp_path, failing, kind, where, number,
+                                                       said, hint):
     """Without its part of the pass nothing goes on: the run ends, with a checkpoint of the step before."""
-    there, (whole, _) = training("divided", tmp_path), undisturbed("divided")
-    plans = [{"pass": 2, **memory("validation")} if rank == failing else {} for rank in range(2)]
+    there, (whole, _) = training(kind, tmp_path), undisturbed(kind)
+    plans = [{"pass": number, **memory(where)} if rank == failing else {} for rank in range(2)]
     endings = there.go("failed", plans, kill_after=60)
-    assert [(ending["signal"], ending["code"]) for ending in endings] == [(None, 70)] * 2, endings
-    said = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    assert endings[0]["err"] == f"error: {OF_SECOND * failing}{said}\n" and endings[1]["err"] == "", endings
-    assert [read_state(folder).step for folder in list_checkpoints(tmp_path / "failed")] == [3, 4]
+    assert [(ending["signal"], ending["code"]) for ending in endings] == [(None, 9)] * 2, endings
+    assert endings[0]["err"] == (f"error: {OF_SECOND * failing}cpu ran out of memory while {said}, and a divided model "
+                                 f"needs all processes\nhint: --resume continues from the last step: {hint}\n"), endings
+    assert endings[1]["err"] == "", endings
+    assert read_state(list_checkpoints(tmp_path / "failed")[-1]).step == 2 * number
     same(whole, there.finish("failed", 2))
 
 

@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from prep.cache.remote.room import NotFetched
-from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
+from prep.errors import EXIT_BUG, ConfigError, OutOfMemoryError, Problem, UsageError, first_line
 from prep.formatting import printable
 from prep.fs.remote.errors import StoreError
 from train.parallel.errors import RankFailed, RankLost, code_of, is_told, mark_told, report_of, text_of
@@ -378,7 +378,7 @@ def joined() -> Iterator[Ranks]:
 
 def _of_all(error: Exception) -> bool:
     """Whether all ranks that read the same files have this error, and not one alone, as of its network or its disk."""
-    return isinstance(error, Problem) and not isinstance(error, StoreError | NotFetched)
+    return isinstance(error, Problem) and not isinstance(error, StoreError | NotFetched | OutOfMemoryError)
 
 
 def of_environment(environment: Mapping[str, str]) -> Ranks:

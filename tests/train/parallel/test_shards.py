@@ -25,6 +25,7 @@ from prep.errors import ConfigError, OutOfMemoryError
 from train import evaluate
 from train.check import check
 from train.config.load import parse
+from train.failures import telling_of_memory
 from train.optim import ema
 from train.parallel import collectives, division
 from train.parallel.errors import RankLost, is_told
@@ -267,6 +268,22 @@ def test_a_file_that_all_read_is_no_failure_of_one(monkeypatch):
     with pytest.raises(ConfigError, match="of a file"), ranks.passing(reading=True):
         raise ConfigError("of a file")
     assert not ranks.connection.lost
+
+
+def test_too_little_memory_is_of_one_rank_also_where_all_read_the_same(monkeypatch):
+    said = []
+    monkeypatch.setattr(collectives, "exchange", lambda mine: said.append(mine[0]) or [mine, mine])
+    monkeypatch.setattr(collectives, "gather", lambda data, sizes: [data, data])
+    ranks, cpu = Ranks(rank=1, world=2, sharded=True), torch.device("cpu")
+    told = "^cpu ran out of memory while drawing, and a divided model needs all processes$"
+    with pytest.raises(RankLost, match=told) as caught, ranks.passing(reading=True), \
+            telling_of_memory(cpu, "drawing", ranks, less="draw less"):
+        raise torch.OutOfMemoryError
+    assert said == [_Says.ENDS] and (caught.value.exit_code, caught.value.hint) == (
+        9, "--resume continues from the last step: draw less")
+    for error, alone in ((RuntimeError("shapes differ"), ranks), (torch.OutOfMemoryError(), ALONE)):
+        with pytest.raises(type(error)), telling_of_memory(cpu, "drawing", alone, less="draw less"):
+            raise error
 
 
 def test_a_rank_that_fails_alone_in_between_ends_the_run(make, setup_of, monkeypatch):
