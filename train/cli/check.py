@@ -48,8 +48,8 @@ def check(
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
     nodes: Annotated[int | None, typer.Option(
-        help="with --world-size: computers, with as many ranks each (default: 1; with --simulate, of 8 ranks each)",
-        min=1, show_default=False)] = None,
+        help="with --world-size: computers, with as many ranks each (default: 1; with --simulate, of up to 8 ranks "
+        "each)", min=1, show_default=False)] = None,
     node_cache: Annotated[str | None, typer.Option(
         metavar="SIZE", help="with --world-size: what a node downloads if copies of shards may take so much, like 2TB",
         show_default=False)] = None,

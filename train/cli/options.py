@@ -27,7 +27,8 @@ ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manif
                                              show_default=False)]
 ManifestOrNone = Annotated[Path | None, typer.Argument(
     metavar="MANIFEST", help="the manifest.json that prep encode wrote, or that of prep push: "
-    "s3://bucket/dataset/manifest.json; none with --simulate, to plan for a data set that is not there yet",
+    "s3://bucket/dataset/manifest.json; none with --simulate, to plan for a data set that is not there yet, or with "
+    "--resume and -o, for the run's own",
     show_default=False)]
 ManifestOrRuns = Annotated[Path | None, typer.Argument(
     metavar="MANIFEST", help="the manifest.json that prep encode wrote, or that of prep push: "
