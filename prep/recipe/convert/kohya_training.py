@@ -43,7 +43,14 @@ _OPTIMIZERS: Mapping[str, str] = {
 }
 _SWITCHES: Mapping[str, str] = {"use_bias_correction": "bias_correction", "safeguard_warmup": "safeguard_warmup"}
 _ALWAYS = {("decouple", "True"), ("scale_parameter", "False"), ("warmup_init", "False")}  # as it is here
-_GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution"}
+# Other names of settings: of the GUI, and of sd-scripts' command line for what its dataset file calls num_repeats.
+_GUI: Mapping[str, str] = {"optimizer": "optimizer_type", "max_resolution": "resolution",
+                           "dataset_repeats": "num_repeats"}
+# Settings that are also in a dataset file, which has them as numbers and switches; many files of the GUI, as texts.
+_WHOLE = ("keep_tokens", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "num_repeats")
+_FRACTIONS = ("caption_dropout_rate", "caption_tag_dropout_rate", "validation_split")
+_SWITCHED = ("shuffle_caption", "enable_bucket", "bucket_no_upscale", "flip_aug", "random_crop", "color_aug",
+             "alpha_mask", "enable_wildcard")
 _SPEED = "affects only speed and memory: nothing to set"
 _STEPS_TOO = "here there is one interval, in steps or in epochs; that in steps is written"
 _TEXT = "text encoders are never trained: no counterpart"
@@ -51,7 +58,8 @@ _RUN = "an option of train run: -o RUN"
 _WORDS: Mapping[str, str] = {
     **dict.fromkeys(("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "vae_batch_size",
                      "cache_text_encoder_outputs_to_disk", "xformers", "sdpa", "mem_eff_attn", "lowram", "highvram",
-                     "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae"), _SPEED),
+                     "persistent_data_loader_workers", "max_data_loader_n_workers", "no_half_vae",
+                     "batch_size"), _SPEED),
     **dict.fromkeys(("save_every_n_epochs", "save_n_epoch_ratio", "validate_every_n_epochs"), _STEPS_TOO),
     "save_last_n_epochs": "counts the checkpoints of save_every_n_epochs, of which none is written",
     "save_last_n_steps": "counts the checkpoints of save_every_n_steps, of which none is written",
@@ -95,11 +103,13 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
 
     Raises `Unparsed`, and what `read` raises.
     """
-    table = _flat(document)
-    layer = Layer(table={_GUI.get(name, name): value for name, value in table.items() if value != ""}, where="")
+    table = {_GUI.get(name, name): value for name, value in _flat(document).items() if value != ""}
+    layer = Layer(table=table, where="")
     draft = Draft(tool="kohya", base=base, trains=True)
     asked = Asked(draft=draft, layers=[layer])
-    kohya.fill(draft, _dataset(asked, read), layer)
+    args = {name: _plain(name, value) for name, value in table.items() if name != "batch_size"}
+    kohya.fill(draft, _dataset(asked, read), Layer(table=args, where="", asked=layer.asked))
+    layer.asked.discard("batch_size")  # asked of a dataset file; here it is of the GUI's preparation of latents
     training = Training()
     _batches(asked, training)
     _optimizer(asked, training)
@@ -123,6 +133,15 @@ def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in document.items():
         flat.update(value if isinstance(value, dict) else {name: value})
     return flat
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value of a setting of datasets, with numbers and switches that are texts as such; others as they are."""
+    if name in _SWITCHED and isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower(), value)
+    if name not in (*_WHOLE, *_FRACTIONS) or (number := number_of(value)) is None:
+        return value
+    return int(number) if name in _WHOLE and number == int(number) else number
 
 
 def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
@@ -229,6 +248,8 @@ def _schedule(asked: Asked, training: Training) -> None:
     if kind not in _SCHEDULES:
         training.note("lr_scheduler", kind, f"no counterpart; {name} is written")
     there = {key: number_of(asked.any(key)) for key in _OF_SCHEDULES}
+    if there["lr_scheduler_num_cycles"] is None:  # the GUI then has one for each of its epochs
+        there["lr_scheduler_num_cycles"] = number_of(asked.any("epoch"))
     for key, setting, number in own:
         value = there[key]
         if value is not None and value == number(value):

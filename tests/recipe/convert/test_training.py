@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pictures import draw
 
+from prep.errors import ConfigError
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.training import BOUNDS, OPTIMIZERS, SWITCHES, WORDS, Training
 from prep.recipe.load import load_recipe
@@ -179,6 +180,8 @@ def of_kohya(folder, **values):
     ({"lr_scheduler": "linear", "lr_scheduler_num_cycles": 3}, "schedule.name", "linear"),
     ({"lr_scheduler": "cosine_with_restarts"}, "schedule.name", "cosine-restarts"),
     ({"lr_scheduler": "cosine_with_restarts", "lr_scheduler_num_cycles": "3"}, "schedule.cycles", 3),
+    ({"lr_scheduler": "cosine_with_restarts", "lr_scheduler_num_cycles": "", "epoch": 4}, "schedule.cycles", 4),
+    ({"lr_scheduler": "cosine_with_restarts", "lr_scheduler_num_cycles": 2, "epoch": 4}, "schedule.cycles", 2),
     ({"lr_scheduler": "polynomial", "lr_scheduler_power": 2}, "schedule.power", 2.0),
     ({"lr_scheduler": "cosine_with_min_lr", "lr_scheduler_min_lr_ratio": 0.1}, "schedule.floor", 0.1),
     ({"lr_scheduler": "cosine_with_min_lr"}, "schedule.name", "cosine"),
@@ -208,6 +211,32 @@ def test_settings_mean_what_they_do_in_sd_scripts(folder, given, name, value):
     config, _ = of_kohya(folder, **given)
     section, _, key = name.rpartition(".")
     assert getattr(getattr(config, section) if section else config, key) == value
+
+
+@pytest.mark.parametrize(("given", "found"), [
+    ({"keep_tokens": "2", "shuffle_caption": "True"}, lambda one: (one.caption_of(0).keep_tokens,
+                                                                   one.caption_of(0).shuffle) == (2, True)),
+    ({"enable_bucket": "true", "bucket_reso_steps": 32.0, "min_bucket_reso": "128", "max_bucket_reso": 2048.0},
+     lambda one: (one.image.step, one.image.shortest, one.image.longest) == (32, 128, 2048)),
+    ({"caption_tag_dropout_rate": "0.25", "flip_aug": "False"},
+     lambda one: (one.caption_of(0).dropout, one.image.flip) == (0.25, "none")),
+    ({"dataset_repeats": "7", "train_data_dir": "img/3_ohwx dog"}, lambda one: one.sources[0].repeats == 7),
+])
+def test_settings_of_datasets_that_the_gui_writes_as_texts(folder, given, found):
+    (folder / "gui.json").write_text(json.dumps({"train_data_dir": "img", "max_train_steps": 10, **given}))
+    assert found(convert(folder / "gui.json").recipe)
+
+
+def test_a_text_that_is_no_number_is_refused(folder):
+    (folder / "gui.json").write_text(json.dumps({"train_data_dir": "img", "keep_tokens": "1.5"}))
+    with pytest.raises(ConfigError) as error:
+        convert(folder / "gui.json")
+    assert "keep_tokens is 1.5, expected a whole number" in error.value.message
+
+
+def test_the_batch_size_of_the_guis_preparation_is_not_that_of_training(folder):
+    config, said = of_kohya(folder, train_batch_size="2", batch_size="8")
+    assert config.batch_size == 2 and "only speed" in said["batch_size"]
 
 
 def test_intervals_in_epochs_need_no_note_unless_something_is_left_out(folder):
