@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect
 from prep.recipe.convert.note import ConversionNote
@@ -20,6 +21,7 @@ from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 UNKNOWN = "unknown setting; ignored"
 _SECRET = re.compile(r"secret|token$|password|access_key|credential", re.IGNORECASE)
@@ -27,6 +29,13 @@ VIEWS = 4  # crops per picture, for tools that draw a new crop each time they sh
 CUTS = f"{VIEWS} crops of each picture are drawn once and kept: [image] views"
 BALANCED = "an epoch shows these pictures as often as the training pictures, never more"
 FLAT = ("*/*",)  # globs that match everything in subdirectories
+# A recipe's bounds for numbers that converters write. Sides and steps of 0 are the default.
+_OF_IMAGES: Mapping[str, tuple[float, float]] = {
+    "step": (8, 1024), "shortest": (0, MOST_SIDE), "longest": (0, MOST_SIDE), "min_side": (0, MOST_SIDE),
+    "views": (1, 64)}
+_OF_CAPTIONS: Mapping[str, tuple[float, float]] = {"variants": (1, 1024), "dropout": (0, 1),
+                                                        "keep_tokens": (0, 1 << 20)}
+_OF_SOURCES: Mapping[str, tuple[float, float]] = {"repeats": (1, 10_000), "weight": (0, 1000)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +95,7 @@ class Draft:
 
     def finish(self) -> Converted:
         """The recipe, with shared settings of all sources in its sections. Raises `Unparsed` if there is no source."""
+        self._fit()
         self._join_resolutions()
         if not self.sources:
             why = f": {self.notes[0].text}" if self.notes else ""
@@ -101,6 +111,38 @@ class Draft:
                           for one, own, where in zip(self.sources, captions, masks, strict=True)),
             image=self._image(), caption=caption, mask=mask, validation=self.validation)
         return Converted(tool=self.tool, recipe=recipe, notes=tuple(self.notes))
+
+    def _fit(self) -> None:
+        """Replaces numbers that a recipe does not take by the nearest that it does, each with a note."""
+        self.images = [(where, self._fit_image(where, image)) for where, image in self.images]
+        for number, one in enumerate(self.sources):
+            where, at = self.images[number][0], f"source[{number}]"
+            caption = one.caption and replace(one.caption, **self._nearest(one.caption, _OF_CAPTIONS, where, at))
+            self.sources[number] = replace(one, caption=caption, **self._nearest(one, _OF_SOURCES, where, at))
+        self.validation = self.within("validation", self.validation, (0, 0.9), "validation")
+
+    def _fit_image(self, where: str, image: ImageOptions) -> ImageOptions:
+        image = replace(image, **self._nearest(image, _OF_IMAGES, where, "image"))
+        bounds = (image.step or 8, MOST_RESOLUTION)
+        sides = tuple(sorted({self.within(f"{where}: resolution", one, bounds, "image") for one in image.resolutions}))
+        upscale = image.upscale if isinstance(image.upscale, str) else self.within(
+            f"{where}: upscale", image.upscale, (1, 100), "image")
+        return replace(image, resolution=sides[0] if len(sides) == 1 else sides, upscale=upscale)
+
+    def _nearest(self, record: Any, bounds: Mapping[str, tuple[float, float]], where: str, at: str) -> dict[str, Any]:
+        """The numbers of `record` in `bounds`, but a step or side of 0, which is the default."""
+        found = {name: getattr(record, name) for name in bounds}
+        return {name: self.within(f"{where}: {name}", value, bounds[name], at) if value or name != "step" else value
+                for name, value in found.items()}
+
+    def within(self, key: str, value: Number, bounds: tuple[float, float], at: str) -> Number:
+        """`value`, or the nearest number within `bounds`, with a note."""
+        low, high = bounds
+        if low <= value <= high:
+            return value
+        nearest = type(value)(min(max(value, low), high) if value == value else low)
+        self.note(key, value, f"a recipe has numbers from {low:g} to {high:g}; {nearest:g} is written", at)
+        return nearest
 
     def _join_resolutions(self) -> None:
         """Merges sources that repeat at several resolutions, and are otherwise equal, into sources at all of them."""

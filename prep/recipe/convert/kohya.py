@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
+from prep.buckets.sizes import MOST_SIDE
 from prep.captions.options import CaptionOptions
 from prep.formatting import format_size
 from prep.geometry import Size
@@ -43,6 +44,7 @@ _DATASET: Mapping[str, str] = {
     "validation_seed": "validation pictures are chosen by the digest of their bytes, not by a seed",
 }
 _KINDS = (".txt", ".caption")
+CELL = 8  # pixels of a latent cell's side; sd-scripts cuts a picture to whole cells
 
 
 def convert(document: Mapping[str, Any], base: Path) -> Converted:
@@ -157,7 +159,7 @@ def _image(asked: Asked) -> ImageOptions:
     if not bucketed:
         for name in ("bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"):
             asked.told(name, "no effect without enable_bucket", at="image")
-        return _one_size(sides)
+        return _one_size(asked, sides)
     if sides[0] != sides[1]:
         asked.told("resolution", "a bucket's area is about the square of one number", at="image")
     if small:
@@ -167,12 +169,16 @@ def _image(asked: Asked) -> ImageOptions:
     return ImageOptions(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
 
 
-def _one_size(sides: Size) -> ImageOptions:
-    """Options that bring every picture to one size, enlarging smaller ones."""
+def _one_size(asked: Asked, sides: Size) -> ImageOptions:
+    """Options that bring every picture to one size, enlarging smaller ones; sides are multiples of a latent cell's."""
     if sides[0] == sides[1]:
         return ImageOptions(resolution=sides[0], buckets="single", upscale="allow")
-    return ImageOptions(resolution=isqrt(sides[0] * sides[1]), buckets="list", sizes=(format_size(sides),),
-                        step=gcd(64, *sides), upscale="allow")
+    width, height = (min(max(CELL, one // CELL * CELL), MOST_SIDE) for one in sides)
+    if (width, height) != sides:
+        asked.told("resolution", f"sides are multiples of {CELL} pixels, up to {MOST_SIDE}; "
+                   f"{format_size((width, height))} is written", at="image")
+    return ImageOptions(resolution=isqrt(width * height), buckets="list", sizes=(format_size((width, height)),),
+                        step=gcd(64, width, height), upscale="allow")
 
 
 def _resolution(asked: Asked) -> Size:
@@ -183,9 +189,8 @@ def _resolution(asked: Asked) -> Size:
     if isinstance(value, str) and re.fullmatch(r"\d{1,6}(,\d{1,6})?", value.replace(" ", "")):  # from a command line
         value = [int(one) for one in value.split(",")]
         value = value[0] if len(value) == 1 else value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value, value
-    sides = list_of(value, lambda one, at: expect(one, int, at), key)
+    alone = isinstance(value, int) and not isinstance(value, bool)
+    sides = [value, value] if alone else list_of(value, lambda one, at: expect(one, int, at), key)
     if len(sides) != 2 or min(sides) < 1:
         raise Unparsed(f"{key} is {brief(value)}, expected one or two whole numbers")
     return sides[0], sides[1]

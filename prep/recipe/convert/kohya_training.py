@@ -20,6 +20,7 @@ from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import ModelOptions
+from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
 
 MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "max_train_steps", "max_train_epochs",
          "train_batch_size")  # a file with one of these is such a configuration
@@ -89,7 +90,12 @@ _RESCALED = ("DDIMScheduler", "DDPMScheduler", "EulerDiscreteScheduler", "EulerA
 _FILES_OF_FLOWS = ("ae", "clip_l", "clip_g", "t5xxl", "gemma2", "timestep_sampling", "discrete_flow_shift")
 # Modules for flows, whose models have no convolutions to adapt, and all whose layers the preset kohya chooses.
 _OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2")
-_ADAPTED = (None, "networks.lora", *_OF_FLOWS)
+_PRODUCTS: Mapping[str, str] = {"networks.loha": "loha", "networks.lokr": "lokr"}
+_ADAPTED = (None, "networks.lora", *_OF_FLOWS, *_PRODUCTS)
+# The modules that its GUI takes for its types; of Standard for SD 3, networks.lora_sd3.
+_MODULES: Mapping[str, str] = {"Flux1": "networks.lora_flux", "Lumina": "networks.lora_lumina",
+                               "Kohya LoHa": "networks.loha", "Kohya LoKr": "networks.lokr"}
+_CONVOLVED = ("Kohya LoCon", *(kind for kind, module in _MODULES.items() if module in _PRODUCTS))
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
 
@@ -117,6 +123,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     _method(asked, training)
     _noise(asked, training)
     _rest(asked, training)
+    training.settle()
     weight = number_of(asked.any("prior_loss_weight"))
     if weight is not None:
         draft.sources = [replace(one, weight=weight) if one.role == "prior" else one for one in draft.sources]
@@ -275,8 +282,14 @@ def _warmup(asked: Asked) -> float:
     return number_of(steps) or percent / 100
 
 
+def _module(asked: Asked) -> Any:
+    """sd-scripts' network_module, also of a configuration of the GUI, which has a type instead."""
+    kind, module = asked.any("LoRA_type"), asked.any("network_module")
+    return _MODULES.get(str(kind)) if module is None else module
+
+
 def _method(asked: Asked, training: Training) -> None:
-    module = asked.any("network_module")
+    module = _module(asked)
     lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
     training.put("method", "lora" if lora else "full", "network_module")
     if module not in (*_ADAPTED, "lycoris.kohya"):
@@ -348,12 +361,13 @@ def _convolutions(asked: Asked, training: Training) -> None:
     args = _network_args(asked)
     if _lycoris(asked, args, training):
         return
-    standard = asked.any("LoRA_type") in (None, "Standard")  # the GUI has conv_dim also where it is not used
+    standard = asked.any("LoRA_type") not in _CONVOLVED  # the GUI has conv_dim also where it is not used
     given = {name: args.pop(name, None if standard else asked.any(name)) for name in ("conv_dim", "conv_alpha")}
     rank, alpha = (number_of(given[name]) for name in ("conv_dim", "conv_alpha"))
-    module = asked.any("network_module")
-    if rank and (_is_flow(asked) or module not in (None, "networks.lora")):  # of the others, unknown ones are flows
-        whose = f"models of {module}" if module not in (None, "networks.lora") else "flows"
+    module = _module(asked)
+    unets = (None, "networks.lora", *_PRODUCTS)  # also of flows; of the others, unknown ones are flows
+    if rank and (_is_flow(asked) or module not in unets):
+        whose = f"models of {module}" if module not in unets else "flows"
         training.note("network_args conv_dim", rank, f"{whose} have no convolutions to adapt; not written")
         rank = None
     plain = "kohya" if module in _ADAPTED else "all-linear"  # which every family of models has
@@ -361,7 +375,16 @@ def _convolutions(asked: Asked, training: Training) -> None:
     if rank:
         training.put("lora.conv_rank", int(rank), "network_args conv_dim")
         training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
+    if module in _PRODUCTS:
+        training.put("lora.kind", _PRODUCTS[module], "network_module")
+        _factor(asked, args, training)
     _note_args(args, training)
+
+
+def _factor(asked: Asked, args: dict[str, str], training: Training) -> None:
+    factor = number_of(args.pop("factor", asked.any("factor")))
+    if training.settings["lora.kind"] == "lokr" and factor and factor > 0:
+        training.put("lora.factor", int(factor), "network_args factor")
 
 
 def _network_args(asked: Asked) -> dict[str, str]:
@@ -393,9 +416,7 @@ def _lycoris(asked: Asked, args: dict[str, str], training: Training) -> bool:
     kind = _LYCORIS.get(named.lower(), "lora")
     training.put("lora.kind", kind, "network_args algo")
     _lycoris_layers(asked, args, training)
-    factor = number_of(args.pop("factor", asked.any("factor")))
-    if kind == "lokr" and factor and factor > 0:
-        training.put("lora.factor", int(factor), "network_args factor")
+    _factor(asked, args, training)
     if str(args.pop("dora_wd", asked.any("dora_wd"))).lower() == "true":
         if kind == "lora":
             training.put("lora.dora", True, "network_args dora_wd")
@@ -409,12 +430,17 @@ def _lycoris_layers(asked: Asked, args: dict[str, str], training: Training) -> N
     """Converts which layers LyCORIS adapts. Of a flow, which has no resnets, it adapts the linear layers of blocks."""
     flow = _is_flow(asked)
     training.put("lora.targets", "kohya" if flow else "kohya-conv", "network_module")
-    for name, setting in (("conv_dim", "lora.conv_rank"), ("conv_alpha", "lora.conv_alpha")):
-        value = number_of(args.pop(name, asked.any(name)))
-        if value and flow:
-            training.note(f"network_args {name}", value, "flows have no convolutions to adapt; not written")
-        elif value:
-            training.put(setting, int(value) if name == "conv_dim" else value, f"network_args {name}")
+    given = {name: number_of(args.pop(name, asked.any(name))) for name in ("conv_dim", "conv_alpha")}
+    if flow:
+        for name, value in given.items():
+            if value:
+                training.note(f"network_args {name}", value, "flows have no convolutions to adapt; not written")
+    elif any(given.values()):  # each without the other is that of the other layers
+        rank, alpha = (training.settings.get(f"lora.{name}") for name in ("rank", "alpha"))
+        for name, value in (("rank", given["conv_dim"] or rank), ("alpha", given["conv_alpha"] or alpha)):
+            if value is not None:
+                training.put(f"lora.conv_{name}", int(value) if name == "rank" else value,
+                             f"network_args conv_{'dim' if name == 'rank' else name}")
     if flow:
         training.note("network_module", asked.any("network_module") or asked.any("LoRA_type"), "written as "
                       'lora.targets = "kohya", every linear layer of the blocks: kohya-conv is for models with resnets')
@@ -466,8 +492,8 @@ def _checkpoints(asked: Asked, training: Training) -> None:
     training.put("checkpoint.keep", 0, "save_last_n_steps")
     if steps := number_of(asked.any("save_every_n_steps")):
         training.put("checkpoint.every", int(steps), "save_every_n_steps")
-        if last := number_of(asked.any("save_last_n_steps")):
-            training.put("checkpoint.keep", int(last // steps) + 1, "save_last_n_steps")
+        if (last := number_of(asked.any("save_last_n_steps"))) and steps >= 1:
+            training.put("checkpoint.keep", int(last) // int(steps) + 1, "save_last_n_steps")
         return
     epochs, ratio = (number_of(asked.any(name)) or 0 for name in ("save_every_n_epochs", "save_n_epoch_ratio"))
     total = training.settings.get("epochs")
@@ -506,7 +532,7 @@ def _sampler(asked: Asked, training: Training) -> None:
 def _is_flow(asked: Asked) -> bool:
     """Whether the configuration is for a flow. The GUI has the settings of flows for every model, and says itself."""
     boxes = [asked.any(name) for name in ("flux1_checkbox", "sd3_checkbox")]
-    if asked.any("network_module") in _OF_FLOWS or True in boxes:
+    if _module(asked) in _OF_FLOWS or True in boxes:
         return True
     return False not in boxes and any(asked.layers[0].table.get(name) for name in _FILES_OF_FLOWS)
 
@@ -534,16 +560,16 @@ def _text(asked: Asked, training: Training) -> dict[str, Any]:
         if asked.any("sdxl"):
             training.note("clip_skip", int(skip), "sd-scripts ignores it for SDXL, and so it is not written")
         else:
-            found["clip_skip"] = int(skip) - 1
-            training.note("clip_skip", int(skip), f"written as [model] clip_skip = {int(skip) - 1}: layers are counted "
-                          "from 0; sd-scripts ignores it for SDXL, so remove it there")
+            found["clip_skip"] = asked.draft.within("clip_skip", int(skip) - 1, (0, MOST_LAYERS), "model")
+            training.note("clip_skip", int(skip), f"written as [model] clip_skip = {found['clip_skip']}: layers are "
+                          "counted from 0; sd-scripts ignores it for SDXL, so remove it there")
     if windows := _WINDOWS.get(tokens or 0):
         found["text_windows"] = windows
         training.note("max_token_length", tokens, "written as [model] text_windows; each window keeps its start "
                       "and end token, which sd-scripts drops inside")
     t5 = number_of(asked.any("t5xxl_max_token_length"))
     if t5 is not None and t5 >= 1:
-        found["max_length"] = int(t5)
+        found["max_length"] = asked.draft.within("t5xxl_max_token_length", int(t5), (0, MOST_TOKENS), "model")
     return found
 
 

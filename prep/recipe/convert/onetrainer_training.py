@@ -19,6 +19,7 @@ from prep.recipe.convert import onetrainer
 from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.schema import ImageOptions, ModelOptions
+from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
 _DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32"}
@@ -68,6 +69,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     _schedule(asked, training)
     _loss(asked, training)
     _times(asked, training)
+    training.settle()
     model = replace(_model(asked, training), **_text(asked, training))
     known = layer.asked | _SILENT
     left = sorted(name for name, value in document.items() if name not in known and value not in (*OFF, "NONE"))
@@ -372,10 +374,11 @@ def _text(asked: Asked, training: Training) -> dict[str, Any]:
                                                                         "text_encoder_2_layer_skip"))
     tokens = number_of(asked.any("text_encoder_2_sequence_length"))
     if kind.startswith("FLUX") and "FLUX_2" not in kind and tokens:
-        return {"max_length": int(tokens)}
+        return {"max_length": asked.draft.within("text_encoder_2_sequence_length", int(tokens), (0, MOST_TOKENS),
+                                                 "model")}
     if not kind.startswith("STABLE_DIFFUSION") or not (first or second):
         return {}
     if "XL" in kind and first != second:
         training.note("text_encoder_2_layer_skip", second, f"both encoders of SDXL skip alike; [model] clip_skip = "
                       f"{first} is written")
-    return {"clip_skip": first}
+    return {"clip_skip": asked.draft.within("text_encoder_layer_skip", first, (0, MOST_LAYERS), "model")}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
+from prep.buckets.sizes import MOST_SIDE
 from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect, list_of, one_of
 from prep.recipe.convert.draft import BALANCED, CUTS, VIEWS, Asked, Converted, Draft, Layer
@@ -215,7 +216,7 @@ def _ratios(asked: Asked) -> list[float]:
 
 def _sized(ratio: float, resolution: int) -> str:
     """A bucket with that aspect ratio and about the area of the resolution's square, in steps of 64."""
-    width, height = (max(64, round(resolution * sqrt(one) / 64) * 64) for one in (ratio, 1 / ratio))
+    width, height = (min(max(64, round(resolution * sqrt(one) / 64) * 64), MOST_SIDE) for one in (ratio, 1 / ratio))
     return f"{width}x{height}"
 
 

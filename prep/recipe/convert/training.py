@@ -63,11 +63,12 @@ class Training:
 
     settings: dict[str, Any] = field(default_factory=dict)  # by name with section: "lora.rank"
     notes: list[ConversionNote] = field(default_factory=list)
+    keys: dict[str, str] = field(default_factory=dict)  # of each setting, its name in the file
 
     def put(self, name: str, value: Any, key: str) -> None:
         """Adds a setting; a value that the trainer does not accept becomes a note on `key`, its name in the file."""
         if self._fits(name, value):
-            self.settings[name] = value
+            self.settings[name], self.keys[name] = value, key
         else:
             low, high = BOUNDS.get(name, (0, 0))
             self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
@@ -105,6 +106,29 @@ class Training:
                 self.put(f"optimizer.{setting}", value, key)
             else:
                 self.note(key, value, f"'{name}' has no such setting")
+
+    def settle(self) -> None:
+        """Replaces what the trainer does not take of LoHa and LoKr: dropout, and another alpha / rank of convolutions.
+        """
+        given = self.settings
+        if (kind := given.get("lora.kind", "lora")) == "lora":
+            return
+        if given.pop("lora.dropout", 0):
+            self.note(self.keys["lora.dropout"], None, f"lora.kind '{kind}' has no dropout; not written")
+        rank = given.get("lora.rank", 16)
+        alpha = given.get("lora.alpha", float(rank))
+        own = given.get("lora.conv_rank")
+        found = given.get("lora.conv_alpha", alpha if own is None else float(own))
+        wanted = (rank if own is None else own) * alpha / rank
+        if abs(found - wanted) <= 1e-6 * wanted:
+            return
+        key = self.keys.get("lora.conv_alpha", self.keys.get("lora.conv_rank", ""))
+        self.note(key, found, f"with lora.kind '{kind}' alpha / rank is the same in all layers, so it is not written")
+        given.pop("lora.conv_alpha", None)
+        if self._fits("lora.conv_alpha", wanted):
+            given["lora.conv_alpha"] = wanted
+        else:
+            given.pop("lora.conv_rank", None)
 
     def _fits(self, name: str, value: Any) -> bool:
         if name in SWITCHES:

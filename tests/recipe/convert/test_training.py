@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import tomllib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pictures import draw
 
 from prep.errors import ConfigError
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.training import BOUNDS, OPTIMIZERS, SWITCHES, WORDS, Training
 from prep.recipe.load import load_recipe
+from prep.recipe.write import render_recipe
 from train.config import optimizers
-from train.config.load import load_config, parse
+from train.config.load import load_config
 from train.config.schema import Checkpoint
 from train.models.families.registry import DENOISERS
 from train.models.samplers import RESCALED
@@ -234,6 +232,26 @@ def test_a_text_that_is_no_number_is_refused(folder):
     assert "keep_tokens is 1.5, expected a whole number" in error.value.message
 
 
+@pytest.mark.parametrize(("given", "found", "said"), [
+    ({"enable_bucket": True, "bucket_no_upscale": True, "bucket_reso_steps": 1}, lambda one: one.image.step == 8,
+     "datasets[0].subsets[0]: step = 1: a recipe has numbers from 8 to 1024; 8 is written"),
+    ({"caption_tag_dropout_rate": 7}, lambda one: one.caption_of(0).dropout == 1,
+     "datasets[0].subsets[0]: dropout = 7.0: a recipe has numbers from 0 to 1; 1 is written"),
+    ({"prior_loss_weight": -2, "reg_data_dir": "reg"}, lambda one: one.sources[1].weight == 0,
+     "datasets[0].subsets[1]: weight = -2.0: a recipe has numbers from 0 to 1000; 0 is written"),
+    ({"resolution": "500,300"}, lambda one: one.image.sizes == ("496x296",),
+     "resolution = '500,300': sides are multiples of 8 pixels, up to 32768; 496x296 is written"),
+    ({"clip_skip": 100}, lambda one: one.model.clip_skip == 64,
+     "clip_skip = 99: a recipe has numbers from 0 to 64; 64 is written"),
+])
+def test_numbers_that_a_recipe_does_not_take(folder, given, found, said):
+    (folder / "gui.json").write_text(json.dumps({"train_data_dir": "img", "max_train_steps": 10, **given}))
+    converted = convert(folder / "gui.json")
+    assert found(converted.recipe) and said in [one.text for one in converted.notes]
+    (folder / "dataset.toml").write_text(render_recipe(converted.recipe, base=folder))
+    load_recipe(folder / "dataset.toml", choices={})
+
+
 def test_the_batch_size_of_the_guis_preparation_is_not_that_of_training(folder):
     config, said = of_kohya(folder, train_batch_size="2", batch_size="8")
     assert config.batch_size == 2 and "only speed" in said["batch_size"]
@@ -391,7 +409,12 @@ def test_adapters_without_a_counterpart_are_notes(folder):
     assert lycoris["network_args algo"] == said and lycoris["network_args preset"] == "no counterpart"
     lycoris = of_kohya(folder, network_module="lycoris.kohya", network_args=["algo=loha", "dora_wd=True"])[1]
     assert lycoris["network_args dora_wd"] == "lora.dora is only for lora.kind 'lora', and this is loha"
-    for kind in ("Standard", "LyCORIS/LoHa"):
+    lycoris = of_kohya(folder, network_module="lycoris.kohya", network_dim=8, network_dropout=0.1, network_args=[
+        "algo=lokr", "conv_dim=4", "conv_alpha=3"])[1]
+    assert lycoris["network_dropout"] == "lora.kind 'lokr' has no dropout; not written"
+    assert lycoris["network_args conv_alpha"] == ("with lora.kind 'lokr' alpha / rank is the same in all layers, so it "
+                                                  "is not written")
+    for kind in ("Standard", "LyCORIS/LoHa", "Flux1", "Lumina", "Kohya LoHa"):
         assert "LoRA_type" not in of_kohya(folder, LoRA_type=kind)[1]
     assert of_onetrainer(folder, peft_type="OFT_2")[1]["peft_type"] == said
 
@@ -406,6 +429,15 @@ DORA = {**LYCORIS, "network_args": "algo=locon dora_wd=True"}
     (LYCORIS, "lora.conv_alpha", 4.0),
     (LOKR, "lora.kind", "lokr"), (LOKR, "lora.factor", 8), (LOKR, "lora.conv_rank", 2), (LOKR, "lora.conv_alpha", 1.0),
     ({**LYCORIS, "network_args": ["algo=lokr", "factor=-1"]}, "lora.factor", 0),
+    ({**LYCORIS, "network_args": ["conv_dim=2"]}, "lora.conv_alpha", 4.0),
+    ({**LYCORIS, "network_args": ["conv_alpha=2"]}, "lora.conv_rank", 8),
+    ({**LYCORIS, "network_args": ["algo=loha", "conv_dim=4", "conv_alpha=1"]}, "lora.conv_alpha", 2.0),
+    ({**LYCORIS, "network_args": ["algo=loha", "conv_dim=4"], "network_dropout": 0.1}, "lora.dropout", 0.0),
+    ({"network_module": "networks.loha", "network_dim": 8}, "lora.kind", "loha"),
+    ({"network_module": "networks.lokr", "network_dim": 8, "network_args": ["factor=4"]}, "lora.factor", 4),
+    ({"LoRA_type": "Kohya LoKr", "network_dim": 8, "factor": 4}, "lora.factor", 4),
+    ({"LoRA_type": "Flux1", "network_dim": 8}, "lora.targets", "kohya"),
+    ({"LoRA_type": "Flux1", "network_dim": 8, "conv_dim": 4}, "lora.kind", "lora"),
     (DORA, "lora.dora", True), (DORA, "lora.kind", "lora"), (LYCORIS, "lora.dora", False),
     ({"LoRA_type": "LyCORIS/LoHa", "network_dim": 8}, "lora.kind", "loha"),
     ({"LoRA_type": "LyCORIS/LoCon", "network_dim": 8, "dora_wd": True}, "lora.dora", True),
@@ -601,34 +633,6 @@ def test_what_onetrainer_counts_otherwise_is_a_note(folder):
     assert of_onetrainer(folder, layer_filter="ff.net")[1]["layer_filter"] == (
         "lora.targets is a preset or a list of layers: all-linear is written, the linear layers of the transformer "
         "blocks")
-
-
-VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(), st.text(max_size=6),
-                  st.sampled_from(["1e-4", "0", "networks.loha", "Prodigy", "AdamWScheduleFree",
-                                   {"optimizer": "SCHEDULE_FREE_ADAMW", "beta1": 0, "beta2": 0.9},
-                                   "fp16", "STEP", "EPOCH", "NEVER", "ON"]))
-
-
-@given(st.data())
-def test_the_trainer_takes_whatever_comes_of_a_file(tmp_path_factory, data):
-    place = tmp_path_factory.mktemp("any")
-    draw(place / "img/0.png", (64, 64), seed=0)
-    kohya = {name: value for section in KOHYA.values() for name, value in section.items()}
-    kind, plain = data.draw(st.sampled_from([("kohya", kohya), ("onetrainer", ONETRAINER)]))
-    kept = {"train_data_dir", "concepts", "resolution", "caption_dropout_rate", "shuffle_caption", "enable_bucket",
-            "prior_loss_weight", "reg_data_dir", "concept_file_name"}
-    document = {name: value if name in kept else data.draw(VALUE) for name, value in plain.items()}
-    intervals = {"kohya": ("max_train_steps", "save_every_n_epochs", "save_n_epoch_ratio", "save_last_n_epochs",
-                           "validate_every_n_epochs"),
-                 "onetrainer": ("save_every", "save_every_unit", "validation", "validate_after", "backup_after_unit")}
-    document |= {name: data.draw(VALUE) for name in intervals[kind]}
-    document |= {"reg_data_dir": None, "train_data_dir": str(place / "img")} if kind == "kohya" else {
-        "concepts": [{"path": str(place / "img")}]}
-    document = {name: None if isinstance(value, float) and not abs(value) < 1e300 else value
-                for name, value in document.items()}
-    (place / "any.json").write_text(json.dumps(document))
-    found = convert(place / "any.json")
-    parse(tomllib.loads(found.training.rendered("x")), "train.toml")
 
 
 @pytest.mark.parametrize("name", [*BOUNDS, *WORDS, *SWITCHES])

@@ -1,0 +1,223 @@
+"""Whatever other tools' files hold, the recipe and the settings that come of them are accepted as they are."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from pictures import draw
+
+from prep.errors import ConfigError, PathError
+from prep.recipe.convert.detect import convert
+from prep.recipe.load import load_recipe
+from prep.recipe.write import render_recipe
+from train.config.load import parse
+
+NUMBERS = (0, 1, -1, 0.0, 0.1, 0.5, 1.0, 1.5, -0.3, 2, 3, 5, 7, 64, 77, 225, 1600, 1e-320, 1e6, 1e18, 10**30, 1e300,
+           float("inf"), float("-inf"), "0", "1", "1e-4", "5%", "0.0", "-1", "abc", "", "inf", "nan", None, True, False)
+SWITCH = (True, False, None, 0, 1, "True", "false", "", "ON", "OFF")
+# Settings, with values that the tool writes beside numbers; the other half of a key's values is in NUMBERS or SWITCH.
+KOHYA = {
+    **dict.fromkeys(("max_train_steps", "max_train_epochs", "epoch", "train_batch_size", "gradient_accumulation_steps",
+                     "learning_rate", "unet_lr", "text_encoder_lr", "max_grad_norm", "min_snr_gamma", "noise_offset",
+                     "multires_noise_iterations", "multires_noise_discount", "ip_noise_gamma", "network_dim",
+                     "network_alpha", "network_dropout", "conv_dim", "conv_alpha", "factor", "lr_warmup",
+                     "lr_warmup_steps", "lr_scheduler_num_cycles", "lr_scheduler_power", "lr_scheduler_min_lr_ratio",
+                     "save_every_n_steps", "save_every_n_epochs", "save_last_n_epochs", "save_last_n_steps",
+                     "save_n_epoch_ratio", "sample_every_n_steps", "sample_every_n_epochs", "validate_every_n_steps",
+                     "validate_every_n_epochs", "seed", "guidance_scale", "discrete_flow_shift", "sigmoid_scale",
+                     "clip_skip", "max_token_length", "t5xxl_max_token_length", "prior_loss_weight", "min_timestep",
+                     "max_timestep", "logit_mean", "logit_std", "mode_scale", "training_shift"), NUMBERS),
+    **dict.fromkeys(("keep_tokens", "caption_dropout_rate", "caption_tag_dropout_rate", "min_bucket_reso",
+                     "max_bucket_reso", "bucket_reso_steps", "dataset_repeats", "validation_split", "batch_size"),
+                    (0, 1, 2, 64, 0.1, 1.0, 64.0, 10**6, -1, "0", "64", "0.5", "", None)),
+    **dict.fromkeys(("gradient_checkpointing", "v_parameterization", "zero_terminal_snr", "debiased_estimation_loss",
+                     "masked_loss", "fp8_base", "sdxl", "v2", "flux1_checkbox", "sd3_checkbox", "use_8bit_adam",
+                     "use_lion_optimizer", "dora_wd", "noise_offset_random_strength", "torch_compile",
+                     "network_train_text_encoder_only"), SWITCH),
+    **dict.fromkeys(("shuffle_caption", "enable_bucket", "bucket_no_upscale", "flip_aug", "random_crop", "alpha_mask",
+                     "enable_wildcard", "color_aug"), (True, False, None, "True", "false", "")),
+    "resolution": (512, 768, "512", "512,768", "1024, 1024", [512, 768], "500,300", [7, 9], 1, 10**7, "0", None),
+    "max_resolution": ("512,512", "1024,1024", ""),
+    "optimizer": ("AdamW", "AdamW8bit", "Lion", "Prodigy", "Adafactor", "AdamWScheduleFree", "DAdaptAdam", "CAME"),
+    "optimizer_args": ("", "weight_decay=0.1", ["betas=0.9,0.99", "eps=1e-8"], "betas=0,2", ["d_coef=0", "d_coef=2"],
+                       "warmup_steps=1.5 weight_decay=-1", "=", ["betas"], [3, None], "relative_step=False",
+                       "use_bias_correction=True safeguard_warmup=True d_coef=0.5"),
+    "lr_scheduler": ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial",
+                     "cosine_with_min_lr", "adafactor", "rex"),
+    "network_module": ("networks.lora", "networks.lora_flux", "networks.lora_sd3", "lycoris.kohya", "networks.oft",
+                       "networks.loha", "networks.lokr", "networks.lora_anima"),
+    "LoRA_type": ("Standard", "Kohya LoCon", "Flux1", "Lumina", "LyCORIS/LoHa", "LyCORIS/LoKr", "LyCORIS/LoCon",
+                  "LyCORIS/iA3", "Kohya LoHa", "Kohya LoKr", "LoRA-FA"),
+    "network_args": ("", "conv_dim=4 conv_alpha=1", ["algo=loha", "conv_dim=2"], ["algo=lokr", "factor=8"],
+                     "algo=lokr conv_alpha=3 factor=-1", ["algo=locon", "dora_wd=True", "dora_wd=False"],
+                     "conv_dim=1e9", "conv_dim=x", ["algo="], "factor=1e300 algo=lokr"),
+    "noise_offset_type": ("Original", "Multires"), "mixed_precision": ("no", "bf16", "fp16", "fp8"),
+    "timestep_sampling": ("sigma", "uniform", "sigmoid", "shift", "flux_shift", "nextdit_shift"),
+    "weighting_scheme": ("uniform", "none", "logit_normal", "mode", "cosmap", "sigma_sqrt"),
+    "sample_sampler": ("ddim", "euler_a", "k_dpm_2", "dpmsolver", "restart", ""),
+    "sample_prompts": ("prompts.txt", "", "a dog --w 512"), "t5xxl": ("t5.safetensors", ""), "ae": ("ae.sft", ""),
+    "caption_extension": (".txt", ".caption", "txt", ""), "pretrained_model_name_or_path": ("a/b", "m.safetensors", ""),
+    "train_data_dir": ("img", "img/3_dog"), "reg_data_dir": ("reg", "", None), "dataset_config": (None, "data.toml"),
+}
+PART = [{}, None, {"learning_rate": 1e-4, "train": True, "weight_dtype": "NFLOAT_4", "gradient_checkpointing": False},
+        {"learning_rate": None, "weight_dtype": "FLOAT_8", "dropout_probability": 0.1, "guidance_scale": 3.5},
+        {"train": False, "weight_dtype": "FLOAT_32", "dropout_probability": 7, "guidance_scale": 1e9}]
+UNITS = ("STEP", "EPOCH", "NEVER", "ALWAYS", "MINUTE", None)
+ONETRAINER = {
+    **dict.fromkeys(("learning_rate", "learning_rate_warmup_steps", "learning_rate_cycles", "learning_rate_min_factor",
+                     "epochs", "batch_size", "gradient_accumulation_steps", "ema_decay", "ema_update_step_interval",
+                     "lora_rank", "lora_alpha", "dropout_probability", "clip_grad_norm", "sample_after", "save_every",
+                     "backup_after", "validate_after", "save_after", "rolling_backup_count", "loss_weight_strength",
+                     "offset_noise_weight", "perturbation_noise_weight", "noising_weight", "noising_bias",
+                     "timestep_shift", "min_noising_strength", "max_noising_strength", "mse_strength", "mae_strength",
+                     "huber_strength", "huber_delta", "unmasked_weight", "text_encoder_layer_skip",
+                     "text_encoder_2_layer_skip", "text_encoder_2_sequence_length", "lokr_dim",
+                     "lokr_decompose_factor", "min_snr_gamma", "__version"), NUMBERS),
+    **dict.fromkeys(("sample_after_unit", "save_every_unit", "backup_after_unit", "validate_after_unit"), UNITS),
+    **dict.fromkeys(("aspect_ratio_bucketing", "masked_training", "normalize_masked_area_loss", "validation",
+                     "rolling_backup", "lora_decompose", "force_v_prediction", "force_epsilon_prediction", "compile",
+                     "rescale_noise_scheduler_to_zero_terminal_snr", "dynamic_timestep_shifting",
+                     "generalized_offset_noise", "gradient_checkpointing", "layer_filter_regex",
+                     "lokr_weight_decompose"), SWITCH),
+    **dict.fromkeys(("unet", "transformer", "prior", "text_encoder", "text_encoder_2"), PART),
+    "training_method": ("LORA", "FINE_TUNE", "EMBEDDING"), "peft_type": ("LORA", "LOHA", "LOKR", "OFT_2"),
+    "model_type": ("STABLE_DIFFUSION_15", "STABLE_DIFFUSION_XL_10_BASE", "STABLE_DIFFUSION_35", "FLUX_DEV_1", "QWEN",
+                   "STABLE_CASCADE_1", "Z_IMAGE", None),
+    "learning_rate_scheduler": ("CONSTANT", "LINEAR", "COSINE", "COSINE_WITH_HARD_RESTARTS", "REX", "CUSTOM"),
+    "learning_rate_scaler": ("NONE", "BATCH", "BOTH", "GLOBAL_BOTH"), "ema": ("OFF", "GPU", "CPU"),
+    "loss_weight_fn": ("CONSTANT", "MIN_SNR_GAMMA", "DEBIASED_ESTIMATION", "P2", "SIGMA"),
+    "timestep_distribution": ("UNIFORM", "LOGIT_NORMAL", "HEAVY_TAIL", "COS_MAP", "SIGMOID", "BETA"),
+    "train_dtype": ("BFLOAT_16", "FLOAT_16", "FLOAT_32", "TFLOAT_32", "NONE"),
+    "layer_filter": ("", "attn", "attentions", "ff.net"), "base_model_name": ("a/b", "x.safetensors", ""),
+    "resolution": ("512", "512,768", "1024x512", 768, "0", "9" * 30, "1,1", "", None),
+    "optimizer": ({"optimizer": "ADAMW", "beta1": 2, "beta2": 0.9, "eps": 0}, {"optimizer": "LION", "beta1": None},
+                  {"optimizer": "ADAFACTOR", "eps": 1e-30, "weight_decay": 5}, {"optimizer": "CAME"}, {}, None,
+                  {"optimizer": "SCHEDULE_FREE_ADAMW", "beta1": 0, "beta2": 0.9}, {"optimizer": "MUON"}, "LION",
+                  {"optimizer": "PRODIGY", "d_coef": 0, "use_bias_correction": True, "safeguard_warmup": None}),
+}
+CONCEPT = {
+    **dict.fromkeys(("repeats", "balancing", "loss_weight"), (0, 1, 1.0, 0.5, 2.5, 1e9, -1, 1e308, float("inf"), None)),
+    **dict.fromkeys(("image_variations", "text_variations", "seed"), (0, 1, 2, 5, 100, 10**7, -1, None)),
+    **dict.fromkeys(("include_subdirectories", "validation_concept"), (True, False, None)),
+    "type": ("STANDARD", "VALIDATION", "PRIOR_PREDICTION"), "balancing_strategy": ("REPEATS", "SAMPLES"),
+}
+IMAGE = {**dict.fromkeys(("enable_crop_jitter", "enable_random_flip", "enable_fixed_flip",
+                          "enable_resolution_override"), (True, False, None)),
+         "resolution_override": ("512", "256, 512", "", "1024x768", "0", None)}
+TEXT = {**dict.fromkeys(("enable_tag_shuffling", "tag_dropout_enable", "caps_randomize_enable"), (True, False, None)),
+        "tag_dropout_mode": ("FULL", "RANDOM", "RANDOM WEIGHTED"), "tag_delimiter": (",", "", ". ", None),
+        "tag_dropout_probability": (0, 0.3, 1, 7, -2, float("inf"), None), "keep_tags_count": (0, 1, -3, 10**9, None),
+        "prompt_source": ("sample", "filename", "concept"), "prompt_path": ("prompts.txt",)}
+BACKEND = {
+    "repeats": (0, 1, 5, 10**9, -1, None), "resolution": (512, 1024, 1.0, 0.5, 1e-9, 2, 300000, 1048575.5, 0, None),
+    "resolution_type": ("pixel", "area", "pixel_area", None), "crop": (True, False, None),
+    "crop_aspect": ("square", "preserve", "closest", "random"), "crop_style": ("center", "random", "face", None),
+    "crop_aspect_buckets": ([], [1.0, 0.5], [64, 1 / 64], [2], None), "minimum_image_size": (0, 512, 10**9, -5, 0.25),
+    "max_upscale_threshold": (0.0, 0.2, 1e9, -1, None), "caption_strategy": ("textfile", "filename", "instanceprompt"),
+    "instance_prompt": ("a dog", "", None), "caption_shuffle": (
+        {}, {"enable": True}, {"enable": True, "count": -4, "position_start": -1}, None,
+        {"enable": True, "count": 10**6, "split_on": "period", "position_start": 10**9}),
+    **dict.fromkeys(("is_regularisation_data", "only_instance_prompt", "prepend_instance_prompt", "disabled"),
+                    (True, False, None)), "dataset_type": ("image", "eval"),
+}
+SUBSET = {"num_repeats": (0, 1, 10**9), "keep_tokens": (0, 5, -1), "caption_dropout_rate": (0, 0.1, 3.0, -1.0),
+          "caption_tag_dropout_rate": (0.5, 9), "is_reg": (True, False), "alpha_mask": (True, False),
+          "class_tokens": ("dog", ""), "random_crop": (True,), "flip_aug": (True, False), "caption_separator": (";",)}
+DATASET = {"resolution": (512, [512, 500], 10**6, 1), "enable_bucket": (True, False), "bucket_no_upscale": (True,),
+           "bucket_reso_steps": (1, 8, 64, 5000), "min_bucket_reso": (0, 256, -8), "max_bucket_reso": (1024, 10**6),
+           "batch_size": (1, 4, 10**9, -2), "validation_split": (0.1, 2.0), **SUBSET}
+VALUE = st.one_of(st.none(), st.booleans(), st.integers(-(10**12), 10**12), st.floats(allow_nan=False),
+                  st.text(max_size=6), st.lists(st.floats(allow_nan=False), max_size=3))
+
+
+def some(draw_one, values):
+    """A table with some of the keys, whose values are mostly those of the tool, and at most one is anything."""
+    table = draw_one(st.fixed_dictionaries({}, optional={name: st.sampled_from(values[name]) for name in values}))
+    if table and draw_one(st.integers(0, 3)) == 0:
+        table[draw_one(st.sampled_from(sorted(table)))] = draw_one(VALUE)
+    return table
+
+
+@st.composite
+def kohyas(draw_one):
+    return {"train_data_dir": "img", "max_grad_norm": 1, **some(draw_one, KOHYA), "network_dim": 4}
+
+
+@st.composite
+def datasets(draw_one):
+    return {"general": some(draw_one, DATASET), "datasets": [
+        {**some(draw_one, DATASET), "subsets": [{"image_dir": place, **some(draw_one, SUBSET)}
+                                                for place in ("img/3_dog", "reg/1_dog")]}]}
+
+
+@st.composite
+def concepts(draw_one):
+    return [{"path": place, **some(draw_one, CONCEPT), "image": some(draw_one, IMAGE), "text": some(draw_one, TEXT)}
+            for place in ("img/3_dog", "reg/1_dog")]
+
+
+@st.composite
+def onetrainers(draw_one):
+    listed = draw_one(concepts()) if draw_one(st.booleans()) else [{"path": "img"}]
+    return {**some(draw_one, ONETRAINER), "concept_file_name": "c.json", "concepts": listed}
+
+
+@st.composite
+def simpletuners(draw_one):
+    return [{"id": place, "instance_data_dir": place, **some(draw_one, BACKEND)}
+            for place in ("img/3_dog", "reg/1_dog")]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    place = tmp_path_factory.mktemp("any")
+    for name in ("img/3_dog", "reg/1_dog"):
+        draw(place / name / "0.png", (64, 64), seed=0)
+    (place / "prompts.txt").write_text("a dog\na {cat}\n")
+    (place / "data.toml").write_text("[[datasets]]\nresolution = 256\n[[datasets.subsets]]\nimage_dir = 'img'\n")
+    return place
+
+
+def accepted(place, document):
+    """Converts a document and loads what comes of it, unless the converter refuses the document."""
+    text = json.dumps(document).replace("Infinity", "1e999")  # which JSON has, as a number too large for any program
+    (place / "any.json").write_text(text)
+    try:
+        found = convert(place / "any.json")
+    except (ConfigError, PathError) as error:
+        event(f"refused: {str(error).partition(': ')[2][:30]}")
+        return
+    event("converted")
+    (place / "dataset.toml").write_text(render_recipe(found.recipe, base=place, remarks=found.remarks))
+    load_recipe(place / "dataset.toml", choices={})
+    if found.training is not None:
+        parse(tomllib.loads(found.training.rendered("x")), "train.toml")
+
+
+@given(document=kohyas())
+def test_a_configuration_of_sd_scripts(project, document):
+    accepted(project, document)
+
+
+@given(document=datasets())
+def test_a_dataset_file_of_sd_scripts(project, document):
+    accepted(project, document)
+
+
+@given(document=onetrainers())
+def test_a_configuration_of_onetrainer(project, document):
+    accepted(project, document)
+
+
+@given(document=concepts())
+def test_concepts_of_onetrainer(project, document):
+    accepted(project, document)
+
+
+@given(document=simpletuners())
+def test_backends_of_simpletuner(project, document):
+    accepted(project, document)
