@@ -111,10 +111,10 @@ def _repeats(asked: Asked) -> int:
 
 
 def _views(asked: Asked, image: Asked, usual: ImageOptions) -> ImageOptions:
-    """The image options: variations become crops and mirror images, both on by default as in OneTrainer."""
+    """The image options: variations become crops, on by default as in OneTrainer, and mirror images."""
     count = asked.get("image_variations", int, 1)
     jitter, fixed = image.get("enable_crop_jitter", bool, True), image.get("enable_fixed_flip", bool, False)
-    flip = "both" if image.get("enable_random_flip", bool, True) else "always" if fixed else "none"
+    flip = "both" if image.get("enable_random_flip", bool, False) else "always" if fixed else "none"
     if fixed and flip == "both":
         image.told("enable_fixed_flip", "pictures are shown both unmirrored and mirrored")
     if count > 1 and not jitter:

@@ -22,8 +22,9 @@ from prep.recipe.schema import ImageOptions, ModelOptions
 from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
-_DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32"}
-_PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha"}
+_DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32",
+                             "TFLOAT_32": "fp32"}
+_PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr"}
 _QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8"}
 _LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
     "lora_rank": ("lora.rank", int, 16), "lora_alpha": ("lora.alpha", float, 1.0),
@@ -49,8 +50,19 @@ _EVERY: Mapping[str, tuple[float | None, str]] = {  # OneTrainer's defaults; tho
     "validate_after": (1, "EPOCH"),
 }
 _COUNTED = ("STEP", "EPOCH")
+_NEWEST = 1 << 20
+# Older names of settings, and the last version of the configuration that has them.
+_RENAMED: Mapping[str, tuple[str, int]] = {
+    "save_after": ("save_every", 5), "save_after_unit": ("save_every_unit", 5), "lora_layers": ("layer_filter", 7),
+    "lora_layer_preset": ("layer_filter_preset", 7), "lora_layers_regex": ("layer_filter_regex", 7)}
+# How many text encoders a model has, by the start of model_type; others have one.
+_ENCODERS: Mapping[str, int] = {"STABLE_DIFFUSION_XL": 2, "STABLE_DIFFUSION_3": 3, "FLUX_DEV": 2, "FLUX_FILL": 2,
+                                "HUNYUAN": 2, "HI_DREAM": 4}
+_DISTRIBUTIONS: Mapping[str, str] = {"UNIFORM": "uniform", "LOGIT_NORMAL": "logit-normal", "HEAVY_TAIL": "mode"}
+_LOSSES: Mapping[str, float] = {"mse": 1.0, "mae": 0.0, "log_cosh": 0.0, "huber": 0.0}  # OneTrainer's defaults
 _SILENT = {"__version", "concept_file_name", "concepts", "model_type", "base_model_name", "optimizer", "unet",
-           "concept_stats", "optimizer_defaults", "secrets"}
+           "concept_stats", "optimizer_defaults", "secrets", "prior", "transformer",  # of them it uses the model's one
+           *(f"text_encoder_{number}" for number in (2, 3, 4))}
 
 
 def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> Converted:
@@ -59,7 +71,8 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     Raises `Unparsed`, and what `read` raises.
     """
     draft = Draft(tool="onetrainer", base=base, trains=True)
-    layer = Layer(table=document, where="")
+    table = _current(document)
+    layer = Layer(table=table, where="")
     asked = Asked(draft=draft, layers=[layer])
     onetrainer.fill(draft, _concepts(asked, read), _image(asked))
     training = Training()
@@ -68,15 +81,69 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     _optimizer(asked, training)
     _schedule(asked, training)
     _loss(asked, training)
+    _errors(asked, training)
+    _draws(asked, training)
+    _parts(asked, training)
     _times(asked, training)
     training.settle()
     model = replace(_model(asked, training), **_text(asked, training))
     known = layer.asked | _SILENT
-    left = sorted(name for name, value in document.items() if name not in known and value not in (*OFF, "NONE"))
+    left = sorted(name for name, value in table.items() if name not in known and value not in (*OFF, "NONE"))
     if left:
         training.note("other settings", None, f"no counterpart: {', '.join(left)}")
     found = draft.finish()
     return replace(found, training=training, recipe=replace(found.recipe, model=model))
+
+
+def _current(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the names of OneTrainer's newest version, as it reads older ones itself."""
+    given, table = document.get("__version"), dict(document)
+    version = given if type(given) is int else 0
+    for name, (new, last) in _RENAMED.items():
+        if name in table and new not in table and version <= last:
+            table[new] = table.pop(name)
+    if version <= 2 and "loss_weight_fn" not in table and number_of(table.get("min_snr_gamma")):
+        table |= {"loss_weight_fn": "MIN_SNR_GAMMA", "loss_weight_strength": table.pop("min_snr_gamma")}
+    if type(given) is int and version <= 3:  # it had one distribution besides the uniform one
+        table["timestep_distribution"] = "SIGMOID" if number_of(table.get("noising_weight")) else "UNIFORM"
+    if "prior" in table and version <= 8 and ("transformer" not in table or type(given) is int):
+        table["transformer"] = table["prior"]
+    return table
+
+
+def _kind(asked: Asked) -> str:
+    return str(asked.any("model_type") or "STABLE_DIFFUSION_15")
+
+
+def _denoiser(asked: Asked) -> str:
+    """The part of the model that is trained, of which the others' settings have no effect."""
+    kind = _kind(asked)
+    if kind.startswith(("WUERSTCHEN", "STABLE_CASCADE")):
+        return "prior"
+    has_unet = kind.startswith("STABLE_DIFFUSION") and not kind.startswith("STABLE_DIFFUSION_3")
+    return "unet" if has_unet else "transformer"
+
+
+def _parts(asked: Asked, training: Training) -> None:
+    """Notes on parts of the model that OneTrainer trains, or reads from elsewhere, and converts caption dropout."""
+    name = _denoiser(asked)
+    if _part(asked, name).get("train") is False:
+        training.note(f"{name}.train", False, "here the denoiser is always trained")
+    if own := _part(asked, name).get("model_name"):
+        training.note(f"{name}.model_name", own, "the whole model is that of [model] path: no counterpart")
+    count = next((number for start, number in _ENCODERS.items() if _kind(asked).startswith(start)), 1)
+    names = ["text_encoder", *(f"text_encoder_{number}" for number in range(2, count + 1))]
+    for name in names:
+        if _part(asked, name).get("train", True) not in (False, None):
+            training.note(f"{name}.train", None, "text encoders are never trained: no counterpart")
+    rates = [number_of(_part(asked, name).get("dropout_probability")) or 0.0 for name in names]
+    if not any(rates):
+        return
+    key = f"{names[rates.index(max(rates))]}.dropout_probability"
+    training.put("caption_dropout", max(rates), key)
+    training.note(key, max(rates), "a dropped caption becomes the unconditional row; OneTrainer uses zeros")
+    if len(set(rates)) > 1:
+        training.note("dropout_probability", rates, "one rate for all text encoders; the largest is written")
 
 
 def _concepts(asked: Asked, read: Callable[[Path], Any]) -> list[Any]:
@@ -118,26 +185,35 @@ def _method(asked: Asked, training: Training) -> None:
         training.put("lora.kind", product, "peft_type")
     elif wanted and decomposed:
         training.put("lora.dora", True, "lora_decompose")
-    weights = next((str(found) for name in ("transformer", "unet", "prior")
-                    if (found := _part(asked, name).get("weight_dtype"))), "")
+    weights = str(_part(asked, _denoiser(asked)).get("weight_dtype") or "")
+    weights = str(asked.any("weight_dtype")) if weights == "NONE" else weights  # of all parts, in older files
     if wanted and product == "lora" and not decomposed and weights in _QUANTIZED:
         training.put("quantization", _QUANTIZED[weights], "weight_dtype")
     dtype = str(asked.any("train_dtype") or "FLOAT_16")
+    if dtype == "TFLOAT_32":
+        training.put("tf32", True, "train_dtype")
     training.put("precision", _DTYPES.get(dtype, "auto"), "train_dtype")
     if dtype not in _DTYPES:
         training.note("train_dtype", dtype, "no counterpart; auto uses bf16 if the device supports it")
     checkpointing = asked.any("gradient_checkpointing")  # of older files; since version 11 each model part has its own
     if not asked.has("gradient_checkpointing"):
-        checkpointing = _part(asked, "unet").get("gradient_checkpointing", True)
+        checkpointing = _part(asked, _denoiser(asked)).get("gradient_checkpointing", True)
     training.put("gradient_checkpointing", checkpointing not in (False, "OFF"), "gradient_checkpointing")
+    if asked.any("compile") is True:
+        training.put("compile", True, "compile")
     for kind in ("v", "epsilon"):
         if asked.any(f"force_{kind}_prediction"):
             training.put("prediction", {"v": "v_prediction"}.get(kind, kind), f"force_{kind}_prediction")
 
 
 def _lora(asked: Asked, training: Training, *, wanted: bool) -> None:
+    product = asked.any("peft_type") == "LOKR"  # whose rank has another name
+    ranks = {name: number_of(asked.any(name)) for name in ("lora_rank", "lokr_dim")}
+    factor = number_of(asked.any("lokr_decompose_factor"))
+    if wanted and product and factor and factor > 0:
+        training.put("lora.factor", int(factor), "lokr_decompose_factor")
     for name, (setting, number, usual) in _LORA.items():
-        value = number_of(asked.any(name))
+        value = ranks["lokr_dim"] if product and name == "lora_rank" else number_of(asked.any(name))
         if wanted:
             training.put(setting, number(usual if value is None else value), name)
     layers, by_pattern = str(asked.any("layer_filter") or ""), asked.any("layer_filter_regex")
@@ -157,7 +233,7 @@ def _lora(asked: Asked, training: Training, *, wanted: bool) -> None:
 
 def _whole(asked: Asked) -> str:
     """The preset for every layer of a model."""
-    kind = str(asked.any("model_type") or "STABLE_DIFFUSION_15")
+    kind = _kind(asked)
     return next((preset for start, preset in _WHOLE.items() if kind.startswith(start)), "all-linear")
 
 
@@ -174,25 +250,23 @@ def _batches(asked: Asked, training: Training) -> None:
     if more > 1 and "batch_size" in training.settings:
         training.put("micro_batch", count, "batch_size")
     training.put("epochs", int(number_of(asked.any("epochs")) or 100), "epochs")
-    if dropped := number_of(_part(asked, "text_encoder").get("dropout_probability")):
-        training.put("caption_dropout", dropped, "text_encoder.dropout_probability")
-        training.note("text_encoder.dropout_probability", dropped, "a dropped caption becomes the unconditional row; "
-                      "OneTrainer uses zeros")
 
 
 def _in_steps(asked: Asked, value: float) -> int:
-    """`value` batches as optimizer steps; at least 1, unless there are none."""
+    """`value` batches as optimizer steps; at least 1, unless there are none. OneTrainer drops parts of a batch."""
+    value = int(value)
     return max(1, round(value / max(1, int(number_of(asked.any("gradient_accumulation_steps")) or 1)))) if value else 0
 
 
 def _optimizer(asked: Asked, training: Training) -> None:
     own = asked.any("optimizer")
     table = own if isinstance(own, dict) else {"optimizer": own or "ADAMW"}
-    rate = number_of(_part(asked, "unet").get("learning_rate"))
+    rate = number_of(_part(asked, _denoiser(asked)).get("learning_rate"))
     rate = number_of(asked.any("learning_rate")) if rate is None else rate
     training.put("optimizer.lr", (3e-6 if rate is None else rate) * _scale(asked, training), "learning_rate")
     clip = number_of(asked.any("clip_grad_norm"))
-    off = "clip_grad_norm" in asked.layers[0].table and clip is None  # null: no clipping
+    table_of = asked.layers[0].table  # null, or infinity, which it writes as a text: no clipping
+    off = "clip_grad_norm" in table_of and table_of["clip_grad_norm"] in (None, "inf")
     training.put("optimizer.clip", 0.0 if off else 1.0 if clip is None else clip, "clip_grad_norm")
     kind = str(table.get("optimizer") or "ADAMW")
     if kind not in _OPTIMIZERS:
@@ -249,7 +323,9 @@ def _schedule(asked: Asked, training: Training) -> None:
     warmup = 200 if warmup is None else warmup
     if 0 < warmup <= 1:
         training.note("learning_rate_warmup_steps", warmup, "a fraction of the run; schedule.warmup is in steps")
-    elif warmup:
+    elif warmup > 0 and training.settings.get("optimizer.name") == "adamw-schedule-free":
+        training.put("schedule.warmup", int(warmup), "learning_rate_warmup_steps")  # which counts its own steps
+    elif warmup > 0:
         training.put("schedule.warmup", _in_steps(asked, warmup), "learning_rate_warmup_steps")
 
 
@@ -260,6 +336,7 @@ def _loss(asked: Asked, training: Training) -> None:
         training.put("loss.unmasked_weight", 0.1 if weight is None else weight, "unmasked_weight")
         training.put("loss.normalize_area", bool(asked.any("normalize_masked_area_loss")), "normalize_masked_area_loss")
     else:
+        training.put("loss.masked", False, "masked_training")  # although there may be masks
         for name in ("unmasked_weight", "normalize_masked_area_loss", "unmasked_probability"):
             asked.any(name)
     kind, strength = str(asked.any("loss_weight_fn") or "CONSTANT"), number_of(asked.any("loss_weight_strength"))
@@ -276,8 +353,6 @@ def _loss(asked: Asked, training: Training) -> None:
     if str(asked.any("model_type")) == "FLUX_DEV_1":
         guidance = number_of(_part(asked, "transformer").get("guidance_scale"))
         training.put("guidance_embedding", 1.0 if guidance is None else guidance, "transformer.guidance_scale")
-    if asked.any("dynamic_timestep_shifting"):
-        training.put("timesteps.shift_by_size", "schedule", "dynamic_timestep_shifting")
     if offset := number_of(asked.any("offset_noise_weight")):
         training.put("noise.offset", offset, "offset_noise_weight")
         if asked.any("generalized_offset_noise"):
@@ -286,6 +361,44 @@ def _loss(asked: Asked, training: Training) -> None:
         training.note("perturbation_noise_weight", extra, "no counterpart: noise.perturbation leaves the target as it "
                       "is, and OneTrainer adds the noise to it, too")
     _ema(asked, training)
+
+
+def _errors(asked: Asked, training: Training) -> None:
+    """Converts the error of a prediction: squared, Huber's, or a sum that has no counterpart."""
+    strengths = {name: usual if (found := number_of(asked.any(f"{name}_strength"))) is None else found
+                 for name, usual in _LOSSES.items()}
+    delta = number_of(asked.any("huber_delta"))
+    used = {name: strength for name, strength in strengths.items() if strength}
+    if list(used) == ["huber"]:
+        training.put("loss.huber", 1.0 if delta is None else delta, "huber_delta")
+    elif used != {"mse": 1}:
+        told = ", ".join(f"{name} {strength:g}" for name, strength in used.items()) or "none"
+        training.note("loss", None, f"the sum of losses, {told}, has no counterpart; the squared error is written")
+
+
+def _draws(asked: Asked, training: Training) -> None:
+    """Converts how timesteps are drawn (modules/modelSetup/mixin/ModelSetupNoiseMixin.py)."""
+    kind, weight, bias, shift, low, high = (asked.any(name) for name in (
+        "timestep_distribution", "noising_weight", "noising_bias", "timestep_shift", "min_noising_strength",
+        "max_noising_strength"))
+    scale, mean, shift, low, high = (usual if (found := number_of(value)) is None else found for value, usual in (
+        (weight, 0.0), (bias, 0.0), (shift, 1.0), (low, 0.0), (high, 1.0)))
+    name = _DISTRIBUTIONS.get(str(kind or "UNIFORM"), "")
+    if not name:
+        training.note("timestep_distribution", kind, "no counterpart; uniform is written")
+    training.put("timesteps.distribution", name or "uniform", "timestep_distribution")
+    if name == "logit-normal":
+        training.put("timesteps.mean", mean, "noising_bias")
+        training.put("timesteps.std", scale + 1, "noising_weight")
+    elif name == "mode":
+        training.put("timesteps.mode_scale", scale, "noising_weight")
+    if asked.any("dynamic_timestep_shifting"):
+        training.put("timesteps.shift_by_size", "schedule", "dynamic_timestep_shifting")
+    elif shift != 1:
+        training.put("timesteps.shift", shift, "timestep_shift")
+        training.note("timestep_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
+                      "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
+    training.put_range(low, high, ("min_noising_strength", "max_noising_strength"))
 
 
 def _ema(asked: Asked, training: Training) -> None:
@@ -369,7 +482,7 @@ def _text(asked: Asked, training: Training) -> dict[str, Any]:
 
     (OneTrainer: modules/model/StableDiffusionModel.py and StableDiffusionXLModel.py encode_text, FluxModel.py)
     """
-    kind = str(asked.any("model_type") or "STABLE_DIFFUSION_15")
+    kind = _kind(asked)
     first, second = (int(number_of(asked.any(name)) or 0) for name in ("text_encoder_layer_skip",
                                                                         "text_encoder_2_layer_skip"))
     tokens = number_of(asked.any("text_encoder_2_sequence_length"))

@@ -26,6 +26,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "schedule.power": (1e-3, 100), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
     "noise.offset": (0, 10), "noise.pyramid": (0, 1), "noise.pyramid_levels": (1, 32), "noise.perturbation": (0, 10),
     "guidance_embedding": (0, 100), "timesteps.std": (1e-3, 10), "timesteps.shift": (0.01, 100),
+    "timesteps.mean": (-10, 10), "timesteps.mode_scale": (-1, 1.75), "timesteps.low": (0, 0.999),
+    "timesteps.high": (0.001, 1), "loss.huber": (0, 1e3),
     "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
     "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
 }
@@ -45,7 +47,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "quantization": ("none", "fp8", "nf4"), "ema.device": ("model", "cpu"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
     "loss.weighting": ("none", "debiased"),
-    "timesteps.distribution": ("uniform", "logit-normal"), "timesteps.shift_by_size": ("none", "schedule"),
+    "timesteps.distribution": ("uniform", "logit-normal", "mode"), "timesteps.shift_by_size": ("none", "schedule"),
     "optimizer.name": tuple(OPTIMIZERS),
     "sample.sampler": ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler",
                        "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler",
@@ -53,8 +55,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
                        "DPMSolverSinglestepScheduler"),
     "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
 }
-SWITCHES = ("gradient_checkpointing", "lora.dora", "zero_terminal_snr", "loss.masked", "loss.normalize_area",
-            "optimizer.bias_correction", "optimizer.safeguard_warmup")
+SWITCHES = ("gradient_checkpointing", "compile", "tf32", "lora.dora", "zero_terminal_snr", "loss.masked",
+            "loss.normalize_area", "optimizer.bias_correction", "optimizer.safeguard_warmup")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,6 +74,15 @@ class Training:
         else:
             low, high = BOUNDS.get(name, (0, 0))
             self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
+
+    def put_range(self, low: float, high: float, keys: tuple[str, str]) -> None:
+        """Adds the least and the largest t that are drawn, as fractions of the noise schedule; all of it: nothing."""
+        if not low < high:
+            self.note(keys[0], low, f"{keys[1]} is {high:g}, and a single timestep has no counterpart; not written")
+            return
+        for name, value, usual, key in (("low", low, 0, keys[0]), ("high", high, 1, keys[1])):
+            if value != usual:
+                self.put(f"timesteps.{name}", value, key)
 
     def put_epochs(self, name: str, count: float, key: str) -> None:
         """Adds an interval in whole epochs, as other tools count them; less than one epoch: never."""

@@ -34,8 +34,8 @@ def test_a_whole_file(convert_json, tmp_path):
         Source(path=tmp_path / "photos", repeats=3, weight=0.5, caption=tags),
         Source(path=tmp_path / "more", role="validation", exclude=("*/*",), caption=other),
         Source(path=tmp_path / "reg", role="prior", exclude=("*/*",), caption=other))
-    assert found.recipe.image == ImageOptions(buckets="ratio", upscale="allow", crop="random", flip="both"), (
-        "both are on where a concept does not say")
+    assert found.recipe.image == ImageOptions(buckets="ratio", upscale="allow", crop="random", flip="none"), (
+        "crops are random where a concept does not say")
     assert said(found)["concepts[3].enabled"] == "skipped: concept 'not now'"
     assert "not with predictions of the base model" in said(found)["concepts[2].type"]
     assert {"resolution", "masked_training"} <= set(said(found)), "what the main configuration says is asked for"
@@ -86,7 +86,8 @@ def test_a_resolution_of_its_own(convert_json, text, resolution):
 
 @pytest.mark.parametrize(("count", "image", "views"), [
     (3, {"enable_crop_jitter": True, "enable_random_flip": False}, ("random", 3, "none")),
-    (99, {"enable_crop_jitter": True, "enable_fixed_flip": True}, ("random", 64, "both")),
+    (99, {"enable_crop_jitter": True, "enable_random_flip": True,
+          "enable_fixed_flip": True}, ("random", 64, "both")),
     (1, {"enable_crop_jitter": False, "enable_random_flip": False, "enable_fixed_flip": True},
      ("centre", 1, "always"))])
 def test_variations_are_cuts_and_mirror_images(convert_json, count, image, views):

@@ -42,7 +42,7 @@ ONETRAINER = {
     "unmasked_weight": 0.2, "normalize_masked_area_loss": True, "loss_weight_fn": "MIN_SNR_GAMMA",
     "loss_weight_strength": 4.0, "lora_rank": 8, "lora_alpha": 4.0, "clip_grad_norm": 0.8, "sample_after": 50,
     "sample_after_unit": "STEP", "backup_after": 30, "backup_after_unit": "MINUTE", "offset_noise_weight": 0.1,
-    "noising_bias": 0.3,
+    "noise_x": 0.3,
     "optimizer": {"optimizer": "ADAMW", "beta1": 0.9, "beta2": 0.98, "eps": 1e-7, "weight_decay": 0.02},
     "unet": {"learning_rate": None},
 }
@@ -122,7 +122,7 @@ def test_a_main_configuration_of_onetrainers(folder):
         assert (config.schedule.name, config.schedule.warmup, config.sample.every) == ("cosine", 50, 25)
         assert config.gradient_checkpointing and config.checkpoint.keep == 0 and config.lora.targets == "kohya-conv"
         assert config.checkpoint.every == 500 and "counted in MINUTE" in notes(found)["backup_after"]
-        assert notes(found)["other settings"] == "no counterpart: noising_bias" and config.noise.offset == 0.1
+        assert notes(found)["other settings"] == "no counterpart: noise_x" and config.noise.offset == 0.1
         assert found.recipe.image.resolution == (512, 768) and found.recipe.model.path == "someone/model"
         assert [one.role for one in found.recipe.sources] == ["train", "prior"]
 
@@ -487,7 +487,7 @@ def test_every_family_has_the_targets_that_are_written_for_it(folder, of_family,
 @pytest.mark.parametrize(("given", "name", "value"), [
     ({"peft_type": "LOHA"}, "lora.kind", "loha"), ({"lora_decompose": True}, "lora.dora", True),
     ({"lora_decompose": True, "peft_type": "LOHA"}, "lora.dora", False), ({}, "precision", "fp16"),
-    ({"transformer": {"weight_dtype": "NFLOAT_4"}}, "quantization", "nf4"),
+    ({"model_type": "QWEN", "transformer": {"weight_dtype": "NFLOAT_4"}}, "quantization", "nf4"),
     ({"unet": {"weight_dtype": "FLOAT_8"}}, "quantization", "fp8"),
     ({"unet": {"weight_dtype": "BFLOAT_16"}}, "quantization", "none"),
     ({"unet": {"weight_dtype": "FLOAT_8"}, "training_method": "FINE_TUNE"}, "quantization", "none"),
@@ -585,6 +585,38 @@ SAVES = {"save_every": 2, "save_every_unit": "EPOCH"}
     ({"sample_after": 1e300, "sample_after_unit": "EPOCH"}, "sample.every", 200),
     ({"sample_after": 3, "sample_after_unit": "EPOCH", "gradient_accumulation_steps": 4}, "sample.every", "3 epochs"),
     ({"sample_after": 3, "sample_after_unit": "NEVER"}, "sample.every", 0), ({}, "sample.every", 200),
+    ({"sample_after": 0.5, "sample_after_unit": "STEP"}, "sample.every", 0),
+    ({"model_type": "FLUX_DEV_1", "learning_rate": 1e-3, "unet": {"learning_rate": 1e-5},
+      "transformer": {"learning_rate": 1e-4}}, "optimizer.lr", 1e-4),
+    ({"model_type": "STABLE_CASCADE_1", "prior": {"learning_rate": 1e-4}}, "optimizer.lr", 1e-4),
+    ({"unet": {"learning_rate": 1e-4}, "transformer": {"learning_rate": 1e-5}}, "optimizer.lr", 1e-4),
+    ({"unet": {"weight_dtype": "NFLOAT_4"}, "transformer": {"weight_dtype": "FLOAT_32"}}, "quantization", "nf4"),
+    ({"model_type": "QWEN", "transformer": {"gradient_checkpointing": False}}, "gradient_checkpointing", False),
+    ({"model_type": "QWEN", "unet": {"gradient_checkpointing": False}}, "gradient_checkpointing", True),
+    ({}, "loss.masked", False), ({"masked_training": True}, "loss.masked", True),
+    ({"optimizer": {"optimizer": "SCHEDULE_FREE_ADAMW"}, "gradient_accumulation_steps": 4}, "schedule.warmup", 200),
+    ({"learning_rate_warmup_steps": -3}, "schedule.warmup", 0),
+    ({"timestep_distribution": "LOGIT_NORMAL", "noising_bias": 0.5}, "timesteps.mean", 0.5),
+    ({"timestep_distribution": "LOGIT_NORMAL", "noising_weight": 0.5}, "timesteps.std", 1.5),
+    ({"timestep_distribution": "LOGIT_NORMAL"}, "timesteps.distribution", "logit-normal"),
+    ({"timestep_distribution": "HEAVY_TAIL", "noising_weight": 1.2}, "timesteps.distribution", "mode"),
+    ({"timestep_distribution": "HEAVY_TAIL", "noising_weight": 1.2}, "timesteps.mode_scale", 1.2),
+    ({"timestep_distribution": "SIGMOID"}, "timesteps.distribution", "uniform"),
+    ({"timestep_distribution": "UNIFORM", "noising_weight": 1.2}, "timesteps.std", 1.0),
+    ({"timestep_shift": 3.0}, "timesteps.shift", 3.0), ({"timestep_shift": None}, "timesteps.shift", 1.0),
+    ({"min_noising_strength": 0.1}, "timesteps.low", 0.1), ({"max_noising_strength": 0.9}, "timesteps.high", 0.9),
+    ({"min_noising_strength": 0.9, "max_noising_strength": 0.9}, "timesteps.low", 0.0),
+    ({"mse_strength": 0, "huber_strength": 1.0, "huber_delta": 0.3}, "loss.huber", 0.3),
+    ({"huber_strength": 1.0}, "loss.huber", 0.0), ({"compile": True}, "compile", True),
+    ({"peft_type": "LOKR", "lokr_dim": 4, "lora_rank": 8}, "lora.kind", "lokr"),
+    ({"peft_type": "LOKR", "lokr_dim": 4, "lora_rank": 8}, "lora.rank", 4), ({"peft_type": "LOKR"}, "lora.rank", 16),
+    ({"peft_type": "LOKR", "lokr_decompose_factor": 8}, "lora.factor", 8), ({"peft_type": "LOKR"}, "lora.factor", 0),
+    ({"peft_type": "LOHA", "dropout_probability": 0.2}, "lora.dropout", 0.0),
+    ({"train_dtype": "TFLOAT_32"}, "precision", "fp32"), ({"train_dtype": "TFLOAT_32"}, "tf32", True),
+    ({"clip_grad_norm": "x"}, "optimizer.clip", 1.0), ({"clip_grad_norm": "inf"}, "optimizer.clip", 0.0),
+    ({"save_after": 2, "save_after_unit": "EPOCH"}, "checkpoint.every", "2 epochs"),
+    ({"lora_layers": "attn"}, "lora.targets", "attention"), ({"min_snr_gamma": 5}, "loss.min_snr", 5.0),
+    ({"__version": 10, "min_snr_gamma": 5}, "loss.min_snr", 0.0),
     ({"validation": True}, "validation.every", "1 epoch"), ({}, "validation.every", 0),
     ({"validation": True, "validate_after": 8, "validate_after_unit": "STEP"}, "validation.every", 8),
     ({"save_every": 2, "backup_after": 1, "backup_after_unit": "EPOCH"}, "checkpoint.every", "1 epoch"),
@@ -618,6 +650,26 @@ def test_onetrainers_models_and_backups_are_both_checkpoints(folder):
     assert said(**SAVES, backup_after=30) == {"backup_after": minutes}
     assert said(save_every=5, save_every_unit="MINUTE", backup_after=9, backup_after_unit="STEP") == {
         "save_every": minutes}
+
+
+def test_what_onetrainer_trains_and_draws_besides_is_a_note(folder):
+    never = "text encoders are never trained: no counterpart"
+    assert of_onetrainer(folder)[1]["text_encoder.train"] == never, "as it does unless the file says otherwise"
+    off = {"train": False}
+    assert not {"text_encoder.train", "text_encoder_2.train"} & of_onetrainer(folder, text_encoder=off)[1].keys()
+    said = of_onetrainer(folder, model_type="STABLE_DIFFUSION_XL_10_BASE", text_encoder=off, text_encoder_2={
+        "train": True}, unet={"train": False, "model_name": "u.safetensors"})[1]
+    assert "text_encoder.train" not in said and said["text_encoder_2.train"] == never
+    assert said["unet.train"] == "here the denoiser is always trained"
+    assert said["unet.model_name"] == "the whole model is that of [model] path: no counterpart"
+    assert "no counterpart; uniform is written" in of_onetrainer(folder, timestep_distribution="COS_MAP")[1][
+        "timestep_distribution"]
+    said = of_onetrainer(folder, timestep_distribution="UNIFORM", noising_weight=1, timestep_shift=3)[1]
+    assert "timestep_distribution" not in said and "other settings" not in said
+    assert "the schedule's own" in said["timestep_shift"]
+    said = of_onetrainer(folder, huber_strength=0.5, mae_strength=1)[1]
+    assert said["loss"] == ("the sum of losses, mse 1, mae 1, huber 0.5, has no counterpart; the squared error is "
+                            "written")
 
 
 def test_what_onetrainer_counts_otherwise_is_a_note(folder):
