@@ -26,7 +26,7 @@ MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "m
          "train_batch_size")  # a file with one of these is such a configuration
 _STEPS, _RATE, _RANK, _ALPHA, _DISCOUNT, _SHIFT = 1600, 2e-6, 4, 1.0, 0.3, 3.0  # the defaults of sd-scripts
 _NUMBERS: Mapping[str, tuple[str, type]] = {
-    "max_grad_norm": ("optimizer.clip", float), "min_snr_gamma": ("loss.min_snr", float), "seed": ("seed", int),
+    "max_grad_norm": ("optimizer.clip", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float),
 }
 _OF_SCHEDULES = ("lr_scheduler_num_cycles", "lr_scheduler_power", "lr_scheduler_min_lr_ratio")
@@ -74,6 +74,11 @@ _WORDS: Mapping[str, str] = {
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
 _SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
                                  **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
+# weighting_scheme is a distribution of timesteps, or a weight of the loss by noise level.
+_SCHEMES: Mapping[Any, str] = {"logit_normal": "logit-normal", "mode": "mode"}
+_WEIGHTS: Mapping[Any, str] = {"cosmap": "cosmap", "sigma_sqrt": "inverse-square"}
+_OF_DIFFUSION = ("noise_offset", "multires_noise_iterations", "min_snr_gamma", "debiased_estimation_loss",
+                 "zero_terminal_snr", "v_parameterization")  # which sd-scripts ignores for flows
 # Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
 _LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 # Its samplers, some of them with k_ before the name, and diffusers' schedulers that they are.
@@ -282,10 +287,10 @@ def _warmup(asked: Asked) -> float:
     return number_of(steps) or percent / 100
 
 
-def _module(asked: Asked) -> Any:
+def _module(asked: Asked) -> str | None:
     """sd-scripts' network_module, also of a configuration of the GUI, which has a type instead."""
     kind, module = asked.any("LoRA_type"), asked.any("network_module")
-    return _MODULES.get(str(kind)) if module is None else module
+    return _MODULES.get(str(kind)) if module is None else str(module)
 
 
 def _method(asked: Asked, training: Training) -> None:
@@ -306,28 +311,43 @@ def _method(asked: Asked, training: Training) -> None:
 
 def _noise(asked: Asked, training: Training) -> None:
     """Converts noise offset, multi-resolution noise and input perturbation; the GUI has one of the first two."""
-    kind = asked.any("noise_offset_type") or ""
-    offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("ip_noise_gamma"))
-    levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
-    if offset and kind != "Multires":
-        training.put("noise.offset", offset, "noise_offset")
-    if levels and kind != "Original":
-        training.put("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
-        training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
+    _timesteps(asked, training)
+    if _is_flow(asked):
+        for name in _OF_DIFFUSION:
+            if (value := asked.any(name)) and number_of(value) != 0:
+                training.note(name, value, "sd-scripts ignores it for flows; not written")
+    else:
+        _of_diffusion(asked, training)
+    gamma = number_of(asked.any("ip_noise_gamma"))
     if gamma:
         training.put("noise.perturbation", gamma, "ip_noise_gamma")
-    _timesteps(asked, training)
-    if asked.any("debiased_estimation_loss"):
-        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(asked.any("v_parameterization")),
-                              beside="min_snr_gamma" if asked.any("min_snr_gamma") else "")
-    if asked.any("zero_terminal_snr"):
-        training.put("zero_terminal_snr", True, "zero_terminal_snr")
     guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model
     if guidance is not None and asked.any("flux1_checkbox") is not False:
         training.put("guidance_embedding", guidance, "guidance_scale")
     for name in ("noise_offset", "ip_noise_gamma"):
         if asked.any(f"{name}_random_strength") and asked.any(name):
             training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
+
+
+def _of_diffusion(asked: Asked, training: Training) -> None:
+    """Converts what only models have that predict epsilon or v."""
+    kind = asked.any("noise_offset_type") or ""
+    offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("min_snr_gamma"))
+    levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
+    if offset and kind != "Multires":
+        training.put("noise.offset", offset, "noise_offset")
+    if levels and kind != "Original":
+        training.put("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
+        training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
+    if gamma is not None:
+        training.put("loss.min_snr", gamma, "min_snr_gamma")
+    if asked.any("v_parameterization"):
+        training.put("prediction", "v_prediction", "v_parameterization")
+    if asked.any("debiased_estimation_loss"):
+        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(asked.any("v_parameterization")),
+                              beside="min_snr_gamma" if asked.any("min_snr_gamma") else "")
+    if asked.any("zero_terminal_snr"):
+        training.put("zero_terminal_snr", True, "zero_terminal_snr")
 
 
 def _timesteps(asked: Asked, training: Training) -> None:
@@ -337,14 +357,25 @@ def _timesteps(asked: Asked, training: Training) -> None:
     """
     kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
     shift = number_of(asked.any("discrete_flow_shift"))
-    if asked.any("flux1_checkbox") is False and not asked.any("sd3_checkbox"):
+    if asked.any("sd3_checkbox") or _module(asked) == "networks.lora_sd3":
+        _of_sd3(asked, training)
         return
-    if kind is None and shift is None:
+    if not _is_flow(asked):
+        _range(asked, training)
+    if asked.any("flux1_checkbox") is False:
         return
-    if (kind := kind or "sigma") not in _SAMPLINGS:
+    scheme = "" if asked.has("flux1_checkbox") else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
+    if asked.any("model_prediction_type") in (None, "sigma_scaled"):
+        _weighted(scheme, training)
+    if kind is None and shift is None and scheme not in _SCHEMES:
+        return
+    if (kind := str(kind or "sigma")) not in _SAMPLINGS:
         training.note("timestep_sampling", kind, "no counterpart")
         return
-    training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
+    if kind == "sigma":
+        _scheme(asked, scheme, training)
+    else:
+        training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
     if scale not in (None, 1) and _SAMPLINGS[kind] == "logit-normal":
         training.put("timesteps.std", scale, "sigmoid_scale")
     if kind in ("shift", "sigma"):
@@ -353,6 +384,39 @@ def _timesteps(asked: Asked, training: Training) -> None:
                       "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
     if kind == "flux_shift":
         training.put("timesteps.shift_by_size", "schedule", "timestep_sampling")
+
+
+def _of_sd3(asked: Asked, training: Training) -> None:
+    """Converts the draws for SD 3, whose noise levels are not shifted but by training_shift (sd3_train_utils.py)."""
+    scheme, shift = str(asked.any("weighting_scheme")), number_of(asked.any("training_shift"))
+    _scheme(asked, scheme, training)
+    _weighted(scheme, training)
+    training.put("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
+    training.note("training_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by 'shift' "
+                  "of the scheduler's config")
+    _range(asked, training)
+
+
+def _scheme(asked: Asked, scheme: str, training: Training) -> None:
+    """Converts the distribution of timesteps that weighting_scheme names."""
+    mean, spread, scale = (number_of(asked.any(name)) for name in ("logit_mean", "logit_std", "mode_scale"))
+    training.put("timesteps.distribution", _SCHEMES.get(scheme, "uniform"), "weighting_scheme")
+    if scheme == "logit_normal":
+        training.put("timesteps.mean", 0.0 if mean is None else mean, "logit_mean")
+        training.put("timesteps.std", 1.0 if spread is None else spread, "logit_std")
+    elif scheme == "mode":
+        training.put("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
+
+
+def _weighted(scheme: str, training: Training) -> None:
+    if scheme in _WEIGHTS:
+        training.put("loss.weighting", _WEIGHTS[scheme], "weighting_scheme")
+
+
+def _range(asked: Asked, training: Training) -> None:
+    """Converts the timesteps that are drawn, of 1,000."""
+    low, high = (number_of(asked.any(name)) for name in ("min_timestep", "max_timestep"))
+    training.put_range((low or 0) / 1000, (1000 if high is None else high) / 1000, ("min_timestep", "max_timestep"))
 
 
 def _convolutions(asked: Asked, training: Training) -> None:
@@ -375,7 +439,7 @@ def _convolutions(asked: Asked, training: Training) -> None:
     if rank:
         training.put("lora.conv_rank", int(rank), "network_args conv_dim")
         training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
-    if module in _PRODUCTS:
+    if module is not None and module in _PRODUCTS:
         training.put("lora.kind", _PRODUCTS[module], "network_module")
         _factor(asked, args, training)
     _note_args(args, training)
@@ -461,12 +525,12 @@ def _rest(asked: Asked, training: Training) -> None:
         training.put("gradient_checkpointing", True, "gradient_checkpointing")
     if asked.any("fp8_base") and training.settings.get("method") == "lora":
         training.put("quantization", "fp8", "fp8_base")
-    if asked.any("v_parameterization"):
-        training.put("prediction", "v_prediction", "v_parameterization")
     alpha = any(one.mask == "alpha" for one in asked.draft.sources)  # sd-scripts then needs no masked_loss
     if asked.any("masked_loss") or asked.any("alpha_mask") or alpha:
         training.put("loss.masked", True, "masked_loss")
         training.put("loss.unmasked_weight", 0.0, "masked_loss")
+    else:
+        training.put("loss.masked", False, "masked_loss")  # although there may be masks
 
 
 def _intervals(asked: Asked, training: Training) -> None:

@@ -46,7 +46,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "lora.targets": ("attention", "all-linear", "kohya", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
     "quantization": ("none", "fp8", "nf4"), "ema.device": ("model", "cpu"),
     "prediction": ("manifest", "epsilon", "v_prediction"),
-    "loss.weighting": ("none", "debiased"),
+    "loss.weighting": ("none", "debiased", "cosmap", "inverse-square"),
     "timesteps.distribution": ("uniform", "logit-normal", "mode"), "timesteps.shift_by_size": ("none", "schedule"),
     "optimizer.name": tuple(OPTIMIZERS),
     "sample.sampler": ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler",
@@ -78,7 +78,8 @@ class Training:
     def put_range(self, low: float, high: float, keys: tuple[str, str]) -> None:
         """Adds the least and the largest t that are drawn, as fractions of the noise schedule; all of it: nothing."""
         if not low < high:
-            self.note(keys[0], low, f"{keys[1]} is {high:g}, and a single timestep has no counterpart; not written")
+            self.note(keys[0], None, f"up to {keys[1]} there is one timestep at most, which has no counterpart; not "
+                      "written")
             return
         for name, value, usual, key in (("low", low, 0, keys[0]), ("high", high, 1, keys[1])):
             if value != usual:

@@ -202,6 +202,22 @@ def of_kohya(folder, **values):
     ({"noise_offset": 0.05, "noise_offset_type": "Original"}, "noise.offset", 0.05),
     ({"noise_offset": 0.05, "noise_offset_type": "Multires"}, "noise.offset", 0.0),
     ({"ip_noise_gamma": 0.1}, "noise.perturbation", 0.1),
+    ({"network_dim": 4}, "loss.masked", False), ({"masked_loss": True}, "loss.masked", True),
+    ({"min_timestep": 100}, "timesteps.low", 0.1), ({"max_timestep": 900}, "timesteps.high", 0.9),
+    ({"min_timestep": 0, "max_timestep": 1000}, "timesteps.high", 1.0),
+    ({"min_timestep": 500, "max_timestep": 500}, "timesteps.low", 0.0),
+    ({"timestep_sampling": "sigmoid", "min_timestep": 100}, "timesteps.low", 0.0),
+    ({"timestep_sampling": "sigma", "weighting_scheme": "logit_normal", "logit_std": 0.5}, "timesteps.std", 0.5),
+    ({"timestep_sampling": "sigma", "weighting_scheme": "cosmap"}, "loss.weighting", "cosmap"),
+    ({"timestep_sampling": "sigma", "weighting_scheme": "cosmap", "model_prediction_type": "raw"}, "loss.weighting",
+     "none"), ({"flux1_checkbox": True, "weighting_scheme": "cosmap"}, "loss.weighting", "none"),
+    ({"sd3_checkbox": True, "weighting_scheme": "mode"}, "timesteps.mode_scale", 1.29),
+    ({"sd3_checkbox": True, "weighting_scheme": "sigma_sqrt"}, "loss.weighting", "inverse-square"),
+    ({"network_module": "networks.lora_sd3", "training_shift": 3}, "timesteps.shift", 3.0),
+    ({"sd3_checkbox": True, "timestep_sampling": "shift", "min_timestep": 100}, "timesteps.distribution", "uniform"),
+    ({"timestep_sampling": "sigmoid", "noise_offset": 0.1}, "noise.offset", 0.0),
+    ({"flux1_checkbox": True, "min_snr_gamma": 5}, "loss.min_snr", 0.0), ({"min_snr_gamma": 5}, "loss.min_snr", 5.0),
+    ({"sd3_checkbox": True, "v_parameterization": True, "zero_terminal_snr": True}, "prediction", "manifest"),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 0, "lr_warmup": 10}, "schedule.warmup", 160),
     ({"lr_scheduler": "cosine", "lr_warmup_steps": 7, "lr_warmup": 10}, "schedule.warmup", 7),
 ])
@@ -522,6 +538,17 @@ def test_arguments_of_a_network_without_a_counterpart_are_notes(folder):
     said = of_kohya(folder, network_module="networks.lora_sd3", network_args=["conv_dim=4"])[1]
     assert "network_module" not in said and said["network_args conv_dim"] == (
         "models of networks.lora_sd3 have no convolutions to adapt; not written")
+
+
+def test_what_sd_scripts_ignores_for_flows_is_a_note(folder):
+    given = {"noise_offset": 0.1, "min_snr_gamma": 5, "zero_terminal_snr": True, "multires_noise_iterations": 0}
+    said = of_kohya(folder, flux1_checkbox=True, **given)[1]
+    assert {name for name, one in said.items() if one == "sd-scripts ignores it for flows; not written"} == {
+        "noise_offset", "min_snr_gamma", "zero_terminal_snr"}
+    assert not given.keys() & of_kohya(folder, **given)[1].keys()
+    said = of_kohya(folder, min_timestep=500, max_timestep=500)[1]
+    assert said["min_timestep"] == ("up to max_timestep there is one timestep at most, which has no counterpart; not "
+                                    "written")
 
 
 def test_alpha_masks_need_no_masked_loss_in_sd_scripts(folder):
