@@ -23,6 +23,7 @@ from prep.runtime import usable_cores
 
 SHARD, WORKERS = 64 << 20, min(4, usable_cores())
 PATIENCE = 120.0  # seconds for an epoch; MosaicML's processes may wait for each other without end
+ATTEMPTS = 5
 Sample = dict[str, bytes]
 
 
@@ -50,16 +51,19 @@ def write_tars(samples: Iterator[Sample], to: Path) -> None:
 
 def read_mds(url: str, local: Path, count: int) -> float:
     """Seconds of a shuffled epoch by MosaicML Streaming, without copies at first; it has `count` samples. Infinite if
-    it does not end within `PATIENCE`."""
+    it does not end within `PATIENCE`, or fails again and again: its workers sometimes read parts of a file that are
+    not there yet."""
     command = [sys.executable, __file__, url, str(local), str(count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            told, _ = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return float("inf")
-    assert process.returncode == 0, f"an epoch by MosaicML Streaming ended with {process.returncode}"
-    return float(told.splitlines()[-1])
+    for _ in range(ATTEMPTS):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+            try:
+                told, _ = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return float("inf")
+        if process.returncode == 0:
+            return float(told.splitlines()[-1])
+    return float("inf")
 
 
 def _epoch_of_mds(url: str, local: Path, count: int) -> float:

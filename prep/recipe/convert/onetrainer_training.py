@@ -371,6 +371,9 @@ def _errors(asked: Asked, training: Training) -> None:
     used = {name: strength for name, strength in strengths.items() if strength}
     if list(used) == ["huber"]:
         training.put("loss.huber", 1.0 if delta is None else delta, "huber_delta")
+        training.note("huber_strength", used["huber"], "loss.huber is the squared error up to there, twice "
+                      "OneTrainer's Huber loss of strength 1: an optimizer that does not scale gradients takes larger "
+                      "steps")
     elif used != {"mse": 1}:
         told = ", ".join(f"{name} {strength:g}" for name, strength in used.items()) or "none"
         training.note("loss", None, f"the sum of losses, {told}, has no counterpart; the squared error is written")
@@ -398,6 +401,9 @@ def _draws(asked: Asked, training: Training) -> None:
         training.put("timesteps.shift", shift, "timestep_shift")
         training.note("timestep_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
                       "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
+    if shift != 1 and (low, high) != (0, 1):
+        training.note("timestep_shift", shift, "here it shifts within the range of timesteps, in OneTrainer what was "
+                      "drawn from the range")
     training.put_range(low, high, ("min_noising_strength", "max_noising_strength"))
 
 

@@ -694,6 +694,10 @@ def test_what_onetrainer_trains_and_draws_besides_is_a_note(folder):
     said = of_onetrainer(folder, timestep_distribution="UNIFORM", noising_weight=1, timestep_shift=3)[1]
     assert "timestep_distribution" not in said and "other settings" not in said
     assert "the schedule's own" in said["timestep_shift"]
+    said = of_onetrainer(folder, huber_strength=0.5, mse_strength=0)[1]
+    assert said["huber_strength"].startswith("loss.huber is the squared error up to there, twice OneTrainer's")
+    said = of_onetrainer(folder, timestep_shift=3.0, max_noising_strength=0.9)[1]
+    assert "here it shifts within the range of timesteps" in said["timestep_shift"]
     said = of_onetrainer(folder, huber_strength=0.5, mae_strength=1)[1]
     assert said["loss"] == ("the sum of losses, mse 1, mae 1, huber 0.5, has no counterpart; the squared error is "
                             "written")
