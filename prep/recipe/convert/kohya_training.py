@@ -17,6 +17,8 @@ from typing import Any
 from prep.parse import Unparsed, hub_id
 from prep.recipe.convert import kohya
 from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
+from prep.recipe.convert.kohya_adapters import is_flow, put_method
+from prep.recipe.convert.kohya_noise import put_noise
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import ModelOptions
@@ -24,7 +26,7 @@ from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
 
 MARKS = ("dataset_config", "train_data_dir", "network_module", "network_dim", "max_train_steps", "max_train_epochs",
          "train_batch_size")  # a file with one of these is such a configuration
-_STEPS, _RATE, _RANK, _ALPHA, _DISCOUNT, _SHIFT = 1600, 2e-6, 4, 1.0, 0.3, 3.0  # the defaults of sd-scripts
+_STEPS, _RATE = 1600, 2e-6  # the defaults of sd-scripts
 _NUMBERS: Mapping[str, tuple[str, type]] = {
     "max_grad_norm": ("optimizer.clip", float), "seed": ("seed", int),
     "network_dropout": ("lora.dropout", float),
@@ -72,15 +74,6 @@ _WORDS: Mapping[str, str] = {
     "save_model_as": "safetensors is the only format",
 }
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
-_SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
-                                 **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
-# weighting_scheme is a distribution of timesteps, or a weight of the loss by noise level.
-_SCHEMES: Mapping[Any, str] = {"logit_normal": "logit-normal", "mode": "mode"}
-_WEIGHTS: Mapping[Any, str] = {"cosmap": "cosmap", "sigma_sqrt": "inverse-square"}
-_OF_DIFFUSION = ("noise_offset", "multires_noise_iterations", "min_snr_gamma", "debiased_estimation_loss",
-                 "zero_terminal_snr", "v_parameterization")  # which sd-scripts ignores for flows
-# Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
-_LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
 # Its samplers, some of them with k_ before the name, and diffusers' schedulers that they are.
 _SAMPLERS: Mapping[str, str] = {
     "ddim": "DDIMScheduler", "ddpm": "DDPMScheduler", "pndm": "PNDMScheduler", "lms": "LMSDiscreteScheduler",
@@ -92,15 +85,6 @@ _SAMPLERS: Mapping[str, str] = {
 # Of these, the trainer takes no others for a noise schedule that ends in pure noise.
 _RESCALED = ("DDIMScheduler", "DDPMScheduler", "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler",
              "DPMSolverMultistepScheduler")
-_FILES_OF_FLOWS = ("ae", "clip_l", "clip_g", "t5xxl", "gemma2", "timestep_sampling", "discrete_flow_shift")
-# Modules for flows, whose models have no convolutions to adapt, and all whose layers the preset kohya chooses.
-_OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2")
-_PRODUCTS: Mapping[str, str] = {"networks.loha": "loha", "networks.lokr": "lokr"}
-_ADAPTED = (None, "networks.lora", *_OF_FLOWS, *_PRODUCTS)
-# The modules that its GUI takes for its types; of Standard for SD 3, networks.lora_sd3.
-_MODULES: Mapping[str, str] = {"Flux1": "networks.lora_flux", "Lumina": "networks.lora_lumina",
-                               "Kohya LoHa": "networks.loha", "Kohya LoKr": "networks.lokr"}
-_CONVOLVED = ("Kohya LoCon", *(kind for kind, module in _MODULES.items() if module in _PRODUCTS))
 _QUIET = {"network_train_unet_only", "save_state", "network_module", "sdxl", "v2", "save_precision"}
 
 
@@ -125,8 +109,8 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     _batches(asked, training)
     _optimizer(asked, training)
     _schedule(asked, training)
-    _method(asked, training)
-    _noise(asked, training)
+    put_method(asked, training)
+    put_noise(asked, training)
     _rest(asked, training)
     training.settle()
     weight = number_of(asked.any("prior_loss_weight"))
@@ -287,229 +271,6 @@ def _warmup(asked: Asked) -> float:
     return number_of(steps) or percent / 100
 
 
-def _module(asked: Asked) -> str | None:
-    """sd-scripts' network_module, also of a configuration of the GUI, which has a type instead."""
-    kind, module = asked.any("LoRA_type"), asked.any("network_module")
-    return _MODULES.get(str(kind)) if module is None else str(module)
-
-
-def _method(asked: Asked, training: Training) -> None:
-    module = _module(asked)
-    lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
-    training.put("method", "lora" if lora else "full", "network_module")
-    if module not in (*_ADAPTED, "lycoris.kohya"):
-        training.note("network_module", module, "no such adapter here; lora is written")
-    rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))
-    kind = str(asked.any("LoRA_type") or "Standard")  # of the GUI
-    if module is None and kind not in ("Standard", "Kohya LoCon") and _algorithm(kind) is None:
-        training.note("LoRA_type", kind, "no such adapter here; lora is written")
-    if lora:
-        training.put("lora.rank", int(rank or _RANK), "network_dim")
-        training.put("lora.alpha", float(_ALPHA if alpha is None else alpha or rank or _RANK), "network_alpha")
-        _convolutions(asked, training)
-
-
-def _noise(asked: Asked, training: Training) -> None:
-    """Converts noise offset, multi-resolution noise and input perturbation; the GUI has one of the first two."""
-    _timesteps(asked, training)
-    if _is_flow(asked):
-        for name in _OF_DIFFUSION:
-            if (value := asked.any(name)) and number_of(value) != 0:
-                training.note(name, value, "sd-scripts ignores it for flows; not written")
-    else:
-        _of_diffusion(asked, training)
-    gamma = number_of(asked.any("ip_noise_gamma"))
-    if gamma:
-        training.put("noise.perturbation", gamma, "ip_noise_gamma")
-    guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model
-    if guidance is not None and asked.any("flux1_checkbox") is not False:
-        training.put("guidance_embedding", guidance, "guidance_scale")
-    for name in ("noise_offset", "ip_noise_gamma"):
-        if asked.any(f"{name}_random_strength") and asked.any(name):
-            training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
-
-
-def _of_diffusion(asked: Asked, training: Training) -> None:
-    """Converts what only models have that predict epsilon or v."""
-    kind = asked.any("noise_offset_type") or ""
-    offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("min_snr_gamma"))
-    levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
-    if offset and kind != "Multires":
-        training.put("noise.offset", offset, "noise_offset")
-    if levels and kind != "Original":
-        training.put("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
-        training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
-    if gamma is not None:
-        training.put("loss.min_snr", gamma, "min_snr_gamma")
-    if asked.any("v_parameterization"):
-        training.put("prediction", "v_prediction", "v_parameterization")
-    if asked.any("debiased_estimation_loss"):
-        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(asked.any("v_parameterization")),
-                              beside="min_snr_gamma" if asked.any("min_snr_gamma") else "")
-    if asked.any("zero_terminal_snr"):
-        training.put("zero_terminal_snr", True, "zero_terminal_snr")
-
-
-def _timesteps(asked: Asked, training: Training) -> None:
-    """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py).
-
-    "sigma" is uniform over the levels of a scheduler that is shifted itself. The GUI writes all this for every model.
-    """
-    kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
-    shift = number_of(asked.any("discrete_flow_shift"))
-    if asked.any("sd3_checkbox") or _module(asked) == "networks.lora_sd3":
-        _of_sd3(asked, training)
-        return
-    if not _is_flow(asked):
-        _range(asked, training)
-    if asked.any("flux1_checkbox") is False:
-        return
-    scheme = "" if asked.has("flux1_checkbox") else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
-    if asked.any("model_prediction_type") in (None, "sigma_scaled"):
-        _weighted(scheme, training)
-    if kind is None and shift is None and scheme not in _SCHEMES:
-        return
-    if (kind := str(kind or "sigma")) not in _SAMPLINGS:
-        training.note("timestep_sampling", kind, "no counterpart")
-        return
-    if kind == "sigma":
-        _scheme(asked, scheme, training)
-    else:
-        training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
-    if scale not in (None, 1) and _SAMPLINGS[kind] == "logit-normal":
-        training.put("timesteps.std", scale, "sigmoid_scale")
-    if kind in ("shift", "sigma"):
-        training.put("timesteps.shift", _SHIFT if shift is None else shift, "discrete_flow_shift")
-        training.note("discrete_flow_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
-                      "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
-    if kind == "flux_shift":
-        training.put("timesteps.shift_by_size", "schedule", "timestep_sampling")
-
-
-def _of_sd3(asked: Asked, training: Training) -> None:
-    """Converts the draws for SD 3, whose noise levels are not shifted but by training_shift (sd3_train_utils.py)."""
-    scheme, shift = str(asked.any("weighting_scheme")), number_of(asked.any("training_shift"))
-    _scheme(asked, scheme, training)
-    _weighted(scheme, training)
-    training.put("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
-    training.note("training_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by 'shift' "
-                  "of the scheduler's config")
-    _range(asked, training)
-
-
-def _scheme(asked: Asked, scheme: str, training: Training) -> None:
-    """Converts the distribution of timesteps that weighting_scheme names."""
-    mean, spread, scale = (number_of(asked.any(name)) for name in ("logit_mean", "logit_std", "mode_scale"))
-    training.put("timesteps.distribution", _SCHEMES.get(scheme, "uniform"), "weighting_scheme")
-    if scheme == "logit_normal":
-        training.put("timesteps.mean", 0.0 if mean is None else mean, "logit_mean")
-        training.put("timesteps.std", 1.0 if spread is None else spread, "logit_std")
-    elif scheme == "mode":
-        training.put("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
-
-
-def _weighted(scheme: str, training: Training) -> None:
-    if scheme in _WEIGHTS:
-        training.put("loss.weighting", _WEIGHTS[scheme], "weighting_scheme")
-
-
-def _range(asked: Asked, training: Training) -> None:
-    """Converts the timesteps that are drawn, of 1,000."""
-    low, high = (number_of(asked.any(name)) for name in ("min_timestep", "max_timestep"))
-    training.put_range((low or 0) / 1000, (1000 if high is None else high) / 1000, ("min_timestep", "max_timestep"))
-
-
-def _convolutions(asked: Asked, training: Training) -> None:
-    """Without conv_dim, sd-scripts adapts linear layers and 1x1 convolutions: also a UNet's proj_in and proj_out, and
-    a flow's modulation. With it, it adapts a UNet's resnets as well, with an alpha of 1 if none is given."""
-    args = _network_args(asked)
-    if _lycoris(asked, args, training):
-        return
-    standard = asked.any("LoRA_type") not in _CONVOLVED  # the GUI has conv_dim also where it is not used
-    given = {name: args.pop(name, None if standard else asked.any(name)) for name in ("conv_dim", "conv_alpha")}
-    rank, alpha = (number_of(given[name]) for name in ("conv_dim", "conv_alpha"))
-    module = _module(asked)
-    unets = (None, "networks.lora", *_PRODUCTS)  # also of flows; of the others, unknown ones are flows
-    if rank and (_is_flow(asked) or module not in unets):
-        whose = f"models of {module}" if module not in unets else "flows"
-        training.note("network_args conv_dim", rank, f"{whose} have no convolutions to adapt; not written")
-        rank = None
-    plain = "kohya" if module in _ADAPTED else "all-linear"  # which every family of models has
-    training.put("lora.targets", "kohya-conv" if rank else plain, "network_module")
-    if rank:
-        training.put("lora.conv_rank", int(rank), "network_args conv_dim")
-        training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
-    if module is not None and module in _PRODUCTS:
-        training.put("lora.kind", _PRODUCTS[module], "network_module")
-        _factor(asked, args, training)
-    _note_args(args, training)
-
-
-def _factor(asked: Asked, args: dict[str, str], training: Training) -> None:
-    factor = number_of(args.pop("factor", asked.any("factor")))
-    if training.settings["lora.kind"] == "lokr" and factor and factor > 0:
-        training.put("lora.factor", int(factor), "network_args factor")
-
-
-def _network_args(asked: Asked) -> dict[str, str]:
-    words = asked.any("network_args")
-    listed = words if isinstance(words, list) else str(words or "").split()
-    return {name: value for name, _, value in (str(word).partition("=") for word in listed)}
-
-
-def _note_args(args: Mapping[str, str], training: Training) -> None:
-    for name, value in args.items():
-        training.note(f"network_args {name}", value, "no counterpart")
-
-
-def _algorithm(kind: str) -> str | None:
-    """Of a type of the GUI like LyCORIS/LoHa."""
-    tool, _, name = kind.partition("/")
-    return _LYCORIS.get(name.lower()) if tool == "LyCORIS" else None
-
-
-def _lycoris(asked: Asked, args: dict[str, str], training: Training) -> bool:
-    """Converts LyCORIS' algorithm, factor and DoRA, if it is used. It adapts the resnets, too, with the rank and alpha
-    of the other layers unless they have their own (lycoris/kohya/__init__.py)."""
-    of_gui = _algorithm(str(asked.any("LoRA_type") or ""))
-    if asked.any("network_module") != "lycoris.kohya" and of_gui is None:
-        return False
-    named = args.pop("algo", of_gui or "lora")
-    if named.lower() not in _LYCORIS:
-        training.note("network_args algo", named, "no such adapter here; lora is written")
-    kind = _LYCORIS.get(named.lower(), "lora")
-    training.put("lora.kind", kind, "network_args algo")
-    _lycoris_layers(asked, args, training)
-    _factor(asked, args, training)
-    if str(args.pop("dora_wd", asked.any("dora_wd"))).lower() == "true":
-        if kind == "lora":
-            training.put("lora.dora", True, "network_args dora_wd")
-        else:
-            training.note("network_args dora_wd", True, f"lora.dora is only for lora.kind 'lora', and this is {kind}")
-    _note_args(args, training)
-    return True
-
-
-def _lycoris_layers(asked: Asked, args: dict[str, str], training: Training) -> None:
-    """Converts which layers LyCORIS adapts. Of a flow, which has no resnets, it adapts the linear layers of blocks."""
-    flow = _is_flow(asked)
-    training.put("lora.targets", "kohya" if flow else "kohya-conv", "network_module")
-    given = {name: number_of(args.pop(name, asked.any(name))) for name in ("conv_dim", "conv_alpha")}
-    if flow:
-        for name, value in given.items():
-            if value:
-                training.note(f"network_args {name}", value, "flows have no convolutions to adapt; not written")
-    elif any(given.values()):  # each without the other is that of the other layers
-        rank, alpha = (training.settings.get(f"lora.{name}") for name in ("rank", "alpha"))
-        for name, value in (("rank", given["conv_dim"] or rank), ("alpha", given["conv_alpha"] or alpha)):
-            if value is not None:
-                training.put(f"lora.conv_{name}", int(value) if name == "rank" else value,
-                             f"network_args conv_{'dim' if name == 'rank' else name}")
-    if flow:
-        training.note("network_module", asked.any("network_module") or asked.any("LoRA_type"), "written as "
-                      'lora.targets = "kohya", every linear layer of the blocks: kohya-conv is for models with resnets')
-
-
 def _rest(asked: Asked, training: Training) -> None:
     for name, (setting, kind) in _NUMBERS.items():
         value = number_of(asked.any(name))
@@ -579,7 +340,7 @@ def _sampler(asked: Asked, training: Training) -> None:
     if not given:
         return
     name = _SAMPLERS.get(str(given).lower().removeprefix("k_"))
-    if _is_flow(asked):
+    if is_flow(asked):
         training.note("sample_sampler", given, "sd-scripts ignores it for flows, which it samples with Euler's steps; "
                       "not written")
     elif name is None:
@@ -591,14 +352,6 @@ def _sampler(asked: Asked, training: Training) -> None:
         training.put("sample.sampler", name, "sample_sampler")
         if given == "dpmsolver":
             training.note("sample_sampler", given, f"{name} is written, which here is dpmsolver++")
-
-
-def _is_flow(asked: Asked) -> bool:
-    """Whether the configuration is for a flow. The GUI has the settings of flows for every model, and says itself."""
-    boxes = [asked.any(name) for name in ("flux1_checkbox", "sd3_checkbox")]
-    if _module(asked) in _OF_FLOWS or True in boxes:
-        return True
-    return False not in boxes and any(asked.layers[0].table.get(name) for name in _FILES_OF_FLOWS)
 
 
 def _model(asked: Asked, training: Training) -> ModelOptions:

@@ -50,7 +50,6 @@ _EVERY: Mapping[str, tuple[float | None, str]] = {  # OneTrainer's defaults; tho
     "validate_after": (1, "EPOCH"),
 }
 _COUNTED = ("STEP", "EPOCH")
-_NEWEST = 1 << 20
 # Older names of settings, and the last version of the configuration that has them.
 _RENAMED: Mapping[str, tuple[str, int]] = {
     "save_after": ("save_every", 5), "save_after_unit": ("save_every_unit", 5), "lora_layers": ("layer_filter", 7),

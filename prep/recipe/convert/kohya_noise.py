@@ -1,0 +1,129 @@
+"""Converts the noise and the timesteps with which sd-scripts trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.kohya_adapters import is_flow, module_of
+from prep.recipe.convert.training import Training, number_of
+
+_DISCOUNT, _SHIFT = 0.3, 3.0  # the defaults of sd-scripts
+_SAMPLINGS: Mapping[Any, str] = {**dict.fromkeys(("sigma", "uniform"), "uniform"),
+                                 **dict.fromkeys(("sigmoid", "shift", "flux_shift"), "logit-normal")}
+# weighting_scheme is a distribution of timesteps, or a weight of the loss by noise level.
+_SCHEMES: Mapping[Any, str] = {"logit_normal": "logit-normal", "mode": "mode"}
+_WEIGHTS: Mapping[Any, str] = {"cosmap": "cosmap", "sigma_sqrt": "inverse-square"}
+_OF_DIFFUSION = ("noise_offset", "multires_noise_iterations", "min_snr_gamma", "debiased_estimation_loss",
+                 "zero_terminal_snr", "v_parameterization")  # which sd-scripts ignores for flows
+
+
+def put_noise(asked: Asked, training: Training) -> None:
+    """Converts noise offset, multi-resolution noise and input perturbation; the GUI has one of the first two."""
+    _timesteps(asked, training)
+    if is_flow(asked):
+        for name in _OF_DIFFUSION:
+            if (value := asked.any(name)) and number_of(value) != 0:
+                training.note(name, value, "sd-scripts ignores it for flows; not written")
+    else:
+        _of_diffusion(asked, training)
+    gamma = number_of(asked.any("ip_noise_gamma"))
+    if gamma:
+        training.put("noise.perturbation", gamma, "ip_noise_gamma")
+    guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model
+    if guidance is not None and asked.any("flux1_checkbox") is not False:
+        training.put("guidance_embedding", guidance, "guidance_scale")
+    for name in ("noise_offset", "ip_noise_gamma"):
+        if asked.any(f"{name}_random_strength") and asked.any(name):
+            training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
+
+
+def _of_diffusion(asked: Asked, training: Training) -> None:
+    """Converts what only models have that predict epsilon or v."""
+    kind = asked.any("noise_offset_type") or ""
+    offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("min_snr_gamma"))
+    levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
+    if offset and kind != "Multires":
+        training.put("noise.offset", offset, "noise_offset")
+    if levels and kind != "Original":
+        training.put("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
+        training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
+    if gamma is not None:
+        training.put("loss.min_snr", gamma, "min_snr_gamma")
+    if asked.any("v_parameterization"):
+        training.put("prediction", "v_prediction", "v_parameterization")
+    if asked.any("debiased_estimation_loss"):
+        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(asked.any("v_parameterization")),
+                              beside="min_snr_gamma" if asked.any("min_snr_gamma") else "")
+    if asked.any("zero_terminal_snr"):
+        training.put("zero_terminal_snr", True, "zero_terminal_snr")
+
+
+def _timesteps(asked: Asked, training: Training) -> None:
+    """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py).
+
+    "sigma" is uniform over the levels of a scheduler that is shifted itself. The GUI writes all this for every model.
+    """
+    kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
+    shift = number_of(asked.any("discrete_flow_shift"))
+    if asked.any("sd3_checkbox") or module_of(asked) == "networks.lora_sd3":
+        _of_sd3(asked, training)
+        return
+    if not is_flow(asked):
+        _range(asked, training)
+    if asked.any("flux1_checkbox") is False:
+        return
+    scheme = "" if asked.has("flux1_checkbox") else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
+    if asked.any("model_prediction_type") in (None, "sigma_scaled"):
+        _weighted(scheme, training)
+    if kind is None and shift is None and scheme not in _SCHEMES:
+        return
+    if (kind := str(kind or "sigma")) not in _SAMPLINGS:
+        training.note("timestep_sampling", kind, "no counterpart")
+        return
+    if kind == "sigma":
+        _scheme(asked, scheme, training)
+    else:
+        training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
+    if scale not in (None, 1) and _SAMPLINGS[kind] == "logit-normal":
+        training.put("timesteps.std", scale, "sigmoid_scale")
+    if kind in ("shift", "sigma"):
+        training.put("timesteps.shift", _SHIFT if shift is None else shift, "discrete_flow_shift")
+        training.note("discrete_flow_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
+                      "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
+    if kind == "flux_shift":
+        training.put("timesteps.shift_by_size", "schedule", "timestep_sampling")
+
+
+def _of_sd3(asked: Asked, training: Training) -> None:
+    """Converts the draws for SD 3, whose noise levels are not shifted but by training_shift (sd3_train_utils.py)."""
+    scheme, shift = str(asked.any("weighting_scheme")), number_of(asked.any("training_shift"))
+    _scheme(asked, scheme, training)
+    _weighted(scheme, training)
+    training.put("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
+    training.note("training_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by 'shift' "
+                  "of the scheduler's config")
+    _range(asked, training)
+
+
+def _scheme(asked: Asked, scheme: str, training: Training) -> None:
+    """Converts the distribution of timesteps that weighting_scheme names."""
+    mean, spread, scale = (number_of(asked.any(name)) for name in ("logit_mean", "logit_std", "mode_scale"))
+    training.put("timesteps.distribution", _SCHEMES.get(scheme, "uniform"), "weighting_scheme")
+    if scheme == "logit_normal":
+        training.put("timesteps.mean", 0.0 if mean is None else mean, "logit_mean")
+        training.put("timesteps.std", 1.0 if spread is None else spread, "logit_std")
+    elif scheme == "mode":
+        training.put("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
+
+
+def _weighted(scheme: str, training: Training) -> None:
+    if scheme in _WEIGHTS:
+        training.put("loss.weighting", _WEIGHTS[scheme], "weighting_scheme")
+
+
+def _range(asked: Asked, training: Training) -> None:
+    """Converts the timesteps that are drawn, of 1,000."""
+    low, high = (number_of(asked.any(name)) for name in ("min_timestep", "max_timestep"))
+    training.put_range((low or 0) / 1000, (1000 if high is None else high) / 1000, ("min_timestep", "max_timestep"))
