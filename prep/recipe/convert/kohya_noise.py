@@ -76,7 +76,7 @@ def _timesteps(asked: Asked, training: Training) -> None:
         return
     scheme = "" if asked.has("flux1_checkbox") else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
     if asked.any("model_prediction_type") in (None, "sigma_scaled"):
-        _weighted(scheme, training)
+        _weighted(asked, scheme, training)
     if kind is None and shift is None and scheme not in _SCHEMES:
         return
     if (kind := str(kind or "sigma")) not in _SAMPLINGS:
@@ -100,7 +100,7 @@ def _of_sd3(asked: Asked, training: Training) -> None:
     """Converts the draws for SD 3, whose noise levels are not shifted but by training_shift (sd3_train_utils.py)."""
     scheme, shift = str(asked.any("weighting_scheme")), number_of(asked.any("training_shift"))
     _scheme(asked, scheme, training)
-    _weighted(scheme, training)
+    _weighted(asked, scheme, training)
     training.put("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
     training.note("training_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by 'shift' "
                   "of the scheduler's config")
@@ -118,8 +118,13 @@ def _scheme(asked: Asked, scheme: str, training: Training) -> None:
         training.put("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
 
 
-def _weighted(scheme: str, training: Training) -> None:
-    if scheme in _WEIGHTS:
+def _weighted(asked: Asked, scheme: str, training: Training) -> None:
+    """Converts a weight by noise level, which is for flows; a file may be of one without saying so."""
+    others = [name for name in ("min_snr_gamma", "debiased_estimation_loss") if asked.any(name)]
+    if scheme in _WEIGHTS and others and not is_flow(asked):
+        training.note("weighting_scheme", scheme, f"sd-scripts has it for flows, for which it ignores {others[0]}; "
+                      "not written")
+    elif scheme in _WEIGHTS:
         training.put("loss.weighting", _WEIGHTS[scheme], "weighting_scheme")
 
 

@@ -540,6 +540,15 @@ def test_arguments_of_a_network_without_a_counterpart_are_notes(folder):
         "models of networks.lora_sd3 have no convolutions to adapt; not written")
 
 
+@pytest.mark.parametrize(("other", "wanted"), [
+    ({"min_snr_gamma": 5}, ("none", 5.0)), ({"debiased_estimation_loss": True}, ("debiased", 0.0)),
+    ({"min_snr_gamma": 5, "network_module": "networks.lora_flux"}, ("cosmap", 0.0)), ({}, ("cosmap", 0.0))])
+def test_one_weight_by_noise_level(folder, other, wanted):
+    config, said = of_kohya(folder, weighting_scheme="cosmap", **other)
+    assert (config.loss.weighting, config.loss.min_snr) == wanted
+    assert ("weighting_scheme" in said) == (wanted[0] != "cosmap")
+
+
 def test_what_sd_scripts_ignores_for_flows_is_a_note(folder):
     given = {"noise_offset": 0.1, "min_snr_gamma": 5, "zero_terminal_snr": True, "multires_noise_iterations": 0}
     said = of_kohya(folder, flux1_checkbox=True, **given)[1]
