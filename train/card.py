@@ -133,9 +133,9 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
     if setup.config.method == "full":
         kind = index[component][1]
         yield code(f"from diffusers import {kind}, {imported}", "",
-                    f'{component} = {kind}.from_pretrained("{result}")',
-                    f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
-                    f"picture = pipeline({prompt}).images[0]")
+                   f'{component} = {kind}.from_pretrained("{result}")',
+                   f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
+                   f"picture = pipeline({prompt}).images[0]")
         return
     naming = naming_of(setup.family)
     if setup.family.name in _WITHOUT_LOADER:
@@ -144,8 +144,8 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
         yield f"diffusers reads no {unread}: `train merge {result} --model MODEL -o DIR`."
     else:
         yield code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
-                    f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
-                    f"picture = pipeline({prompt}).images[0]")
+                   f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
+                   f"picture = pipeline({prompt}).images[0]")
     if naming.format_of(setup.config.lora) == "kohya":
         yield f"ComfyUI: copy `{result}` to `ComfyUI/models/loras`, and choose it in the node *Load LoRA*."
     elif setup.fits_kohya:

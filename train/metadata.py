@@ -12,6 +12,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -68,6 +69,14 @@ def result_metadata(setup: Setup, step: int, names: Mapping[str, Any], tensors: 
         digest = data_digest(tensors)
         facts |= {**_as_sd_scripts(setup, step), "modelspec.hash_sha256": f"0x{digest}", "sshs_model_hash": digest}
     return facts
+
+
+def table_in(metadata: Mapping[str, str], key: str) -> Mapping[str, Any]:
+    """What a run wrote as JSON into the metadata of a file; empty if another program wrote the file."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(metadata.get(key, "{}"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def title_of(setup: Setup) -> str:

@@ -18,6 +18,7 @@ from prep.formatting import printable
 from prep.models.pipeline import pipeline_index
 from train.card import changed_settings, code, escaped, front_matter, table
 from train.config.load import parse
+from train.metadata import table_in
 
 CARD = "README.md"
 _MOST = 1000  # characters of a text of others
@@ -101,7 +102,6 @@ def _use(merger: Merger) -> str:
 
 def _settings(metadata: Mapping[str, str]) -> Iterator[str]:
     """The settings of the run, if the file has them and they are still read."""
-    with suppress(Problem, ValueError, RecursionError):
-        found = json.loads(metadata.get("latentry.config", ""))
-        if isinstance(found, dict):
+    if found := table_in(metadata, "latentry.config"):
+        with suppress(Problem):
             yield from changed_settings(parse(found, "metadata"))

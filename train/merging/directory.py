@@ -34,6 +34,7 @@ from train.config.schema import Dtype
 from train.merging.additions import Added, changed, read_lora
 from train.merging.card import CARD, Merger, card
 from train.merging.trained import another, find_lora, find_trained
+from train.metadata import table_in
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
 from train.models.targets import layers_of
@@ -86,7 +87,7 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     _check_output(asked)
     content = (_of_lora if trained is None else _of_full)(asked, family, files, path)
     others = list(_others(asked.model, family))
-    schedules = _scheduling(asked.model, _table(content.metadata, "latentry.config"))
+    schedules = _scheduling(asked.model, table_in(content.metadata, "latentry.config"))
     _check_space(asked, content.needed, others)
     digest = _sha256(path)
     atomic.make_dirs(asked.output.absolute().parent)
@@ -214,7 +215,7 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
     return _Content(full=True, layers=len(infos), needed=_size(infos, asked.dtype), metadata=metadata, write=write,
-                    base=_table(metadata, "latentry.base"))
+                    base=table_in(metadata, "latentry.base"))
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -229,27 +230,19 @@ def _metadata(path: Path) -> dict[str, str]:
         return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
 
 
-def _table(metadata: Mapping[str, str], key: str) -> Mapping[str, Any]:
-    """What a run wrote as JSON into the metadata of a file; empty if another program wrote the file."""
-    with suppress(ValueError, RecursionError):
-        found = json.loads(metadata.get(key, "{}"))
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
 def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The files that say how pictures are made, if what the run trained predicts otherwise than its model: by path."""
     rescaled, asked = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
     place = "scheduler/scheduler_config.json"
     body, index = read_config(model / place), pipeline_index(model)
-    changed = dict(body)
+    wanted = dict(body)
     if asked in ("epsilon", "v_prediction"):
-        changed["prediction_type"] = asked
+        wanted["prediction_type"] = asked
     if rescaled:
-        changed |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
-                    "_class_name": "DDIMScheduler"}
+        wanted |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
+                   "_class_name": "DDIMScheduler"}
         index["scheduler"] = ["diffusers", "DDIMScheduler"]
-    found = {place: changed} if changed != body else {}
+    found = {place: wanted} if wanted != body else {}
     if rescaled:
         found["model_index.json"] = index
     return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in found.items()}

@@ -34,7 +34,7 @@ _OF_IMAGES: Mapping[str, tuple[float, float]] = {
     "step": (8, 1024), "shortest": (0, MOST_SIDE), "longest": (0, MOST_SIDE), "min_side": (0, MOST_SIDE),
     "views": (1, 64)}
 _OF_CAPTIONS: Mapping[str, tuple[float, float]] = {"variants": (1, 1024), "dropout": (0, 1),
-                                                        "keep_tokens": (0, 1 << 20)}
+                                                   "keep_tokens": (0, 1 << 20)}
 _OF_SOURCES: Mapping[str, tuple[float, float]] = {"repeats": (1, 10_000), "weight": (0, 1000)}
 
 

@@ -23,7 +23,7 @@ from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
 _DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32",
-                             "TFLOAT_32": "fp32"}
+                              "TFLOAT_32": "fp32"}
 _PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr"}
 _QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8"}
 _LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
