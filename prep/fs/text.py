@@ -1,11 +1,15 @@
-"""Reads text files that people write: UTF-8, with or without the byte order mark that Windows editors add."""
+"""Reads text files that people write, and TOML: UTF-8, with or without the byte order mark that Windows editors add."""
 
 from __future__ import annotations
 
 import codecs
 import errno
+import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
+from prep.errors import ConfigError
 from prep.fs.blob import TooLarge, open_file
 from prep.parse import Unparsed
 
@@ -36,3 +40,33 @@ def decode_text(data: bytes, wanted: str = "UTF-8 text") -> str:
 def without_mark(data: bytes) -> bytes:
     """`data` without the UTF-8 byte order mark, if it starts with one."""
     return data.removeprefix(codecs.BOM_UTF8)
+
+
+def parse_toml(text: str, where: str, *, hint: str = "") -> dict[str, Any]:
+    """The tables of the TOML document `text`. Raises `ConfigError`, whose hint says how such a line is written, and
+    then `hint`."""
+    try:
+        if long := _LONG_KEY.search(text):  # tomllib takes time with the square of a key's parts
+            raise ValueError(f"a key has more than {KEY_PARTS} parts (line {text.count(chr(10), 0, long.start()) + 1})")
+        return tomllib.loads(text)
+    except RecursionError as error:
+        fault = str(error)
+    except ValueError as error:  # also for numbers with more digits than Python parses
+        fault = str(error)
+    raise ConfigError(f"{where} is not TOML: {fault}", hint="; ".join(filter(None, (_toml_advice(text, fault), hint))))
+
+
+KEY_PARTS = 64  # of a dotted key, as in a.b.c
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
+_LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:{_PART}){{{KEY_PARTS}}}")
+
+
+def _toml_advice(text: str, fault: str) -> str:
+    """How the line that the message `fault` names is written, for the mistakes that people make most."""
+    place = re.search(r"\(at line ([0-9]+)", fault)
+    line = text.split("\n")[int(place[1]) - 1] if place else ""
+    if re.search(r'"[^"]*\\', line):
+        return r"a path with backslashes stands in single quotes, 'D:\pictures', or is written with /"
+    if re.search(r"=\s*(True|False|None)\b", line):
+        return "TOML writes true and false in lower case; without a value, leave the line out"
+    return 'a line is like lr = 1e-4 or name = "adamw"'

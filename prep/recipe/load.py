@@ -5,7 +5,6 @@ Paths in a recipe are relative to its file; paths on the command line are relati
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
 from prep.fs.mirror import check_here, is_url, shown, split_url
-from prep.fs.text import read_text
+from prep.fs.text import parse_toml, read_text
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
 from prep.recipe.elsewhere import check_keys
 from prep.recipe.options import FLAGS
@@ -95,13 +94,11 @@ def _existing(source: Path) -> Path:
 
 def _read(path: Path) -> Recipe:
     try:
-        table = tomllib.loads(read_text(path))
+        table = parse_toml(read_text(path), str(path))
     except OSError as error:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
     check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts"),
                "the recipe")
     caption = _record(CaptionOptions, table, "caption")

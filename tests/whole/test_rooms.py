@@ -98,6 +98,7 @@ LIBRARIES = {
     "huggingface_hub": {"prep.models.hub"}, "rembg": {"prep.masks.rembg"}, "peft": {"train.models.lora"},
     "bitsandbytes": {"train.optim.optimizers", "train.models.quantized"}, "prodigyopt": {"train.optim.optimizers"},
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
+    "regex": {"train.models.targets"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
     "ray": {"prep.workers.ray"}, "datasets": {"prep.api"}, "playwright": set(),
     "starlette": {"prep.view.app"}, "uvicorn": {"prep.view.serve"},
@@ -276,6 +277,25 @@ def test_functions_are_small():
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - (node.body[0].lineno if commands else node.lineno) + 1
                 assert lines <= 40, f"{module}.{node.name} has {lines} lines, expected 40 at most"
+
+
+# Where an expression that Python's `re` looks for is made at run time, from what is trusted or only compiled.
+EXPRESSIONS = {
+    "prep.images.formats.sniff": "patterns of its own table", "prep.recipe.prompts": "patterns of its own table",
+    "train.models.naming": "rules of the families", "prep.sources.tar_paths": "made by fnmatch, which never backtracks",
+    "train.config.setting": "compiled, to say what is wrong; found by train.models.targets, with a limit of time",
+}
+
+
+def test_expressions_of_others_are_never_looked_for_by_re():
+    def of_ours(argument: ast.expr) -> bool:
+        return isinstance(argument, ast.Constant | ast.JoinedStr) or (
+            isinstance(argument, ast.BinOp) and of_ours(argument.left) and of_ours(argument.right))
+
+    found = {MODULES[path] for path in MODULES for call in ast.walk(tree_of(path)) if isinstance(call, ast.Call)
+             and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+             and call.func.value.id == "re" and call.func.attr not in ("escape", "error") and not of_ours(call.args[0])}
+    assert found == set(EXPRESSIONS)
 
 
 def test_no_module_is_called_inspect():

@@ -6,7 +6,6 @@ Unknown keys are errors with a suggestion; the error for a value out of range ha
 from __future__ import annotations
 
 import copy
-import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import asdict, fields
 from math import gcd
@@ -15,7 +14,7 @@ from typing import Any
 
 from prep.errors import ConfigError
 from prep.fs.mirror import check_here
-from prep.fs.text import decode_text
+from prep.fs.text import decode_text, parse_toml
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from train.config import hints
 from train.config.aliases import advice
@@ -103,8 +102,8 @@ def option(text: str) -> tuple[str, Any]:
     if not equals or not name:
         raise ConfigError(f"--set is {brief(text)}, expected NAME=VALUE", hint=hints.of_text(text))
     try:
-        table = tomllib.loads(f"value = {value}")
-    except (ValueError, RecursionError):  # also for numbers with more digits than Python parses
+        table = parse_toml(f"value = {value}", "--set")
+    except ConfigError:
         return name, value
     line = name in SETTINGS and SETTINGS[name].spec.check is line_check and not isinstance(table["value"], str)
     return name, value if line or len(table) > 1 else table["value"]  # a text may look like a number
@@ -124,15 +123,12 @@ def _read(path: Path) -> dict[str, Any]:
             data = file.read(MOST + 1)
         if len(data) > MOST:
             raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings", hint=hints.MANY)
-        table = tomllib.loads(decode_text(data))
+        table = parse_toml(decode_text(data), str(path), hint=hints.MANY)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}", hint=f"{hints.MANY}; without -c all have "
                           "their defaults") from None
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}", hint=hints.MANY) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", hint=f"a line is like lr = 1e-4 or name = \"adamw\"; "
-                          f"{hints.MANY}") from None
     if "source" in table:
         raise ConfigError(f"{path} is a recipe, which prep reads, expected a file of settings", hint=hints.MANY)
     return table

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod, sqrt
 from pathlib import Path
+
+import regex
 
 from prep.errors import ConfigError
 from prep.models.family import Family
@@ -163,10 +164,28 @@ def adapter_shapes(layer: tuple[int, ...], rank: int, lora: Lora) -> list[tuple[
 
 def is_named(name: str, end: str) -> bool:
     """Whether a layer's name ends in the suffix `end`; one with * is a pattern of the whole name, and one after `re:` a
-    regular expression of a part of it."""
+    regular expression of a part of it. Raises `ConfigError` for an expression that takes too long."""
     if end.startswith("re:"):
-        return re.search(end.removeprefix("re:"), name) is not None
+        return found_in(name, end.removeprefix("re:"))
     return fnmatchcase(name, end) if "*" in end else name == end or name.endswith(f".{end}")
+
+
+def found_in(name: str, expression: str) -> bool:
+    """Whether the regular expression is found in a layer's name. Raises `ConfigError` if it takes more than `PATIENCE`.
+
+    Python's own `re` may take years for a name of 30 characters, and cannot be interrupted on all systems.
+    """
+    try:
+        return regex.search(expression, name, timeout=PATIENCE) is not None
+    except TimeoutError:
+        fault = f"takes more than {PATIENCE:g} s to look for in {brief(name)}"
+    except (regex.error, RecursionError, OverflowError) as error:
+        fault = f"is no regular expression: {error}"
+    raise ConfigError(f"the expression {brief(expression)} {fault}", hint="name layers by their ends, as in "
+                      "attn2.to_q, or with * for any characters; not by repetitions of repetitions, as in (a+)+")
+
+
+PATIENCE = 1.0  # seconds
 
 
 def _way(pattern: str) -> str:

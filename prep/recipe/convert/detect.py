@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from prep.errors import ConfigError, PathError
-from prep.fs.text import decode_text
+from prep.fs.text import decode_text, parse_toml
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import Converted
@@ -38,7 +38,7 @@ def _read(path: Path) -> Any:
         raise PathError(f"cannot read {path}: {error.strerror or error}") from None
     if len(data) > MOST_BYTES:
         raise ConfigError(f"{path} has more than {MOST_BYTES} bytes, expected {KNOWN}")
-    return _document(data)
+    return _document(data, path)
 
 
 def _converted(document: Any, base: Path) -> Converted:
@@ -60,23 +60,23 @@ def _converted(document: Any, base: Path) -> Converted:
     raise Unparsed(f"it is not in a format that can be converted, expected {KNOWN}")
 
 
-def _document(data: bytes) -> Any:
+def _document(data: bytes, path: Path) -> Any:
     """The parsed document: JSON if the bytes begin with a bracket or brace and parse, else TOML."""
-    text = decode_text(data, KNOWN)
-    try:
-        return _json(text) if text.lstrip()[:1] in ("{", "[") else tomllib.loads(text)
-    except Unparsed:
-        raise
-    except (ValueError, RecursionError) as error:
-        fault = str(error)
-    try:  # a TOML file may begin with a section, as a JSON list does
-        return tomllib.loads(text)
-    except (ValueError, RecursionError):
-        raise Unparsed(f"it is neither JSON nor TOML: {fault[:200]}") from None
+    text, fault = decode_text(data, KNOWN), "no line is like resolution = 512"
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+        except Unparsed:
+            raise
+        except (ValueError, RecursionError) as error:  # also for numbers with more digits than Python parses
+            fault = str(error)
+    if not _JSON.match(text) and _TOML.search(text):  # a TOML file may begin with a section, as a JSON list does
+        return parse_toml(text, str(path))
+    raise Unparsed(f"it is neither JSON nor TOML: {fault[:200]}")
 
 
-def _json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+_JSON = re.compile(r"\s*(\{|\[\s*\{)")
+_TOML = re.compile(r"""^[ \t]*(\[\[?[\w ."'-]+\]\]?[ \t]*(#.*)?$|[\w."'-]+[ \t]*=)""", re.MULTILINE)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:

@@ -44,6 +44,29 @@ def test_files_of_no_tool(convert_text, text, says):
     assert says in error.value.message and error.value.exit_code == 3
 
 
+@pytest.mark.parametrize(("line", "says", "hint"), [
+    (r'image_dir = "D:\Users\me\x"', "Invalid hex value (at line 4, ", r"in single quotes, 'D:\pictures', or is"),
+    (r'image_dir = "D:\pictures"', "Unescaped '\\' in a string (at line 4, ", "in single quotes"),
+    ("enable_bucket = True", "Invalid value (at line 4, ", "true and false in lower case"),
+    ("resolution = ", "Invalid value (at line 4, ", "a line is like lr = 1e-4"),
+    ("resolution = 512,", "Expected newline or end of document after a statement (at line 4, ", "a line is like"),
+    (".".join(["a"] * 50_000) + " = 1", "a key has more than 64 parts (line 4)", "a line is like"),
+    (" . ".join(['"a"'] * 50_000) + " = 1", "a key has more than 64 parts (line 4)", "a line is like")])
+@pytest.mark.parametrize("head", ["[general]\n\n[[datasets]]\n", "# a comment\n\n[[datasets]]\n", "a = 1\n\n\n",
+                                  "[ 'general' ] # of all\n\n\n"])
+def test_a_mistake_in_toml_is_told_as_toml_s_with_its_line(convert_text, head, line, says, hint):
+    with pytest.raises(ConfigError) as error:
+        convert_text(head + line + "\n")
+    assert "is not TOML: " in error.value.message and says in error.value.message and hint in error.value.hint
+
+
+@pytest.mark.parametrize("text", ['{"a": 1,}', '[{"path": "a" "caption": "b"}]', '[\n  {"path": "a = b",\n  }\n]',
+                                  '{"a": ' + "9" * 5000 + "}"])
+def test_a_mistake_in_json_is_told_as_json_s(convert_text, text):
+    with pytest.raises(ConfigError, match=r"it is neither JSON nor TOML: (Expecting|Illegal trailing|Exceeds)"):
+        convert_text(text)
+
+
 def test_a_file_that_is_not_text_or_too_long_or_not_there(convert_text, tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"[\xff]")
     with pytest.raises(ConfigError, match="byte 1 is not UTF-8, expected a kohya"):
