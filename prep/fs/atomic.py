@@ -3,6 +3,8 @@
 Only the primitives at the top (`PRIMITIVES`) change the disk, so that tests can inject a crash at each of them. If a
 system lacks one (Windows cannot sync directories, FAT has no hard links), the primitive falls back to the next best
 operation and the cache stays usable.
+
+With `dir_fd`, the descriptor of an open directory, only the name of a path counts: see `prep/fs/below.py`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,13 @@ SHARED_FILE = 0o066
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
 
 
-def create(path: Path, *, mode: int | None = None) -> BinaryIO:
+def create(path: Path, *, mode: int | None = None, dir_fd: int | None = None) -> BinaryIO:
     """Creates an empty file and opens it for writing, unbuffered: a buffer would fail a second time on close.
 
     `mode` sets its permissions regardless of the umask. Raises `FileExistsError`.
     """
-    handle = path.open("xb", buffering=0)
+    handle = path.open("xb", buffering=0) if dir_fd is None else open(  # noqa: SIM115  # pathlib has no opener
+        path.name, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o666, dir_fd=dir_fd))
     if mode is not None:
         set_mode(handle.fileno(), mode)
     return handle
@@ -59,10 +62,10 @@ def sync(handle: BinaryIO) -> None:
         _full_fsync(handle.fileno())
 
 
-def sync_dir(path: Path) -> None:
-    """Flushes the names in directory `path` to the disk, on systems that can."""
+def sync_dir(path: Path, *, dir_fd: int | None = None) -> None:
+    """Flushes the names in directory `path` to the disk, on systems that can; with `dir_fd`, that directory's."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY) if dir_fd is None else os.dup(dir_fd)
     except OSError as error:
         if error.errno in NO_DIRECTORY_SYNC:
             return  # Windows cannot open directories
@@ -77,26 +80,32 @@ def sync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
-def rename(source: Path, target: Path) -> None:
+def rename(source: Path, target: Path, *, dir_fd: int | None = None) -> None:
     """Atomically moves a file, replacing `target`, or a directory to an unused name."""
-    source.replace(target)
+    if dir_fd is None:
+        source.replace(target)
+    else:
+        os.rename(source.name, target.name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
-def link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path, *, dir_fd: int | None = None) -> None:
     """Hard-links `source` as `target`; renames it if the disk has no hard links. Raises `FileExistsError`."""
     try:
-        target.hardlink_to(source)
+        if dir_fd is None:
+            target.hardlink_to(source)
+        else:
+            os.link(source.name, target.name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        if target.exists():
+        if _exists(target, dir_fd):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        rename(source, target)
+        rename(source, target, dir_fd=dir_fd)
 
 
 def remove(path: Path, *, dir_fd: int | None = None) -> None:
-    """Removes a file, even if read-only or already gone; with `dir_fd`, the file `path.name` in that directory."""
-    name = path if dir_fd is None else path.name
+    """Removes a file, even if read-only or already gone."""
+    name = _named(path, dir_fd)
     with contextlib.suppress(FileNotFoundError):
         try:
             os.unlink(name, dir_fd=dir_fd)  # pathlib has no dir_fd
@@ -107,12 +116,15 @@ def remove(path: Path, *, dir_fd: int | None = None) -> None:
             path.unlink()
 
 
-def make_dir(path: Path, *, mode: int | None = None) -> None:
+def make_dir(path: Path, *, mode: int | None = None, dir_fd: int | None = None) -> None:
     """Makes a directory; `mode` sets its permissions regardless of the umask. Raises `FileExistsError`."""
-    path.mkdir()
+    if dir_fd is None:
+        path.mkdir()
+    else:
+        os.mkdir(path.name, dir_fd=dir_fd)
     if mode is not None and HAS_DIR_FD:
         with contextlib.suppress(OSError):  # the disk has no permissions, or another process moved it
-            descriptor = os.open(path, DIRECTORY)
+            descriptor = os.open(_named(path, dir_fd), DIRECTORY, dir_fd=dir_fd)
             try:
                 set_mode(descriptor, mode)
             finally:
@@ -120,9 +132,9 @@ def make_dir(path: Path, *, mode: int | None = None) -> None:
 
 
 def remove_dir(path: Path, *, dir_fd: int | None = None) -> None:
-    """Removes an empty directory, if it exists; with `dir_fd`, the directory `path.name` in that directory."""
+    """Removes an empty directory, if it exists."""
     with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path if dir_fd is None else path.name, dir_fd=dir_fd)
+        os.rmdir(_named(path, dir_fd), dir_fd=dir_fd)
 
 
 def protect(path: Path) -> None:
@@ -346,6 +358,20 @@ def _naming(path: Path | str) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def _named(path: Path, dir_fd: int | None) -> Path | str:
+    return path if dir_fd is None else path.name
+
+
+def _exists(path: Path, dir_fd: int | None) -> bool:
+    if dir_fd is None:
+        return path.exists()
+    try:
+        os.stat(path.name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _forget(staged: Path) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Protocol
 
 from prep.errors import CacheError
 from prep.fs.atomic import set_mode, shared_file_mode
@@ -34,6 +34,12 @@ TRIES = 100  # attempts to lock a file that is replaced again and again
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 BUSY = (errno.EAGAIN, errno.EACCES)  # another process has the lock
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF)  # some NFS disks
+
+class Opened(Protocol):
+    """An open file, or on POSIX an open directory."""
+
+    def fileno(self) -> int: ...
+
 
 Release = Callable[[], object]
 LockBytes = Callable[[int, int, int, bool], bool]  # (descriptor, first byte, bytes, take or release): success
@@ -119,7 +125,7 @@ def _wait(root: Path, handle: BinaryIO, exclusive: bool, deadline: float) -> Rel
     return release
 
 
-def _take(root: Path, handle: BinaryIO, exclusive: bool) -> Release | None:
+def _take(root: Path, handle: Opened, exclusive: bool) -> Release | None:
     """Takes the lock and returns its release; `None` if another process holds it."""
     try:
         return try_lock(handle, exclusive)
@@ -134,7 +140,7 @@ def _take(root: Path, handle: BinaryIO, exclusive: bool) -> Release | None:
     return lambda: None
 
 
-def try_exclusive(handle: BinaryIO) -> Release | None:
+def try_exclusive(handle: Opened) -> Release | None:
     """Takes the exclusive lock and returns its release; `None` if another has it. On a disk without locks, all get it.
     """
     try:
@@ -143,7 +149,7 @@ def try_exclusive(handle: BinaryIO) -> Release | None:
         return (lambda: None) if error.errno in NO_LOCKS else None
 
 
-def try_byte_lock(handle: BinaryIO, exclusive: bool, lock: LockBytes) -> Release | None:
+def try_byte_lock(handle: Opened, exclusive: bool, lock: LockBytes) -> Release | None:
     """Takes one free byte, or all bytes if `exclusive`; `None` if that fails. `lock` is the system's function."""
     mine = os.getpid() % SLOTS  # so that processes rarely try the same byte first
     tries = [(0, SLOTS)] if exclusive else [((mine + step) % SLOTS, 1) for step in range(SLOTS)]
@@ -164,14 +170,14 @@ if sys.platform == "win32":
             return False
         return True
 
-    def try_lock(handle: BinaryIO, exclusive: bool) -> Release | None:
+    def try_lock(handle: Opened, exclusive: bool) -> Release | None:
         """Takes the lock and returns its release; `None`, or `OSError`, when others have it."""
         return try_byte_lock(handle, exclusive, _lock_bytes)
 
 else:
     import fcntl
 
-    def try_lock(handle: BinaryIO, exclusive: bool) -> Release | None:
+    def try_lock(handle: Opened, exclusive: bool) -> Release | None:
         """Takes the lock and returns its release; `None`, or `OSError`, when others have it."""
         fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH))
         return lambda: None  # closing the file releases it

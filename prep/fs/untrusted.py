@@ -34,10 +34,12 @@ class NotRegularFile(OSError):
         return f"{Path(self.filename).name} {self.strerror}"
 
 
-def open_regular(path: Path | str) -> int:
-    """Opens a regular file for reading. Raises `OSError`, and `NotRegularFile` for anything else."""
-    require_kind(path, os.lstat(path), directory=False)
-    descriptor = os.open(path, PLAIN)
+def open_regular(path: Path | str, *, dir_fd: int | None = None) -> int:
+    """Opens a regular file for reading; with `dir_fd`, the one of that last name in an open directory. Raises
+    `OSError`, and `NotRegularFile` for anything else."""
+    named = path if dir_fd is None else Path(path).name
+    require_kind(path, os.lstat(path) if dir_fd is None else os.lstat(named, dir_fd=dir_fd), directory=False)
+    descriptor = os.open(path, PLAIN) if dir_fd is None else os.open(named, PLAIN, dir_fd=dir_fd)
     try:
         require_kind(path, os.fstat(descriptor), directory=False)
     except OSError:
@@ -46,9 +48,9 @@ def open_regular(path: Path | str) -> int:
     return descriptor
 
 
-def read_regular(path: Path | str, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes. Raises `OSError`, and `NotRegularFile` for anything else."""
-    descriptor = open_regular(path)
+def read_regular(path: Path | str, most: int, *, dir_fd: int | None = None) -> bytes:
+    """The bytes of a regular file of at most `most` bytes. As `open_regular`."""
+    descriptor = open_regular(path, dir_fd=dir_fd)
     try:
         size = os.fstat(descriptor).st_size
         if size > most:

@@ -136,6 +136,6 @@ def _from_elsewhere(headers: dict[bytes, list[bytes]]) -> bool:
 async def _answer(status: int, words: str, more: list[tuple[bytes, bytes]], *, head: bool, send: Send) -> None:
     body = f"{words}\n".encode()
     await send({"type": "http.response.start", "status": status, "headers": [
-        (b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *more,
-        *_HEADERS]})
+        (b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"), *more, *_HEADERS]})
     await send({"type": "http.response.body", "body": b"" if head else body})

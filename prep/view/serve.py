@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prep.errors import OUT_OF_FILES, UsageError, first_line
 from prep.view.guard import App
@@ -18,6 +20,8 @@ WAITING = 128  # connections that are not yet accepted
 AT_ONCE = 256  # requests; more are turned away
 PATIENCE = 2  # seconds for answers under way after Ctrl-C
 IDLE = 30  # seconds after which a connection without requests is closed
+SILENT = 10.0  # seconds for which a new connection may be without its first request
+STRANGERS = 64  # connections without a first request; a further one closes the oldest of them
 
 
 def listen(port: int) -> socket.socket:
@@ -35,13 +39,38 @@ def listen(port: int) -> socket.socket:
     return here
 
 
+class Connection(H11Protocol):
+    """A connection that keeps its place only if it asks something: any user of this computer can open many.
+
+    Requests without the token are answered by `Guard`, which closes their connections.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Closes the oldest of too many connections that have asked nothing."""
+        super().connection_made(transport)
+        self.begun = self.loop.time()
+        self.loop.call_later(SILENT, self.close_if_silent)
+        strangers = [one for one in self.connections if isinstance(one, Connection) and one.is_silent()]
+        for one in sorted(strangers, key=lambda one: one.begun)[:-STRANGERS]:
+            one.close_if_silent()
+
+    def is_silent(self) -> bool:
+        """Whether it has asked nothing yet."""
+        return not (self.cycle or self.transport.is_closing())
+
+    def close_if_silent(self) -> None:
+        """Closes it, if it has asked nothing yet."""
+        if self.is_silent():
+            self.transport.close()
+
+
 class Server(uvicorn.Server):
     """Answers requests once it runs; calls `ready` as soon as it does."""
 
     def __init__(self, app: App, ready: Callable[[], None]) -> None:
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         super().__init__(uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", loop="asyncio",
+            app, log_config=None, access_log=False, lifespan="off", ws="none", http=Connection, loop="asyncio",
             server_header=False, proxy_headers=False, timeout_graceful_shutdown=PATIENCE, limit_concurrency=AT_ONCE,
             timeout_keep_alive=IDLE))
         self._ready = ready

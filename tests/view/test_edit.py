@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from prep.cli.view import _recipe, _sources_of
 from prep.dataset.ingest import ingest
 from prep.digest import canonical, seal
 from prep.errors import ConfigError, PathError, UsageError
+from prep.fs.below import Below
+from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.manifest.select import SORTS, Query
 from prep.progress import silent
@@ -32,7 +36,7 @@ from prep.view.data import Data
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
 from prep.view.edit.log import UndoLog
-from prep.view.edit.places import Place, Places, check_editable, check_folder, check_place, usual_folder
+from prep.view.edit.places import Places, check_editable, check_folder, usual_folder
 from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
 from prep.view.source import state
@@ -200,6 +204,47 @@ def test_two_tabs(server, kind):
         f"the {kind} was changed elsewhere since this page was loaded: load it again, and edit what is there now")
     assert server.ask("POST", f"{server.base}/undo/{at}/{kind}", body=b"", **old).status == 409
     assert server.save(at, kind, bodies[1]).status == 200
+
+
+@pytest.mark.parametrize("sidecars", [False, True])
+def test_two_programs_that_save_at_once(pictures, edits, sidecars):
+    """One save wins, the other one is refused: none is lost that was answered "Saved"."""
+    recipe = without_caption_stop(load_recipe(pictures, choices=SMALL))
+    recipe, start = replace(recipe, edits=None if sidecars else edits), Barrier(2)
+
+    def save(editor, word, sent):
+        start.wait()
+        try:
+            editor.save(replace(sent, body=word))
+        except Refused as error:
+            return error.status
+        return 200
+
+    def editor():
+        source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
+        return Editor(source, Edits(places=Places(recipe=recipe, folder=recipe.edits), command=""), lambda *_: None)
+
+    both = editor(), editor()
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(12):
+            seat, now = both[0].source.shown.seats[turn % 3], both[0].editable(turn % 3, "caption")
+            sent = Sent(number=turn % 3, kind="caption", sample=seat.id, version=now.version, media="text/plain",
+                        body=b"")
+            words = [f"{name} {turn}".encode() for name in ("one", "two")]
+            answers = list(pool.map(save, both, words, [sent, sent]))
+            assert sorted(answers) == [200, 409]
+            path = both[0].places.of(seat.item.item, "caption").path
+            assert path.read_bytes() == words[answers.index(200)] + b"\n"
+
+
+def test_a_save_while_another_program_holds_the_place(server, edits, monkeypatch):
+    at = number(server, "a.png")
+    assert server.save(at, "caption", b"first").status == 200
+    monkeypatch.setattr("prep.view.edit.editor.PATIENCE", 0)
+    with Below(edits).opened() as folder, folder.locked(0):
+        answer = server.save(at, "caption", b"second")
+        assert (answer.status, answer.text) == (409, "a.txt is not saved: another program is saving there; try again")
+    assert server.save(at, "caption", b"second").status == 200
 
 
 def test_an_edit_outside(server, pictures, edits):
@@ -431,6 +476,7 @@ def test_links_do_not_lead_out(pictures, edits, tmp_path):
     edits.mkdir()
     (edits / "sub").symlink_to(outside)
     (edits / "a.txt").symlink_to(outside / "secret.txt")
+    (edits / ".undo").symlink_to(outside)
     with viewing_source(pictures, edits, **SMALL) as server:
         for name in ("a.png", "sub/b.png"):
             at = number(server, name)
@@ -440,14 +486,20 @@ def test_links_do_not_lead_out(pictures, edits, tmp_path):
                     "x_latentry_sample": re.search(r'data-sample="(\w+)', text)[1]}
             answer = server.ask("POST", f"{server.base}/edit/{at}/caption", body=b"x", **form)
             assert answer.status == 409, name
+        assert server.save(number(server, "c.png"), "caption", b"x").status == 409  # what it replaces cannot be kept
     assert [one.name for one in outside.iterdir()] == ["secret.txt"]
     assert (outside / "secret.txt").read_text() == "untouched"
-    for name in ("../x.txt", ".undo/x.txt"):
-        with pytest.raises(Refused, match="is a link, or lies behind one that leads elsewhere: edit it where it is"):
-            check_place(Place(path=edits / name, root=edits, name=name))
-    (edits / "loop").symlink_to(edits / "loop")
-    with pytest.raises(Refused):
-        check_place(Place(path=edits / "loop" / "x.txt", root=edits, name="loop/x.txt"))
+
+
+def test_places_outside_are_refused(pictures, edits, tmp_path):
+    recipe = load_recipe(pictures, choices={})
+    item = ingest(without_caption_stop(recipe), Memo(None), jobs=1).items[0].item
+    for name in ("../x.png", ".undo/x.png", ".UNDO/x.png", "/x.png"):
+        with pytest.raises(Refused, match=r"would not be below .*: edit it where it is"):
+            Places(recipe=recipe, folder=edits).of(replace(item, name=name), "caption")
+    elsewhere = replace(item, picture=Blob(file=str(tmp_path / "x.png")))
+    with pytest.raises(Refused, match=r"would not be below .*: edit it where it is"):
+        Places(recipe=recipe, folder=None).of(elsewhere, "mask")
 
 
 def test_a_disk_that_is_full(server, monkeypatch):
@@ -564,7 +616,7 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
 
 
 def test_numbers_of_edits_are_never_used_twice(tmp_path):
-    log, other = UndoLog(tmp_path / "log"), UndoLog(tmp_path / "log")
+    log, other = UndoLog(Below(tmp_path / "log")), UndoLog(Below(tmp_path / "log"))
     log.add("a", "caption", b"1", b"2")
     (tmp_path / "log" / "00000002.before").write_bytes(b"of a process that was killed")
     assert other.add("b", "mask", b"3", b"4").number == 3

@@ -19,6 +19,7 @@ from viewing import viewing, viewing_here
 
 from prep.images.decode import decode_picture, scale_and_crop
 from prep.view.guard import HEADERS, LONGEST
+from prep.view.serve import AT_ONCE
 
 SCHEMA = Path(__file__).parents[2] / "manifests" / "schemas" / "view.schema.json"
 
@@ -202,6 +203,44 @@ def test_head_has_no_body(server):
     answer = server.ask("HEAD", server.base + "/")
     assert answer.status == 200 and answer.body == b"" and int(answer.headers["content-length"]) > 1000
     assert server.ask("HEAD", "/").body == b""
+
+
+def silent(server, count):
+    return [socket.create_connection(("127.0.0.1", server.port)) for _ in range(count)]
+
+
+def is_closed(one):
+    one.settimeout(10)
+    with suppress(ConnectionError):
+        while one.recv(1 << 16):
+            pass
+    return True
+
+
+def test_silent_connections_do_not_shut_the_owner_out(server):
+    """Also those that never end their first request, and those without the token, which get one answer."""
+    held = silent(server, AT_ONCE + 10)
+    try:
+        for one in held[-20:]:
+            one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-More: ")
+        assert server.get().status == 200
+        assert all(map(is_closed, held[:50]))
+        for one in held[-10:]:
+            one.sendall(b"1\r\n\r\n")
+            assert b"HTTP/1.1 404" in one.recv(1 << 16)
+            assert is_closed(one)
+        assert server.get().status == 200
+    finally:
+        for one in held:
+            one.close()
+
+
+def test_a_silent_connection_is_closed(server, monkeypatch):
+    monkeypatch.setattr("prep.view.serve.SILENT", 0.01)
+    (one,) = silent(server, 1)
+    with one:
+        assert is_closed(one)
+    assert server.get().status == 200
 
 
 def test_endless_addresses(server):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
 from prep.captions.read import BadCaption, judge_captions, read_caption
 from prep.dataset.samples import PlacedItem
 from prep.digest import digest_strings
-from prep.fs import atomic
+from prep.fs.below import Folder
 from prep.fs.blob import Blob, read_blob
-from prep.fs.untrusted import read_regular
+from prep.fs.untrusted import NotRegularFile
 from prep.geometry import Size
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.view.edit.cost import Cost
 from prep.view.edit.log import Entry, UndoLog, digest_of
-from prep.view.edit.places import Place, Places, check_place
+from prep.view.edit.places import Place, Places
 from prep.view.edit.refresh import refreshed
 from prep.view.edit.refused import Refused
 from prep.view.source.state import SourceSet
@@ -26,6 +26,7 @@ from prep.view.source.state import SourceSet
 MOST_TEXT = 1 << 16  # bytes of the captions of a picture
 MOST_FILE = 1 << 28  # bytes of a caption or a mask on the disk
 KINDS = ("caption", "mask")
+PATIENCE = 5.0  # seconds for which another editor's save is waited for
 
 MaskMaker = Callable[[bytes, Size], bytes | None]  # an uploaded picture to a mask of this size; None: it is none
 
@@ -62,7 +63,7 @@ class Sent:
 
 
 class Editor:
-    """Edits the pictures of a source. Threads may share one."""
+    """Edits the pictures of a source. Threads may share one; other processes may edit the same pictures."""
 
     def __init__(self, source: SourceSet, edits: Edits, make_mask: MaskMaker) -> None:
         self.source, self.edits, self.places = source, edits, edits.places
@@ -74,7 +75,6 @@ class Editor:
         item = self.source.shown.seats[number].item.item
         with self._lock:
             place = self.places.of(item, kind)
-            check_place(place)
             disk = _on_disk(place)
             return Editable(place=place.name, version=_version(item, kind, disk),
                             undo=self._undoable(place, kind, digest_of(disk)) is not None,
@@ -93,33 +93,26 @@ class Editor:
     def save(self, sent: Sent) -> str:
         """Saves captions, one a line, or a mask, a PNG of the picture's shape. Returns where. Raises `Refused`,
         `OSError`."""
-        data = _captions(sent) if sent.kind == "caption" else self._mask(sent)
-        with self._lock:
-            seat, place, disk = self._checked(sent)
-            missing = self.source.shown.survey.asked.caption_of(seat.item.item.source).missing
-            if sent.kind == "caption" and not data and missing == "reject":
-                raise Refused(400, "without a caption the picture would be left out (--missing-caption reject): write "
-                              "one, or start with --missing-caption empty")
+        data = self._captions(sent) if sent.kind == "caption" else self._mask(sent)
+        with self._held(sent) as (seat, place, folder, disk):
             if disk != data:
                 self.log.add(place.name, sent.kind, disk, data)
-                _write(place, data)
+                folder.write(place.file, data)
                 self._refresh(seat, sent.kind, place, gone=False)
             return place.name
 
     def undo(self, sent: Sent) -> str:
         """Restores what the last edit of a caption or mask replaced. As `save`."""
-        with self._lock:
-            seat, place, disk = self._checked(sent)
+        with self._held(sent) as (seat, place, folder, disk):
             entry = self._undoable(place, sent.kind, digest_of(disk))
             if entry is None:
                 raise Refused(409, f"there is no edit of {place.name} that can be undone, or it was changed elsewhere "
                               "since")
             before = self.log.content(entry)
             if before is None:
-                atomic.remove(place.path)
-                atomic.sync_dir(place.path.parent)
+                folder.remove(place.file)
             else:
-                _write(place, before)
+                folder.write(place.file, before)
             self.log.drop(entry)
             self._refresh(seat, sent.kind, place, gone=before is None)
             return place.name
@@ -133,6 +126,14 @@ class Editor:
                 last.setdefault((entry.kind, entry.place), entry.after)
                 first[entry.kind, entry.place] = entry.before
         return {kind: sum(found[0] == kind and first[found] != last[found] for found in last) for kind in KINDS}
+
+    def _captions(self, sent: Sent) -> bytes:
+        """The file of captions. Raises `Refused`."""
+        data, source = _caption_file(sent), self._seat(sent.number, sent.sample).item.item.source
+        if not data and self.source.shown.survey.asked.caption_of(source).missing == "reject":
+            raise Refused(400, "without a caption the picture would be left out (--missing-caption reject): write "
+                          "one, or start with --missing-caption empty")
+        return data
 
     def _mask(self, sent: Sent) -> bytes:
         """The file of a mask. Raises `Refused`."""
@@ -152,16 +153,23 @@ class Editor:
             raise Refused(409, "this page shows another picture by now: load it again")
         return seats[number]
 
-    def _checked(self, sent: Sent) -> tuple[PlacedItem, Place, bytes | None]:
-        """The sample, the place of its caption or mask, and what is there, if that is what the page showed."""
-        seat = self._seat(sent.number, sent.sample)
-        place = self.places.of(seat.item.item, sent.kind)
-        check_place(place)
-        disk = _on_disk(place)
-        if _version(seat.item.item, sent.kind, disk) != sent.version:
-            raise Refused(409, f"the {sent.kind} was changed elsewhere since this page was loaded: load it again, and "
-                          "edit what is there now")
-        return seat, place, disk
+    @contextmanager
+    def _held(self, sent: Sent) -> Iterator[tuple[PlacedItem, Place, Folder, bytes | None]]:
+        """The sample, the place of its caption or mask, and what is there, if that is what the page showed; no other
+        editor, here or in another process, writes there meanwhile. Raises `Refused`."""
+        with self._lock:
+            seat = self._seat(sent.number, sent.sample)
+            place = self.places.of(seat.item.item, sent.kind)
+            _check_version(seat.item.item, sent, _on_disk(place))  # before a directory is made
+            try:
+                with place.folder.opened(make=True) as folder, folder.locked(PATIENCE):
+                    disk = _read(place, folder)
+                    _check_version(seat.item.item, sent, disk)
+                    yield seat, place, folder, disk
+            except NotRegularFile as error:
+                raise _linked(place, error) from None
+            except TimeoutError as error:
+                raise Refused(409, f"{place.name} is not saved: {error.strerror}; try again") from None
 
     def _undoable(self, place: Place, kind: str, now: str) -> Entry | None:
         """The last edit of a place, if its result is still there."""
@@ -177,7 +185,7 @@ class Editor:
         self.source.show(refreshed(self.source.shown.survey, seat.item.item, kind, None if gone else place.path))
 
 
-def _captions(sent: Sent) -> bytes:
+def _caption_file(sent: Sent) -> bytes:
     """The file of captions. Raises `Refused`."""
     if sent.media != "text/plain":
         raise Refused(415, f"captions are sent as text/plain, not as {sent.media or 'nothing'}")
@@ -203,21 +211,35 @@ def no_masks(recipe: Recipe, source: int, *, sidecars: bool) -> str:
     return ""
 
 
-def _write(place: Place, data: bytes) -> None:
-    """Writes a file whole, with the permissions of the one that it replaces. Raises `OSError`."""
-    atomic.make_dirs(place.path.parent)
-    mode = stat.S_IMODE(place.path.stat().st_mode) if place.path.exists() else None
-    atomic.write_atomic(place.path, data, mode=mode)
-
-
 def _on_disk(place: Place) -> bytes | None:
     """The bytes of the file there; `None` if there is none. Raises `Refused`."""
     try:
-        return read_regular(place.path, MOST_FILE)
-    except (FileNotFoundError, NotADirectoryError):
+        with place.folder.opened() as folder:
+            return _read(place, folder)
+    except FileNotFoundError:
         return None
     except OSError as error:
-        raise Refused(409, f"{place.name} cannot be read: {error.strerror or error}") from None
+        raise _linked(place, error) from None
+
+
+def _read(place: Place, folder: Folder) -> bytes | None:
+    """As `_on_disk`, of an open directory. Raises `OSError`, too."""
+    try:
+        return folder.read(place.file, MOST_FILE)
+    except FileNotFoundError:
+        return None
+
+
+def _linked(place: Place, error: OSError) -> Refused:
+    if isinstance(error, NotRegularFile):
+        return Refused(409, f"{place.name} is not edited: {error}")
+    return Refused(409, f"{place.name} cannot be read: {error.strerror or error}")
+
+
+def _check_version(item: Item, sent: Sent, disk: bytes | None) -> None:
+    if _version(item, sent.kind, disk) != sent.version:
+        raise Refused(409, f"the {sent.kind} was changed elsewhere since this page was loaded: load it again, and "
+                      "edit what is there now")
 
 
 def _blob_of(item: Item, kind: str) -> Blob | None:

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from prep.digest import digest_bytes
-from prep.fs import atomic
-from prep.fs.untrusted import read_regular
+from prep.fs.below import Below, Folder
 from prep.parse import Unparsed, expect, known_keys
 from prep.view.edit.refused import Refused
 
 FORMAT = "latentry/edit"
 MOST_BYTES = 1 << 28  # of what can be undone
 MOST_DOCUMENT = 1 << 16
+AT_REST = 2 * 10**9  # ns after which a change of a directory cannot have the time of the one before
 _NAME = re.compile(r"([0-9]{8})\.json")
 
 
@@ -41,43 +42,46 @@ class Entry:
 class UndoLog:
     """The edits in a directory, which is made with the first one. One thread at a time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Below) -> None:
         self.root = root
         self._known: tuple[int, list[Entry]] | None = None  # when the directory last changed, and the entries then
 
     def entries(self) -> list[Entry]:
         """All edits that were not undone, the newest first. A damaged entry is left out."""
+        begun = time.time_ns()
         try:
-            changed = self.root.stat().st_mtime_ns
-            if self._known is None or self._known[0] != changed:
-                names = sorted(path.name for path in self.root.iterdir())
-                found = (self._read(int(match[1])) for name in reversed(names) if (match := _NAME.fullmatch(name)))
-                self._known = changed, [one for one in found if one is not None]
+            with self.root.opened() as folder:
+                changed = folder.status().st_mtime_ns
+                if self._known is not None and self._known[0] == changed:
+                    return self._known[1]
+                numbers = sorted(_numbers(folder), reverse=True)
+                found = [one for one in (_read(folder, number) for number in numbers) if one is not None]
         except OSError:
             return []
-        return self._known[1]
+        self._known = (changed, found) if begun - changed > AT_REST else None
+        return found
 
     def add(self, place: str, kind: str, before: bytes | None, after: bytes | None) -> Entry:
         """Notes an edit that is about to be made. Raises `OSError`."""
-        atomic.make_dirs(self.root)
-        number = max((int(match[1]) for path in self.root.iterdir() if (match := _NAME.fullmatch(path.name))),
-                     default=0)
-        while True:
-            number += 1
-            entry = Entry(number=number, place=place, kind=kind, before=digest_of(before), after=digest_of(after))
-            if before is not None and not atomic.create_exclusive(self._content(number), before):
-                continue
-            document = json.dumps({"format": FORMAT, "version": 1, **asdict(entry)}).encode()
-            if atomic.create_exclusive(self._document(number), document):  # else another process has this number
-                self._known = None
-                return entry
+        with self.root.opened(make=True) as folder:
+            number = max(_numbers(folder), default=0)
+            while True:
+                number += 1
+                entry = Entry(number=number, place=place, kind=kind, before=digest_of(before), after=digest_of(after))
+                if before is not None and not folder.create(_content(number), before):
+                    continue
+                document = json.dumps({"format": FORMAT, "version": 1, **asdict(entry)}).encode()
+                if folder.create(_document(number), document):  # else another process has this number
+                    self._known = None
+                    return entry
 
     def content(self, entry: Entry) -> bytes | None:
         """The bytes before an edit; `None` if there was no file. Raises `Refused` if they are lost."""
         if not entry.before:
             return None
         try:
-            data = read_regular(self._content(entry.number), MOST_BYTES)
+            with self.root.opened() as folder:
+                data = folder.read(_content(entry.number), MOST_BYTES)
         except OSError as error:
             raise Refused(409, f"what the edit replaced cannot be read: {error}") from None
         if digest_bytes(data) != entry.before:
@@ -87,23 +91,31 @@ class UndoLog:
     def drop(self, entry: Entry) -> None:
         """Forgets an edit. Raises `OSError`."""
         self._known = None
-        atomic.remove(self._document(entry.number))
-        atomic.remove(self._content(entry.number))
+        with self.root.opened() as folder:
+            folder.remove(_document(entry.number))
+            folder.remove(_content(entry.number))
 
-    def _read(self, number: int) -> Entry | None:
-        try:
-            table = expect(json.loads(read_regular(self._document(number), MOST_DOCUMENT)), dict, "an edit")
-            known_keys(table, ("format", "version", "number", "place", "kind", "before", "after"), "an edit")
-            texts = {name: expect(table.get(name), str, name) for name in ("place", "kind", "before", "after")}
-        except (OSError, ValueError, RecursionError, Unparsed):
-            return None
-        return Entry(number=number, **texts) if table.get("format") == FORMAT and table.get("version") == 1 else None
 
-    def _document(self, number: int) -> Path:
-        return self.root / f"{number:08}.json"
+def _numbers(folder: Folder) -> Iterator[int]:
+    return (int(match[1]) for name in folder.names() if (match := _NAME.fullmatch(name)))
 
-    def _content(self, number: int) -> Path:
-        return self.root / f"{number:08}.before"
+
+def _read(folder: Folder, number: int) -> Entry | None:
+    try:
+        table = expect(json.loads(folder.read(_document(number), MOST_DOCUMENT)), dict, "an edit")
+        known_keys(table, ("format", "version", "number", "place", "kind", "before", "after"), "an edit")
+        texts = {name: expect(table.get(name), str, name) for name in ("place", "kind", "before", "after")}
+    except (OSError, ValueError, RecursionError, Unparsed):
+        return None
+    return Entry(number=number, **texts) if table.get("format") == FORMAT and table.get("version") == 1 else None
+
+
+def _document(number: int) -> str:
+    return f"{number:08}.json"
+
+
+def _content(number: int) -> str:
+    return f"{number:08}.before"
 
 
 def digest_of(data: bytes | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +11,7 @@ from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
 from prep.dataset.listing import picture_places
 from prep.digest import digest_strings
 from prep.errors import ConfigError, PathError, UsageError
+from prep.fs.below import Below
 from prep.fs.mirror import is_url, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, in_cache, resolve
 from prep.fs.user_cache import user_cache
@@ -27,9 +29,13 @@ ENDS = {"caption": CAPTION_END, "mask": MASK_END}
 class Place:
     """Where a picture's caption or mask is written."""
 
-    path: Path
-    root: Path  # nothing is written outside
+    folder: Below  # nothing is written outside its root
+    file: str
     name: str  # for people, and for what can be undone
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path / self.file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,38 +46,35 @@ class Places:
     folder: Path | None  # of edits; None: beside the pictures
 
     def of(self, item: Item, kind: str) -> Place:
-        """The place of an item's `kind`, "caption" or "mask"."""
+        """The place of an item's `kind`, "caption" or "mask". Raises `Refused` for one that would be outside."""
+        end = ENDS[kind]
         if self.folder is not None:
-            name = edited_name(item.name, ENDS[kind])
-            return Place(path=self.folder / PurePosixPath(name), root=self.folder, name=name)
-        picture = Path(item.picture.file)
-        return Place(path=picture.with_name(stem_of(picture.name) + ENDS[kind]),
-                     root=self.recipe.sources[item.source].path, name=edited_name(item.label, ENDS[kind]))
+            name = edited_name(item.name, end)
+            return _place(self.folder, PurePosixPath(name).parts, name)
+        picture, root = Path(item.picture.file), self.recipe.sources[item.source].path
+        name = edited_name(item.label, end)
+        if root not in picture.parents:
+            raise Refused(409, f"{name} would not be below {root}: edit it where it is")
+        return _place(root, (*picture.relative_to(root).parent.parts, stem_of(picture.name) + end), name)
 
     @property
-    def undo(self) -> Path:
+    def undo(self) -> Below:
         """The directory of what can be undone. Raises `PathError` for a user without a cache directory."""
         if self.folder is not None:
-            return self.folder / UNDO
+            return Below(self.folder, (UNDO,))
         cache = user_cache()
         if cache is None:
             raise PathError("what edits replace cannot be kept: there is no home directory",
                             hint="set LATENTRY_USER_CACHE to a directory of yours, or leave --sidecars out")
         sources = [os.fsdecode(os.fsencode(resolve(source.path))) for source in self.recipe.sources]
-        return cache / "undo" / digest_strings(sources)[:32]
+        return Below(cache / "undo" / digest_strings(sources)[:32])
 
 
-def check_place(place: Place) -> None:
-    """Raises `Refused` for a place outside its root, or that a link leads away from."""
-    parts = PurePosixPath(place.name).parts
-    try:
-        root, above = place.root.resolve(), place.path.parent.resolve()
-        inside = (above == root or root in above.parents) and not {"..", UNDO} & set(parts)
-        plain = not place.path.is_symlink() and (not place.path.exists() or place.path.is_file())
-    except (OSError, RuntimeError, ValueError) as error:
-        raise Refused(409, f"{place.name} cannot be written: {error}") from None
-    if not inside or not plain:
-        raise Refused(409, f"{place.name} is a link, or lies behind one that leads elsewhere: edit it where it is")
+def _place(root: Path, parts: Sequence[str], name: str) -> Place:
+    """The place of a file below `root`. Raises `Refused` for one outside, or among what can be undone."""
+    if any(part == ".." or part.casefold() == UNDO or "/" in part or os.sep in part for part in parts):
+        raise Refused(409, f"{name} would not be below {root}: edit it where it is")
+    return Place(folder=Below(root, tuple(parts[:-1])), file=parts[-1], name=name)
 
 
 def check_editable(recipe: Recipe, items: list[Item], folder: Path | None) -> None:
