@@ -1,5 +1,6 @@
 """Defers Ctrl-C during imports, because interrupting torch's import can kill the process; heeds signals that ask a
-run to stop; controls the collector; says how much memory this process took, and how many cores it may use.
+run to stop; starts other Python processes; controls the collector; says how much memory this process took, and how many
+cores it may use.
 """
 
 from __future__ import annotations
@@ -73,6 +74,37 @@ class StopRequest:
 
 def _grace_over(_number: int, _frame: FrameType | None) -> None:
     raise GraceOver
+
+
+def python(*words: str) -> list[str]:
+    """The command line of another Python process, which finds no modules in the current directory: that may be the
+    directory of a stranger's dataset."""
+    return [sys.executable, "-P", *words]
+
+
+def main_of(module: str) -> tuple[str, str]:
+    """The words for `python` that call `main` of one of our modules.
+
+    Not `-m`: that needs this package's folder in PYTHONPATH, where all packages beside it would shadow Python's own
+    modules.
+    """
+    root = str(Path(__file__).parents[1])
+    return "-c", f"import sys; sys.path.append({root!r}); from {module} import main; main()"
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Python processes that libraries start inside find no modules in the current directory, nor do those that these
+    start."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_l
 from prep.formatting import printable
 from prep.fs.mirror import more_room
 from prep.fs.paths import in_cache
+from prep.runtime import safe_path
 
 if TYPE_CHECKING:
     import typer
@@ -54,7 +55,8 @@ def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoRet
     options = words[:words.index("--")] if "--" in words else words
     _call = _Call(as_json="--json" in options, color="--no-color" not in options)  # also for errors in options
     try:
-        code = app(words, prog_name=name, standalone_mode=False)
+        with safe_path():
+            code = app(words, prog_name=name, standalone_mode=False)
     except BaseException as error:
         code = _ended(error, name)
     sys.exit(_interrupted(name) if code == EXIT_INTERRUPTED else code if isinstance(code, int) else 0)

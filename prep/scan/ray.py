@@ -37,7 +37,7 @@ MOST_CALLS = 256  # at a time, a thread of the command each; it remembers the re
 @contextmanager
 def on_cluster(options: ClusterOptions, recipe: Recipe, note: Callable[[str], None]) -> Iterator[RayExaminer]:
     """An examiner on a cluster, for pictures of a recipe's sources. Raises `UsageError`."""
-    ray = library()
+    ray = library(options.address)
     with connected(ray, options.address):
         examiner = RayExaminer(ray, Share.of(ray, options.workers, 0.0), lambda: _places(recipe))
         try:

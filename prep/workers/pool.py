@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, TypeVar, cast
 
 from prep.formatting import format_bytes
 from prep.parse import Unparsed
-from prep.runtime import stops_held
+from prep.runtime import main_of, python, stops_held
 from prep.workers.protocol import (
     BUG,
     END,
@@ -45,9 +44,7 @@ START = 60.0  # seconds until a worker must be ready
 POLL_SECONDS = 0.05  # seconds between two checks of the deadlines
 MOST_ANSWERED = 1 << 30  # bytes of all parts of an answer, each counted with Python's overhead for it
 _PART = 64  # bytes of that overhead: the smallest object
-# Not `-m`: that needs this package's folder in PYTHONPATH, where all packages beside it would shadow Python's modules.
-WORKER = (f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
-          "from prep.workers.worker import main; main()")
+WORKER = main_of("prep.workers.worker")
 # The heap keeps its memory between pictures instead of asking the system each time: 4 % less time. One thread for a
 # worker's arrays: there are as many workers as processors. Arrow's own allocators reserve more than they use.
 _SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 27), "MALLOC_TRIM_THRESHOLD_": str(1 << 27),
@@ -82,10 +79,10 @@ class WorkerPool:
     With `most`, no more questions than that are asked at a time: other threads wait for their turn.
     """
 
-    def __init__(self, service: Service, *, processes: bool = True, command: Sequence[str] = ("-c", WORKER),
+    def __init__(self, service: Service, *, processes: bool = True, command: Sequence[str] = WORKER,
                  most: int | None = None) -> None:
         self._turns = nullcontext() if most is None else threading.BoundedSemaphore(most)
-        self._command = [sys.executable, "-P", *command, service.module]
+        self._command = (*command, service.module)
         self._processes = processes and can_spawn()
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
@@ -295,7 +292,7 @@ def _start(command: Sequence[str]) -> _Worker | None:
     """
     try:
         with stops_held():
-            return _Worker(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            return _Worker(subprocess.Popen(python(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                             stderr=subprocess.DEVNULL, env={**os.environ, **_SETTINGS}))
     except OSError:
         return None

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 import os
 import platform
+import secrets
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prep.errors import Problem, UsageError, first_line
+from prep.runtime import safe_path
 
 T = TypeVar("T")
 
@@ -63,10 +71,12 @@ class Share:
         return cls(workers=workers, cpus=1 if gpus else max(1, least // on_node), gpus=gpus, on_node=on_node)
 
 
-def library() -> Any:
-    """Ray, which an extra installs. Raises `UsageError`."""
+def library(address: str) -> Any:
+    """Ray, which an extra installs, for the cluster at `address`, as in `ClusterOptions`. Raises `UsageError`."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else Ray prints on stdout what raylets report
+    if not address:  # read when Ray is imported: ask for a token, and listen on the loopback, as on Windows and macOS
+        os.environ.update(RAY_AUTH_MODE="token", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
     try:
         import ray  # here: an extra
         import ray.exceptions
@@ -82,21 +92,72 @@ def connected(ray: Any, address: str) -> Iterator[None]:
     if ray.is_initialized():  # by a caller, who keeps it
         yield
         return
-    named = {"address": address} if address else {"address": "local", "include_dashboard": False}
-    before = signal.getsignal(signal.SIGTERM)
+    with nullcontext({"address": address}) if address else _own_cluster() as named:
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(**named, job_config=_job(ray), log_to_driver=False, configure_logging=False)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, before)  # Ray takes it, to exit at once
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # the last: without its token
+            raise UsageError(f"no connection to the Ray cluster '{address or 'local'}': {first_line(error)}",
+                             hint="start one with ray start --head, and ray start --address HOST:6379 on the other "
+                             "nodes; if it was started with a token, copy ~/.ray/auth_token from its head to this "
+                             "machine; without --address, prep starts one on this machine, in the directory "
+                             "RAY_TMPDIR") from None
+        try:
+            if not address:
+                _check_private(ray)
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _own_cluster() -> Iterator[dict[str, Any]]:
+    """What `ray.init` needs to start a cluster that only this user can reach, in a directory that others cannot enter.
+
+    Whoever reaches a cluster runs code as its owner. Ray would keep the token in a file that all can read.
+    """
+    place = os.environ.get("RAY_TMPDIR") or ("/tmp" if sys.platform == "darwin" else None)  # short, as of all sockets
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir=place))  # of mode 0700
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(_token(), encoding="ascii")
+    before = {name: os.environ.pop(name, None) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")}
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     try:
-        ray.init(**named, log_to_driver=False, configure_logging=False)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray takes it, to exit at once
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # the last: without its token
-        raise UsageError(f"no connection to the Ray cluster '{address or 'local'}': {first_line(error)}",
-                         hint="start one with ray start --head, and ray start --address HOST:6379 on the other nodes; "
-                         "if it was started with a token, copy ~/.ray/auth_token from its head to this machine; "
-                         "without --address, prep starts one on this machine") from None
-    try:
-        yield
+        with safe_path():  # also of its workers
+            # Ray opens the directory that it is given to everybody: hence one inside.
+            yield {"address": "local", "include_dashboard": False, "_temp_dir": str(folder / "r")}
     finally:
-        ray.shutdown()
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@cache
+def _token() -> str:
+    """The token of the clusters of this process, which Ray reads once."""
+    return secrets.token_hex(32)
+
+
+def _job(ray: Any) -> Any:
+    """The configuration of a job whose workers find no modules in the command's current directory.
+
+    Ray puts that directory before all others on the workers' path, unless it has copied a working directory to them.
+    """
+    job = ray.job_config.JobConfig()
+    job._runtime_env_has_working_dir = lambda: True
+    return job
+
+
+def _check_private(ray: Any) -> None:
+    """Raises `UsageError` if the cluster that was started listens beyond this machine."""
+    addresses = [node["NodeManagerAddress"] for node in ray.nodes()]
+    if not all(ip_address(one).is_loopback for one in addresses):
+        raise UsageError(f"the Ray cluster that was started listens on {', '.join(addresses)}, expected the loopback: "
+                         "Ray was imported before",
+                         hint="start it in a new process, or connect to a cluster with --address")
 
 
 def actors_of(ray: Any, kind: type, share: Share, **options: Any) -> Any:

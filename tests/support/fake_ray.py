@@ -65,6 +65,8 @@ class FakeRay:
     options: dict[str, Any] = field(default_factory=dict)  # of the actors
     calls: list[Any] = field(default_factory=list)
     exceptions = SimpleNamespace(RayError=RayError)
+    job_config = SimpleNamespace(JobConfig=SimpleNamespace)
+    address = "127.0.0.1"  # of its nodes
 
     def is_initialized(self) -> bool:
         return False
@@ -78,7 +80,7 @@ class FakeRay:
         self.calls.append("shutdown")
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": one} for one in self.resources]
+        return [{"Alive": True, "Resources": one, "NodeManagerAddress": self.address} for one in self.resources]
 
     def remote(self, **options: Any) -> Any:
         self.options = options

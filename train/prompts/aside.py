@@ -10,7 +10,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +19,12 @@ from prep.fs.atomic import make_dirs, remove, write_atomic
 from prep.loader.index import Index
 from prep.manifest.consistency import is_shape_of
 from prep.parse import Unparsed
+from prep.runtime import main_of, python
 from train.models.family import TextArrays
 from train.runs.safetensors.reader import read_safetensors
 from train.setup import Setup
 
 MOST = 20  # texts to encode at a time
-_ROOT = Path(__file__).parents[2]  # where the process finds this package
 Wanted = Mapping[str, tuple[str, bool]]  # key → text, and whether it is a negative prompt
 
 
@@ -69,11 +68,10 @@ def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.
 def _run(request: Mapping[str, object], device: str, wait: float) -> str | None:
     """Runs the process; returns why it failed."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    paths = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH", ""))))
     try:
-        done = subprocess.run([sys.executable, "-m", "train.prompts.process"], input=json.dumps(request), timeout=wait,
+        done = subprocess.run(python(*main_of("train.prompts.process")), input=json.dumps(request), timeout=wait,
                               text=True, capture_output=True, check=False, start_new_session=True,  # no Ctrl-C for it
-                              env={**os.environ, **hidden, "PYTHONPATH": paths})
+                              env={**os.environ, **hidden})
     except subprocess.TimeoutExpired:
         return f"that took more than {wait:g} s"
     except OSError as error:

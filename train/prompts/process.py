@@ -1,4 +1,4 @@
-"""The process that encodes prompts beside a run, `python -m train.prompts.process`: its request is JSON on its input.
+"""The process that encodes prompts beside a run: its request is JSON on its input.
 
 Writes a safetensors file for each text. Only this process loads a text encoder.
 """
@@ -24,7 +24,15 @@ from train.sampling.text import encode_texts
 _NICE = 10  # leaves the CPU to training
 
 
-def main(request: Mapping[str, Any]) -> None:
+def main() -> None:
+    """Answers one request, and exits with what went wrong."""
+    try:
+        _encode(json.loads(sys.stdin.read()))
+    except Problem as problem:
+        sys.exit(problem.message)
+
+
+def _encode(request: Mapping[str, Any]) -> None:
     """Encodes the texts of a request. Raises `Problem`."""
     with suppress(OSError, AttributeError):  # Windows has no such thing
         os.nice(_NICE)
@@ -34,9 +42,3 @@ def main(request: Mapping[str, Any]) -> None:
     for key, row in zip(texts, rows, strict=True):
         write_file(Path(request["folder"]) / f"{key}.safetensors", Part(name="", tensors=row))
 
-
-if __name__ == "__main__":
-    try:
-        main(json.loads(sys.stdin.read()))
-    except Problem as problem:
-        sys.exit(problem.message)

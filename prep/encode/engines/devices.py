@@ -25,7 +25,7 @@ from prep.encode.engines.claims import SharedClaims
 from prep.encode.engines.job import Job, Outcome
 from prep.errors import OutOfMemoryError
 from prep.progress import Progress, Tick, Total, silent
-from prep.runtime import defer_interrupts, stops_held
+from prep.runtime import defer_interrupts, safe_path, stops_held
 
 PACE = 0.2  # seconds between two messages of a progress bar
 
@@ -36,12 +36,13 @@ def run(job: Job, progress: Progress = silent) -> Outcome:
     if len(devices) == 1:
         return local.run(replace(job, device=devices[0]), progress)
     context = multiprocessing.get_context("spawn")  # a fork would share the CUDA context and the locks of threads
-    claims = SharedClaims(context, [task.key for task in job.tasks])
+    with safe_path():  # a lock starts a process, too
+        claims = SharedClaims(context, [task.key for task in job.tasks])
     job.claims.tell(claims)
     share = replace(job, jobs=max(1, job.jobs // len(devices)), claims=claims)
     workers: list[_Worker] = []
     try:
-        with _interrupts_ignored(), stops_held():
+        with _interrupts_ignored(), stops_held(), safe_path():
             for device in devices:
                 workers.append(_Worker(context, replace(share, device=device), devices.count("cpu")))
         return _collected(workers, progress)

@@ -38,7 +38,7 @@ ONE_ARENA = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
     """Runs every task of `job` on the cluster. Raises as `local.run` does, and `UsageError` without a cluster."""
-    ray = library()
+    ray = library(options.address)
     if job.device == "all" or "," in job.device:
         raise UsageError(f"--device is '{job.device}' with --engine ray, expected one device",
                          hint="omit --device: each worker of the cluster uses the GPUs that Ray gives to it")

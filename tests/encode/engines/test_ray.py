@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,7 +81,7 @@ def run(tmp_path, monkeypatch):
 
         go.made = []
         go.ray = FakeRay(watched, **cluster)
-        monkeypatch.setattr(engine, "library", lambda: go.ray)
+        monkeypatch.setattr(engine, "library", lambda _: go.ray)
         monkeypatch.setattr(engine.time, "monotonic", go.ray.monotonic)
         outcome = engine.run(job or Job(cache=cache, tasks=TASKS), options or RayOptions(workers=2), progress)
         assert sorted(go.ray.killed) == sorted({actor.number for actor in go.ray.actors})
@@ -99,8 +100,19 @@ def test_every_task_is_encoded_once(run):
     assert run.ray.options["max_restarts"] == run.ray.options["max_task_retries"] == 0
     # `kept_heap` does nothing for a thread that has an arena of its own.
     assert run.ray.options["runtime_env"] == {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
-    assert run.ray.calls == [{"address": "local", "include_dashboard": False, "log_to_driver": False,
-                              "configure_logging": False}, "shutdown"]
+    started, ended = run.ray.calls
+    assert ended == "shutdown" and started["address"] == "local" and not started["include_dashboard"]
+    assert started["job_config"]._runtime_env_has_working_dir(), "or workers find modules in the current directory"
+    assert not Path(started["_temp_dir"]).parent.exists()
+
+
+def test_a_cluster_of_ours_that_others_can_reach_is_refused(run, monkeypatch):
+    """As after `import ray` in a program that wanted another one."""
+    monkeypatch.setattr(FakeRay, "address", "10.0.0.7")
+    with pytest.raises(UsageError, match=r"listens on 10\.0\.0\.7, 10\.0\.0\.7, expected the loopback: Ray was impor"):
+        run()
+    assert run.ray.calls[-1] == "shutdown" and not run.ray.actors
+    run(options=RayOptions(address="10.0.0.7:6379", workers=2))
 
 
 @pytest.mark.parametrize("point", range(10))
@@ -294,7 +306,7 @@ def test_several_devices_are_not_for_a_worker(run, device):
 def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="--engine ray needs the package ray, which is not installed") as error:
-        engine.library()
+        engine.library("auto")
     assert error.value.hint == "pip install 'latentry[ray]', on all nodes"
 
 

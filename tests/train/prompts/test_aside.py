@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from runs import events, go
+from traps import trap
 
 from prep.keys import text_key
 from prep.loader.index import open_index
@@ -51,10 +52,14 @@ def warnings_of(run):
     return [event["text"] for event in events(run) if event["event"] == "warning"]
 
 
-def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_path):
+def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_path, monkeypatch):
+    """By a process that takes no modules from the current directory."""
     setup = encoded(sample=PICTURES)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    caught = trap(tmp_path / "here")
     go(setup, tmp_path / "run")
-    assert warnings_of(tmp_path / "run") == []
+    assert warnings_of(tmp_path / "run") == [] and not caught.exists()
     rows = sorted(path.name for path in (tmp_path / "run" / "prompts").iterdir())
     assert len(rows) == 2 and all(name.endswith(".safetensors") for name in rows)
     index = open_index(setup.manifest)
