@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
 from prep.recipe.convert.note import ConversionNote
+from prep.recipe.convert.prompts import NAME
 from prep.recipe.load import load_recipe
 from prep.recipe.overview import Overview, overview_of
 from prep.recipe.schema import Recipe
@@ -37,6 +38,7 @@ class InitReport:
     seen: Overview | None = None
     converted: Converted | None = None
     training: Path | None = None  # the train.toml written beside it
+    prompts: Path | None = None  # the prompt file written beside it
 
     def as_json(self) -> dict[str, Any]:
         """The document of `prep init --json`."""
@@ -47,6 +49,7 @@ class InitReport:
         if self.converted is not None:
             document["from"] = self.converted.tool
             document["train"] = None if self.training is None else str(self.training)
+            document["prompts"] = None if self.prompts is None else str(self.prompts)
             document["notes"] = [{"key": one.key, "value": one.value, "detail": one.said, "at": one.at}
                                  for one in self._notes]
         return document
@@ -57,10 +60,11 @@ class InitReport:
         sides = ", ".join(map(str, image.resolutions))
         line = (f"{shell_name(str(self.output))}: {counted(count, 'source')}, resolution {sides}, buckets "
                 f"{image.buckets}")
-        if self.converted is None or self.converted.training is None:
-            return line
-        count = len(self.converted.training.settings)
-        return f"{line}\n{shell_name(str(self.training))}: {counted(count, 'training setting')}"
+        written = {self.training: (len(self.converted.training.settings), "training setting")
+                   if self.converted is not None and self.converted.training is not None else None,
+                   self.prompts: (self.converted.prompts.count("\n"), "prompt") if self.converted is not None else None}
+        return "\n".join([line, *(f"{shell_name(str(path))}: {counted(*what)}" for path, what in written.items()
+                                  if path is not None and what is not None)])
 
     @property
     def _notes(self) -> tuple[ConversionNote, ...]:
@@ -75,9 +79,9 @@ class InitReport:
         """The lines for stderr: unreadable pictures, or conversion notes, with repeated ones merged."""
         if self.seen is not None and (unread := self._unread(self.seen)):
             return unread
-        grouped: dict[tuple[str, str], list[str]] = {}
+        grouped: dict[tuple[str, str, str], list[str]] = {}
         for one in self._notes:
-            grouped.setdefault((one.key.rpartition(".")[2], one.said), []).append(one.text)
+            grouped.setdefault((one.key.rpartition(".")[2], one.value, one.said), []).append(one.text)
         return [f"note: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}"
                 for texts in grouped.values()]
 
@@ -161,7 +165,7 @@ def _placed(model: str) -> str:
 
 
 def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitReport:
-    """Converts another tool's file to a recipe, and its training settings, if any, to a train.toml beside it.
+    """Converts another tool's file to a recipe, and its training settings and prompts, if any, to files beside it.
 
     Raises `PathError`, `ConfigError`.
     """
@@ -169,16 +173,31 @@ def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitRep
     target = None if converted.training is None else output.with_name("train.toml")
     if target is not None:
         _check_train_target(target, other, output, force)
+    recipe, prompts = converted.recipe, None
+    if converted.prompts:
+        prompts = output.with_name(NAME)
+        _check_prompts_target(prompts, converted.prompts, force)
+        recipe = replace(recipe, prompts=prompts.absolute())
     top = Comment(at="", text=f"Written by prep init --from {other} ({converted.tool}). Settings that have no "
                   "counterpart here, or another meaning, are noted where they would be.")
     try:
-        write_recipe(converted.recipe, output, remarks=[top, *converted.remarks], shown=("image.resolution",))
+        write_recipe(recipe, output, remarks=[top, *converted.remarks], shown=("image.resolution",))
     except ConfigError as error:
         raise ConfigError(f"{other} does not convert to a valid recipe: {error.message}", hint=error.hint) from None
     if target is not None and converted.training is not None:
         _write_text(target, converted.training.rendered(
             f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart are at the end."))
-    return InitReport(output=output, recipe=converted.recipe, converted=converted, training=target)
+    if prompts is not None:
+        _write_text(prompts, converted.prompts)
+    return InitReport(output=output, recipe=recipe, converted=converted, training=target, prompts=prompts)
+
+
+def _check_prompts_target(target: Path, text: str, force: bool) -> None:
+    """Raises `PathError` unless the prompts may be written at `target`: it is absent, has them, or `force` is set."""
+    check_replaceable(target, "prompt file", lambda _: True)
+    if target.exists() and not force and target.read_bytes() != text.encode():
+        raise PathError(f"prompt file {target} already exists, and the file to convert has other prompts",
+                        hint="choose an -o in another directory, or add --force to replace it")
 
 
 def _check_train_target(target: Path, other: Path, output: Path, force: bool) -> None:
@@ -197,7 +216,7 @@ def _check_train_target(target: Path, other: Path, output: Path, force: bool) ->
 
 def _write_text(target: Path, text: str) -> None:
     """Writes a file atomically."""
-    staged = target.absolute().with_name(f".{secrets.token_hex(8)}.toml")
+    staged = target.absolute().with_name(f".{secrets.token_hex(8)}{target.suffix}")
     try:
         write_synced(staged, text.encode())
         rename(staged, target)

@@ -46,6 +46,7 @@ class Converted:
     recipe: Recipe  # its paths are absolute
     notes: tuple[ConversionNote, ...]
     training: Training | None = None  # for a train.toml
+    prompts: str = ""  # the text of a prompt file to write beside the recipe
 
     @property
     def remarks(self) -> list[Comment]:
@@ -73,25 +74,29 @@ class Draft:
         return f"source[{len(self.sources)}]"
 
     def note(self, key: str, value: Any, said: str, at: str) -> None:
-        """Adds a note, once for each key."""
-        if all((one.key, one.said) != (key, said) for one in self.notes):
-            hidden = value is None or _SECRET.search(key)
-            self.notes.append(ConversionNote(key=key, value="" if hidden else brief(value), said=said, at=at))
+        """Adds a note, once for each key and value."""
+        shown = "" if value is None or _SECRET.search(key) else brief(value)
+        if all((one.key, one.value, one.said) != (key, shown, said) for one in self.notes):
+            self.notes.append(ConversionNote(key=key, value=shown, said=said, at=at))
 
     def place(self, text: str, key: str) -> Path:
-        """Resolves a path of the file against its directory, the current directory, and the parent of its directory.
-
-        Tools resolve paths against the directory they are started in; files often lie below it (`config/x.json`). If
-        none of these paths exists, adds a note. Raises `Unparsed`.
-        """
+        """The existing path that a text of the file means; if there is none, the likeliest, with a note. Raises
+        `Unparsed`."""
         if "\0" in text or not text:
             raise Unparsed(f"{key} is {brief(text)}, expected a path")
-        spelled = [Path(text), Path(text.replace("\\", "/"))]
-        options = [base / one for one in spelled for base in (self.base, Path.cwd(), self.base.parent)]
-        found = next((one for one in options if _exists(one)), None)
+        found = self.existing(text)
         if found is None:
             self.note(key, text, "this path does not exist", self.here)
-        return found or options[0]
+        return found or self.base / text
+
+    def existing(self, text: str) -> Path | None:
+        """The path in the file's directory, the current directory, or the parent of the file's directory, if it exists.
+
+        Tools resolve paths against the directory they are started in; files often lie below it (`config/x.json`).
+        """
+        spelled = [Path(text), Path(text.replace("\\", "/"))]
+        options = (base / one for one in spelled for base in (self.base, Path.cwd(), self.base.parent))
+        return next((one for one in options if _exists(one)), None)
 
     def finish(self) -> Converted:
         """The recipe, with shared settings of all sources in its sections. Raises `Unparsed` if there is no source."""
@@ -256,5 +261,5 @@ class Asked:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name that is invalid on this system
+    except (OSError, ValueError):  # a name that is invalid on this system
         return False

@@ -75,6 +75,16 @@ class Training:
             low, high = BOUNDS.get(name, (0, 0))
             self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
 
+    def put_nearest(self, name: str, value: float, key: str) -> None:
+        """Adds a number, or the nearest that the trainer accepts, with a note; one below 0 has no nearest."""
+        low, high = BOUNDS[name]
+        nearest = type(value)(min(max(value, low), high))
+        if value < 0 <= low or nearest == value:
+            self.put(name, value, key)
+            return
+        self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; {nearest:g} is written")
+        self.put(name, nearest, key)
+
     def put_range(self, low: float, high: float, keys: tuple[str, str]) -> None:
         """Adds the least and the largest t that are drawn, as fractions of the noise schedule; all of it: nothing."""
         if not low < high:
@@ -114,6 +124,8 @@ class Training:
         for setting, (value, key) in values.items():
             if name in ("adamw-schedule-free", "prodigy") and setting == "betas" and not value[0]:
                 self.note(key, value, f"'{name}' needs a first one above 0; not written")
+            elif setting in OPTIMIZERS[name] and setting in ("weight_decay", "eps", "d_coef"):
+                self.put_nearest(f"optimizer.{setting}", value, key)
             elif setting in OPTIMIZERS[name]:
                 self.put(f"optimizer.{setting}", value, key)
             else:
@@ -151,10 +163,10 @@ class Training:
         return all(low <= one <= high for one in (value if isinstance(value, list) else [value]))
 
     def note(self, key: str, value: Any, said: str) -> None:
-        """Adds a note, once for each key."""
-        if all((one.key, one.said) != (key, said) for one in self.notes):
-            self.notes.append(ConversionNote(key=key, value="" if value is None else brief(value), said=said,
-                                             at="train.toml"))
+        """Adds a note, once for each key and value."""
+        note = ConversionNote(key=key, value="" if value is None else brief(value), said=said, at="train.toml")
+        if note not in self.notes:
+            self.notes.append(note)
 
     def rendered(self, head: str) -> str:
         """The text of the file: settings by section, then the notes."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prep.recipe.convert.draft import Asked
-from prep.recipe.convert.kohya_adapters import is_flow, module_of
+from prep.recipe.convert.settings.kohya_family import OF_DIFFUSION, family_of, is_flow, of_gui
 from prep.recipe.convert.training import Training, number_of
 
 _DISCOUNT, _SHIFT = 0.3, 3.0  # the defaults of sd-scripts
@@ -30,10 +30,10 @@ def put_noise(asked: Asked, training: Training) -> None:
         _of_diffusion(asked, training)
     gamma = number_of(asked.any("ip_noise_gamma"))
     if gamma:
-        training.put("noise.perturbation", gamma, "ip_noise_gamma")
+        training.put_nearest("noise.perturbation", gamma, "ip_noise_gamma")
     guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model
-    if guidance is not None and asked.any("flux1_checkbox") is not False:
-        training.put("guidance_embedding", guidance, "guidance_scale")
+    if guidance is not None and family_of(asked) in ("flux", "flow", "") and asked.any("flux1_checkbox") is not False:
+        training.put_nearest("guidance_embedding", guidance, "guidance_scale")
     for name in ("noise_offset", "ip_noise_gamma"):
         if asked.any(f"{name}_random_strength") and asked.any(name):
             training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
@@ -45,12 +45,12 @@ def _of_diffusion(asked: Asked, training: Training) -> None:
     offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("min_snr_gamma"))
     levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
     if offset and kind != "Multires":
-        training.put("noise.offset", offset, "noise_offset")
+        training.put_nearest("noise.offset", offset, "noise_offset")
     if levels and kind != "Original":
-        training.put("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
-        training.put("noise.pyramid_levels", int(levels), "multires_noise_iterations")
+        training.put_nearest("noise.pyramid", _DISCOUNT if discount is None else discount, "multires_noise_discount")
+        training.put_nearest("noise.pyramid_levels", int(levels), "multires_noise_iterations")
     if gamma is not None:
-        training.put("loss.min_snr", gamma, "min_snr_gamma")
+        training.put_nearest("loss.min_snr", gamma, "min_snr_gamma")
     if asked.any("v_parameterization"):
         training.put("prediction", "v_prediction", "v_parameterization")
     if asked.any("debiased_estimation_loss"):
@@ -63,18 +63,20 @@ def _of_diffusion(asked: Asked, training: Training) -> None:
 def _timesteps(asked: Asked, training: Training) -> None:
     """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py).
 
-    "sigma" is uniform over the levels of a scheduler that is shifted itself. The GUI writes all this for every model.
+    "sigma" draws a place in the levels of a scheduler that is shifted itself, which lists the most noise first. The GUI
+    writes all this for every model.
     """
     kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
-    shift = number_of(asked.any("discrete_flow_shift"))
-    if asked.any("sd3_checkbox") or module_of(asked) == "networks.lora_sd3":
+    shift, family = number_of(asked.any("discrete_flow_shift")), family_of(asked)
+    if family == "sd3":
         _of_sd3(asked, training)
         return
     if not is_flow(asked):
         _range(asked, training)
-    if asked.any("flux1_checkbox") is False:
+    if family in OF_DIFFUSION or (asked.any("flux1_checkbox") is False and not is_flow(asked)):
         return
-    scheme = "" if asked.has("flux1_checkbox") else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
+    gui = of_gui(asked) or asked.has("flux1_checkbox")
+    scheme = "" if gui else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
     if asked.any("model_prediction_type") in (None, "sigma_scaled"):
         _weighted(asked, scheme, training)
     if kind is None and shift is None and scheme not in _SCHEMES:
@@ -83,13 +85,13 @@ def _timesteps(asked: Asked, training: Training) -> None:
         training.note("timestep_sampling", kind, "no counterpart")
         return
     if kind == "sigma":
-        _scheme(asked, scheme, training)
+        _scheme(asked, scheme, training, from_noise=True)
     else:
         training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
     if scale not in (None, 1) and _SAMPLINGS[kind] == "logit-normal":
-        training.put("timesteps.std", scale, "sigmoid_scale")
+        training.put_nearest("timesteps.std", scale, "sigmoid_scale")
     if kind in ("shift", "sigma"):
-        training.put("timesteps.shift", _SHIFT if shift is None else shift, "discrete_flow_shift")
+        training.put_nearest("timesteps.shift", _SHIFT if shift is None else shift, "discrete_flow_shift")
         training.note("discrete_flow_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by "
                       "'shift' of the scheduler's config, unless that has use_dynamic_shifting")
     if kind == "flux_shift":
@@ -97,25 +99,26 @@ def _timesteps(asked: Asked, training: Training) -> None:
 
 
 def _of_sd3(asked: Asked, training: Training) -> None:
-    """Converts the draws for SD 3, whose noise levels are not shifted but by training_shift (sd3_train_utils.py)."""
+    """Converts the draws for SD 3, from the least noise on, shifted by training_shift alone (sd3_train_utils.py)."""
     scheme, shift = str(asked.any("weighting_scheme")), number_of(asked.any("training_shift"))
-    _scheme(asked, scheme, training)
+    _scheme(asked, scheme, training, from_noise=False)
     _weighted(asked, scheme, training)
-    training.put("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
+    training.put_nearest("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
     training.note("training_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by 'shift' "
-                  "of the scheduler's config")
+                  "of the scheduler's config, which is 3 in SD 3's and 3.5's")
     _range(asked, training)
 
 
-def _scheme(asked: Asked, scheme: str, training: Training) -> None:
-    """Converts the distribution of timesteps that weighting_scheme names."""
+def _scheme(asked: Asked, scheme: str, training: Training, *, from_noise: bool) -> None:
+    """Converts the distribution of timesteps that weighting_scheme names. `from_noise`: its place 0 is the most noise,
+    which turns a mean of the logit around; the other distributions are the same from both ends."""
     mean, spread, scale = (number_of(asked.any(name)) for name in ("logit_mean", "logit_std", "mode_scale"))
     training.put("timesteps.distribution", _SCHEMES.get(scheme, "uniform"), "weighting_scheme")
     if scheme == "logit_normal":
-        training.put("timesteps.mean", 0.0 if mean is None else mean, "logit_mean")
-        training.put("timesteps.std", 1.0 if spread is None else spread, "logit_std")
+        training.put_nearest("timesteps.mean", -mean if mean and from_noise else mean or 0.0, "logit_mean")
+        training.put_nearest("timesteps.std", 1.0 if spread is None else spread, "logit_std")
     elif scheme == "mode":
-        training.put("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
+        training.put_nearest("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
 
 
 def _weighted(asked: Asked, scheme: str, training: Training) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prep.recipe.convert.draft import Asked
-from prep.recipe.convert.training import Training, number_of
+from prep.recipe.convert.settings.kohya_family import MODULES, is_flow, module_of
+from prep.recipe.convert.settings.kohya_optimizer import arguments
+from prep.recipe.convert.training import BOUNDS, Training, number_of
 
 _RANK, _ALPHA = 4, 1.0  # the defaults of sd-scripts
 # Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
 _LYCORIS: Mapping[str, str] = {"lora": "lora", "locon": "lora", "loha": "loha", "lokr": "lokr"}
-_FILES_OF_FLOWS = ("ae", "clip_l", "clip_g", "t5xxl", "gemma2", "timestep_sampling", "discrete_flow_shift")
 # Modules for flows, whose models have no convolutions to adapt, and all whose layers the preset kohya chooses.
 _OF_FLOWS = ("networks.lora_flux", "networks.lora_sd3", "networks.lora_lumina", "networks.lora_krea2")
 _PRODUCTS: Mapping[str, str] = {"networks.loha": "loha", "networks.lokr": "lokr"}
 _ADAPTED = (None, "networks.lora", *_OF_FLOWS, *_PRODUCTS)
-# The modules that its GUI takes for its types; of Standard for SD 3, networks.lora_sd3.
-_MODULES: Mapping[str, str] = {"Flux1": "networks.lora_flux", "Lumina": "networks.lora_lumina",
-                               "Kohya LoHa": "networks.loha", "Kohya LoKr": "networks.lokr"}
-_CONVOLVED = ("Kohya LoCon", *(kind for kind, module in _MODULES.items() if module in _PRODUCTS))
+_CONVOLVED = ("Kohya LoCon", *(kind for kind, module in MODULES.items() if module in _PRODUCTS))
 
 
 def put_method(asked: Asked, training: Training) -> None:
@@ -33,29 +31,33 @@ def put_method(asked: Asked, training: Training) -> None:
     if module is None and kind not in ("Standard", "Kohya LoCon") and _algorithm(kind) is None:
         training.note("LoRA_type", kind, "no such adapter here; lora is written")
     if lora:
-        training.put("lora.rank", int(rank or _RANK), "network_dim")
-        training.put("lora.alpha", float(_ALPHA if alpha is None else alpha or rank or _RANK), "network_alpha")
-        _convolutions(asked, training)
+        args = _network_args(asked)
+        _put_rank("lora.rank", int(rank or _RANK), "network_dim", _kind(asked, args), training)
+        alpha = _ALPHA if alpha is None else alpha or rank or _RANK
+        training.put_nearest("lora.alpha", float(alpha), "network_alpha")
+        _convolutions(asked, args, training)
 
 
-def module_of(asked: Asked) -> str | None:
-    """sd-scripts' network_module, also of a configuration of the GUI, which has a type instead."""
-    kind, module = asked.any("LoRA_type"), asked.any("network_module")
-    return _MODULES.get(str(kind)) if module is None else str(module)
+def _kind(asked: Asked, args: Mapping[str, str]) -> str:
+    """The kind of adapter: that of the module, or of LyCORIS' algorithm; "" if there is none here."""
+    of_gui = _algorithm(str(asked.any("LoRA_type") or ""))
+    if asked.any("network_module") == "lycoris.kohya" or of_gui is not None:
+        return _LYCORIS.get(args.get("algo", of_gui or "lora").lower(), "")
+    return _PRODUCTS.get(module_of(asked) or "", "lora")
 
 
-def is_flow(asked: Asked) -> bool:
-    """Whether the configuration is for a flow. The GUI has the settings of flows for every model, and says itself."""
-    boxes = [asked.any(name) for name in ("flux1_checkbox", "sd3_checkbox")]
-    if module_of(asked) in _OF_FLOWS or True in boxes:
-        return True
-    return False not in boxes and any(asked.layers[0].table.get(name) for name in _FILES_OF_FLOWS)
+def _put_rank(name: str, rank: int, key: str, kind: str, training: Training) -> None:
+    """Adds a rank. LyCORIS keeps LoKr's matrices whole from half their side on, for which people ask for 100,000."""
+    most = int(BOUNDS[name][1])
+    if kind == "lokr" and rank > most:
+        training.note(key, rank, f"asks for whole LoKr matrices, which {name} = {most} makes, too; {most} is written")
+        rank = most
+    training.put_nearest(name, rank, key)
 
 
-def _convolutions(asked: Asked, training: Training) -> None:
+def _convolutions(asked: Asked, args: dict[str, str], training: Training) -> None:
     """Without conv_dim, sd-scripts adapts linear layers and 1x1 convolutions: also a UNet's proj_in and proj_out, and
     a flow's modulation. With it, it adapts a UNet's resnets as well, with an alpha of 1 if none is given."""
-    args = _network_args(asked)
     if _lycoris(asked, args, training):
         return
     standard = asked.any("LoRA_type") not in _CONVOLVED  # the GUI has conv_dim also where it is not used
@@ -70,8 +72,8 @@ def _convolutions(asked: Asked, training: Training) -> None:
     plain = "kohya" if module in _ADAPTED else "all-linear"  # which every family of models has
     training.put("lora.targets", "kohya-conv" if rank else plain, "network_module")
     if rank:
-        training.put("lora.conv_rank", int(rank), "network_args conv_dim")
-        training.put("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
+        _put_rank("lora.conv_rank", int(rank), "network_args conv_dim", _kind(asked, args), training)
+        training.put_nearest("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
     if module is not None and module in _PRODUCTS:
         training.put("lora.kind", _PRODUCTS[module], "network_module")
         _factor(asked, args, training)
@@ -81,13 +83,11 @@ def _convolutions(asked: Asked, training: Training) -> None:
 def _factor(asked: Asked, args: dict[str, str], training: Training) -> None:
     factor = number_of(args.pop("factor", asked.any("factor")))
     if training.settings["lora.kind"] == "lokr" and factor and factor > 0:
-        training.put("lora.factor", int(factor), "network_args factor")
+        training.put_nearest("lora.factor", int(factor), "network_args factor")
 
 
 def _network_args(asked: Asked) -> dict[str, str]:
-    words = asked.any("network_args")
-    listed = words if isinstance(words, list) else str(words or "").split()
-    return {name: value for name, _, value in (str(word).partition("=") for word in listed)}
+    return {name: value for name, _, value in (word.partition("=") for word in arguments(asked, "network_args"))}
 
 
 def _note_args(args: Mapping[str, str], training: Training) -> None:
@@ -134,10 +134,11 @@ def _lycoris_layers(asked: Asked, args: dict[str, str], training: Training) -> N
                 training.note(f"network_args {name}", value, "flows have no convolutions to adapt; not written")
     elif any(given.values()):  # each without the other is that of the other layers
         rank, alpha = (training.settings.get(f"lora.{name}") for name in ("rank", "alpha"))
-        for name, value in (("rank", given["conv_dim"] or rank), ("alpha", given["conv_alpha"] or alpha)):
-            if value is not None:
-                training.put(f"lora.conv_{name}", int(value) if name == "rank" else value,
-                             f"network_args conv_{'dim' if name == 'rank' else name}")
+        if own := given["conv_dim"] or rank:
+            kind = str(training.settings["lora.kind"])
+            _put_rank("lora.conv_rank", int(own), "network_args conv_dim", kind, training)
+        if scale := given["conv_alpha"] or alpha:
+            training.put_nearest("lora.conv_alpha", float(scale), "network_args conv_alpha")
     if flow:
         training.note("network_module", asked.any("network_module") or asked.any("LoRA_type"), "written as "
                       'lora.targets = "kohya", every linear layer of the blocks: kohya-conv is for models with resnets')

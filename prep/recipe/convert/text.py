@@ -1,0 +1,29 @@
+"""What of a file's settings of captions a model family takes; the others become notes, since encode refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prep.models.families.registry import FAMILIES
+from prep.recipe.convert.draft import Draft
+from prep.recipe.convert.training import Training
+from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
+
+_BOUNDS: Mapping[str, tuple[int, int]] = {"clip_skip": (0, MOST_LAYERS), "max_length": (0, MOST_TOKENS),
+                                          "text_windows": (1, 3)}
+
+
+def fit_text(family: str, wanted: Mapping[str, tuple[int, str]], draft: Draft, training: Training) -> dict[str, Any]:
+    """The [model] settings of `wanted`, {name: (value, key in the file)}, that `family` takes; all if it is unknown."""
+    facts = FAMILIES[family].text if family in FAMILIES else None
+    found: dict[str, Any] = {}
+    for name, (value, key) in wanted.items():
+        bounds = _BOUNDS[name]
+        if facts is not None and name == "max_length":
+            bounds = facts.shortest, facts.longest
+        if facts is not None and not {"clip_skip": facts.clip, "text_windows": facts.windows}.get(name, True):
+            training.note(key, value, f"models of family '{family}' have no [model] {name}; not written")
+        else:
+            found[name] = draft.within(key, value, bounds, "model")
+    return found
