@@ -31,6 +31,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
                          "rename it to use it"),
     "empty-source": ("warning", "no picture of a source is used", "check its path, include and exclude; name each "
                      "tar"),
+    "shared-source": ("warning", "pictures that two sources have; each is a sample of both", "name each "
+                      "directory once, or use include and exclude"),
     "cache-inside": ("warning", "a latent cache among the pictures, skipped", "keep caches outside the pictures"),
     "unsupported-format": ("info", "a picture format that is not read; an error if an extra reads it",
                            "install the named extra, or convert it to PNG, JPEG or WebP"),
@@ -107,6 +109,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "second-caption": ("info", "a second caption file, not used", "keep one of the two"),
     "bad-json": ("warning", "JSON beside a caption cannot be parsed; not used", "download it again, or remove it"),
     "bad-table": ("error", "a table of captions, or a row of it, that cannot be used", "fix the table"),
+    "duplicate-row": ("warning", "a second row of a picture in tables of captions; the first is used",
+                      "remove one of the rows"),
     "table-without-picture": ("warning", "rows of a table name pictures that do not exist",
                               "find the pictures, or remove the rows"),
     "stem-collision": ("warning", "two pictures with the same name share caption and mask", "rename one"),
@@ -117,6 +121,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "mask-full": ("info", "mask is entirely white", "nothing; it has no effect"),
     "mask-inverted": ("warning", "mask is white around a black middle", "invert it, unless intended"),
     "mask-not-gray": ("warning", "mask has colors or transparency", "save it as gray"),
+    "second-mask": ("warning", "a second mask of a picture, not used", "keep one of the two"),
     "orphan-mask": ("warning", "mask without a picture", "remove it, or find its picture"),
     "masks-unused": ("info", "masks beside the pictures are not used", "--mask sidecar"),
     # from importing latents that another program cached
@@ -138,6 +143,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "prompt-not-encoded": ("warning", "a sample prompt could not be encoded",
                            "fix what the finding says, and encode again"),
 }
+
+CHOSEN = {"duplicate-row", "duplicate-key", "stem-collision", "shared-source", "second-mask"}  # one of several is used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +25,22 @@ def expect(value: Any, kind: type[T], where: str) -> T:
     if type(value) is not kind:
         raise Unparsed(f"{where} is {brief(value)}, expected {_NAMES.get(kind, kind.__name__)}")
     return value
+
+
+class Repeated(dict[str, Any]):
+    """A JSON object with a name more than once; the last value is that of the dict."""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        self.pairs = list(pairs)
+        super().__init__(self.pairs)
+        counts = Counter(name for name, _ in self.pairs)
+        self.repeated = {name for name, count in counts.items() if count > 1}
+
+
+def keep_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, for `json`, which drops all but the last value of a name."""
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else Repeated(pairs)
 
 
 _NAMES: dict[type, str] = {str: "a string", int: "a whole number", float: "a number", bool: "true or false",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from prep.formatting import counted
+from prep.parse import Repeated, keep_repeated
 
 _UTF16 = ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")  # all except tab and line ends
@@ -67,11 +68,14 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Caption
     return found, notes
 
 
-def captions_of(table: dict[str, Any]) -> list[str]:
+def captions_of(table: Mapping[str, Any]) -> list[str]:
     """The captions of a JSON object: a list, a string, tags, or a caption followed by its tags (as kohya writes it).
 
-    Empty if it has none of these keys. Raises `BadCaption` for a value of another type.
+    Empty if it has none of these keys. Raises `BadCaption` for a value of another type or a repeated key.
     """
+    twice = sorted(table.repeated & {*_LISTS, *_STRINGS, "tags"}) if isinstance(table, Repeated) else ()
+    if twice:
+        raise BadCaption("caption-json", f"caption has '{twice[0]}' twice, expected once")
     for key in _LISTS:
         if table.get(key) is not None:
             return [_string(one, key) for one in (table[key] if isinstance(table[key], list) else [table[key]])]
@@ -86,7 +90,7 @@ def captions_of(table: dict[str, Any]) -> list[str]:
 
 def _in_json(text: str) -> list[str]:
     try:
-        table = json.loads(text) if text.strip() else {}
+        table = json.loads(text, object_pairs_hook=keep_repeated) if text.strip() else {}
     except (ValueError, RecursionError) as error:
         raise BadCaption("caption-json", f"caption is not JSON: {str(error)[:80]}") from None
     if isinstance(table, str):

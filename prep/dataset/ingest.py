@@ -62,7 +62,7 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
         else:
             findings.append(result)
     if stopped:
-        _raise_missing(stopped)
+        _raise_missing(stopped, [one for one in findings if one.code == "bad-table"])
     masks = sum(one.mask is not None for one in walked) + sum(one.code == "orphan-mask" for one in findings)
     return Ingested(items=tuple(items), findings=tuple(findings), masks=masks)
 
@@ -137,7 +137,7 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
     choice = recipe.caption_of(item.source)
     texts = captions_of(words["captions"], choice) or _without_caption(item, choice)
     if texts is None:
-        return _reject(item, "missing-caption", "has no caption, or an empty one")
+        return _reject(item, "missing-caption", item.uncaptioned or "has no caption, or an empty one")
     return KnownItem(item=item, picture=header["digest"], size=(header["width"], header["height"]),
                      has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
                      focus=_focus(mask or header))
@@ -178,8 +178,9 @@ def _reject(item: Item, code: str, detail: str) -> Finding:
     return Finding(path=item.label, code=code, severity="error", detail=detail)
 
 
-def _raise_missing(names: list[str]) -> None:
-    raise ConfigError(f"pictures without a caption ({len(names)}): {join_names(names, 8)}",
+def _raise_missing(names: list[str], tables: list[Finding]) -> None:
+    why = f"; {tables[0].path}: {tables[0].detail}" if tables else ""
+    raise ConfigError(f"pictures without a caption ({len(names)}): {join_names(names, 8)}{why}",
                       hint="write the captions, or choose --missing-caption reject, empty, filename or constant")
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from prep.dataset.edits import EditFolder
+from prep.dataset.overlap import SharedFiles
 from prep.findings import Finding
 from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
@@ -31,6 +32,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
     """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
     edits = None if recipe.edits is None else EditFolder(root=recipe.edits)
+    shared = SharedFiles(recipe)
     with readers() as workers:
         for number, source in enumerate(recipe.sources):
             mask = recipe.mask_of(number)
@@ -44,12 +46,14 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
                     yield replace(one, path=prefix + one.path)
                 elif fits(one.name):
                     taken += 1
+                    shared.add(one)
                     yield one if edits is None else edits.apply(one, masks=mask not in ("none", "alpha"))
                 else:
                     left += 1
             if not taken:
                 yield Finding(path=f"{prefix}.", code="empty-source", severity="warning",
                               detail=why_empty(source.path, left))
+            yield from shared.findings(prefix)
     for folder in folders.values():
         yield from folder.orphans()
     if edits is not None:

@@ -11,7 +11,8 @@ from prep.buckets.assign import Assignment, Assignments
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
-from prep.formatting import join_names, shell_name
+from prep.findings import CHOSEN, Finding, apply_policy
+from prep.formatting import grouped, join_names, shell_name
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
 from prep.recipe.layout import REPEATED
@@ -92,13 +93,25 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
             copies[same] += 1
 
 
+def _chosen(recipe: Recipe, surveyed: Ingested) -> Iterator[str]:
+    """A line about each code of findings on things of which one was used instead of another."""
+    by_code: dict[str, list[Finding]] = {}
+    for one in apply_policy(surveyed.findings, recipe.scan):
+        if one.code in CHOSEN:
+            by_code.setdefault(one.code, []).append(one)
+    for code, (first, *others) in by_code.items():
+        more = f" (and {grouped(len(others))} more, which prep scan lists)" if others else ""
+        yield f"{first.severity}: {shell_name(first.path)}: {code}: {first.detail}{more}"
+
+
 def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) -> tuple[str, ...]:
-    """Notes to the user on validation, regularization, masks that are not used, repeats that are not read."""
+    """Notes to the user on validation, regularization, masks that are not used, repeats that are not read, and what
+    was used instead of something else."""
     roles, notices = roles_of(recipe, surveyed.items)
     unused = (one for one in surveyed.findings if one.code == "masks-unused")
     return (*notices, *prior_notes(_asked(recipe, surveyed.items, roles, bucketing)[1]),
             *(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in unused),
-            *_unread_repeats(recipe, surveyed.items))
+            *_unread_repeats(recipe, surveyed.items), *_chosen(recipe, surveyed))
 
 
 def _asked(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],

@@ -157,7 +157,7 @@ def _header_notes(header: Header, name: str) -> Iterator[Note]:
 
 def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     if item.caption is None and not item.captions:
-        return [finding(item.label, "missing-caption", "no caption file")], ()
+        return [finding(item.label, "missing-caption", item.uncaptioned or "no caption file")], ()
     try:
         found, notes = (judge_captions(item.captions) if item.caption is None else
                         examine_caption(read_blob(item.caption), item.caption_format))

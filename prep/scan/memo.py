@@ -123,7 +123,9 @@ class ScanMemo:
 def _stamp(item: Item) -> Stamp | None:
     """A digest that changes with an item and its files, and the time of their last change; `None` if a file is gone."""
     running = hashlib.blake2b(digest_size=16)
-    running.update(repr((item.label, item.source, item.caption_format, item.captions)).encode(errors="surrogatepass"))
+    said: tuple[object, ...] = (item.label, item.source, item.caption_format, item.captions)
+    said += (item.uncaptioned,) if item.uncaptioned else ()
+    running.update(repr(said).encode(errors="surrogatepass"))
     changed = 0
     for blob in (item.picture, item.caption, item.mask, item.metadata):  # not `blobs`: which is missing counts
         if blob is None:

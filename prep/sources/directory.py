@@ -45,7 +45,7 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: 
         yield from _pair(folder, source, prefix, masks, tables, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
     yield from tables.findings
-    yield from tables.orphans()
+    yield from tables.leftovers()
     if own is not None:
         yield from own.orphans()
     yield from unused_masks(unused)
@@ -75,14 +75,18 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
             mask = masks.find(folder.prefix + stem)
         captions = folder.captions.get(stem, [])
         first = stems[stem][0] == name  # JSON beside the caption is checked once per stem
-        row = tables.find(folder.prefix + name)
-        if row is not None and sidecar and mask is None:
-            mask = row.mask
+        row = tables.find(folder.prefix + name, captioned=bool(captions))
+        if row is not None and sidecar and mask is not None and row.mask not in (None, mask):
+            folder.say(name, "second-mask", "warning", f"{printable_name(mask.name)} is used instead of the mask in "
+                       f"{row.where} of {row.table}")
+        elif row is not None and sidecar:
+            mask = row.mask or mask
         called = printable_name(folder.prefix + name)
         yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name),
                    caption=folder.blob(captions[0]) if captions else None,
                    caption_format="json" if captions and captions[0].lower().endswith(".json") else "text",
                    captions=row.captions if row is not None and not captions else (),
+                   uncaptioned="" if captions else tables.why_none(folder.prefix + name),
                    metadata=folder.blob(unused) if first and (unused := _json_of(captions[1:])) else None,
                    mask=mask)
         if len(stems[stem]) > 1:
@@ -107,6 +111,8 @@ def _leftovers(folder: Directory, stems: set[str], *, sidecar: bool) -> None:
                 folder.say(name, "second-caption", "info", f"{printable_name(names[0])} is used instead")
         elif stem not in folder.foreign and not stem.casefold().startswith(_PROSE):
             folder.say(names[0], "orphan-caption", "warning", "caption without a picture")
+    for name, first in folder.second_masks.items() if sidecar else ():
+        folder.say(name, "second-mask", "warning", f"{printable_name(first)} is used instead")
     for stem, name in sorted(folder.masks.items()):
         if sidecar and stem not in stems and stem not in folder.foreign:
             folder.say(name, "orphan-mask", "warning", "mask without a picture")

@@ -24,6 +24,7 @@ class Item:
     mask: Blob | None
     caption_format: Literal["text", "json"] = "text"
     captions: tuple[str, ...] = ()  # from a table, if there is no caption file
+    uncaptioned: str = ""  # why tables have no caption of it; "" if none was read
     metadata: Blob | None = None  # a JSON file beside its caption: a scan checks it, nothing uses it
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prep.findings import Finding
+from prep.findings import Finding, finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.mirror import shown
@@ -21,17 +21,19 @@ class MaskFolder:
     root: Path
     by_stem: dict[str, Blob]  # "cat/cat_00" → file; with and without -masklabel, the former first
     used: set[str] = field(default_factory=set)
+    second: dict[Blob, Blob] = field(default_factory=dict)  # masks of a stem that has another, which is used
 
     @classmethod
     def read(cls, root: Path) -> MaskFolder:
         """The masks below `root`. Raises `PathError` if it is not a directory."""
-        by_stem: dict[str, Blob] = {}
+        found = cls(root=root, by_stem={})
         for folder in folders_of(root):
-            for name in folder.pictures:
-                by_stem.setdefault(printable_name(folder.prefix + stem_of(name)), folder.blob(name))
-            by_stem.update({printable_name(folder.prefix + stem): folder.blob(name)
-                            for stem, name in folder.masks.items()})
-        return cls(root=root, by_stem=by_stem)
+            for stem, name in [*folder.masks.items(), *((stem_of(name), name) for name in folder.pictures)]:
+                first = found.by_stem.setdefault(printable_name(folder.prefix + stem), blob := folder.blob(name))
+                if first is not blob:
+                    found.second[blob] = first
+            found.second |= {folder.blob(name): folder.blob(first) for name, first in folder.second_masks.items()}
+        return found
 
     def find(self, *stems: str) -> Blob | None:
         """The mask for a picture's name without extension: in the same subdirectory, else directly in the root.
@@ -47,8 +49,12 @@ class MaskFolder:
 
     def orphans(self) -> Iterator[Finding]:
         """A finding for each mask that no picture used; its path is the root's own name and the path below it."""
-        name, root = printable_name(self.root.name or "masks"), Path(shown(self.root))
-        for path in sorted(Path(file) for file in {blob.file for blob in self.by_stem.values()} - self.used):
-            place = printable_name(path.relative_to(root).as_posix())
-            yield Finding(path=f"{name}/{place}", code="orphan-mask", severity="warning",
-                          detail="mask without a picture")
+        for file in sorted({blob.file for blob in self.by_stem.values()} - self.used):
+            yield finding(self._label(file), "orphan-mask", "mask without a picture")
+        for blob, first in self.second.items():
+            if first.file in self.used:
+                yield finding(self._label(blob.file), "second-mask", f"{printable_name(first.name)} is used instead")
+
+    def _label(self, file: str) -> str:
+        place = Path(file).relative_to(Path(shown(self.root))).as_posix()
+        return f"{printable_name(self.root.name or 'masks')}/{printable_name(place)}"

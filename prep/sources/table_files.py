@@ -18,17 +18,20 @@ import msgspec
 
 from prep.captions.read import HALF, BadCaption, captions_of, judge_captions
 from prep.fs.blob import Blob, error_code, read_blob
+from prep.parse import Repeated, keep_repeated
 
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
 _FILE, _MASK = ("file_name", "image_path", "image", "file"), ("mask_file_name", "mask_path", "mask")
 _COLUMNS = {*_FILE, *_MASK, "captions", "texts", "caption", "text", "prompt", "tags"}
+_MORE = "\0"  # the values of a row beyond its columns
 MOST_SAID = 20  # faults of one table that are reported; further ones are only counted
 MOST_ROWS = 10_000_000
+MOST_AGAIN = 1_000_000  # lines of a CSV that are read again because what begins above them is no row
 MOST_BYTES = 1 << 28  # of a Parquet file's decoded texts: a kilobyte of it can expand to a billion characters
 SHOWN = 200  # characters of a name in a message
 PART_ROWS, PART_CHARACTERS = 1000, 1 << 20  # per part; exceeded by at most one row
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")  # line ends as `csv` counts them
-Numbered = tuple[str, Mapping[str, Any]]  # position in the table, for messages; the row
+Numbered = tuple[str, Mapping[str, Any] | str]  # position in the table, for messages; the row, or its fault
 
 
 class BadTable(Exception):
@@ -39,10 +42,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """The content of one row, or why it cannot be used."""
 
     where: str  # position in the table, for messages
-    named: str = ""  # the picture, as the table spells it
+    named: str = ""  # the picture, as the table spells it; of an unusable row, if it is known
     captions: tuple[str, ...] = ()
     mask: str | None = None  # as the table spells it
-    fault: str | None = None
+    fault: str | None = None  # with its position
 
 
 class TableMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -98,18 +101,25 @@ def unreadable(error: OSError) -> tuple[str, str]:
     return error_code(error), f"table cannot be read: {error.strerror or error}"
 
 
-def _row(where: str, table: Mapping[str, Any]) -> Row:
+def _row(where: str, table: Mapping[str, Any] | str) -> Row:
+    if isinstance(table, str):
+        return Row(where, fault=_clean(f"{where} {table}"))
+    named = next((table[key] for key in _FILE if table.get(key)), None)
+    known = named if isinstance(named, str) and not HALF.search(named) else ""
     try:
-        named = next((table[key] for key in _FILE if table.get(key)), None)
+        if isinstance(table, Repeated) and (twice := sorted(table.repeated & _COLUMNS)):
+            raise BadTable(f"has {twice[0]!r} twice, expected once")
+        if table.get(_MORE):
+            return Row(where, known, fault=f"{where} has more values than there are columns")
         if not isinstance(named, str):
             raise BadTable(f"has no file_name, expected a string in one of {', '.join(_FILE)}")
         mask = next((table[key] for key in _MASK if isinstance(table.get(key), str) and table[key]), None)
         for text in (named, mask):
             if text is not None and HALF.search(text):
                 raise outside(text)
-        return Row(where, named, judge_captions(captions_of(dict(table)))[0], mask)
+        return Row(where, named, judge_captions(captions_of(table))[0], mask)
     except (BadTable, BadCaption) as error:
-        return Row(where, fault=_clean(str(error)))
+        return Row(where, known, fault=_clean(f"{where}: {error}"))
 
 
 def outside(named: str) -> BadTable:
@@ -142,52 +152,104 @@ def _decoded(data: bytes, start: int = 0) -> str:
 
 
 def _json(data: bytes) -> Iterator[Numbered]:
-    document = _loads(_decoded(data), "the table")
+    try:
+        document = json.loads(_decoded(data), object_pairs_hook=keep_repeated)
+    except (ValueError, RecursionError) as error:
+        raise BadTable(f"the table is not JSON: {str(error)[:80]}") from None
     if isinstance(document, list):
         for number, row in enumerate(document, 1):
-            yield f"row {number}", _table(row, f"row {number}")
+            yield f"row {number}", _table(row)
     elif isinstance(document, dict):
-        for key, row in document.items():
-            if not isinstance(row, dict | list | str):
-                wanted = "expected a table with caption or tags, or captions"
-                raise BadTable(f"entry {key[:80]!r} is {type(row).__name__}, {wanted}")
-            yield f"entry {key[:80]!r}", {"file_name": key, **(row if isinstance(row, dict) else {"captions": row})}
+        for key, row in document.pairs if isinstance(document, Repeated) else document.items():
+            yield f"entry {key[:80]!r}", _entry(key, row)
     else:
         raise BadTable(f"is JSON of {type(document).__name__}, expected a list or a table of rows")
+
+
+def _entry(key: str, row: Any) -> Mapping[str, Any] | str:
+    """The row of a picture called `key`, or its fault."""
+    if isinstance(row, Repeated) and "file_name" not in row:
+        return Repeated([("file_name", key), *row.pairs])
+    if isinstance(row, dict):
+        return {"file_name": key, **row}
+    if isinstance(row, list | str):
+        return {"file_name": key, "captions": row}
+    return f"is {type(row).__name__}, expected a table with caption or tags, or captions"
 
 
 def _jsonl(data: bytes) -> Iterator[Numbered]:
     """One row for each line. A line ends with LF, CR LF or CR, and not with Unicode's other line ends: JSON strings may
     contain those."""
     for number, match in enumerate(_LINE.finditer(data), 1):
-        line = _decoded(match[0], match.start())
-        if line.strip():
-            yield f"line {number}", _table(_loads(line, f"line {number}"), f"line {number}")
+        if match[0].strip():
+            yield f"line {number}", _json_line(match)
 
 
-def _table(row: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(row, dict):
-        raise BadTable(f"{where} is {type(row).__name__}, expected a table")
-    return row
-
-
-def _loads(text: str, where: str) -> Any:
+def _json_line(match: re.Match[bytes]) -> Mapping[str, Any] | str:
     try:
-        return json.loads(text)
+        return _table(json.loads(_decoded(match[0], match.start()), object_pairs_hook=keep_repeated))
+    except BadTable as error:
+        return str(error)
+    except json.JSONDecodeError as error:
+        return f"is not JSON from column {error.colno} on: {error.msg[:80]}"
     except (ValueError, RecursionError) as error:
-        raise BadTable(f"{where} is not JSON: {str(error)[:80]}") from None
+        return f"is not JSON: {str(error)[:80]}"
+
+
+def _table(row: Any) -> Mapping[str, Any] | str:
+    return row if isinstance(row, dict) else f"is {type(row).__name__}, expected a table"
 
 
 def _csv(data: bytes) -> Iterator[Numbered]:
-    lines = (_decoded(match[0], match.start()) for match in _LINE.finditer(data))
-    reader = csv.DictReader(lines, strict=True)
-    try:
-        for row in reader:
-            if None in row:
-                raise BadTable(f"line {reader.line_num} has more values than there are columns")
-            yield f"line {reader.line_num}", row
-    except csv.Error as error:
-        raise BadTable(f"line {reader.line_num} is not CSV: {error}") from None
+    """The rows below the line of names. After a row that is not CSV, reading goes on in the line below its first: a
+    quotation mark that nothing closes would take the others with it."""
+    rows = _csv_rows(data)
+    where, heads = next(rows, ("line 1", []))
+    if isinstance(heads, str):
+        raise BadTable(f"{where} {heads}")
+    names = [name.strip() for name in heads]
+    if twice := sorted(name for name in _COLUMNS if names.count(name) > 1):
+        raise BadTable(f"has two columns {twice[0]!r}, expected one")
+    for where, row in rows:
+        yield where, row if isinstance(row, str) else {**dict(zip(names, row, strict=False)), _MORE: row[len(names):]}
+
+
+def _csv_rows(data: bytes) -> Iterator[tuple[str, list[str] | str]]:
+    """The values of each row, or why a line begins none."""
+    lines = _Lines(data)
+    reader, again = csv.reader(lines, strict=True), 0
+    while lines.at < len(lines.spans):
+        begun = lines.at
+        try:
+            row = next(reader)
+        except (csv.Error, BadTable) as error:
+            where, fault = f"line {begun + 1}", f"is not CSV: {error}" if isinstance(error, csv.Error) else str(error)
+            again += lines.at - begun
+            if again > MOST_AGAIN:
+                raise BadTable(f"{where} {fault}; the lines below it are not read") from None
+            yield where, fault
+            lines.at, reader = begun + 1, csv.reader(lines, strict=True)
+            continue
+        if row:
+            yield f"line {lines.at}", row
+
+
+class _Lines:
+    """The lines of a table, as text."""
+
+    def __init__(self, data: bytes) -> None:
+        self.spans, self.at = [match.span() for match in _LINE.finditer(data)], 0  # which is next
+        self._data = data
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        if self.at == len(self.spans):
+            raise StopIteration
+        start, end = self.spans[self.at]
+        self.at += 1
+        return _decoded(self._data[start:end], start)
 
 
 def _parquet(data: bytes) -> Iterator[Numbered]:
@@ -197,6 +259,8 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         wanted = [one.name for one in file.schema_arrow if one.name in _COLUMNS and _is_text(one)]
+        if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
+            raise BadTable(f"has two columns {twice[0]!r}, expected one")
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
         texts = [leaf for leaf in leaves if leaf.partition(".")[0] in wanted]
         _check_declared(file.metadata, [number for number, leaf in enumerate(leaves) if leaf in texts])

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from prep.captions.read import HALF
-from prep.findings import Finding
+from prep.findings import Finding, finding
+from prep.formatting import counted, join_names
 from prep.fs.blob import Blob, blob_at
 from prep.sources.readers import lost_detail, read_table
 from prep.sources.table_files import MOST_SAID, SHOWN, BadTable, Row, outside
@@ -25,8 +26,11 @@ from prep.workers.pool import WorkerLost, WorkerPool
 class TableRow:
     """Captions and mask of one picture, from a table."""
 
+    name: str  # of the picture, as it is looked up
     captions: tuple[str, ...]
     mask: Blob | None
+    table: str  # for messages
+    where: str  # its position in the table
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,10 +43,14 @@ class Tables:
     rows: dict[str, TableRow] = field(default_factory=dict)
     stems: dict[str, TableRow] = field(default_factory=dict)  # rows without an extension, as kohya allows
     used: set[str] = field(default_factory=set)
+    faulty: dict[str, TableRow] = field(default_factory=dict)  # rows that cannot be used, if their picture is known
+    unused: dict[str, list[str]] = field(default_factory=dict)  # by table: pictures whose caption files go before it
+    read: list[tuple[str, str]] = field(default_factory=list)  # the directory of each table, and its name
 
     def add(self, table: Blob, prefix: str, label: str) -> None:
         """Reads a table; names in it are relative to the directory `prefix` of the source."""
-        bad = 0
+        bad = repeated = 0
+        self.read.append((prefix, label))
         try:
             parts = read_table(self.workers, table)
         except WorkerLost as lost:
@@ -51,40 +59,73 @@ class Tables:
         for part in parts:
             for row in part.rows:
                 try:
-                    self._add_row(row, prefix)
+                    other = self._add_row(row, prefix, label)
                 except BadTable as error:
                     bad += 1
                     if bad <= MOST_SAID:
-                        self._say(label, "bad-table", f"{row.where}: {error}")
+                        self._say(label, "bad-table", row.fault or f"{row.where}: {error}")
+                    continue
+                repeated += other is not None
+                if other is not None and repeated <= MOST_SAID:
+                    self._say(label, "duplicate-row", f"{row.where}: {other.name[:SHOWN]} has a row before, "
+                              f"{other.where} of {other.table}, which is used")
             bad += part.more_faults
             if part.ending is not None:
                 self._say(label, *part.ending)
         if bad > MOST_SAID:
             self._say(label, "bad-table", f"{bad - MOST_SAID} more rows cannot be used")
+        if repeated > MOST_SAID:
+            self._say(label, "duplicate-row", f"{repeated - MOST_SAID} more rows of pictures that have one before")
 
-    def find(self, name: str) -> TableRow | None:
-        """The row of the picture `name`; records that it was used."""
+    def find(self, name: str, *, captioned: bool = False) -> TableRow | None:
+        """The row of the picture `name`, which is `captioned` by a file or not; records that it was used."""
         stem = name.rpartition(".")[0]
         key, found = (name, self.rows[name]) if name in self.rows else (stem, self.stems.get(stem))
         if found is not None:
             self.used.add(key)
+            if captioned and found.captions:
+                self.unused.setdefault(found.table, []).append(name)
         return found
 
-    def orphans(self) -> Iterator[Finding]:
-        """One finding on all rows that match no picture."""
+    def why_none(self, name: str) -> str:
+        """Why no table has a caption of the picture `name`; "" if there is no table of it."""
+        row = self.rows.get(name) or self.stems.get(stem := name.rpartition(".")[0])
+        faulty = self.faulty.get(name) or self.faulty.get(stem) if row is None else None
+        if row is not None:
+            return f"no caption file, and no caption in {row.where} of {row.table}"
+        if faulty is not None:
+            return f"no caption file, and {faulty.where} of {faulty.table} cannot be used"
+        tables = [label for prefix, label in self.read if name.startswith(prefix)]
+        return f"no caption file, and no row in {join_names(tables, 3)}" if tables else ""
+
+    def leftovers(self) -> Iterator[Finding]:
+        """Findings on rows that match no picture, or are not used."""
+        for label, names in self.unused.items():
+            yield finding(label, "second-caption", f"{counted(len(names), 'row')} of pictures with a caption file, "
+                          f"which is used instead: {join_names(names, 5)}")
+        spelled = {name.rpartition(".")[0]: name for name in self.rows.keys() & self.used}
         left = sorted((self.rows.keys() | self.stems.keys()) - self.used)
+        for stem in [one for one in left if one in self.stems and one in spelled]:
+            other, row = self.rows[spelled[stem]], self.stems[stem]
+            left.remove(stem)
+            yield finding(row.table, "duplicate-row", f"{row.where}: {spelled[stem]} has a row by its whole name, "
+                          f"{other.where} of {other.table}, which is used")
         if left:
             shown = ", ".join(one[:SHOWN] for one in left[:5]) + (" …" if len(left) > 5 else "")
             yield Finding(path=".", code="table-without-picture", severity="warning",
                           detail=f"{len(left)} rows of tables name pictures that do not exist: {shown}")
 
-    def _add_row(self, row: Row, prefix: str) -> None:
+    def _add_row(self, row: Row, prefix: str, label: str) -> TableRow | None:
+        """Adds a row, or returns the one that its picture has already. Raises `BadTable`."""
+        name = self._below(row.named, prefix) if row.named or row.fault is None else ""
         if row.fault is not None:
+            self.faulty[name] = TableRow(name=name, captions=(), mask=None, table=label, where=row.where)
             raise BadTable(row.fault)
-        name = self._below(row.named, prefix)
         mask = None if row.mask is None else blob_at(self.root, self._below(row.mask, prefix))
-        found = TableRow(captions=row.captions, mask=mask)
-        (self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems)[name] = found
+        place = self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems
+        found = TableRow(name=name, captions=row.captions, mask=mask, table=label, where=row.where)
+        first = place.setdefault(name, found)
+        return None if first is found else first
 
     def _below(self, named: str, prefix: str) -> str:
         """The path relative to the source's root. Raises `BadTable` if it leads out of the root."""
@@ -99,4 +140,4 @@ class Tables:
         return prefix + PurePosixPath(text).as_posix()
 
     def _say(self, path: str, code: str, detail: str) -> None:
-        self.findings.append(Finding(path=path, code=code, severity="error", detail=detail))
+        self.findings.append(finding(path, code, detail))

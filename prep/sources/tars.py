@@ -111,7 +111,8 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, Member], masks: Mapping[str,
     if key.endswith(MASK) and key.removesuffix(MASK) in groups:
         return
     caption = next((suffix for suffix in CAPTIONS if suffix in parts), None)
-    mask = next((parts[suffix] for suffix in MASKS if suffix in parts), None) or masks.get("png")
+    beside = [parts[suffix] for suffix in MASKS if suffix in parts] + [masks[one] for one in ("png",) if one in masks]
+    mask = beside[0] if beside else None
     metadata = parts["json"] if caption != "json" and "json" in parts else None
     for suffix in pictures:
         name = _name(tar, parts[suffix])
@@ -123,6 +124,9 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, Member], masks: Mapping[str,
     if pictures and "txt" in parts and "caption" in parts:
         yield Finding(path=_name(tar, parts["caption"]), code="second-caption", severity="info",
                       detail=f"{printable_name(parts['txt'].name)} is used instead")
+    for other in beside[1:] if pictures else ():
+        yield Finding(path=_name(tar, other), code="second-mask", severity="warning",
+                      detail=f"{printable_name(beside[0].name)} is used instead")
     first = _name(tar, next(iter(parts.values())))
     if len(pictures) > 1:
         yield Finding(path=first, code="stem-collision", severity="warning",

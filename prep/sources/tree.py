@@ -38,6 +38,7 @@ class Directory:
     pictures: list[str] = field(default_factory=list)
     captions: dict[str, list[str]] = field(default_factory=dict)  # stem → names; the first is used
     masks: dict[str, str] = field(default_factory=dict)  # stem of the picture → name
+    second_masks: dict[str, str] = field(default_factory=dict)  # name → that of the mask that is used instead
     foreign: set[str] = field(default_factory=set)  # stems of files in formats that are not read
     tables: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -163,7 +164,8 @@ def add_file(folder: Directory, name: str, is_usable: Callable[[], bool]) -> Non
             if len(names) > 1:
                 names.sort(key=lambda one: (CAPTIONS.index(_extension(one)), one))
         elif stem.casefold().endswith(MASK):
-            folder.masks.setdefault(stem[: -len(MASK)], name)
+            if (first := folder.masks.setdefault(stem[: -len(MASK)], name)) != name:
+                folder.second_masks[name] = first
         elif not stem.casefold().endswith(CONDITION):
             folder.pictures.append(name)
 

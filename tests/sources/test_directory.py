@@ -99,7 +99,14 @@ def test_masks_in_a_directory_of_their_own(tmp_path):
     items, findings = run(tmp_path / "in", tmp_path / "masks")
     names = {name: item.mask and item.mask.path.name for name, item in items.items()}
     assert names == {"a.jpg": "a-masklabel.png", "d.jpg": None, "sub/b.jpg": "b-masklabel.png", "sub/c.jpg": "c.webp"}
-    assert findings == {("masks/sub/lost.png", "orphan-mask")}
+    assert findings == {("masks/sub/lost.png", "orphan-mask"), ("masks/a.png", "second-mask")}
+
+
+def test_a_second_mask_beside_its_picture(tmp_path):
+    make(tmp_path, "a.jpg", "a-masklabel.jpg", "a-masklabel.png")
+    items, findings = run(tmp_path, "sidecar")
+    assert items["a.jpg"].mask.name == "a-masklabel.jpg" and findings == {("a-masklabel.png", "second-mask")}
+    assert run(tmp_path, "none")[1] == {(".", "masks-unused")}
 
 
 def test_findings_do_not_depend_on_how_the_masks_directory_was_typed(tmp_path, monkeypatch):

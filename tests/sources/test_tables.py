@@ -67,7 +67,8 @@ def test_a_caption_file_goes_before_the_table(folder):
     write(folder / "metadata.jsonl", ROWS)
     (folder / "a.txt").write_text("a dog")
     items, said = walked(folder)
-    assert items["a.png"].caption.name == "a.txt" and items["a.png"].captions == () and said == []
+    assert items["a.png"].caption.name == "a.txt" and items["a.png"].captions == ()
+    assert said == [("metadata.jsonl", "second-caption")]
 
 
 def test_masks_of_a_table(folder):
@@ -113,17 +114,125 @@ def test_rows_that_lead_out_of_the_source(folder, tmp_path, name):
 
 @pytest.mark.parametrize(
     ("name", "data", "says"),
-    [("t.jsonl", b"{}\n{", "line 2 is not JSON"), ("t.jsonl", b"[1]", "line 1 is list"),
-     ("t.json", b"7", "is JSON of int"), ("t.json", b'{"a": 7}', "entry 'a' is int"),
-     ("t.json", b"[7]", "row 1 is int"),
-     ("t.csv", b"file_name,text\na.png,x,y\n", "line 2 has more values"),
-     ("t.csv", b'file_name\n"a', "is not CSV"), ("t.csv", b"\xff", "byte 0 is not UTF-8"),
+    [("t.json", b"7", "is JSON of int"), ("t.json", b"{", "the table is not JSON"),
+     ("t.csv", b'"a', "line 1 is not CSV"), ("t.csv", b"\xff", "line 1 byte 0 is not UTF-8"),
+     ("t.csv", b"file_name,text,text\n", "two columns 'text'"),
      ("t.parquet", b"PAR1", "is not a readable Parquet file"), ("t.xlsx", b"", "is '.xlsx', expected a table")],
 )  # fmt: skip
 def test_tables_that_cannot_be_read(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(BadTable, match=says.replace("[", r"\[").replace("(", r"\(")):
         list(rows_of(blob_at(tmp_path / name)))
+
+
+NAMES = ["0.png", "1.png", "2.png", "3.png"]
+
+
+def lines(*rows):
+    return "".join(f"{row}\n" for row in rows)
+
+
+def json_lines(second):
+    """Four rows, the second of which is this line."""
+    return lines(*(second if name == "1.png" else json.dumps({"file_name": name, "text": "x"}) for name in NAMES))
+
+
+BAD_ROWS = {  # a table whose second row cannot be used; what is said; whether its picture is known
+    "jsonl comma": ("metadata.jsonl", json_lines('{"file_name":"1.png","text":"x",}'), "line 2 is not JSON", False),
+    "jsonl list": ("metadata.jsonl", json_lines("[1]"), "line 2 is list, expected a table", False),
+    "jsonl bytes": ("metadata.jsonl", json_lines('{"file_name":"1.png","text":"\udcff"}'), "is not UTF-8", False),
+    "jsonl twice": ("metadata.jsonl", json_lines('{"file_name":"1.png","text":"x","text":"y"}'),
+                    "line 2: has 'text' twice, expected once", True),
+    "csv comma": ("metadata.csv", lines("file_name,text", "0.png,x", "1.png,a dog, running", "2.png,x", "3.png,x"),
+                  "line 3 has more values than there are columns", True),
+    "csv bytes": ("metadata.csv", lines("file_name,text", "0.png,x", "1.png,\udcff", "2.png,x", "3.png,x"),
+                  "line 3 byte 29 is not UTF-8", False),
+    "csv quotation mark": ("metadata.csv", lines("file_name,text", "0.png,x", '1.png,"x"y', "2.png,x", "3.png,x"),
+                           "line 3 is not CSV", False),
+    "csv mark left open": ("metadata.csv", lines("file_name,text", "0.png,x", '1.png,"a dog', "2.png,x", "3.png,x"),
+                           "line 3 is not CSV", False),
+    "csv mark open up to another": ("metadata.csv", lines("file_name,text", "0.png,x", '1.png,"a dog', '2.png,"x"',
+                                                          "3.png,x"), "line 3 is not CSV", False),
+    "json row": ("t.json", '[{"file_name":"0.png","text":"x"}, 7, {"file_name":"2.png","text":"x"}, '
+                 '{"file_name":"3.png","text":"x"}]', "row 2 is int, expected a table", False),
+    "json entry": ("t.json", '{"0.png":"x","1.png":7,"2.png":"x","3.png":"x"}', "entry '1.png' is int", False),
+    "json entry twice": ("t.json", '{"0.png":"x","1.png":{"caption":"x","caption":"y"},"2.png":"x","3.png":"x"}',
+                         "entry '1.png': has 'caption' twice", True),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_row_is_one_finding_and_takes_no_other_with_it(tmp_path, case):
+    name, text, says, known = BAD_ROWS[case]
+    for number, picture in enumerate(NAMES):
+        draw(tmp_path / "photos" / picture, (64, 64), seed=number)
+    table = tmp_path / name if name == "t.json" else tmp_path / "photos" / name
+    table.write_bytes(text.encode("utf-8", "surrogateescape"))
+    found = list(walk(tmp_path / "photos", source=0, mask_from="none", table=table if name == "t.json" else None))
+    items = {one.name: one for one in found if isinstance(one, Item)}
+    assert [bool(items[one].captions) for one in NAMES] == [True, False, True, True]
+    (said,) = [one for one in found if isinstance(one, Finding)]
+    assert (said.path, said.code, said.severity) == (name, "bad-table", "error") and says in said.detail
+    where = "entry '1.png'" if "entry" in case else "line 3" if name.endswith("csv") else "line 2"
+    told = f"{where} of {name} cannot be used" if known else f"no row in {name}"
+    assert items["1.png"].uncaptioned == f"no caption file, and {told}"
+
+
+REPEATED = {  # tables by name, the one that a recipe names first; where the second row of a.png is, and the first
+    "jsonl": ({"photos/metadata.jsonl": lines('{"file":"a.png","text":"a"}', '{"file":"./a.png","text":"b"}')},
+              "metadata.jsonl", "line 2", "line 1 of metadata.jsonl"),
+    "csv": ({"photos/metadata.csv": lines("file_name,text", "a.png,a", "a.png,b")}, "metadata.csv", "line 3",
+            "line 2 of metadata.csv"),
+    "json by name": ({"t.json": '{"a.png": "a", "a.png": "b"}'}, "t.json", "entry 'a.png'", "entry 'a.png' of t.json"),
+    "json by stem": ({"t.json": '{"a.png": "a", "a": "b"}'}, "t.json", "entry 'a'", "entry 'a.png' of t.json"),
+    "json rows": ({"t.json": '[{"file":"a.png","text":"a"},{"file":"a.png","text":"a"}]'}, "t.json", "row 2",
+                  "row 1 of t.json"),
+    "two tables": ({"photos/metadata.csv": "file_name,text\na.png,a\n",
+                    "photos/metadata.jsonl": '{"file_name":"a.png","text":"b"}'}, "metadata.jsonl", "line 1",
+                   "line 2 of metadata.csv"),
+    "the recipe's and another": ({"t.jsonl": '{"file_name":"a.png","text":"a"}',
+                                  "photos/metadata.csv": "file_name,text\na.png,b\n"}, "metadata.csv", "line 2",
+                                 "line 1 of t.jsonl"),
+}
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_a_second_row_of_a_picture_is_told_and_the_first_is_used(tmp_path, case):
+    tables, table, where, first = REPEATED[case]
+    draw(tmp_path / "photos" / "a.png", (64, 64), seed=1)
+    for name, text in tables.items():
+        (tmp_path / name).write_text(text)
+    named = next((tmp_path / name for name in tables if name.startswith("t.")), None)
+    item, said = walk(tmp_path / "photos", source=0, mask_from="none", table=named)
+    assert item.captions == ("a",)
+    assert (said.path, said.code, said.severity) == (table, "duplicate-row", "warning")
+    assert said.detail.startswith(f"{where}: a.png has a row") and f"{first}, which is used" in said.detail
+
+
+def test_parquet_with_a_second_row(folder):
+    pq.write_table(pa.table({"file_name": ["a.png", "a.png"], "text": ["a", "b"]}), folder / "metadata.parquet")
+    items, said = walked(folder)
+    assert items["a.png"].captions == ("a",) and said == [("metadata.parquet", "duplicate-row")]
+    two = pa.table([["a.png"], ["a"], ["b"]], names=["file_name", "text", "text"])
+    pq.write_table(two, folder / "metadata.parquet")
+    assert walked(folder)[1] == [("metadata.parquet", "bad-table")]
+
+
+def test_many_marks_left_open_end_the_table(tmp_path, monkeypatch):
+    """Each would read all lines below it again."""
+    monkeypatch.setattr(table_files, "MOST_AGAIN", 1000)
+    (tmp_path / "t.csv").write_text("file_name,text\n" + '1.png,"x"y\n' * 900)
+    (part,) = table_files.read_parts(blob_at(tmp_path / "t.csv"))
+    assert part.ending is None and len(part.rows) + part.more_faults == 900
+    (tmp_path / "t.csv").write_text("file_name,text\n" + '"1.png\n' * 900)
+    (part,) = table_files.read_parts(blob_at(tmp_path / "t.csv"))
+    assert part.ending is not None and "the lines below it are not read" in part.ending[1]
+
+
+def test_a_row_without_a_caption_is_named(folder):
+    (folder / "metadata.csv").write_text("file_name,text\na.png\nsub/b.png,b\n")
+    items, said = walked(folder)
+    assert said == [] and items["a.png"].uncaptioned == "no caption file, and no caption in line 2 of metadata.csv"
 
 
 def test_rows_that_cannot_be_used_do_not_stop_the_others(folder, tmp_path):
@@ -191,7 +300,8 @@ def test_a_small_file_of_many_long_texts(folder, lists):
         text = pa.ListArray.from_arrays(pa.array(range(0, 20_001, 20), pa.int32()), text)
     pq.write_table(pa.table({"file_name": ["a.png"] * len(text), "captions": text}), folder / "metadata.parquet")
     assert (folder / "metadata.parquet").stat().st_size < 20_000
-    (said,) = [one for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
+    (said,) = [one for one in walk(folder, source=0, mask_from="none")
+               if isinstance(one, Finding) and one.code != "duplicate-row"]
     assert said.detail == "has more than 10000000 rows or 268435456 bytes of text"
 
 
@@ -200,7 +310,8 @@ def test_a_small_file_of_many_rows(folder, monkeypatch):
     for rows, detail in ((5000, None), (5001, "has more than 5000 rows or 268435456 bytes of text")):
         pq.write_table(pa.table({"file_name": ["a.png"] * rows, "text": ["x"] * rows}), folder / "metadata.parquet")
         said = [one.detail for one in walk(folder, source=0, mask_from="none") if isinstance(one, Finding)]
-        assert said == ([] if detail is None else [detail])
+        assert [one for one in said if "row before" not in one and "more rows of pictures" not in one] == (
+            [] if detail is None else [detail])
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "t.json"])
@@ -210,7 +321,8 @@ def test_other_tables_have_as_many_rows_at_most(folder, tmp_path, monkeypatch, n
     for rows, details in ((ROWS, []), ([*ROWS, ROWS[0]], ["has more than 2 rows"])):
         write(path, rows)
         found = list(walk(folder, source=0, mask_from="none", table=None if path.parent == folder else path))
-        assert [one.detail for one in found if isinstance(one, Finding)] == details
+        told = [one.detail for one in found if isinstance(one, Finding) and one.code == "bad-table"]
+        assert told == details
         assert [one.captions for one in found if isinstance(one, Item)] == [("a cat",), ("a mat",)]
 
 

@@ -52,6 +52,13 @@ def test_json_beside_a_caption(walk):
     assert [one.code for one in findings] == ["stem-collision"]
 
 
+def test_a_second_mask_of_a_key(walk):
+    items, findings = walk("0.jpg", "0.mask.png", "0.masklabel.png", "0-masklabel.png")
+    assert [item.mask.member for item in items] == ["0.mask.png"]
+    assert [(one.path, one.code) for one in findings] == [
+        ("a.tar/0.masklabel.png", "second-mask"), ("a.tar/0-masklabel.png", "second-mask")]
+
+
 def test_masks_in_onetrainers_way(walk):
     items, findings = walk("0.jpg", "0.txt", "0-masklabel.png", "1-masklabel.png")
     assert [(item.name, item.mask and item.mask.member) for item in items] == [

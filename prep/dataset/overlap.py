@@ -1,0 +1,67 @@
+"""Notices pictures that two sources of a recipe have: the same file, under two names or one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from prep.findings import Finding, finding
+from prep.formatting import counted, join_names
+from prep.fs.blob import Blob
+from prep.fs.mirror import is_object, is_url, shown
+from prep.recipe.schema import Recipe
+from prep.sources.item import Item
+from prep.sources.walk import places_of
+
+SHOWN = 5  # names in a finding
+
+
+class SharedFiles:
+    """The pictures of sources that lie within each other, or name the same tars; those of others take no memory."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._paths = [source.path for source in recipe.sources]
+        roots = [{_real(place) for place in _places(source.path)} for source in recipe.sources]
+        self._near = {one for one, mine in enumerate(roots) for other, theirs in enumerate(roots)
+                      if one != other and _overlap(mine, theirs)}
+        self._folders: dict[str, str] = {}
+        self._owners: dict[tuple[str, str, int], int] = {}
+        self._found: dict[int, list[str]] = {}  # names in the source that is walked, by the earlier source
+
+    def add(self, item: Item) -> None:
+        """Notes a picture."""
+        if item.source not in self._near:
+            return
+        owner = self._owners.setdefault(self._place(item.picture), item.source)
+        if owner != item.source:
+            self._found.setdefault(owner, []).append(item.name)
+
+    def findings(self, prefix: str) -> list[Finding]:
+        """What was found since the last call, for the source whose labels begin with `prefix`."""
+        found, self._found = self._found, {}
+        return [finding(f"{prefix}.", "shared-source", f"{counted(len(names), 'picture')} of it "
+                        f"{'is' if len(names) == 1 else 'are'} in {shown(self._paths[owner])}, too, and "
+                        f"{'trains' if len(names) == 1 else 'train'} as a sample of each: {join_names(names, SHOWN)}")
+                for owner, names in found.items()]
+
+    def _place(self, picture: Blob) -> tuple[str, str, int]:
+        """The same for one file, however its source is spelled."""
+        folder, _, name = picture.file.rpartition("/")
+        if folder not in self._folders:
+            self._folders[folder] = _real(folder or "/")
+        return self._folders[folder], name, picture.offset
+
+
+def _places(path: Path) -> list[str]:
+    return [shown(path)] if is_url(path) else [str(place) for place in places_of(path)]
+
+
+def _real(place: str) -> str:
+    return place.rstrip("/") if is_object(place) else os.path.realpath(place)
+
+
+def _overlap(one: set[str], other: set[str]) -> bool:
+    if one & other:
+        return True
+    return any(inner.startswith(f"{outer.rstrip('/')}/") for mine, theirs in ((one, other), (other, one))
+               for inner in mine for outer in theirs) if len(one) == len(other) == 1 else False
