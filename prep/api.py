@@ -110,7 +110,7 @@ def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json"
            ) -> EncodeReport:
     """Encodes what the cache lacks and writes the manifest, as `prep encode`. Interrupted, call it again.
 
-    Raises every kind of `Problem` but `EmptyPlanError`.
+    Raises every kind of `Problem`.
     """
     from prep.encode.run import EncodeCall, run_encode
 

@@ -18,7 +18,7 @@ from prep.encode.mask_coverage import coverage
 from prep.encode.plan import EncodePlan
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
-from prep.errors import CacheError, PathError
+from prep.errors import CacheError, EmptyPlanError, PathError
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
 from prep.fs.memo import Memo
@@ -44,7 +44,7 @@ NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a t
 def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
                       prompt_bytes: bytes | None,
                       facts: Memo, transient: Sequence[Finding] = (), found: EncodePlan | None = None) -> Manifest:
-    """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`.
+    """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`, `EmptyPlanError`.
 
     If the cache is in an object store, `path` is the place of a local copy there, or on a disk; what is returned is
     what was read from there.
@@ -57,6 +57,7 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
     if wanted.wants.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     samples, rejected = _split(wanted, ledger, refs, transient)
+    _require_training(wanted, samples, rejected)
     prompts, lost = split_prompts(wanted.wants.prompts, refs)
     used = _used(wanted, samples, prompts, refs)
     reader = Reader(cache.root)
@@ -140,6 +141,17 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
         else:
             findings.append(_reject_of(wanted, ledger, sample, path) or said.get(path) or _unmade(path))
     return whole, findings
+
+
+def _require_training(wanted: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
+    """Raises `EmptyPlanError` if pictures to train on were wanted, but none could be encoded."""
+    asked = sum(sample.role == "train" for sample in wanted.wants.samples)
+    if asked and not any(sample.role == "train" for sample in whole):
+        first = rejected[0]
+        raise EmptyPlanError(f"none of {counted(asked, 'picture')} to train on could be encoded; the first, "
+                             f"{printable_name(first.path)}, {first.code}: {first.detail}",
+                             hint="prep scan SOURCE says whether the pictures are sound; if they are, the model is "
+                             "not: name another copy of it; --retry-rejects tries the same rows again")
 
 
 def rejected_so_far(wanted: ResolvedRecipe, ledger: Ledger) -> list[Finding]:

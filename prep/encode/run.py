@@ -98,7 +98,7 @@ class Prepared:
 
 @gc_disabled()
 def run_encode(call: EncodeCall) -> EncodeReport:
-    """Encodes what is missing and writes the manifest. Raises every kind of `Problem` but `EmptyPlanError`."""
+    """Encodes what is missing and writes the manifest. Raises every kind of `Problem`."""
     stop = StopRequest(call.grace)
     try:
         with stop.heeded(), dry_run() if call.dry_run else nullcontext():
@@ -160,7 +160,10 @@ def prepare(call: EncodeCall) -> Prepared:
 
 
 def seal(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:
-    """Writes the manifest, removes the plan, and reports, while gc can remove no table. Raises `CacheError`."""
+    """Writes the manifest, removes the plan, and reports, while gc can remove no table.
+
+    Raises `CacheError`, `EmptyPlanError`.
+    """
     sealed = assemble_manifest(ready.wanted, cache, ready.output, frame=ready.frame,
                                prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
                                found=None if planned.tasks else planned)

@@ -611,3 +611,11 @@ def test_masks_that_are_black_everywhere_are_named(prep, photos, tiny_model, tmp
         done = encode()
         assert done.code == 0 and re.search(r"^2 masks entirely black; with masked loss these samples would not "
                                             r"train: [02].png, [02].png$", done.err, re.MULTILINE), done.err
+
+
+def test_no_picture_that_can_be_trained_on_is_an_error_and_writes_no_manifest(encode, tmp_path, monkeypatch):
+    monkeypatch.setattr("prep.models.vae.VaeEncoder.begin", lambda self, pixels: lambda: [None] * len(pixels))
+    for _ in range(2):  # also when the cache knows it
+        failed = encode(code=8)
+        assert re.search(r"none of \d pictures to train on could be encoded; the first, \d.png, not-f", failed.err)
+        assert not (tmp_path / "m.json").exists()
