@@ -66,7 +66,7 @@ def import_latents(
         put_json(report.as_json(seconds))
     else:
         put(report.as_text(seconds, every=screen_width() is None))
-    if strict and report.encoded.rejected:
+    if report.encoded.unmade or (strict and report.encoded.rejected):
         raise typer.Exit(EXIT_FINDINGS)
 
 

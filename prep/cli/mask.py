@@ -15,6 +15,7 @@ from prep.cli.console import put, put_json, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
 from prep.cli.ticker import progress, progress_unless
+from prep.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
     from prep.masks.run import Entry
@@ -72,6 +73,8 @@ def mask(
         put_json(masked.as_json())
     else:
         put(masked.as_text(every=screen_width() is None))
+    if any(one.code == "unreadable-file" for one in masked.made.findings):  # the same command may do them later
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[Entry]) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from prep.errors import PathError
@@ -17,5 +18,10 @@ def write_demo(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise PathError(f"{root} is a file, expected a new or empty directory", hint="prep demo demo")
     root.mkdir(parents=True, exist_ok=True)
-    write_dataset(root)
-    write_model(root)
+    try:
+        write_dataset(root)
+        write_model(root)
+    except BaseException:  # it was empty before, and the same command can be repeated
+        for inner in root.iterdir():
+            shutil.rmtree(inner) if inner.is_dir() else inner.unlink()
+        raise

@@ -129,7 +129,7 @@ def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mappin
 
 def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
            transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
-    """Samples with all their rows in the cache, and a finding for each other sample."""
+    """Samples with all their rows in the cache, and a finding for each other sample. Raises `CacheError`."""
     if len(refs) == wanted.wants.rows:
         return list(wanted.wants.samples), []
     said = {finding.path: finding for finding in transient}
@@ -139,7 +139,8 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
         if all(key in refs for key in keys_of(sample)):
             whole.append(sample)
         else:
-            findings.append(_reject_of(wanted, ledger, sample, path) or said.get(path) or _unmade(path))
+            findings.append(_reject_of(wanted, ledger, sample, path) or said.get(path)
+                            or _unmade(path, known=bool(transient)))
     return whole, findings
 
 
@@ -176,7 +177,14 @@ def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
     return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
 
 
-def _unmade(path: str) -> Finding:
+def _unmade(path: str, *, known: bool) -> Finding:
+    """The finding on a sample that lacks a row of which nothing is said; `known` if some rows failed in this run.
+
+    Raises `CacheError` if none did: the cache does not give back what it has.
+    """
+    if not known:
+        raise CacheError(f"the rows of {printable_name(path)} were encoded, but cannot be read from the cache",
+                         hint="check the disk, and run the same command again")
     return Finding(path=path, code="not-encoded", severity="error",
                    detail="its rows could not be encoded in this run; run the command again")
 

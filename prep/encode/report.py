@@ -44,7 +44,7 @@ class EncodeReport:
     estimate: Estimate | None = None  # of a dry run: what the run would take
     simulated: Simulated | None = None  # what many more pictures would take
     part: Part | None = None  # what was encoded; None: everything, and the manifest was written
-    unmade: int = 0  # rows of the part that failed in this run, and that another run may make
+    unmade: int = 0  # rows that failed in this run, and that another run may make
 
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
@@ -74,7 +74,12 @@ class EncodeReport:
         elif not self.dry_run:
             roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
             lines.append(f"{printable(shown(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
+            lines += [self._unmade_words] if self.unmade else []
         return "\n".join(lines)
+
+    @property
+    def _unmade_words(self) -> str:
+        return f"{counted(self.unmade, 'row')} could not be encoded in this run; run the same command again"
 
     def truncated_lines(self, *, every: bool) -> list[str]:
         """The lines about captions and prompts that are cut; unless `every`, the first ones, shortened."""
@@ -83,7 +88,7 @@ class EncodeReport:
     @property
     def _part_words(self) -> str:
         if self.unmade:
-            return f"part {self.part}: {counted(self.unmade, 'row')} could not be encoded in this run; run it again"
+            return f"part {self.part}: {self._unmade_words}"
         return f"part {self.part} is encoded; once all parts are, prep seal writes {printable(shown(self.manifest))}"
 
     @property
@@ -129,7 +134,7 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
                         rejected=errors_of(findings_of(sealed)),
                         notices=(*wanted.wants.notices, *outcome.notices, *black),
                         samples={role: sealed.document["samples"][role] for role in ROLES}, dry_run=False,
-                        masks=masks if masks_asked else None)
+                        masks=masks if masks_asked else None, unmade=len(outcome.transient))
 
 
 def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part,

@@ -74,10 +74,9 @@ def pack(path: Path, output: Path, *, progress: Progress = silent) -> PackReport
             atomic.write(handle, END)
             size = handle.tell()
             atomic.sync(handle)
-        atomic.rename(staged, output)
-        atomic.sync_dir(output.absolute().parent)
+        atomic.publish(staged, output)
     finally:
-        atomic.remove(staged)
+        atomic.forget(staged)
     return PackReport(file=output, shards=len(shards), bytes=size)
 
 

@@ -170,9 +170,8 @@ def _write_tar(made: _Files, samples: Sequence[Sample], most: int) -> int:
                     count += 1
             made.bytes += handle.tell()
             atomic.sync(handle)
-        atomic.rename(staged, made.root / f"samples-{first:09d}-{first + count - 1:09d}.tar")
+        atomic.publish(staged, made.root / f"samples-{first:09d}-{first + count - 1:09d}.tar")
     finally:
-        atomic.remove(staged)
-    atomic.sync_dir(made.root)
+        atomic.forget(staged)
     made.written += 1
     return count

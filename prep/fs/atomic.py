@@ -220,7 +220,23 @@ def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path, mode: 
             protect(staged)
         rename(staged, path)
     finally:
-        _forget(staged)
+        forget(staged)
+
+
+def publish(staged: Path, target: Path) -> None:
+    """Moves a complete file or directory to `target`, and syncs its name to the disk.
+
+    If that fails, a target that was not there before is removed again, so that the same command can be repeated.
+    """
+    fresh = not os.path.lexists(target)
+    rename(staged, target)
+    try:
+        sync_dir(target.absolute().parent)
+    except OSError:
+        if fresh:
+            with contextlib.suppress(OSError):  # keep the original error
+                remove_tree(target)
+        raise
 
 
 def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, mode: int | None = None) -> bool:
@@ -234,7 +250,7 @@ def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, m
     except FileExistsError:
         return False
     finally:
-        _forget(staged)
+        forget(staged)
     sync_dir(path.parent)
     return True
 
@@ -374,9 +390,10 @@ def _exists(path: Path, dir_fd: int | None) -> bool:
     return True
 
 
-def _forget(staged: Path) -> None:
-    with contextlib.suppress(OSError):  # keep the original error; gc removes leftovers
-        remove(staged)
+def forget(staged: Path) -> None:
+    """Removes what was staged, if it is still there. Raises nothing: what ended the work is the error to report."""
+    with contextlib.suppress(OSError):
+        remove_tree(staged)
 
 
 def _full_fsync(descriptor: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import counted, format_size, printable, shell_name
-from prep.fs.atomic import remove, rename, sync_dir, write_synced
+from prep.fs.atomic import forget, publish, write_synced
 from prep.fs.mirror import check_here, is_url, shown
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.fs.text import without_mark
@@ -219,10 +219,9 @@ def _write_text(target: Path, text: str) -> None:
     staged = target.absolute().with_name(f".{secrets.token_hex(8)}{target.suffix}")
     try:
         write_synced(staged, text.encode())
-        rename(staged, target)
+        publish(staged, target)
     finally:
-        remove(staged)
-    sync_dir(target.absolute().parent)
+        forget(staged)
 
 
 def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], shown: Collection[str]) -> None:
@@ -236,10 +235,9 @@ def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], sh
         except ConfigError as error:
             raise ConfigError(error.message.replace(f"{staged}: ", ""), hint=error.hint) from None
         assert len(back.sources) == len(recipe.sources), "a recipe reads back as it was written"
-        rename(staged, output)
+        publish(staged, output)
     finally:
-        remove(staged)
-    sync_dir(output.absolute().parent)
+        forget(staged)
 
 
 def _seen_json(seen: Overview) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def _settings_table() -> str:
 
 
 def _exit_codes() -> str:
-    rows = [(0, "done"), (EXIT_FINDINGS, "done, with findings (`prep scan`), or differences (`prep diff --exit-code`)"),
+    rows = [(0, "done"), (EXIT_FINDINGS, "done, with findings (`prep scan`), except for files that could not be "
+             "read now (`prep encode`, `prep mask`), or with differences (`prep diff --exit-code`)"),
             *((kind.exit_code, _sentence(kind)) for kind in Problem.__subclasses__()),
             (EXIT_BUG, "A bug in Latentry: please report it."),
             (EXIT_INTERRUPTED, "Interrupted; finished work is kept, and the same command continues.")]

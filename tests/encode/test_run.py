@@ -19,6 +19,7 @@ from row_values import read_row
 
 from prep.cache.reader import Reader
 from prep.cache.store import Cache
+from prep.errors import CacheError
 from prep.manifest.document import read_manifest
 from prep.manifest.tables import SAMPLES, SHARDS, read_table
 
@@ -277,8 +278,8 @@ def test_a_file_that_cannot_be_read_now_is_made_later_by_the_same_plan(encode, p
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "read_blob", failing)
         (photos / "3.png").write_bytes((photos / "3.png").read_bytes() + b"\0")
-        report = encode()
-        assert [(one["path"], one["code"]) for one in report["rejected"]] == [("3.png", "unreadable-file")]
+        report = encode(code=1)
+        assert [(one["path"], one["code"]) for one in report.json["rejected"]] == [("3.png", "unreadable-file")]
     assert encode()["encoded"]["latent"] == 1
 
 
@@ -619,3 +620,26 @@ def test_no_picture_that_can_be_trained_on_is_an_error_and_writes_no_manifest(en
         failed = encode(code=8)
         assert re.search(r"none of \d pictures to train on could be encoded; the first, \d.png, not-f", failed.err)
         assert not (tmp_path / "m.json").exists()
+
+
+def test_a_cache_that_does_not_give_back_what_was_encoded_is_an_error(encode, tmp_path, monkeypatch):
+    from prep.cache.ledger import inventory
+    from prep.cache.ledger.ledger import load_ledger
+
+    def unread(cache, digest):
+        if (cache.shard(digest) / "latent").exists():
+            raise CacheError("Input/output error")
+        return real(cache, digest)
+
+    def load(cache, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(inventory, "read_keys", unread)
+            return load_ledger(cache, **options)
+
+    real = inventory.read_keys
+    with monkeypatch.context() as patch:
+        patch.setattr("prep.encode.assemble.load_ledger", load)
+        failed = encode(code=7)
+    assert "0.png were encoded, but cannot be read from the cache" in failed.err
+    assert not (tmp_path / "m.json").exists()
+    assert not encode()["rejected"]

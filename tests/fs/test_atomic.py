@@ -265,3 +265,26 @@ def test_make_dirs_makes_parents_and_is_content_with_what_is_there(tmp_path: Pat
     atomic.make_dirs(tmp_path / "a" / "b" / "c")
     atomic.make_dirs(tmp_path / "a" / "b" / "c")
     assert (tmp_path / "a" / "b" / "c").is_dir()
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_name_that_cannot_be_synced_is_unused_again_if_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                kind: str, before: bool) -> None:
+    staged, target = tmp_path / "staged", tmp_path / "target"
+    if kind == "directory":
+        staged.mkdir()
+        (staged / "inner").write_bytes(b"new")
+    else:
+        staged.write_bytes(b"new")
+        if before:
+            target.write_bytes(b"old")
+
+    def failing(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "sync_dir", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            atomic.publish(staged, target)
+    assert target.exists() is (before and kind == "file") and not staged.exists()

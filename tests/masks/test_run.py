@@ -318,3 +318,22 @@ def test_masks_that_are_faulty_are_findings(prep, real_data, tmp_path, method, c
     wanted = {("mask_truncated.jpg", "truncated")}
     assert found == (wanted if combine is None else wanted | {("mask_wrong_aspect.jpg", "mask-size-mismatch")})
     assert not any("orphan" in name for name in names(tmp_path / "out"))
+
+
+def test_files_that_cannot_be_read_now_end_with_1_and_are_done_by_the_same_command(prep, photos, tmp_path, monkeypatch):
+    from prep.fs import blob
+
+    real = blob.read_blob
+
+    def failing(one, *rest, **options):
+        if one.path.name == "3.png":
+            raise OSError(5, "Input/output error", str(one.path))
+        return real(one, *rest, **options)
+
+    call = ("mask", photos, "--with", "threshold", "-o", tmp_path / "out", "--jobs", 1)
+    with monkeypatch.context() as patch:
+        for module in ("prep.masks.picture", "prep.masks.generate", "prep.masks.pixels"):
+            patch.setattr(f"{module}.read_blob", failing, raising=False)
+        failed = prep(*call)
+    assert failed.code == 1 and "3.png: unreadable-file: cannot be read: Input/output error" in failed.out
+    assert prep(*call).code == 0 and (tmp_path / "out" / "3-masklabel.png").exists()

@@ -12,7 +12,6 @@ from tarred import member, tar_of
 
 from prep.captions.options import CaptionOptions
 from prep.fs import atomic
-from prep.recipe import init as command_init
 from prep.recipe.convert import draft
 from prep.recipe.schema import Source
 
@@ -290,9 +289,8 @@ def test_a_recipe_is_replaced_whole_or_not_at_all(prep, folder, monkeypatch):
         def broken(*args):
             raise OSError(28, "No space left on device", "dataset.toml")
 
-        place = command_init if primitive == "rename" else atomic
         with monkeypatch.context() as patched:
-            patched.setattr(place, primitive, broken)
+            patched.setattr(atomic, primitive, broken)
             assert prep("init", "photos", "--force").code == 7
         assert (folder / "dataset.toml").read_text() == "[[source]]\npath = 'x'\n"
         assert sorted(path.name for path in folder.iterdir()) == ["dataset.toml", "photos"]

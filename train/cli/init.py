@@ -15,12 +15,18 @@ def init(
 ) -> None:
     """Write a commented train.toml with every setting and its default. Never replaces an existing file."""
     from prep.errors import PathError
-    from prep.fs.atomic import create_exclusive, make_dirs
+    from prep.fs.atomic import forget, make_dirs, publish, temporary_name, write_synced
     from prep.fs.mirror import check_here
     from train.config.table import as_toml
 
     check_here(output, "settings file")
     make_dirs(output.absolute().parent)
-    if output.is_symlink() or not create_exclusive(output, as_toml().encode()):
+    if output.is_symlink() or output.exists():
         raise PathError(f"{output} exists, expected a new file", hint="name another with -o")
+    staged = temporary_name(output.absolute())
+    try:
+        write_synced(staged, as_toml().encode())
+        publish(staged, output)
+    finally:
+        forget(staged)
     put(f"wrote {output}; train run MANIFEST -c {output} reads it")

@@ -105,10 +105,9 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
             atomic.sync_dir(inner)
         atomic.sync_dir(staged)
         _check_unused(asked.output)  # another program may have made it meanwhile
-        atomic.rename(staged, asked.output)
-        atomic.sync_dir(asked.output.absolute().parent)
+        atomic.publish(staged, asked.output)
     finally:
-        atomic.remove_tree(staged)
+        atomic.forget(staged)
     return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full)
 
 
