@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, screen_width
+from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
 from prep.cli.ticker import progress, progress_unless
@@ -63,6 +63,8 @@ def mask(
                          labels=tuple(label or ()), combine=combine,  # type: ignore[arg-type]  # as above
                          naming=naming, force=force)  # type: ignore[arg-type]  # as above
     recipe = opt.recipe_from_options(source, mask=own)
+    for line in () if quiet else recipe.notes:
+        say(line)
     if html is not None:
         check_page_file(html, picture_places(recipe))
     masked = run_mask(MaskCall(

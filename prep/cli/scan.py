@@ -23,7 +23,8 @@ def scan(
         help="where masks are (default: the recipe's setting, else auto)", words=("auto", "none", "sidecar", "alpha"),
         other="DIR")] = None,
     edits: Annotated[Path | None, typer.Option(help="directory of edited captions and masks, which replace those "
-                                               "beside the pictures")] = None,
+                                               "beside the pictures (default: that of prep view --edit, if it has "
+                                               "any), or none")] = None,
     model: Annotated[str | None, typer.Option(help="pipeline directory or Hub id: name captions that its text encoders "
                                               "cut off")] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
@@ -54,6 +55,8 @@ def scan(
     quiet_pillow()
     remote = opt.is_ray(engine, {"--address": address, "--workers": workers})
     recipe = opt.recipe_from_options(source, mask=mask, edits=edits)
+    for line in () if quiet else recipe.notes:
+        say(line)
     if html is not None:
         check_page_file(html, picture_places(recipe))
     report = run_scan(ScanCall(

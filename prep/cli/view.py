@@ -154,6 +154,7 @@ class _Asked:
 def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
     """The recipe that a manifest was encoded from, with the options of that command and of this one."""
     from prep.manifest.document import read_manifest
+    from prep.recipe.edits import NONE
     from prep.recipe.options import given_by
 
     found = read_manifest(manifest)
@@ -163,7 +164,8 @@ def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
         raise PathError(f"{manifest} does not say where its pictures are", hint="name them: prep view SOURCE --edit")
     words = [word if isinstance(word, str) else word.resolve() for word in found.options]
     own = {name: value for name, value in given.items() if value is not None}
-    every = {**dict.fromkeys(given), **given_by(words), **own}
+    kept = {name: value for name, value in given_by(words).items() if value != NONE}  # which no edit has to stay
+    every = {**dict.fromkeys(given), **kept, **own}
     return _Asked(what=what if is_url(what) else what.resolve(), given=every, scan=False, jobs=1, quiet=False,
                   edit=True, sidecars=False, cache=cache or Path(shown(found.cache_root)))
 
@@ -194,18 +196,23 @@ def _recipe(asked: _Asked) -> tuple[Recipe, Path | None]:
     if not asked.edit:
         return opt.recipe_from_options(asked.what, **asked.given), None
     from prep.fs.paths import resolve
-    from prep.view.edit.places import check_folder, usual_folder
+    from prep.recipe.edits import NONE
+    from prep.view.edit.places import check_folder, folder_of
 
     named = asked.given["edits"]  # which need not exist yet
-    recipe = opt.recipe_from_options(asked.what, **{**asked.given, "edits": None})
+    recipe = opt.recipe_from_options(asked.what, **{**asked.given, "edits": None if named is None else NONE})
     if asked.sidecars:
-        if named is not None or recipe.edits is not None:
+        hidden = recipe.edits if named in (None, NONE) else named
+        if hidden is not None:
             raise UsageError("--sidecars is given beside a directory of edits, which would hide what is written",
-                             hint="leave one of them out")
+                             hint=f"leave --sidecars out, or the edits of {hidden}: --edits none")
         return recipe, None
-    folder = resolve(named or recipe.edits or usual_folder(asked.what))
+    if named == NONE:
+        raise UsageError("--edit is given with --edits none, expected a directory to write to",
+                         hint="leave --edits out, or add --sidecars: edits are then written beside the pictures")
+    folder = resolve(named or recipe.edits or folder_of(asked.what))
     check_folder(recipe, folder)
-    return replace(recipe, edits=folder), folder
+    return replace(recipe, edits=folder, notes=()), folder
 
 
 def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
@@ -214,17 +221,20 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
     from prep.view.edit.cost import cost_of
     from prep.view.edit.editor import Edits
     from prep.view.edit.places import Places, check_editable
+    from prep.view.edit.record import Recorder
 
-    check_editable(recipe, [one.item for one in source.shown.survey.items], folder)
+    check_editable(recipe, folder)
     if asked.cache is not None and not recipe.model.path:
         raise UsageError("--cache is given, but no model is known, so rows cannot be counted",
                          hint="add --model MODEL, or set path in [model] of the recipe")
-    words = ["prep", "encode", shown(asked.what), *recipe.options, *(() if folder is None else ("--edits", folder)),
-             "--cache", asked.cache or "CACHE", "--dry-run"]
+    pairs = zip(recipe.options[::2], recipe.options[1::2], strict=True)
+    words = ["prep", "encode", shown(asked.what), *(word for pair in pairs if pair[0] != "--edits" for word in pair),
+             *(() if folder is None else ("--edits", folder)), "--cache", asked.cache or "CACHE", "--dry-run"]
     if not asked.quiet:
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
     counted = partial(cost_of, recipe, asked.cache, jobs=asked.jobs) if asked.cache is not None else None
-    return Edits(places=Places(recipe=recipe, folder=folder), cost=counted,
+    record = str if folder is None or recipe.file is None else Recorder(recipe.file, folder)
+    return Edits(places=Places(recipe=recipe, folder=folder), cost=counted, record=record,
                  command=" ".join(shell_name(str(word)) for word in words))
 
 

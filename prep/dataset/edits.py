@@ -1,7 +1,9 @@
 """Applies a directory of edited captions and masks: they replace those beside the pictures, which stay as they are.
 
 A caption is `NAME.txt`, a mask `NAME-masklabel.png`, below the directory as the picture is below its source: those of
-`cats/a.jpg` are `cats/a.txt` and `cats/a-masklabel.png`. `prep view --edit` writes them.
+`cats/a.jpg` are `cats/a.txt` and `cats/a-masklabel.png`. Of several sources, each has a directory of its own there,
+with its name: `img/cats/a.txt`. An edit outside of these counts, too, if a single source has such a picture.
+`prep view --edit` writes them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class EditFolder:
     """A directory of edits, which need not exist; records which of them were used."""
 
     root: Path
+    sources: tuple[str, ...]  # the directory of each source in it
     used: dict[str, Item] = field(default_factory=dict)  # by path: the first item that it replaced something of
 
     def apply(self, item: Item, *, masks: bool) -> Item:
@@ -45,14 +48,18 @@ class EditFolder:
         return item if mask is None or not masks else replace(item, mask=mask)
 
     def _found(self, item: Item, end: str) -> Blob | None:
+        own = self.root / self.sources[item.source] / edited_name(item.name, end)
+        if own.is_file():
+            self.used.setdefault(str(own), item)
+            return Blob(file=str(own))
         path = self.root / edited_name(item.name, end)
-        if not path.is_file():
+        if not path.is_file() or any(path.is_relative_to(self.root / one) for one in self.sources if one):
             return None
         other = self.used.setdefault(str(path), item)
         if other.source != item.source:
             raise ConfigError(f"{other.label} and {item.label} share the edit {path.relative_to(self.root)}, which was "
-                              "made for one of them", hint="keep the edits of each source in a directory of its own, "
-                              "and encode the sources from recipes of their own; or prep view --edit --sidecars")
+                              "made for one of them", hint=f"move it to {self.sources[other.source]}/ or "
+                              f"{self.sources[item.source]}/ in {self.root}")
         return Blob(file=str(path))
 
     def orphans(self) -> Iterator[Finding]:

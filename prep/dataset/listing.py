@@ -11,6 +11,7 @@ from prep.dataset.overlap import SharedFiles
 from prep.findings import Finding
 from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
+from prep.recipe.edits import source_folders
 from prep.recipe.schema import Recipe
 from prep.sources.globs import chosen_by
 from prep.sources.item import Item
@@ -31,7 +32,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
     Raises `PathError`, and `ConfigError` for an edit of two sources.
     """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
-    edits = None if recipe.edits is None else EditFolder(root=recipe.edits)
+    edits = None if recipe.edits is None else EditFolder(root=recipe.edits, sources=source_folders(recipe))
     shared = SharedFiles(recipe)
     with readers() as workers:
         for number, source in enumerate(recipe.sources):

@@ -109,7 +109,7 @@ def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) ->
     was used instead of something else."""
     roles, notices = roles_of(recipe, surveyed.items)
     unused = (one for one in surveyed.findings if one.code == "masks-unused")
-    return (*notices, *prior_notes(_asked(recipe, surveyed.items, roles, bucketing)[1]),
+    return (*recipe.notes, *notices, *prior_notes(_asked(recipe, surveyed.items, roles, bucketing)[1]),
             *(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in unused),
             *_unread_repeats(recipe, surveyed.items), *_chosen(recipe, surveyed))
 

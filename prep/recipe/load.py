@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.findings import SEVERITIES, ScanOptions, parse_code
+from prep.formatting import shell_name
 from prep.fs.mirror import check_here, is_url, shown, split_url
 from prep.fs.text import parse_toml, read_text
 from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
+from prep.recipe.edits import NONE, with_usual_edits
 from prep.recipe.elsewhere import check_keys
 from prep.recipe.options import FLAGS
 from prep.recipe.schema import MASK_RESIZE, MASKS, ImageOptions, ModelOptions, Recipe, Source
@@ -42,11 +44,13 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
                             hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
         recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
         found = _overridden(recipe, given)
+        found = replace(found, edits=None) if found.edits == NONE else found if found.edits else with_usual_edits(found)
         for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
             if path is not None:
                 check_here(path, role)
         if found.edits is not None and not found.edits.is_dir():
-            raise PathError(f"edits {found.edits} is not a directory", hint="prep view SOURCE --edit makes one")
+            raise PathError(f"edits {found.edits} is not a directory",
+                            hint=f"mkdir -p {shell_name(str(found.edits))}, or leave --edits and [edits] out")
         return _settle_beside_alpha(found)
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
@@ -116,7 +120,7 @@ def _read(path: Path) -> Recipe:
         caption=caption,
         mask=_mask(expect(masks.get("from", "auto"), str, "mask.from"), path.parent),
         mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
-        edits=None if edits is None else _path(edits, "edits.from", path.parent),
+        edits=None if edits is None else NONE if edits == str(NONE) else _path(edits, "edits.from", path.parent),
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else _path(prompts, "prompts.file", path.parent),
@@ -248,7 +252,7 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
         value = _at(changed, name)
         if value == _at(base, name):
             continue
-        is_path = isinstance(value, Path) or (name == "model.path" and Path(value).is_dir())
+        is_path = (isinstance(value, Path) and value != NONE) or (name == "model.path" and Path(value).is_dir())
         spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [flag, Path(value) if is_path else spelled]
     return tuple(words)

@@ -99,7 +99,8 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="mask", flag="--mask", choices=MASKS, other="DIR",
                  help="where masks are: beside the pictures (auto: if any), in their transparency, or in a directory"),
     RecipeOption(key="edits", flag="--edits", kind=Path,
-                 help="directory of edited captions and masks, which replace those beside the pictures"),
+                 help="directory of edited captions and masks, which replace those beside the pictures (default: that "
+                 "of prep view --edit, if it has any), or none"),
     RecipeOption(key="validation", flag="--validation", kind=float,
                  help="fraction of pictures held out for validation"),
     RecipeOption(key="prompts", flag="--prompts", kind=Path, help="file of sample prompts: prompt --n negative"),

@@ -97,6 +97,7 @@ class Recipe:
     prompts: Path | None = None
     file: Path | None = None  # the file it was read from
     options: tuple[str | Path, ...] = ()  # command options that change values of the file or defaults
+    notes: tuple[str, ...] = ()  # what was decided without being asked, for the user
 
     def mask_of(self, source: int) -> MaskFrom:
         """Where the masks of a source come from."""

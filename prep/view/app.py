@@ -105,8 +105,8 @@ def _edit_routes(site: Site, pictures: SourcePictures) -> list[BaseRoute]:
         return HTMLResponse(edits_page(site, None if cost is None else cost()))
 
     return [Route("/edits", edits, methods=["GET"]), Route("/paint/{number}", paint, methods=["GET"]),
-            Route("/edit/{number}/{kind}", _posted(site, _saved), methods=["POST"]),
-            Route("/undo/{number}/{kind}", _posted(site, _undone), methods=["POST"])]
+            Route("/edit/{number}/{kind}", _posted(site, Editor.save), methods=["POST"]),
+            Route("/undo/{number}/{kind}", _posted(site, Editor.undo), methods=["POST"])]
 
 
 def _posted(site: Site, make: Callable[[Editor, Sent], str]) -> Callable[[Request], Awaitable[Response]]:
@@ -131,14 +131,6 @@ def _posted(site: Site, make: Callable[[Editor, Sent], str]) -> Callable[[Reques
             media=headers.get("content-type", "").partition(";")[0].strip().lower()))
 
     return endpoint
-
-
-def _saved(editor: Editor, sent: Sent) -> str:
-    return f"Saved to {editor.save(sent)}."
-
-
-def _undone(editor: Editor, sent: Sent) -> str:
-    return f"{editor.undo(sent)} is as it was before the last save."
 
 
 def _site(opened: OpenedManifest, base: str, run: Path | None, model: ViewedModel | None, *, root: str) -> Site:

@@ -36,7 +36,8 @@ from prep.view.data import Data
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
 from prep.view.edit.log import UndoLog
-from prep.view.edit.places import Places, check_editable, check_folder, usual_folder
+from prep.view.edit.places import Places, check_editable, check_folder, folder_of
+from prep.view.edit.record import Recorder
 from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
 from prep.view.source import state
@@ -555,6 +556,61 @@ def test_edits_in_a_recipe(pictures, edits, prep):
         load_recipe(pictures, choices={"edits": pictures.parent / "missing"})
 
 
+def test_what_was_saved_is_used_by_the_next_command(prep, pictures, tmp_path):
+    """Of a directory, and of a recipe with that directory; never in silence, and not if it is not wanted."""
+    folder, recipe = tmp_path / "pictures-edits", tmp_path / "dataset.toml"
+    recipe.write_text('[[source]]\npath = "pictures"\n')
+    (folder / ".undo").mkdir(parents=True)
+    assert captions(load_recipe(pictures, choices={}))["a.png"] == ("of a",)  # nothing was saved
+    with viewing_source(pictures, folder, **SMALL) as server:
+        assert server.save(number(server, "a.png"), "caption", b"edited").text == "Saved to a.txt."
+    note = f"note: captions and masks edited in prep view are used, those in {folder}; --edits none leaves them out"
+    for source in (pictures, recipe):
+        found = load_recipe(source, choices={})
+        assert captions(found)["a.png"] == ("edited",) and found.notes == (note,)
+        unwanted = load_recipe(source, choices={"edits": Path("none")})
+        assert captions(unwanted)["a.png"] == ("of a",) and not unwanted.notes and not unwanted.edits
+        assert unwanted.options == ("--edits", "none")
+        for words in (("scan",), ("bucket", "--resolution", 64, "--step", 16)):
+            assert note in prep(words[0], source, *words[1:]).err
+            assert note not in prep(words[0], source, *words[1:], "--edits", "none").err
+            assert note not in prep(words[0], source, *words[1:], "--quiet").err
+    recipe.write_text('[edits]\nfrom = "none"\n[[source]]\npath = "pictures"\n')
+    assert captions(load_recipe(recipe, choices={}))["a.png"] == ("of a",)
+    draw(tmp_path / "more" / "b.png", (96, 80), seed=7)
+    recipe.write_text('[[source]]\npath = "pictures"\n[[source]]\npath = "more"\n')
+    found = load_recipe(recipe, choices={})
+    assert found.edits is None and found.notes == (
+        f"note: edits in {folder} are not used: name it with --edits, or as from in [edits] of a recipe",)
+
+
+def test_a_save_writes_edits_into_the_recipe(prep, pictures, tmp_path):
+    recipe = tmp_path / "dataset.toml"
+    for before in (b'[[source]]\npath = "pictures"', b'# mine\r\n[[source]]\r\npath = "pictures"  # all\r\n',
+                   b'\xef\xbb\xbf[[source]]\npath = "pictures"\n[source.caption]\nmissing = "empty"\n'):
+        recipe.write_bytes(before)
+        record = Recorder(recipe, tmp_path / "pictures-edits")
+        assert record() == " dataset.toml now names the edits: [edits]." and record() == ""
+        after, end = recipe.read_bytes(), b"\r\n" if b"\r" in before else b"\n"
+        assert after.startswith(before) and after.endswith(end.join([b"[edits]", b'from = "pictures-edits"', b""]))
+        (tmp_path / "pictures-edits").mkdir(exist_ok=True)
+        assert load_recipe(recipe, choices={}).edits == tmp_path / "pictures-edits"
+        assert Recorder(recipe, tmp_path / "other")() == "" and recipe.read_bytes() == after
+    recipe.write_text("no TOML")
+    assert "add --edits " in Recorder(recipe, tmp_path / "edits")() and recipe.read_text() == "no TOML"
+
+
+def test_the_first_save_of_the_command_writes_into_the_recipe(pictures, tmp_path):
+    recipe = tmp_path / "dataset.toml"
+    recipe.write_text('[image]\nresolution = 64\nstep = 16\n[[source]]\npath = "pictures"\n')
+    with viewing(recipe, "--edit", "--missing-caption", "empty") as running:
+        text = recipe.read_text()
+        assert running.save(0, "caption", b"first").text.endswith(" dataset.toml now names the edits: [edits].")
+        assert recipe.read_text() == text + '\n[edits]\nfrom = "dataset-edits"\n'
+        assert running.save(0, "caption", b"second").text.count(".") == 2
+        assert running.interrupt()[0] == 0
+
+
 def test_an_edit_of_one_source_is_none_of_another(pictures, edits, tmp_path):
     draw(tmp_path / "more" / "a.png", (96, 80), seed=7)
     edits.mkdir()
@@ -567,14 +623,42 @@ def test_an_edit_of_one_source_is_none_of_another(pictures, edits, tmp_path):
     (edits / "a.txt").write_text("of which a?")
     with pytest.raises(ConfigError, match=r"source\[0\]/a.png and source\[1\]/a.png share the edit a.txt") as error:
         ingest(load_recipe(recipe, choices={}), Memo(None), jobs=1)
-    assert "a directory of its own" in error.value.hint
+    assert f"move it to pictures/ or more/ in {edits}" in error.value.hint
+    (edits / "more").mkdir()
+    (edits / "a.txt").rename(edits / "more" / "a.txt")
+    found = ingest(without_caption_stop(load_recipe(recipe, choices={})), Memo(None), jobs=1)
+    assert {one.item.label: one.captions[0][0] for one in found.items if one.item.name == "a.png"} == {
+        "source[0]/a.png": "of a", "source[1]/a.png": "of which a?"}
+    assert "orphan-caption" not in {one.code for one in found.findings}
+
+
+def test_two_sources_with_the_same_names_are_edited_in_one_page(pictures, edits, tmp_path):
+    draw(tmp_path / "more" / "a.png", (96, 80), seed=7)
+    recipe = tmp_path / "dataset.toml"
+    recipe.write_text('[[source]]\npath = "pictures"\n[[source]]\npath = "more"\nrole = "prior"\n')
+    choices = {**SMALL, "edits": edits}
+    edits.mkdir()
+    with viewing_source(recipe, edits, **SMALL) as server:
+        names = [number(server, "a.png")]
+        names.append(next(at for at in range(4) if at != names[0] and "<bdi>a.png</bdi>" in
+                          server.get(f"/sample/{at}").text))
+        for at in names:
+            assert server.save(at, "caption", f"of {at}".encode()).status == 200
+            assert server.save(at, "mask", painted()).status == 200
+        assert server.undo(names[1], "mask").status == 200
+        assert all(f"/sample/{at}" in server.get("/edits").text for at in names)
+    assert {path.relative_to(edits).as_posix() for path in edits.rglob("a*")} > {"pictures/a.txt", "more/a.txt"}
+    found = ingest(without_caption_stop(load_recipe(recipe, choices=choices)), Memo(None), jobs=1)
+    told = {one.item.source: (one.captions[0][0], one.item.mask) for one in found.items if one.item.name == "a.png"}
+    assert {text for text, _ in told.values()} == {f"of {at}" for at in names}
+    assert sum(mask is not None and str(edits) in mask.file for _, mask in told.values()) == 1
 
 
 def test_where_edits_may_be(pictures, edits, tmp_path):
     recipe = load_recipe(pictures, choices={})
-    assert usual_folder(pictures) == tmp_path / "pictures-edits"
-    assert usual_folder(tmp_path / "dataset.toml") == tmp_path / "dataset-edits"
-    assert usual_folder(tmp_path / "{00..09}.tar") == tmp_path / "edits"
+    assert folder_of(pictures) == tmp_path / "pictures-edits"
+    assert folder_of(tmp_path / "dataset.toml") == tmp_path / "dataset-edits"
+    assert folder_of(tmp_path / "{00..09}.tar") == tmp_path / "edits"
     for folder in (pictures / "edits", tmp_path):
         with pytest.raises(PathError):
             check_folder(recipe, folder)
@@ -585,14 +669,6 @@ def test_where_edits_may_be(pictures, edits, tmp_path):
     (tmp_path / "cache" / "latentry.json").write_text("{}")
     with pytest.raises(PathError, match="would lie in a cache"):
         check_folder(recipe, tmp_path / "cache" / "edits")
-    two = tmp_path / "two.toml"
-    draw(tmp_path / "more" / "a.png", (96, 96), seed=7)
-    two.write_text('[[source]]\npath = "pictures"\n[[source]]\npath = "more"\n')
-    both = load_recipe(two, choices={})
-    items = [one.item for one in ingest(without_caption_stop(both), Memo(None), jobs=1).items]
-    with pytest.raises(ConfigError, match=r"would share the edited caption a\.txt"):
-        check_editable(both, items, edits)
-    check_editable(both, items, None)
 
 
 def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
@@ -602,10 +678,10 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
         tar.add(pictures / "a.png", "a.png")
     recipe = load_recipe(tmp_path / "all.tar", choices={})
     with pytest.raises(UsageError, match=r"is a tar, where nothing can be written beside pictures"):
-        check_editable(recipe, [], None)
+        check_editable(recipe, None)
     stored = replace(recipe, sources=(replace(recipe.sources[0], path=Path("s3:/bucket/pictures")),))
     with pytest.raises(UsageError, match=r"pictures is in a store, where nothing can be written beside pictures"):
-        check_editable(stored, [], None)
+        check_editable(stored, None)
     with viewing_source(tmp_path / "all.tar", tmp_path / "edits", **SMALL) as server:
         assert server.save(0, "caption", b"of a tar").status == 200
         assert "<bdi>of a tar</bdi>" in server.get("/sample/0").text
@@ -703,4 +779,6 @@ def test_options_that_do_not_fit(prep, pictures, edits, small):
                                in both.err)
     assert "--cache is given, but no model is known, so rows cannot be counted" in prep(
         "view", pictures, "--edit", "--cache", "c", "--quiet").err
+    none = prep("view", pictures, "--edit", "--edits", "none")
+    assert none.code == 2 and "--edit is given with --edits none, expected a directory to write to" in none.err
     assert prep("view", pictures, "--edit", "--edits", pictures / "in").code == 5

@@ -47,6 +47,7 @@ class Edits:
 
     places: Places
     command: str  # that encodes again
+    record: Callable[[], str] = str  # after a save: notes in the recipe where edits are, and says so
     cost: Callable[[], Cost] | None = None  # what that would make; None: no cache or model is known
 
 
@@ -91,15 +92,15 @@ class Editor:
                         sidecars=self.places.folder is None)
 
     def save(self, sent: Sent) -> str:
-        """Saves captions, one a line, or a mask, a PNG of the picture's shape. Returns where. Raises `Refused`,
-        `OSError`."""
+        """Saves captions, one a line, or a mask, a PNG of the picture's shape. Returns a line for the user.
+        Raises `Refused`, `OSError`."""
         data = self._captions(sent) if sent.kind == "caption" else self._mask(sent)
         with self._held(sent) as (seat, place, folder, disk):
             if disk != data:
                 self.log.add(place.name, sent.kind, disk, data)
                 folder.write(place.file, data)
                 self._refresh(seat, sent.kind, place, gone=False)
-            return place.name
+        return f"Saved to {place.name}.{self.edits.record()}"
 
     def undo(self, sent: Sent) -> str:
         """Restores what the last edit of a caption or mask replaced. As `save`."""
@@ -115,7 +116,7 @@ class Editor:
                 folder.write(place.file, before)
             self.log.drop(entry)
             self._refresh(seat, sent.kind, place, gone=before is None)
-            return place.name
+        return f"{place.name} is as it was before the last save."
 
     def changed(self) -> dict[str, int]:
         """How many captions and masks differ from what they were before all edits, by kind."""

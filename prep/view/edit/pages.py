@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.report.pages.parts import Column, Table
@@ -39,11 +39,11 @@ def edits_page(site: Site, cost: Cost | None) -> str:
     editor = site.editor
     assert editor is not None, "the page has an address only with --edit"
     changed, entries, seats = editor.changed(), editor.log.entries(), editor.source.shown.seats
-    numbers = {edited_name(seat.item.item.label, end): number for number, seat in enumerate(seats)
-               for end in (CAPTION_END, MASK_END)}
-    if editor.places.folder is not None:  # names of its files have no source
-        numbers |= {edited_name(seat.item.item.name, end): number for number, seat in enumerate(seats)
-                    for end in (CAPTION_END, MASK_END)}
+    numbers = {}
+    for number, seat in enumerate(seats):
+        for kind in KINDS:
+            with suppress(Refused):
+                numbers[editor.places.of(seat.item.item, kind).name] = number
     return site.render(
         "edits.html", changed=told(changed), cost=None if cost is None else _table(cost),
         can_cost=editor.edits.cost is not None, command=editor.edits.command,

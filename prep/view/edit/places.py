@@ -10,18 +10,18 @@ from pathlib import Path, PurePosixPath
 from prep.dataset.edits import CAPTION_END, MASK_END, edited_name
 from prep.dataset.listing import picture_places
 from prep.digest import digest_strings
-from prep.errors import ConfigError, PathError, UsageError
+from prep.errors import PathError, UsageError
 from prep.fs.below import Below
 from prep.fs.mirror import is_url, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, in_cache, resolve
 from prep.fs.user_cache import user_cache
+from prep.recipe.edits import UNDO, source_folders, usual_folder
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.sources.tree import stem_of
 from prep.sources.walk import is_tars
 from prep.view.edit.refused import Refused
 
-UNDO = ".undo"  # in a directory of edits; hidden, so that it is no picture's
 ENDS = {"caption": CAPTION_END, "mask": MASK_END}
 
 
@@ -49,7 +49,7 @@ class Places:
         """The place of an item's `kind`, "caption" or "mask". Raises `Refused` for one that would be outside."""
         end = ENDS[kind]
         if self.folder is not None:
-            name = edited_name(item.name, end)
+            name = str(PurePosixPath(source_folders(self.recipe)[item.source], edited_name(item.name, end)))
             return _place(self.folder, PurePosixPath(name).parts, name)
         picture, root = Path(item.picture.file), self.recipe.sources[item.source].path
         name = edited_name(item.label, end)
@@ -77,23 +77,14 @@ def _place(root: Path, parts: Sequence[str], name: str) -> Place:
     return Place(folder=Below(root, tuple(parts[:-1])), file=parts[-1], name=name)
 
 
-def check_editable(recipe: Recipe, items: list[Item], folder: Path | None) -> None:
-    """Raises `UsageError` or `ConfigError` for pictures whose captions cannot be written as asked."""
+def check_editable(recipe: Recipe, folder: Path | None) -> None:
+    """Raises `UsageError` for pictures beside which nothing can be written, if that is asked."""
     for source in recipe.sources:
         stored = is_url(source.path) or url_of(source.path) is not None
         if folder is None and (stored or is_tars(source.path)):
             raise UsageError(f"--sidecars is given, but {shown(source.path)} is {'in a store' if stored else 'a tar'}, "
                              "where nothing can be written beside pictures",
                              hint="leave --sidecars out: edits go to a directory of their own")
-    if folder is None or len(recipe.sources) == 1:
-        return
-    owners: dict[str, Item] = {}
-    for item in items:
-        place = edited_name(item.name, CAPTION_END)
-        other = owners.setdefault(place, item)
-        if other.source != item.source:
-            raise ConfigError(f"{other.label} and {item.label} would share the edited caption {place}",
-                              hint="edit each source by itself, or use --sidecars")
 
 
 def check_folder(recipe: Recipe, folder: Path) -> None:
@@ -107,13 +98,10 @@ def check_folder(recipe: Recipe, folder: Path) -> None:
         raise PathError(f"edits {folder} would lie in a cache", hint="name another directory: --edits DIR")
 
 
-def usual_folder(source: Path) -> Path:
-    """The directory for edits of a source that names none: beside it, `photos-edits` of `photos`. Raises `UsageError`
-    for one in a store."""
-    if is_url(source):
+def folder_of(source: Path) -> Path:
+    """The directory for edits of a source that names none. Raises `UsageError` for one in a store."""
+    folder = usual_folder(source)
+    if folder is None:
         raise UsageError(f"--edit is given, but {shown(source)} is in a store, where no edits are written",
                          hint="name a directory of this computer for them: --edits DIR")
-    at = resolve(source)
-    if is_tars(source):
-        return resolve(source.parent) / "edits"
-    return at.with_name(f"{at.stem if at.suffix == '.toml' else at.name}-edits")
+    return folder

@@ -1,0 +1,95 @@
+"""Finds the directory of edits that `prep view --edit` wrote for a source, and writes it into a recipe.
+
+What one command wrote is used by the next: where neither a recipe's [edits] nor `--edits` names a directory, the usual
+one of the source is used, and said. `--edits none`, or `from = "none"`, leaves it out.
+"""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from prep.formatting import shell_name
+from prep.fs import atomic
+from prep.fs.mirror import is_url
+from prep.fs.paths import resolve
+from prep.fs.text import read_text
+from prep.recipe.schema import Recipe
+from prep.recipe.write import quoted, relative_to
+from prep.sources.walk import is_tars
+
+NONE = Path("none")  # in place of a directory: no edits
+UNDO = ".undo"  # in a directory of edits: what can be undone; hidden, so that it is no picture's
+
+
+def usual_folder(source: Path) -> Path | None:
+    """The directory for edits of a source that names none: beside it, `photos-edits` of `photos`; `None` for one in a
+    store."""
+    if is_url(source):
+        return None
+    at = resolve(source)
+    if is_tars(source):
+        return resolve(source.parent) / "edits"
+    return at.with_name(f"{at.stem if at.suffix == '.toml' else at.name}-edits")
+
+
+def with_usual_edits(recipe: Recipe) -> Recipe:
+    """The recipe, which asks for no edits, with those of `prep view --edit` of the recipe itself or of its only source;
+    and with notes on what is used, and on what is there and not used."""
+    found = list(dict.fromkeys(_written(recipe)))
+    own = (recipe.file, recipe.sources[0].path if len(recipe.sources) == 1 else None)
+    usual = [usual_folder(one) for one in own if one is not None]
+    used = next((one for one in found if one in usual), None)
+    notes = [f"note: edits in {shell_name(str(one))} are not used: name it with --edits, or as from in [edits] of a "
+             "recipe" for one in found if one != used]
+    if used is not None:
+        notes.insert(0, f"note: captions and masks edited in prep view are used, those in {shell_name(str(used))}; "
+                     "--edits none leaves them out")
+    return replace(recipe, edits=used, notes=(*recipe.notes, *notes))
+
+
+def _written(recipe: Recipe) -> Iterator[Path]:
+    """The usual directories of a recipe's file and sources in which edits were saved."""
+    for one in (recipe.file, *(source.path for source in recipe.sources)):
+        folder = None if one is None else usual_folder(one)
+        if folder is not None and (folder / UNDO).is_dir() and any(
+                not inner.name.startswith(".") for inner in folder.iterdir()):
+            yield folder
+
+
+def source_folders(recipe: Recipe) -> tuple[str, ...]:
+    """The directory of each source's edits, below that of all edits: "" for an only source, else its name, with as much
+    of what is above as tells it from others: `img` and `reg`, or `a/img` and `b/img`."""
+    if len(recipe.sources) == 1:
+        return ("",)
+    paths = [(source.path if is_url(source.path) else resolve(source.path)).parts[1:] for source in recipe.sources]
+    return tuple(_shortest(one, {other for other in paths if other != one}) for one in paths)
+
+
+def _shortest(path: tuple[str, ...], others: Collection[tuple[str, ...]]) -> str:
+    """The fewest last names of a path that none of the others ends with."""
+    ends = (path[-depth:] for depth in range(1, len(path)))
+    return "/".join(next((end for end in ends if all(one[-len(end):] != end for one in others)), path))
+
+
+def record_edits(recipe: Path, folder: Path) -> bool:
+    """Adds an [edits] that names `folder` to the end of a recipe's file, whose other bytes stay; returns False, and
+    changes nothing, if it has one. Raises `OSError`, `ValueError`, `PathError`."""
+    at = recipe.resolve()
+    text = read_text(at)
+    table = tomllib.loads(text)
+    if "edits" in table:
+        return False
+    named, data = relative_to(folder, at.parent), at.read_bytes()
+    end = "\r\n" if b"\r\n" in data else "\n"
+    lines = ["", "[edits]", f"from = {quoted(named)}", ""]
+    if not text.endswith("\n"):
+        lines.insert(0, "")
+    data += end.join(lines).encode()
+    if tomllib.loads(text + end.join(lines)) != {**table, "edits": {"from": named}}:
+        return False
+    atomic.write_atomic(at, data, mode=stat.S_IMODE(at.stat().st_mode))
+    return True
