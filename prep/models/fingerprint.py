@@ -20,6 +20,7 @@ from prep.errors import ModelError
 from prep.models.components import numbered
 from prep.models.files import WAIT, ComponentFiles, open_regular, unreadable
 from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
+from prep.models.weights import read_tensors, scales_in
 
 FileDigest = Callable[[Path], str]  # so that callers can remember digests between runs
 _BLOCK = 1 << 22
@@ -77,7 +78,7 @@ def text_fingerprint(model: Path, file_digest: FileDigest = digest_file) -> str:
 
 def digest_vae(files: ComponentFiles, file_digest: FileDigest) -> str:
     """The fingerprint of a VAE with these files. Raises `ModelError` when one cannot be read."""
-    return digest_json({"kind": "vae", "parts": _weighted(files, file_digest)})
+    return digest_json({"kind": "vae", "parts": digest_weighted(files, file_digest)})
 
 
 def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
@@ -85,16 +86,22 @@ def digest_text(files: TextFiles, file_digest: FileDigest) -> str:
 
     A pipeline with one of each has no `more`, so its digest is the same as before several were supported.
     """
-    encoders = {name: _weighted(found, file_digest) for name, found in files.encoders.items()}
+    encoders = {name: digest_weighted(found, file_digest) for name, found in files.encoders.items()}
     tokenizers = {name: _tokenizer(found) for name, found in files.tokenizers.items()}
     first = {"kind": "text", "parts": encoders.pop("text_encoder"), "tokenizer": tokenizers.pop("tokenizer")}
     more = sorted([name, digests] for name, digests in {**encoders, **tokenizers}.items())
     return digest_json({**first, "more": more} if more else first)
 
 
-def _weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list[str]]:
+def digest_weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list[str]]:
+    """Names and digests of a component's config and weights. Raises `ModelError` when one cannot be read.
+
+    Weights with scales beside them say so: before these were applied, the same files made other rows.
+    """
+    scaled = scales_in(read_tensors(files.weights)).of
     return [["config.json", digest_public(files.config)],
-            *([files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights)]
+            *([files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights),
+            *([["scales", "applied"]] if scaled else [])]
 
 
 def _tokenizer(files: ComponentFiles) -> list[list[str]]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError, first_line
+from prep.models.checkpoints.bounds import require_room
+from prep.models.checkpoints.staging import staged
 from prep.models.files import ComponentFiles
-from prep.models.staging import staged
 
 
 def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
@@ -21,9 +24,10 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
     `from_pretrained`. Raises `ModelError`.
     """
     try:
-        with staged(files) as folder, warnings.catch_warnings():
+        with staged(files, _dtype_in(options)) as folder, warnings.catch_warnings():
             # Chroma's transformer in diffusers 0.42 imports a class from where diffusers no longer wants it imported.
             warnings.filterwarnings("ignore", "`FluxPosEmbed` is deprecated", FutureWarning)
+            require_room(kind, folder, files)
             model, loaded = kind.from_pretrained(
                 folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
                 ignore_mismatched_sizes=True, **options)
@@ -35,9 +39,18 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
         raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {_said(error, files)}",
                          hint=f"install that package{packages}") from None
     except Exception as error:  # broken files make the libraries raise almost anything, even SafetensorError
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ModelError(f"cannot load the {what} in {files.folder}: its weights with their scales applied do not "
+                             f"fit into {tempfile.gettempdir()}", hint="free space there, or name another directory: "
+                             "TMPDIR=DIR") from None
         raise ModelError(f"cannot load the {what} in {files.folder}: {_said(error, files)}",
                          hint="download the model again; a model is a diffusers pipeline with safetensors") from None
     return model
+
+
+def _dtype_in(options: Mapping[str, Any]) -> Any:
+    """The dtype that weights are loaded as, from the arguments of `from_pretrained`."""
+    return options.get("dtype", options.get("torch_dtype"))
 
 
 PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
@@ -89,23 +102,46 @@ def unmap(model: Any) -> None:
             tensor.data = tensor.data.clone()
 
 
+# Ends of names of tensors that weights may have and no model is filled with, and why that changes nothing.
+HARMLESS: Mapping[str, str] = {
+    "position_ids": "counts up from 0, as the library does where it is missing",
+    "relative_position_index": "made anew from the config",
+    "rotary_emb.inv_freq": "made anew from the config",
+    "num_batches_tracked": "how long a batch norm was trained, which changes no value afterwards",
+    "logit_scale": "CLIP's, for comparing pictures with texts",
+    "text_projection.weight": "CLIP's, for the same; a class that projects has it",
+    "visual_projection.weight": "as above",
+    "lm_head.weight": "a language model's, for guessing the next word; rows are states before it",
+}
+
+
 def refuse_holes(loaded: Mapping[str, Any], folder: Path) -> None:
-    """Raises `ModelError` if tensors of the model in `folder` did not come from its files.
+    """Raises `ModelError` if tensors of the model in `folder` did not come from its files, or nothing reads some there.
 
-    `loaded` is the report of `from_pretrained(output_loading_info=True)`; a library fills missing tensors with random
-    numbers. Surplus tensors affect no value and are ignored: position_ids of old checkpoints, layers beyond those in
-    the config.
+    `loaded` is the report of `from_pretrained(output_loading_info=True)`. A library fills missing tensors with random
+    numbers, and drops those that it does not know; weights whose format it does not know have such.
     """
-    hint = "its config.json and weights are from different models or library versions; download both again"
     missing, other = sorted(loaded["missing_keys"]), sorted(str(key) for key, *_ in loaded["mismatched_keys"])
+    surplus = unread(map(str, loaded["unexpected_keys"]))
     if missing:
-        raise ModelError(f"the weights in {folder} lack {_named(missing)}", hint=hint)
+        raise ModelError(f"the weights in {folder} lack {named(missing)}", hint=_OTHERS)
     if other:
-        raise ModelError(f"the weights in {folder} do not have the shapes in its config.json: {_named(other)}",
-                         hint=hint)
+        raise ModelError(f"the weights in {folder} do not have the shapes in its config.json: {named(other)}",
+                         hint=_OTHERS)
+    if surplus:
+        raise ModelError(f"the weights in {folder} have tensors that nothing reads: {named(surplus)}",
+                         hint=_OTHERS)
 
 
-def _named(keys: list[str]) -> str:
+_OTHERS = "its config.json and weights are from different models or library versions; download both again"
+
+
+def unread(names: Iterable[str]) -> list[str]:
+    """Those of `names`, which nothing has read, that are not `HARMLESS`, sorted."""
+    return sorted(name for name in names if not f".{name}".endswith(tuple(f".{end}" for end in HARMLESS)))
+
+
+def named(keys: list[str]) -> str:
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return ", ".join(keys[:3]) + more
 

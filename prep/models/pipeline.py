@@ -21,7 +21,7 @@ from prep.models.files import (
     refuse_adapter,
     refuse_redirection,
 )
-from prep.models.weights import check_sizes, index_name, read_shapes, variant_of, weight_files
+from prep.models.weights import check_numbers, index_name, read_tensors, variant_of, weight_files
 from prep.parse import brief
 
 # The files of a transformers tokenizer: vocabularies, merges, and the configs that change its output.
@@ -72,14 +72,14 @@ def weighted_files(model: Path, name: str) -> ComponentFiles:
 
     Raises `ModelError` if files are missing, damaged, inconsistent, or lead to other files.
     """
-    library, kind = class_of(pipeline_index(model), name, model)
+    library, _ = class_of(pipeline_index(model), name, model)
     stem, folder = ("model" if library == "transformers" else "diffusion_pytorch_model"), model / name
     small = {"config.json": read_small(folder / "config.json", CONFIG_BYTES)}
     config = parse_config(small["config.json"], folder / "config.json")
     refuse_redirection(config, folder / "config.json")
     refuse_adapter(folder)
     weights, index, usual_name = _weights(folder, stem)
-    check_sizes(kind, config, folder / "config.json", read_shapes(weights))
+    check_numbers(config, folder / "config.json", read_tensors(weights))
     return ComponentFiles(folder=folder, config=config, small=small | index, weights=weights, usual_name=usual_name)
 
 
@@ -121,9 +121,10 @@ def single_model_files(folder: Path) -> ComponentFiles:
         raise ModelError(f"{folder} has no config.json", hint="name the directory of a transformers model")
     refuse_adapter(folder)
     weights, index, usual_name = _weights(folder, "model")
-    read_shapes(weights)
+    tensors = read_tensors(weights)
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".json", ".txt", ".model"))
     small = {name: read_small(folder / name, TOKENIZER_BYTES) for name in names if ".index." not in name}
     configs = {name: parse_config(data, folder / name) for name, data in small.items() if name.endswith("config.json")}
+    check_numbers(configs["config.json"], folder / "config.json", tensors)
     return ComponentFiles(folder=folder, config=configs["config.json"], small=small | index, weights=weights,
                           usual_name=usual_name)

@@ -1,4 +1,4 @@
-"""Finds the safetensors files of a component, and checks their headers against file sizes and the config.
+"""Finds the safetensors files of a component, and checks their headers against file sizes.
 
 Format: 8 bytes with the header's length (little-endian), the header as JSON, then the tensors without gaps.
 """
@@ -9,8 +9,9 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +78,63 @@ def _parts(index: Path) -> list[str]:
 
 
 def read_shapes(paths: Iterable[Path]) -> dict[str, Shape]:
-    """The shape of each tensor in `paths`. Raises `ModelError` for a truncated file, and for a tensor in two."""
-    found: dict[str, Shape] = {}
+    """The shape of each weight in `paths`. Raises `ModelError` for a truncated file, and for a tensor in two."""
+    found = read_tensors(paths)
+    beside = scales_in(found).beside
+    return {name: tensor.shape for name, tensor in found.items() if name not in beside}
+
+
+def read_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
+    """Each tensor in `paths`, from their headers. Raises `ModelError` as `read_shapes` does."""
+    found: dict[str, StoredTensor] = {}
     for path in paths:
-        shapes = _shapes_in(path)
-        if both := sorted(found.keys() & shapes.keys()):
+        tensors = _tensors_in(path)
+        if both := sorted(found.keys() & tensors.keys()):
             raise ModelError(f"{path} has the tensor {brief(both[0])}, which another file of these weights has too",
                              hint=FETCH_AGAIN)
-        found |= shapes
+        found |= tensors
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTensor:
+    """A tensor's entry in a header."""
+
+    path: Path
+    dtype: str  # as the format spells it: F32
+    shape: Shape
+    begin: int  # in the file
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scales:
+    """Which tensors beside weights of 8 bits say what their numbers are multiplied by."""
+
+    of: Mapping[str, str]  # by the name of the weight
+    beside: frozenset[str]  # these, and what else tells how the weights were rounded: no model has such a tensor
+
+
+# What follows a layer's name. ComfyUI: scale_weight, later weight_scale; block-wise fp8: weight_scale_inv.
+_SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
+# The scales that a layer's input would be divided by to compute in 8 bits, which we do not; the name of the format.
+_OF_INPUTS = ("scale_input", "input_scale", "comfy_quant")
+_MARK = "scaled_fp8"  # an empty tensor that says that weights have scales
+
+
+def scales_in(names: Collection[str]) -> Scales:
+    """The scales among tensors of these names."""
+    of: dict[str, str] = {}
+    beside: set[str] = set()
+    for name in names:
+        layer, dot, last = name.rpartition(".")
+        weight = f"{layer}{dot}weight"
+        if last == _MARK or (last in _OF_INPUTS and weight in names):
+            beside.add(name)
+        elif last in _SCALES and weight in names and weight not in of:
+            beside.add(name)
+            of[weight] = name
+    return Scales(of=of, beside=frozenset(beside))
 
 
 def read_vector(paths: Sequence[Path], name: str) -> tuple[float, ...]:
@@ -115,17 +164,7 @@ _CODES = {"F64": "d", "F32": "f", "F16": "e", "BF16": "f"}  # safetensors' dtype
 MOST_NUMBERS = 1 << 16  # of a vector; FLUX.2's VAE has 128
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Tensor:
-    """A tensor's entry in a header."""
-
-    dtype: str
-    shape: Shape
-    begin: int  # in the file
-    end: int
-
-
-def _bytes_of(path: Path, tensor: _Tensor) -> bytes:
+def _bytes_of(path: Path, tensor: StoredTensor) -> bytes:
     try:
         with open_regular(path) as file:
             file.seek(tensor.begin)
@@ -134,11 +173,7 @@ def _bytes_of(path: Path, tensor: _Tensor) -> bytes:
         raise unreadable(path, error) from None
 
 
-def _shapes_in(path: Path) -> dict[str, Shape]:
-    return {name: tensor.shape for name, tensor in _tensors_in(path).items()}
-
-
-def _tensors_in(path: Path) -> dict[str, _Tensor]:
+def _tensors_in(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -147,7 +182,7 @@ def _tensors_in(path: Path) -> dict[str, _Tensor]:
     except OSError as error:
         raise unreadable(path, error) from None
     try:
-        tensors = {name: _tensor(value, 8 + length) for name, value in json.loads(header).items()
+        tensors = {name: _tensor(path, value, 8 + length) for name, value in json.loads(header).items()
                    if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} has no safetensors header; it is damaged or has another format",
@@ -158,37 +193,31 @@ def _tensors_in(path: Path) -> dict[str, _Tensor]:
     return tensors
 
 
-def _tensor(value: Any, start: int) -> _Tensor:
+def _tensor(path: Path, value: Any, start: int) -> StoredTensor:
     """A tensor from its entry in a header, whose data starts at `start`."""
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)) or begin > end:
         raise ValueError
-    return _Tensor(dtype=str(value["dtype"]), shape=shape, begin=start + begin, end=start + end)
+    return StoredTensor(path=path, dtype=str(value["dtype"]), shape=shape, begin=start + begin, end=start + end)
 
 
-# Config keys that are a side of some tensor, or a number of layers with a tensor each.
-SIZES = ("base_dim", "block_out_channels", "cross_attention_dim", "decoder_block_out_channels",
-         "decoder_layers_per_block", "dim_mult", "encoder_block_out_channels", "encoder_layers_per_block",
-         "hidden_size", "in_channels", "intermediate_size", "latent_channels", "layers_per_block", "num_hidden_layers",
-         "num_layers", "out_channels", "transformer_layers_per_block", "vocab_size", "d_ff", "d_model")
-POSITIONS = "max_position_embeddings"  # of CLIP a table; language models compute positions, and allocate nothing
-SLACK = 16
+MOST_VALUE = 1 << 25  # of a config's numbers if its weights are few; the largest known is a language model's rope_theta
 
 
-def check_sizes(kind: str, config: Mapping[str, Any], path: Path, shapes: Mapping[str, Shape]) -> None:
-    """Raises `ModelError` if a config asks for far more than its weights have: a library would allocate it first.
+def check_numbers(config: Mapping[str, Any], path: Path, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raises `ModelError` if a whole number in `config`, which was read from `path`, is more than its weights have
+    numbers: none could be so long, and libraries make lists of such lengths as soon as they read the config.
 
-    `kind` is the class that is loaded. `loading.refuse_holes` names single tensors that are missing or have another
-    shape.
+    What the config asks for in all is checked when it is built: see `checkpoints.bounds`.
     """
-    most = SLACK * max([len(shapes), *(side for shape in shapes.values() for side in shape)])
-    keys = (*SIZES, *((POSITIONS,) if kind.startswith("CLIP") else ()))
-    nested = ((f"{name}.", table) for name, table in config.items() if isinstance(table, dict))  # text_config
-    for prefix, table in (("", config), *nested):
-        for key in keys:
-            sizes = table.get(key)
-            listed: Sequence[Any] = sizes if isinstance(sizes, list) else [sizes]
-            numbers = [size for size in listed if isinstance(size, int | float)]
-            if len(listed) > most or not all(0 <= size <= most for size in numbers):
-                raise ModelError(f"{path} has {prefix}{key} {brief(sizes)}, far more than its {len(shapes)} tensors "
-                                 "have", hint="config and weights are from different models; download both again")
+    most = max(MOST_VALUE, sum(prod(tensor.shape) for tensor in tensors.values()))
+    level: list[tuple[str, Any]] = [(str(key), value) for key, value in config.items()]
+    while level:
+        for key, value in level:
+            if type(value) is int and abs(value) > most:
+                raise ModelError(f"{path} has {key} {value}, more than its weights have numbers", hint=TWO_MODELS)
+        level = [(f"{key}.{inner}", each) for key, value in level if isinstance(value, dict | list)
+                 for inner, each in (value.items() if isinstance(value, dict) else enumerate(value))]
+
+
+TWO_MODELS = "config.json and weights are from different models; download both again"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hub_caches import hub_cache
-from model_files import write_model
+from model_files import write_model, write_safetensors
 
 from prep.errors import ModelError
 from prep.manifest.document import read_manifest
@@ -58,6 +58,16 @@ def test_what_decides_a_text_row_counts(model, tiny_model, part):
         path.write_bytes(path.read_bytes()[:-1] + b" ")
     assert text_fingerprint(model) != text_fingerprint(tiny_model)
     assert vae_fingerprint(model) == vae_fingerprint(tiny_model)
+
+
+def test_scales_beside_weights_count_as_applied(tmp_path):
+    """The same bytes made other rows when they were read without their scales."""
+    digests = []
+    for scale in ("b.scale_weight", "b.scale_width"):
+        model = write_model(tmp_path / scale)
+        write_safetensors(model / "vae" / "diffusion_pytorch_model.safetensors", {"b.weight": [3], scale: [1]})
+        digests.append(vae_fingerprint(model, lambda path: "the same"))
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize("parts", [False, True])

@@ -116,7 +116,7 @@ def test_rows_do_not_depend_on_how_the_files_are_handed_over(model, tiny_model, 
         raise OSError("no privilege")
 
     if not links:
-        monkeypatch.setattr("prep.models.staging.os.symlink", no_links)
+        monkeypatch.setattr("prep.models.checkpoints.staging.os.symlink", no_links)
     for folder in (model / "vae", model / "text_encoder"):
         (folder / "pytorch_model.bin").write_bytes(b"no pickle")
     np.testing.assert_array_equal(hidden(model), hidden(tiny_model))

@@ -10,10 +10,10 @@ import pytest
 from model_files import change_json, write_json, write_model, write_safetensors
 
 from prep.errors import ModelError
+from prep.models.checkpoints.staging import staged
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.pipeline import weighted_files
-from prep.models.staging import staged
-from prep.models.weights import check_sizes, read_shapes, variant_of, weight_files
+from prep.models.weights import read_shapes, scales_in, variant_of, weight_files
 
 STEM = "diffusion_pytorch_model"
 
@@ -96,24 +96,32 @@ def test_what_is_no_safetensors_file(tmp_path, data):
     assert error.value.hint.startswith("download the model again")
 
 
-@pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"hidden_size": 10**7}, {"vocab_size": float("nan")},
-                                     {"layers_per_block": float("inf")}, {"block_out_channels": [1] * 10_000},
-                                     {"hidden_size": -5}, {"max_position_embeddings": 10**9},
-                                     {"text_config": {"num_hidden_layers": 10**9}}])
-def test_a_config_that_would_allocate_far_more_than_its_weights_have(tmp_path, changes):
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"anything": -10**8}, {"sides": [4, 10**12]},
+                                     {"text_config": {"layers": {"deep": 10**9}}}])
+def test_a_number_that_weights_cannot_have(tmp_path, changes):
     model = write_model(tmp_path)
     change_json(model / "text_encoder" / "config.json", **changes)
-    with pytest.raises(ModelError, match=r"has [\w.]+ .*, far more than its 1 tensors have") as error:
+    with pytest.raises(ModelError, match=r"has [\w.]+ -?10+, more than its weights have numbers") as error:
         weighted_files(model, "text_encoder")
-    assert error.value.hint == "config and weights are from different models; download both again"
+    assert error.value.hint == "config.json and weights are from different models; download both again"
 
 
-def test_positions_that_are_computed_may_be_many(tmp_path):
-    """Only CLIP has a table of positions; language models say how long a text they were trained with."""
-    shapes = {"embed_tokens.weight": (300, 32)}
-    check_sizes("Qwen3Model", {"max_position_embeddings": 262_144}, tmp_path / "config.json", shapes)
-    with pytest.raises(ModelError, match="has max_position_embeddings 262144, far more than its 1 tensors have"):
-        check_sizes("CLIPTextModel", {"max_position_embeddings": 262_144}, tmp_path / "config.json", shapes)
+def test_numbers_that_say_no_size_may_be_large(tmp_path):
+    model = write_model(tmp_path)
+    change_json(model / "text_encoder" / "config.json", rope_theta=10_000_000, max_position_embeddings=10_485_760,
+                scale=1e30, hidden=True)
+    weighted_files(model, "text_encoder")
+
+
+def test_scales_are_no_weights(tmp_path):
+    names = {"a.weight": [4, 2], "a.scale_weight": [1], "a.scale_input": [1], "b.weight": [4, 2], "b.weight_scale": [4],
+             "b.input_scale": [1], "b.comfy_quant": [3], "c.weight": [2], "c.weight_scale_inv": [1], "scaled_fp8": [0],
+             "lone.scale_weight": [1], "lone.input_scale": [1], "d.scale": [1]}
+    write_safetensors(tmp_path / "w.safetensors", names)
+    assert set(read_shapes([tmp_path / "w.safetensors"])) == {
+        "a.weight", "b.weight", "c.weight", "lone.scale_weight", "lone.input_scale", "d.scale"}
+    assert scales_in(names).of == {"a.weight": "a.scale_weight", "b.weight": "b.weight_scale",
+                                   "c.weight": "c.weight_scale_inv"}
 
 
 # ---- variants --------------------------------------------------------------------------------------------------------

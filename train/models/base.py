@@ -10,15 +10,13 @@ from prep.digest import digest_json
 from prep.fs.memo import Memo, memo_path
 from prep.models.family import Family
 from prep.models.files import read_config
-from prep.models.fingerprint import FileDigest, digest_existing, digest_file, digest_public
+from prep.models.fingerprint import FileDigest, digest_file, digest_public, digest_weighted
 from prep.models.pipeline import weighted_files
 
 
 def base_fingerprints(model: Path, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
     """Fingerprints of `denoiser` and `scheduler` in the pipeline directory `model`. Raises `ModelError`."""
-    files = weighted_files(model, family.denoiser)
-    parts = [["config.json", digest_public(files.config)],
-             *([files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights)]
+    parts = digest_weighted(weighted_files(model, family.denoiser), file_digest)
     scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
             "scheduler": digest_json({"kind": "scheduler", "config": digest_public(scheduler)})}

@@ -1,1 +1,1 @@
-"""Checkpoints in other layouts than a diffusers directory."""
+"""Files of weights: handed over to libraries, with their scales applied; single files, converted to a directory."""

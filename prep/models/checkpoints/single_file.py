@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from prep.errors import ModelError, PathError, first_line
+from prep.models.checkpoints.staging import link_or_copy
 from prep.models.components import class_of
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
@@ -27,7 +28,6 @@ from prep.models.files import CONFIG_BYTES, open_regular, read_config, read_smal
 from prep.models.fingerprint import text_files
 from prep.models.loading import dtype_keyword, quiet_libraries
 from prep.models.pipeline import infer_family, pipeline_index, tokenizer_files, weighted_files
-from prep.models.staging import link_or_copy
 from prep.models.text.pipeline import spoken
 from prep.models.weights import read_shapes
 from prep.parse import brief

@@ -7,8 +7,8 @@ import json
 import pytest
 from model_files import change_json, write_model
 
+from prep.models.checkpoints.staging import staged
 from prep.models.pipeline import tokenizer_files, weighted_files
-from prep.models.staging import staged
 
 
 def no_links(*_: object) -> None:
@@ -21,7 +21,7 @@ def test_only_what_the_fingerprint_covers_is_there(tmp_path, monkeypatch, links)
     for name in ("mod.py", "diffusion_pytorch_model.bin", "diffusion_pytorch_model.fp16.safetensors", "x.json"):
         (model / "vae" / name).write_text("{}")
     if not links:
-        monkeypatch.setattr("prep.models.staging.os.symlink", no_links)
+        monkeypatch.setattr("prep.models.checkpoints.staging.os.symlink", no_links)
     files = weighted_files(model, "vae")
     with staged(files) as folder:
         assert {path.name for path in folder.iterdir()} == {path.name for path in files.weights} | {

@@ -1,0 +1,127 @@
+"""Reads tensors of safetensors files, weights of 8 bits times their scales, and writes such files one tensor at a time.
+
+ComfyUI and others keep fp8 weights divided by a scale, so that the largest number of a layer (or of a row, or of 128
+rows and columns) fits; the scale is a tensor beside the weight (`weights.scales_in`). Libraries that do not know of it
+take the weight for one that is a thousand times too large. The product is computed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prep.errors import ModelError
+from prep.models.files import FETCH_AGAIN, WAIT, open_regular, unreadable
+from prep.models.weights import Scales, StoredTensor, scales_in
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
+SPELLED = {dtype: name for name, dtype in DTYPES.items()}
+BLOCK = 128  # rows and columns that share a scale, of scales with two dimensions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """The tensors of a component's files, or of a single file."""
+
+    tensors: Mapping[str, StoredTensor]
+    scales: Scales
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, StoredTensor]) -> Stored:
+        """These tensors, with the scales among them."""
+        return cls(tensors=tensors, scales=scales_in(tensors))
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor `name`; a weight with a scale times that, as `dtype`. Raises `ModelError`."""
+        found = _read(self.tensors[name])
+        if name not in self.scales.of:
+            return found
+        beside = self.scales.of[name]
+        for one in (name, beside):
+            if not DTYPES[self.tensors[one].dtype].is_floating_point:
+                raise ModelError(f"{self.tensors[one].path} has {one} as {self.tensors[one].dtype}, expected floats: "
+                                 "weights with scales are read as fp8 only", hint=_OTHER)
+        scale = _spread(_read(self.tensors[beside]).float(), found.shape)
+        if scale is None:
+            raise ModelError(f"{self.tensors[beside].path} has {beside} of shape {list(self.tensors[beside].shape)}, "
+                             f"expected one for {list(found.shape)}: a number, one for each row, or one for each "
+                             f"{BLOCK} rows and columns", hint=_OTHER)
+        return (found.float() * scale).to(dtype or torch.float32)
+
+
+_OTHER = "name weights in bfloat16, float16 or float32, or download the model again"
+
+
+def _read(tensor: StoredTensor) -> Tensor:
+    """The tensor as it is stored. Raises `ModelError`."""
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None or tensor.end - tensor.begin != prod(tensor.shape) * dtype.itemsize:
+        raise ModelError(f"{tensor.path} has a tensor of {tensor.end - tensor.begin} bytes for {list(tensor.shape)} "
+                         f"{tensor.dtype}, expected one of: {', '.join(DTYPES)}", hint=FETCH_AGAIN)
+    if tensor.begin == tensor.end:
+        return torch.empty(tensor.shape, dtype=dtype)
+    data = bytearray(tensor.end - tensor.begin)
+    try:
+        with open_regular(tensor.path) as file:
+            file.seek(tensor.begin)
+            read = file.readinto(data)  # type: ignore[attr-defined]  # of a buffered reader: whole, or the file ends
+    except OSError as error:
+        raise unreadable(tensor.path, error) from None
+    if read != len(data):
+        raise ModelError(f"{tensor.path} changed while it was read", hint=WAIT)
+    return torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)
+
+
+def _spread(scale: Tensor, shape: torch.Size) -> Tensor | None:
+    """A scale as what a weight of `shape` can be multiplied by; `None` if it is none for it."""
+    if scale.numel() == 1:
+        return scale.reshape(())
+    rows = shape[0] if shape else 0
+    if scale.numel() == rows and scale.shape[0] == rows:
+        return scale.reshape(rows, *[1] * (len(shape) - 1))
+    if len(shape) == 2 and tuple(scale.shape) == tuple(-(-side // BLOCK) for side in shape):
+        return scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:shape[0], :shape[1]]
+    return None
+
+
+def write(path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Iterable[Tensor]) -> None:
+    """Writes `tensors`, in the order of `layout`, which has the dtype and shape of each. Raises `OSError`."""
+    at = 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for name, (dtype, shape) in layout.items():
+        end = at + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": SPELLED[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    spelled = json.dumps(header).encode()
+    spelled += b" " * (-len(spelled) % 8)
+    with path.open("wb") as file:
+        file.write(len(spelled).to_bytes(8, "little") + spelled)
+        for (dtype, shape), tensor in zip(layout.values(), tensors, strict=True):
+            assert (tensor.dtype, tuple(tensor.shape)) == (dtype, shape), path
+            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        assert file.tell() == 8 + len(spelled) + at, path
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_plain(stored: Stored, source: Path, path: Path, dtype: torch.dtype) -> None:
+    """Writes the weights in the file `source` of `stored` to `path`; those with a scale times that, as `dtype`.
+
+    Raises `ModelError`, `OSError`.
+    """
+    kept = {name: tensor for name, tensor in stored.tensors.items()
+            if tensor.path == source and name not in stored.scales.beside}
+    layout = {name: (dtype if name in stored.scales.of else DTYPES[tensor.dtype], tensor.shape)
+              for name, tensor in kept.items()}
+    write(path, layout, (stored.read(name, dtype) for name in kept))
