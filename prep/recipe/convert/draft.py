@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -67,6 +68,9 @@ class Draft:
     trains: bool = False  # whether the file also has training settings, which become a train.toml
     batches: list[int] = field(default_factory=list)  # batch sizes set by parts of the dataset
     dropouts: list[float] = field(default_factory=list)  # caption dropout rate of each source
+    usual: ImageOptions | None = None  # of the whole file, if parts of it may have their own
+    longer: Fraction = Fraction(1)  # how many of the tool's epochs one epoch of the recipe is
+    epoch: int = 0  # samples of the tool's epoch; 0: unknown, or the same
 
     @property
     def here(self) -> str:
@@ -169,17 +173,22 @@ class Draft:
         return self.sources[number], replace(self.images[number][1], resolution=512)
 
     def _image(self) -> ImageOptions:
-        """The image options of the first group of pictures, with a note for each key in which another group differs."""
-        if not self.images:
-            return ImageOptions()
-        chosen = self.images[0][1]
-        for where, image in self.images[1:]:
+        """The image options of all pictures, with a note for each key in which a group of them differs."""
+        chosen = self.chosen_image()
+        for where, image in self.images:
             for name in ImageOptions.__dataclass_fields__:
                 wanted = getattr(image, name)
-                if wanted != getattr(chosen, name):
+                if wanted != getattr(chosen, name) and not (name == "resolution" and image.sizes):
                     self.note(f"{where}: {name}", wanted, "a recipe has one [image], with "
                               f"{brief(getattr(chosen, name))}; make another recipe for this value", "image")
         return chosen
+
+    def chosen_image(self) -> ImageOptions:
+        """The options of the first group of pictures that has the file's own resolution, or else of the first."""
+        sized = ("resolution", "buckets", "sizes", "step")
+        usual = [image for _, image in self.images if self.usual is not None
+                 and all(getattr(image, name) == getattr(self.usual, name) for name in sized)]
+        return next(iter([*usual, *(image for _, image in self.images)]), ImageOptions())
 
     def _masks(self) -> list[MaskFrom | None]:
         """The masks of the sources; alpha is removed, with a note, if others use files: a recipe has one kind."""

@@ -6,17 +6,23 @@ Other settings, such as resolution and masked training, are in its main configur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
+from prep.buckets.sizes import MOST_SIDE
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
+from prep.formatting import format_size
 from prep.fs.text import read_text
 from prep.parse import Unparsed, expect, one_of
 from prep.recipe.convert.draft import BALANCED, FLAT, Asked, Converted, Draft, Layer
+from prep.recipe.convert.length import Shown, put_repeats
+from prep.recipe.convert.settings.onetrainer_family import STEP
 from prep.recipe.schema import ImageOptions, Source
 
 _ROLES: Mapping[str, Role] = {"STANDARD": "train", "VALIDATION": "validation", "PRIOR_PREDICTION": "prior"}
@@ -40,6 +46,7 @@ _CASE = ("caps_randomize_enable", "caps_randomize_mode", "caps_randomize_probabi
 _SPECIAL = "no tags are special: no counterpart; only the first keep_tokens tags are kept"
 _SPECIALS = ("tag_dropout_special_tags", "tag_dropout_special_tags_mode", "tag_dropout_special_tags_regex")
 MOST_PROMPTS = 1 << 20  # bytes of a prompt file
+MOST_TIMES = 1e6  # showings of a picture in an epoch
 
 
 def convert(document: Sequence[Any], base: Path) -> Converted:
@@ -50,22 +57,29 @@ def convert(document: Sequence[Any], base: Path) -> Converted:
     draft.note("masked_training", None, "is in OneTrainer's main configuration: prep init --from converts that, too",
                "mask")
     fill(draft, document, ImageOptions(buckets="ratio", upscale="allow"))
+    if draft.longer != 1:
+        draft.note("epochs", None, f"an epoch here shows {float(draft.longer):.4g} times as many samples as one there: "
+                   "divide the epochs by that", "")
     return draft.finish()
 
 
 def fill(draft: Draft, document: Sequence[Any], usual: ImageOptions) -> None:
     """Adds the sources of a list of concepts; `usual` are the image options of the main configuration."""
+    draft.usual = usual
+    shown: list[Shown] = []
     for number, value in enumerate(document):
         where = f"concepts[{number}]"
-        _concept(draft, Layer(table=expect(value, dict, where), where=where), usual)
+        shown += _concept(draft, Layer(table=expect(value, dict, where), where=where), usual)
+    put_repeats(draft, shown)
 
 
-def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
+def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> list[Shown]:
+    """Adds the source of a concept, and says how often it is shown; none if that is never."""
     asked = Asked(draft=draft, layers=[layer])
     name = asked.get("name", str, "")
     if not asked.get("enabled", bool, True):
         draft.note(layer.key("enabled"), False, f"skipped: concept {name!r}", "")
-        return
+        return []
     if not asked.has("path"):
         raise Unparsed(f"{layer.where} has no 'path', expected the directory of its pictures")
     path = draft.place(asked.get("path", str, ""), layer.key("path"))
@@ -74,7 +88,11 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
     flat = not asked.get("include_subdirectories", bool, False)
     variants = asked.get("text_variations", int, 1)
     caption = _caption(text)
-    source = Source(path=path, repeats=_repeats(asked), role=_role(asked), exclude=FLAT if flat else (),
+    shown = _shown(asked)
+    if shown.times <= 0:
+        draft.note(shown.key, shown.times, f"skipped: concept {name!r} is shown never", "")
+        return []
+    source = Source(path=path, role=_role(asked), exclude=FLAT if flat else (),
                     weight=asked.get("loss_weight", float, 1.0),
                     caption=replace(caption, variants=variants) if variants > 1 else caption)
     asked.get("concept_stats", dict, {})  # OneTrainer's last counts of files, not a setting
@@ -84,6 +102,7 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> None:
     text.left()
     image.left()
     draft.sources.append(source)
+    return [shown]
 
 
 def _role(asked: Asked) -> Role:
@@ -97,17 +116,14 @@ def _role(asked: Asked) -> Role:
     return role
 
 
-def _repeats(asked: Asked) -> int:
-    strategy = asked.get("balancing_strategy", str, "REPEATS")
+def _shown(asked: Asked) -> Shown:
+    """How often an epoch shows a concept: each picture a number of times, or a number of samples in all."""
+    strategy = one_of(asked.get("balancing_strategy", str, "REPEATS"), ("REPEATS", "SAMPLES"),
+                      asked.key("balancing_strategy"))
     name = "balancing" if asked.has("balancing") else "repeats"  # older files of OneTrainer
-    wanted = asked.get(name, float, 1.0)
-    if strategy != "REPEATS":
-        asked.told("balancing_strategy", f"{wanted:g} samples per epoch: no counterpart; each is shown once")
-        return 1
-    repeats = max(1, round(wanted)) if wanted < 1e6 else 1_000_000
-    if repeats != wanted:
-        asked.told(name, f"repeats must be a whole number; {repeats} is written")
-    return repeats
+    wanted = min(asked.get(name, float, 1.0), MOST_TIMES)
+    samples = int(wanted) if strategy == "SAMPLES" else None
+    return Shown(key=asked.key(name if samples is None else "balancing_strategy"), times=wanted, samples=samples)
 
 
 def _views(asked: Asked, image: Asked, usual: ImageOptions) -> ImageOptions:
@@ -134,15 +150,25 @@ def _image(asked: Asked, usual: ImageOptions) -> ImageOptions:
 
 
 def with_resolution(asked: Asked, key: str, named: str, usual: ImageOptions) -> ImageOptions:
-    """`usual` at the resolutions in `named`, like 512 or 512,768; unchanged, with a note, if they are not numbers."""
-    sides = tuple(int(one) for one in named.split(",") if one.strip().isdecimal())
+    """`usual` at the resolutions in `named`, like 512 or 512,768, or at the size 768x1024; unchanged, with a note, if
+    it is none of these."""
+    step = usual.step or STEP
+    if exact := re.fullmatch(r"\s*(\d{1,6})x(\d{1,6})\s*", named, re.ASCII):
+        sides = [min(max(step, round(int(one) / step) * step), MOST_SIDE // step * step) for one in exact.groups()]
+        size = format_size((sides[0], sides[1]))
+        if size != named.strip():
+            asked.told(key, f"sides are multiples of {step} pixels; {size} is written", at="image")
+        return replace(usual, resolution=isqrt(prod(sides)), buckets="list", sizes=(size,))
+    sides = [int(one) for one in named.split(",") if one.strip().isdecimal()]
     if len(sides) != named.count(",") + 1:
-        asked.told(key, f"resolutions are whole numbers, the side of a square; {usual.resolution} is written",
-                   at="image")
+        asked.told(key, "resolutions are whole numbers, the side of a square, or a size like 768x1024; "
+                   f"{usual.resolution} is written", at="image")
         return usual
     if len(sides) > 1:
-        asked.told(key, "each picture is a sample at each of these", at="image")
-    return replace(usual, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})))
+        asked.told(key, "each picture is a sample at each of these; OneTrainer draws one of them each time", at="image")
+    buckets = "ratio" if usual.buckets == "list" else usual.buckets
+    return replace(usual, resolution=sides[0] if len(sides) == 1 else tuple(sorted({*sides})), buckets=buckets,
+                   sizes=())
 
 
 def _caption(asked: Asked) -> CaptionOptions:

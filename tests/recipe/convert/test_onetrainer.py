@@ -76,12 +76,21 @@ def test_every_key_changes_the_recipe_or_has_a_note(convert_json, part, key, val
     assert noted or found.recipe != without.recipe or key == "name", "a name is for people"
 
 
-@pytest.mark.parametrize(("text", "resolution"), [("768", 768), ("768,512", (512, 768)), ("1024x512", 512)])
-def test_a_resolution_of_its_own(convert_json, text, resolution):
+@pytest.mark.parametrize(("text", "resolution", "sizes", "noted"), [
+    ("768", 768, (), False), ("768,512", (512, 768), (), True), ("1024x512", 724, ("1024x512",), False),
+    (" 1000x520 ", 724, ("1024x512",), True), ("many", 512, (), True), ("512x512,768", 512, (), True)])
+def test_a_resolution_of_its_own(convert_json, text, resolution, sizes, noted):
     image = {"enable_resolution_override": True, "resolution_override": text}
     found = convert_json([concept(image=image)])
-    assert found.recipe.image.resolution == resolution
-    assert ("concepts[0].image.resolution_override" in said(found)) == (text != "768")
+    assert (found.recipe.image.resolution, found.recipe.image.sizes) == (resolution, sizes)
+    assert (found.recipe.image.buckets == "list") == bool(sizes)
+    assert ("concepts[0].image.resolution_override" in said(found)) == noted
+
+
+def test_a_concept_that_is_shown_never_is_left_out(convert_json):
+    found = convert_json([concept(balancing=0.0, name="none"), concept(path="more")])
+    assert len(found.recipe.sources) == 1
+    assert said(found)["concepts[0].balancing"] == "skipped: concept 'none' is shown never"
 
 
 @pytest.mark.parametrize(("count", "image", "views"), [

@@ -1,0 +1,146 @@
+"""Keeps the length of a run where an epoch here shows more than one of another tool.
+
+A recipe repeats pictures a whole number of times, and shows each at all resolutions. Where a tool shows a part of a
+source's pictures in an epoch, or each at one of several resolutions, an epoch here is as long as several there: the
+shares of the sources stay as they are, and epochs become fewer, or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any
+
+from prep.errors import Problem
+from prep.formatting import counted
+from prep.recipe.convert.draft import Draft
+from prep.recipe.convert.training import Training
+from prep.recipe.schema import Source
+from prep.sources.globs import chosen_by
+from prep.sources.item import Item
+from prep.sources.walk import walk_source
+
+_MOST_TIMES = 1000  # epochs there in one here
+_TOLERANCE = 0.01  # of a source's share of an epoch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """How often another tool shows the pictures of a source in an epoch."""
+
+    key: str  # of the setting, with its place in the file
+    times: float  # each picture; below 1: not all of them
+    samples: int | None = None  # in all, if the tool counts these
+
+
+def count_pictures(source: Source) -> int:
+    """The pictures of a source that is a directory on this computer; 0 if it has none, or is none."""
+    if not source.path.is_dir():
+        return 0
+    fits = chosen_by(source.include, source.exclude)
+    try:
+        return sum(isinstance(one, Item) and fits(one.name)
+                   for one in walk_source(source.path, source=0, masks="sidecar"))
+    except (Problem, OSError):
+        return 0
+
+
+def put_repeats(draft: Draft, shown: Sequence[Shown]) -> None:
+    """Sets the repeats of the draft's sources to whole numbers in the proportions of `shown`, and how many of the other
+    tool's epochs one epoch here is, `draft.longer`."""
+    drawn = [number for number, one in enumerate(draft.sources) if one.role == "train"]
+    priors = [number for number, one in enumerate(draft.sources) if one.role == "prior"]
+    sides = len(draft.chosen_image().resolutions)
+    whole = all(shown[number].samples is None and shown[number].times == int(shown[number].times) for number in drawn)
+    if whole and sides == 1 and not priors:
+        draft.sources = [replace(one, repeats=int(own.times)) for one, own in zip(draft.sources, shown, strict=True)]
+        return
+    counts = [count_pictures(one) for one in draft.sources]
+    times = {number: _times(shown[number], counts[number]) for number in drawn}
+    more = _multiplier(list(times.values()))
+    theirs, ours = dict[int, int](), dict[int, int]()
+    for number in drawn:
+        repeats = max(1, round(times[number] * more))
+        draft.sources[number] = replace(draft.sources[number], repeats=repeats)
+        ours[number] = counts[number] * repeats * sides
+    total = sum(ours.values())
+    ours |= dict.fromkeys(priors, total // max(1, len(priors)))  # which are shown as often as the rest, in all
+    for number in ours:
+        one = shown[number]
+        theirs[number] = floor(counts[number] * one.times) if one.samples is None else one.samples
+    draft.longer = Fraction(more).limit_denominator(_MOST_TIMES) * sides
+    if total and all(counts[number] for number in ours) and sum(theirs.values()):
+        draft.epoch = sum(theirs.values())
+        draft.longer = Fraction(sum(ours.values()), draft.epoch)
+    for number in ours:
+        _note_share(draft, number, shown[number], theirs[number], Fraction(ours[number], max(1, sum(ours.values()))))
+
+
+def _times(one: Shown, count: int) -> float:
+    """How often each of `count` pictures is shown; once, if samples are counted and pictures cannot be."""
+    return one.times if one.samples is None else one.samples / count if count else 1.0
+
+
+def _multiplier(times: Sequence[float]) -> float:
+    """The least factor that makes all of `times` nearly whole numbers of at least 1."""
+    least = min(times, default=1.0)
+
+    def fits(more: float) -> bool:
+        return all(abs(round(one * more) - one * more) <= _TOLERANCE * one * more for one in times)
+
+    whole = range(max(1, ceil((1 - _TOLERANCE) / least)), _MOST_TIMES)
+    return next((float(more) for more in whole if fits(more)), max(1.0, 1 / least))
+
+
+def _note_share(draft: Draft, number: int, one: Shown, samples: int, share: Fraction) -> None:
+    """Notes what becomes of a source that is not shown a whole number of times, or not as often as there."""
+    source, value = draft.sources[number], one.times if one.samples is None else f"{one.samples} samples"
+    theirs = Fraction(samples, draft.epoch) if draft.epoch else share
+    alike = abs(theirs - share) <= _TOLERANCE * theirs
+    if alike and one.samples is None and source.role == "train" and one.times == source.repeats:
+        return
+    if not draft.epoch:
+        said = "repeats are whole numbers, and pictures could not be counted"
+    elif alike:
+        said = f"{float(share):.3g} of the samples of an epoch, as there"
+    else:
+        said = (f"{float(share):.3g} of the samples of an epoch, {float(theirs):.3g} there; fewer files, or an "
+                "exclude, make it less")
+    draft.note(one.key, value, f"repeats = {source.repeats} is written: {said}", f"source[{number}]")
+
+
+def keep_length(draft: Draft, training: Training, batch: int) -> None:
+    """Changes the epochs of the settings, which are the other tool's, to what is as long here.
+
+    `batch`: samples of a step. Without the number of pictures the epochs stay, with a note.
+    """
+    if draft.longer == 1:
+        return
+    for name, value in list(training.settings.items()):
+        if (count := _epochs(name, value)) is None:
+            continue
+        fewer, steps = count / draft.longer, max(1, floor(Fraction(count * draft.epoch, batch)))
+        if not draft.epoch:
+            said = "divide by that, which is not done here, since no pictures were found to count"
+        elif fewer.denominator == 1:
+            said = f"{fewer.numerator} of its epochs are as long, and are written"
+            training.settings[name] = _spelled(name, fewer.numerator)
+        else:
+            said = f"{counted(steps, 'step')}, as many as there, in place of {counted(count, 'epoch')}"
+            training.settings = {"steps" if one == name == "epochs" else one: steps if one == name else other
+                                 for one, other in training.settings.items()}
+        training.note(training.keys.get(name, name), count, f"an epoch here shows {float(draft.longer):.4g} times as "
+                      f"many samples as one there: {said}")
+
+
+def _epochs(name: str, value: Any) -> int | None:
+    """The epochs of a setting: a number of them, or an interval like "2 epochs"."""
+    if name == "epochs":
+        return int(value)
+    return int(value.split()[0]) if isinstance(value, str) and value.endswith((" epoch", " epochs")) else None
+
+
+def _spelled(name: str, count: int) -> int | str:
+    return count if name == "epochs" else f"{count} epoch{'' if count == 1 else 's'}"

@@ -1,0 +1,93 @@
+"""Converts what OneTrainer trains, and in which precision: adapters or all weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.settings.onetrainer_family import denoiser_of, model_type, part_of
+from prep.recipe.convert.training import Training, number_of
+
+_METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
+_DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32",
+                              "TFLOAT_32": "fp32"}
+_PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr"}
+_QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8"}
+_LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
+    "lora_rank": ("lora.rank", int, 16), "lora_alpha": ("lora.alpha", float, 1.0),
+    "dropout_probability": ("lora.dropout", float, 0.0),
+}
+# What its presets write: attn-only, and of a UNet attn-mlp, which has the layers around the blocks, as kohya has.
+_FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "kohya"}
+# By the start of model_type, the preset nearest to OneTrainer's default, every linear and convolution layer; of other
+# models that is all-linear, although it leaves out more. None has the embeddings and the last layers.
+_WHOLE: Mapping[str, str] = {"STABLE_DIFFUSION_3": "kohya", "STABLE_DIFFUSION": "kohya-conv", "FLUX_DEV": "kohya",
+                             "FLUX_FILL_DEV": "kohya", "CHROMA": "kohya"}
+
+
+def put_method(asked: Asked, training: Training) -> None:
+    """Converts the method, an adapter's kind and the dtypes."""
+    method = str(asked.any("training_method") or "FINE_TUNE")
+    training.put("method", _METHODS.get(method, "lora"), "training_method")
+    if method not in _METHODS:
+        training.note("training_method", method, "the methods are LoRA and full fine-tuning; lora is written")
+    kind = asked.any("peft_type")
+    if kind not in (None, *_PEFT):
+        training.note("peft_type", kind, "no such adapter here; lora is written")
+    wanted = method not in _METHODS or method == "LORA"
+    _lora(asked, training, wanted=wanted)
+    product, decomposed = _PEFT.get(str(kind), "lora"), asked.any("lora_decompose") is True
+    if wanted and product != "lora":
+        training.put("lora.kind", product, "peft_type")
+    elif wanted and decomposed:
+        training.put("lora.dora", True, "lora_decompose")
+    weights = str(part_of(asked, denoiser_of(asked)).get("weight_dtype") or "")
+    weights = str(asked.any("weight_dtype")) if weights == "NONE" else weights  # of all parts, in older files
+    if wanted and product == "lora" and not decomposed and weights in _QUANTIZED:
+        training.put("quantization", _QUANTIZED[weights], "weight_dtype")
+    dtype = str(asked.any("train_dtype") or "FLOAT_16")
+    if dtype == "TFLOAT_32":
+        training.put("tf32", True, "train_dtype")
+    training.put("precision", _DTYPES.get(dtype, "auto"), "train_dtype")
+    if dtype not in _DTYPES:
+        training.note("train_dtype", dtype, "no counterpart; auto uses bf16 if the device supports it")
+    checkpointing = asked.any("gradient_checkpointing")  # of older files; since version 11 each model part has its own
+    if not asked.has("gradient_checkpointing"):
+        checkpointing = part_of(asked, denoiser_of(asked)).get("gradient_checkpointing", True)
+    training.put("gradient_checkpointing", checkpointing not in (False, "OFF"), "gradient_checkpointing")
+    if asked.any("compile") is True:
+        training.put("compile", True, "compile")
+    for kind in ("v", "epsilon"):
+        if asked.any(f"force_{kind}_prediction"):
+            training.put("prediction", {"v": "v_prediction"}.get(kind, kind), f"force_{kind}_prediction")
+
+
+def _lora(asked: Asked, training: Training, *, wanted: bool) -> None:
+    product = asked.any("peft_type") == "LOKR"  # whose rank has another name
+    ranks = {name: number_of(asked.any(name)) for name in ("lora_rank", "lokr_dim")}
+    factor = number_of(asked.any("lokr_decompose_factor"))
+    if wanted and product and factor and factor > 0:
+        training.put_nearest("lora.factor", int(factor), "lokr_decompose_factor")
+    for name, (setting, number, usual) in _LORA.items():
+        value = ranks["lokr_dim"] if product and name == "lora_rank" else number_of(asked.any(name))
+        if wanted:
+            training.put_nearest(setting, number(usual if value is None else value), name)
+    layers, by_pattern = str(asked.any("layer_filter") or ""), asked.any("layer_filter_regex")
+    asked.any("layer_filter_preset")  # what the GUI filled layer_filter with
+    if not wanted:
+        return
+    known = layers in _FILTERS and not by_pattern
+    targets = _FILTERS[layers] if known else "all-linear" if layers else _whole(asked)
+    training.put("lora.targets", targets, "layer_filter")
+    if layers and not known:
+        training.note("layer_filter", layers, "lora.targets is a preset or a list of layers: all-linear is written, "
+                      "the linear layers of the transformer blocks")
+    elif not layers:
+        training.note("layer_filter", None, "OneTrainer's default adapts every linear and convolution layer: "
+                      f"{targets} is the nearest preset of lora.targets, without embeddings and the last layers")
+
+
+def _whole(asked: Asked) -> str:
+    """The preset for every layer of a model."""
+    kind = model_type(asked)
+    return next((preset for start, preset in _WHOLE.items() if kind.startswith(start)), "all-linear")
