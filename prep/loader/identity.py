@@ -22,6 +22,7 @@ from prep.digest import canonical
 from prep.formatting import counted, grouped
 from prep.loader.index import Index
 from prep.manifest.shards import keys_at
+from prep.parse import Unparsed, brief, count, expect, list_of
 
 HALF = 16  # bytes of a sample's id, and of the digest of all else about it
 RECORD = np.dtype([("id", f"S{HALF}"), ("rest", f"S{HALF}")])
@@ -69,6 +70,22 @@ def _identify(index: Index, masked: bool, prediction: str) -> Identity:
              "buckets": [list(size) for size in index.manifest.buckets],
              "unconditional": unconditional.tobytes().hex(), "samples": len(index.samples)}
     return Identity(facts=facts, records=_records(index, masked))
+
+
+def facts_of(value: Any, where: str) -> Mapping[str, Any]:
+    """The facts that `_identify` makes, as JSON gives them back. Raises `Unparsed`."""
+    facts = expect(value, dict, where)
+    for name, each in expect(facts.get("latents"), dict, f"{where}.latents").items():
+        if isinstance(each, list):  # a number for each channel
+            list_of(each, lambda number, at: expect(number, str, at), f"{where}.latents.{name}")
+        elif not isinstance(each, str | int):
+            raise Unparsed(f"{where}.latents.{name} is {brief(each)}, expected a string, a whole number or a list")
+    expect(facts.get("buckets"), list, f"{where}.buckets")
+    expect(facts.get("masked"), bool, f"{where}.masked")
+    for name in ("prediction", "unconditional"):
+        expect(facts.get(name), str, f"{where}.{name}")
+    count(facts.get("samples"), f"{where}.samples")
+    return facts
 
 
 def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: Identity) -> list[str]:

@@ -44,10 +44,14 @@ from train.models.families.registry import DENOISERS, naming_of
 from train.models.family import Conditions
 from train.models.samplers import samplers
 from train.objectives.forward import forward, sample_losses
+from train.report.provenance import own_manifest
+from train.runs.checkpoint_files import save
+from train.runs.directory import claim_run, read_run
+from train.runs.resume import Compared, compare, find_start
 from train.sampling.prompts import cached
 from train.sampling.sampler import _noise, pictures
 from train.setup import RunRequest
-from train.state import create_state
+from train.state import create_state, state_of
 
 CPU = torch.device("cpu")
 # Of different lengths, so that the rows of trimmed families differ in length.
@@ -499,6 +503,18 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     assert torch.allclose(answer(padded), answer(short), rtol=1e-4, atol=1e-5)
     unmasked = padded | {"attention_mask": torch.ones_like(padded["attention_mask"])}
     assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_what_a_run_writes_of_itself_is_read_again(method, made, tmp_path):
+    """Facts that only some families have, like numbers for each channel of latents. No tensors and no training: all
+    commands on whole runs are in `test_readers_of_runs.py`."""
+    found = setup(made, method=method)
+    claim_run(tmp_path, found)
+    save(tmp_path, state_of(found, 1), [], keep=0)
+    start = find_start(tmp_path)
+    assert start.state == replace(state_of(found, 1), files={}) and compare(start, found, adopt=False) == Compared()
+    assert read_run(tmp_path).config == found.config and own_manifest(read_run(tmp_path)) is not None
 
 
 def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):

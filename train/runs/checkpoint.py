@@ -38,6 +38,7 @@ from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import shown
 from prep.fs.untrusted import check_dir, entries, is_link, size_regular
+from prep.loader.identity import facts_of
 from prep.parse import Unparsed, count, digest_of, expect, list_of
 from prep.runs.documents import read_sealed, refused
 
@@ -280,7 +281,8 @@ def _parse(folder: Path, body: Mapping[str, Any]) -> State:
     files = {name: _file(name, value) for name, value in expect(body["files"], dict, "files").items()}
     return State(
         **common, files=files, micro_batch=count(body["micro_batch"], "micro_batch"),
-        data=DataFacts(digest=digest_of(data.get("digest"), "data.digest"), facts=_facts(data.get("facts"))),
+        data=DataFacts(digest=digest_of(data.get("digest"), "data.digest"),
+                       facts=facts_of(data.get("facts"), "data.facts")),
         base={name: digest_of(value, f"base.{name}") for name, value in base.items()},
         meaning=1 if body["version"] == 2 else _meaning(body["meaning"]), init=_init(body.get("init", {})),
         adopted=tuple(list_of(body["adopted"], adopted_of, "adopted")))
@@ -297,19 +299,6 @@ def _init(value: Any) -> Mapping[str, str]:
     table = expect(value, dict, "init")
     return {"name": expect(table.get("name"), str, "init.name"),
             "sha256": digest_of(table.get("sha256"), "init.sha256")} if table else {}
-
-
-def _facts(value: Any) -> Mapping[str, Any]:
-    facts = expect(value, dict, "data.facts")
-    latents = expect(facts.get("latents"), dict, "data.facts.latents")
-    if not all(isinstance(each, str | int) for each in latents.values()):
-        raise Unparsed("data.facts.latents has values other than strings and whole numbers")
-    expect(facts.get("buckets"), list, "data.facts.buckets")
-    expect(facts.get("masked"), bool, "data.facts.masked")
-    expect(facts.get("prediction"), str, "data.facts.prediction")
-    expect(facts.get("unconditional"), str, "data.facts.unconditional")
-    count(facts.get("samples"), "data.facts.samples")
-    return facts
 
 
 def adopted_of(value: Any, where: str) -> Mapping[str, Any]:

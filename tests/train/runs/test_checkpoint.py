@@ -158,8 +158,10 @@ def test_an_edited_state_is_refused(tmp_path, change):
     ({"files": {"../out": {"bytes": 1, "sha256": "0" * 64}}}, "it lists the file '../out', expected a path in the "
                                                               "checkpoint"),
     ({"files": {"state.json": {"bytes": 1, "sha256": "0" * 64}}}, "it lists the file 'state.json', expected a path"),
-    ({"data": {"digest": "0" * 64, "facts": {**FACTS, "latents": {"channels": []}}}},
-     "data.facts.latents has values other than strings and whole numbers"),
+    ({"data": {"digest": "0" * 64, "facts": {**FACTS, "latents": {"channels": {}}}}},
+     "data.facts.latents.channels is {}, expected a string, a whole number or a list"),
+    ({"data": {"digest": "0" * 64, "facts": {**FACTS, "latents": {"mean": [1]}}}},
+     "data.facts.latents.mean[0] is 1, expected a string"),
     ({"adopted": [{"step": 1}]}, "adopted[0].changes is None, expected "),
 ], ids=lambda value: None if isinstance(value, str) else str(next(iter(value))))
 def test_values_are_checked_although_the_seal_is_right(tmp_path, changes, said):

@@ -1,0 +1,83 @@
+"""Every command that reads a run, a checkpoint, a LoRA file or a manifest reads those of every family.
+
+A family whose documents have something that others lack, like numbers for each channel of latents, is refused by a
+reader that was only tried with the others. `test_families.py` tries what needs no training, in every run of the tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+from pictures import draw
+from viewing import viewing_here
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+
+from prep import api
+from prep.models.families.registry import FAMILIES
+
+pytestmark = pytest.mark.slow
+METHODS = ("lora", "full")
+SMALL = ("--device", "cpu", "--quiet", "--set", "sample.steps=1", "--set", "sample.size=[64, 64]", "--set",
+         "sample.every=1", "--set", "validation.every=1", "--precision", "fp32", "--batch-size", 2)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def root(family, tmp_path_factory):
+    root = tmp_path_factory.mktemp(family)
+    tiny_pipelines.save(family, root / "model")
+    for number in range(4):
+        draw(root / "photos" / f"{number}.png", (64, 64), seed=number).with_suffix(".txt").write_text(f"text {number}")
+    (root / "prompts.txt").write_text("text 1\n")
+    return root
+
+
+def test_every_command_reads_what_was_written(family, root, prep, train, tmp_path):
+    def fine(command, *words):
+        result = command(*words)
+        assert result.code == 0, (words, result.err)
+        return result
+
+    manifest, model = root / "m.json", root / "model"
+    fine(prep, "encode", root / "photos", "--model", model, "--cache", root / "cache", "-o", manifest, "--prompts",
+         root / "prompts.txt", "--resolution", 64, "--step", 32, "--device", "cpu", "--quiet", "--validation", 0.25)
+    fine(prep, "verify", manifest)
+    fine(prep, "inspect", manifest)
+    fine(prep, "diff", manifest, manifest)
+    assert len(list(api.batches(manifest, batch_size=2, steps=2))) == 2
+    dataset = api.open_manifest(manifest)
+    assert all(dataset.latent(number) and dataset.text(number) for number in range(4))
+    for method in METHODS:
+        run, other = root / method, root / f"{method}-other"
+        fine(train, "run", manifest, "-o", run, "--method", method, "--steps", 2, *SMALL, "--set", "ema.decay=0.9",
+             "--set", "checkpoint.every=1", "--rank", 2)
+        fine(train, "check", "--resume", "-o", run, "--steps", 3)
+        fine(train, "run", "--resume", "-o", run, "--steps", 3, "--device", "cpu", "--quiet")
+        fine(train, "run", "--resume", "-o", run, "--from", "step-000002", "--steps", 3, "--device", "cpu", "--quiet")
+        fine(train, "sample", run, "-o", tmp_path / f"{method}.png", "--steps", 1, "--compare", "--device", "cpu")
+        fine(train, "sample", run, "-o", tmp_path / f"{method}-text.png", "--steps", 1, "--prompt", "new",
+             "--checkpoint", "step-000001", "--device", "cpu")
+        fine(train, "replay", run, "--step", 2)
+        fine(train, "worst", run)
+        assert "wrote" not in fine(train, "report", run).err
+        for number, there in enumerate((run, run / "checkpoints" / "step-000003")):
+            fine(train, "merge", there, "-o", tmp_path / f"{method}-merged-{number}", "--quiet")
+        weights = run / ("lora.safetensors" if method == "lora" else FAMILIES[family].denoiser)
+        for number, there in enumerate((run, run / "checkpoints" / "step-000003", weights)):
+            fine(train, "check", manifest, "-o", tmp_path / f"{method}-{number}", "--method", method, "--rank", 2,
+                 "--init-from", there)
+        fine(train, "run", manifest, "-o", other, "--method", method, "--steps", 1, "--rank", 2, *SMALL,
+             "--init-from", weights)
+        if method == "lora":
+            fine(train, "merge", weights, "--model", model, "-o", tmp_path / "merged-file", "--quiet")
+        with viewing_here(manifest, run, model) as server:
+            pages = ("/", "/run", "/sample/0", "/cell/0/0", "/?sort=loss")
+            assert {server.get(page).status for page in pages} == {200}
+    fine(prep, "gc", root / "cache", "--keep", manifest)
