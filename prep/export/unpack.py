@@ -99,7 +99,7 @@ def _fill(source: BinaryIO, file: Path, manifest: Manifest, folder: Path, progre
     cache = open_cache(folder / name, create=True)
     marker = read_header(source, file)
     if marker.name != f"{name}/{MARKER}" or (
-            read_small(source, file, marker, MARKER_BYTES) != (cache.root / MARKER).read_bytes()):
+            read_small(source, file, marker, MARKER_BYTES) != cache.read(cache.root / MARKER, MARKER_BYTES)):
         raise CacheError(f"{file} is not a tar that prep pack wrote: it has no marker of a cache of this version",
                          hint=AGAIN)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):

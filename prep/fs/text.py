@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError
-from prep.fs.blob import TooLarge, open_file
+from prep.fs.blob import TooLarge as TooLarge
+from prep.fs.blob import open_file
+from prep.fs.untrusted import read_up_to
 from prep.parse import Unparsed
 
 MOST_BYTES = 1 << 24  # of a recipe or settings; even one that lists every directory by hand has a hundredth of that
 
 
 def read_text(path: Path, *, most: int = MOST_BYTES, regular: bool = False) -> str:
-    """The text of a small file. Raises `OSError`; `TooLarge` above `most` bytes; `Unparsed` if it is not UTF-8.
+    """The text of a small file. Raises as `read_small` does, and `Unparsed` if it is not UTF-8."""
+    return decode_text(read_small(path, most=most, regular=regular))
+
+
+def read_small(path: Path, *, most: int = MOST_BYTES, regular: bool = False) -> bytes:
+    """The bytes of a small file that a person names. Raises `OSError`; `TooLarge` above `most` bytes.
 
     The file may be a pipe: `train run -c <(make-settings)`. `regular` accepts only a regular file, for paths that come
     from another file.
     """
     with open_file(path) if regular else path.open("rb") as stream:
-        data = stream.read(most + 1)
+        data = read_up_to(stream, most + 1)
     if len(data) > most:
         raise TooLarge(errno.EFBIG, f"it has more than {most} bytes", str(path))
-    return decode_text(data)
+    return data
 
 
 def decode_text(data: bytes, wanted: str = "UTF-8 text") -> str:

@@ -11,8 +11,9 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from prep.errors import CacheError
 
@@ -21,6 +22,7 @@ PLAIN = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NON
 OUT = "to store a cache elsewhere, name that directory, or a link to the whole cache"
 NOTHING_NOW = "it has no data available now, expected a file that can be read without waiting"
 _CHUNK = 1 << 16  # bytes per read when the size is not known
+_PART = 1 << 20  # bytes per read of a stream
 NAME_SURROGATE = 0x20000000  # a bit of Windows reparse tags, set for links and junctions
 
 
@@ -78,6 +80,17 @@ def read_bytes(descriptor: int, most: int, size: int, path: str) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_up_to(stream: IO[bytes], most: int) -> bytes:
+    """The bytes of a stream to its end, at most `most`. In parts: a reader makes a buffer of the size it is asked for,
+    so a limit is no amount to ask for."""
+    parts: list[bytes] = []
+    left = most
+    while left > 0 and (part := stream.read(min(left, _PART))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
 def stream_of(descriptor: int) -> BinaryIO:
     """A stream that reads from the descriptor. Its reads raise `BlockingIOError` if a file that was opened with
     O_NONBLOCK has no data available now (in /proc, /sys, on FUSE); other streams would take that for the end."""
@@ -111,16 +124,21 @@ def check_dir(path: Path | str) -> None:
     require_kind(path, status, directory=True)
 
 
+def check_root(root: Path) -> None:
+    """Raises `NotRegularFile` if anything in a directory is neither a regular file nor a directory, and `OSError`."""
+    with os.scandir(root) as found:
+        for entry in found:
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # removed meanwhile, for example by another encoder
+                continue
+            require_kind(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
+
+
 def check_cache_root(root: Path) -> None:
     """Raises `CacheError` if anything in a cache's root directory is neither a regular file nor a directory."""
     try:
-        with os.scandir(root) as found:
-            for entry in found:
-                try:
-                    status = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # removed meanwhile, for example by another encoder
-                    continue
-                require_kind(root / entry.name, status, directory=stat.S_ISDIR(status.st_mode))
+        check_root(root)
     except NotRegularFile as error:
         raise CacheError(f"{root}: {error}", hint=OUT) from None
 
@@ -142,6 +160,16 @@ def entries(root: Path) -> list[os.DirEntry[str]]:
             return sorted(found, key=lambda entry: entry.name)
     except FileNotFoundError:
         return []
+
+
+def walk(root: Path) -> Iterator[Path]:
+    """The paths of all that is below a directory but directories, and links to them. Raises `OSError`."""
+    for entry in entries(root):
+        path = root / entry.name
+        if entry.is_dir(follow_symlinks=False) and not is_link(path.lstat()):
+            yield from walk(path)
+        else:
+            yield path
 
 
 def entries_if_allowed(root: Path) -> list[os.DirEntry[str]]:

@@ -28,6 +28,7 @@ from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
 from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import create_checked, read_object, size_of
+from prep.fs.text import read_small
 from prep.fs.untrusted import read_regular
 from prep.maintenance.repair import salvaged_tasks
 from prep.manifest.commands import repair_command
@@ -77,7 +78,7 @@ def push(path: Path, url: Path, *, recheck: bool = False, jobs: int = 8, progres
         for table in opened.manifest.document["tables"].values():
             upload.files.table(table)
         side_by_side(lambda shard: upload.shard(shard.remote, tick), shards, jobs, upload.stop)
-    put_checked(target, path.read_bytes())
+    put_checked(target, read_small(path, regular=True))
     return PushReport(url=target, shards=len(shards), sent=upload.shards_sent, bytes=upload.files.sent)
 
 
@@ -139,7 +140,7 @@ class _Upload:
         Raises `CacheError`.
         """
         own = self._tasks.get(digest, ())
-        named = [self._commit(task, self._cache.commit(task).read_bytes(), digest) for task in own]
+        named = [self._commit(task, self._cache.read(self._cache.commit(task), MOST), digest) for task in own]
         if any(named):
             return
         shard, tasks = salvaged_tasks(self._cache, digest)

@@ -22,7 +22,7 @@ from prep.fs.atomic import write_atomic
 from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
 from prep.fs.remote.objects import create_object, read_object, replace_object
-from prep.fs.text import without_mark
+from prep.fs.text import TooLarge, read_small, without_mark
 from prep.geometry import Size
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed, brief
@@ -109,8 +109,10 @@ def read_manifest(path: Path, *, fetch: bool = True) -> Manifest:
     if url_of(path) is not None:
         return _fetched(path, tables=fetch)
     try:
-        with path.open("rb") as file:
-            data = without_mark(file.read(LIMIT + 1))
+        data = without_mark(read_small(path, most=LIMIT, regular=True))
+    except TooLarge:
+        raise ManifestError(f"{shown(path)} is larger than {LIMIT} bytes, so it is not a manifest",
+                            hint=NAME_IT) from None
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
                             hint="create it: prep encode SOURCE --model MODEL --cache CACHE -o manifest.json") from None
@@ -137,8 +139,6 @@ def _fetched(path: Path, *, tables: bool) -> Manifest:
 
 
 def _parsed(path: Path, data: bytes) -> Manifest:
-    if len(data) > LIMIT:
-        raise ManifestError(f"{shown(path)} is larger than {LIMIT} bytes, so it is not a manifest", hint=NAME_IT)
     _check_kind(path, data)
     try:
         return _checked(path, sealed(data, shown(path)))
@@ -163,7 +163,7 @@ def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     require_local(path, "a manifest is written")
     manifest, data = _new(path, document)
     staging = manifest.cache_root / "tmp"
-    if not path.is_file() or path.read_bytes() != data:
+    if not path.is_file() or read_small(path, regular=True) != data:
         write_atomic(path, data, staging=staging if staging.is_dir() else None)
     return manifest
 

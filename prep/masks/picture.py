@@ -15,7 +15,7 @@ from prep.errors import PathError
 from prep.findings import Finding
 from prep.formatting import printable, printable_name
 from prep.fs.atomic import write_atomic
-from prep.fs.blob import Blob, error_code, read_blob
+from prep.fs.blob import Blob, blob_at, error_code, read_blob
 from prep.fs.remote.asking import NEVER
 from prep.geometry import Size
 from prep.images.decode import Pixels, decode_picture, encode_png, read_header
@@ -78,7 +78,7 @@ def _base(item: Item, target: Path, size: Size, choice: MaskOptions, stop: Event
     if choice.combine in (None, "replace"):
         return None
     if target.exists():
-        return read_mask(target.read_bytes(), size)
+        return read_mask(read_blob(blob_at(target)), size)
     return None if item.mask is None else _own_mask(item.mask, size, stop)
 
 

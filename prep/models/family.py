@@ -89,6 +89,8 @@ class Family:
     # Tells its models from those of other families with the same pipeline class; None: no other family has the class.
     fits: Callable[[Configs], bool] | None = None
     denoiser: str  # the component that is trained: unet or transformer
+    # Tensors in files of the denoiser that are computed from its config: none is trained, or kept by a run.
+    buffers: frozenset[str] = frozenset()
     components: Mapping[str, tuple[Class, ...]]  # the classes that each component may have
     optional: frozenset[str] = frozenset()  # components that may be absent
     latent_channels: int

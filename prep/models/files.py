@@ -71,7 +71,7 @@ def read_small(path: Path, most: int) -> bytes:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read(most + 1) if size <= most else b""
+            data = file.read(size + 1) if size <= most else b""
     except OSError as error:
         raise unreadable(path, error) from None
     if size > most:

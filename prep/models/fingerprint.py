@@ -23,7 +23,7 @@ from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
 from prep.models.weights import read_tensors, scales_in
 
 FileDigest = Callable[[Path], str]  # so that callers can remember digests between runs
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 
 
 def digest_file(path: Path) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import counted, format_size, printable, shell_name
 from prep.fs.atomic import forget, publish, write_synced
+from prep.fs.blob import open_file
 from prep.fs.mirror import check_here, is_url, shown
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.fs.text import without_mark
+from prep.fs.untrusted import read_up_to
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import Converted
@@ -145,8 +147,8 @@ def check_target(output: Path, force: bool) -> None:
 
 
 def _is_recipe(path: Path) -> bool:
-    with path.open("rb") as stream:
-        head = without_mark(stream.read(1 << 20)).decode(errors="replace")
+    with open_file(path) as stream:
+        head = without_mark(read_up_to(stream, 1 << 20)).decode(errors="replace")
     return any(line.strip().startswith(_KEYS) for line in head.splitlines())
 
 

@@ -11,7 +11,7 @@ from prep.formatting import shell_name
 from prep.fs.mirror import is_object, local_path, shown, url_of
 from prep.fs.remote.objects import size_of
 from prep.parse import PATH, Unparsed, brief, expect
-from prep.runs.documents import read_sealed, refused
+from prep.runs.documents import check_links, read_sealed, refused
 
 NAME = "run.json"
 FORMAT = "latentry/run"
@@ -26,8 +26,10 @@ _KEYS = {
 
 
 def read_document(folder: Path) -> dict[str, Any]:
-    """The run's document, its values unchecked. Raises `PathError` if there is none, `CacheError` if it is damaged."""
+    """The run's document, its values unchecked. Raises `PathError` if there is none, `CacheError` if it is damaged, or
+    if there is a link in the run's directory."""
     try:
+        check_links(folder)
         return read_sealed(folder / NAME, FORMAT, _KEYS)
     except FileNotFoundError:
         if not folder.exists():

@@ -15,10 +15,12 @@ from typing import Any, BinaryIO
 
 from prep.digest import digest_bytes
 from prep.errors import CacheError
-from prep.fs.untrusted import NotRegularFile, open_regular
+from prep.fs.untrusted import NotRegularFile, check_root, open_regular, read_regular
 from prep.parse import Unparsed, brief, expect
 
-MOST = 1 << 22  # bytes of a document
+# Bytes of a document: more than JSON takes for the settings in a file of the size that `train` reads.
+MOST = 1 << 25
+ELSEWHERE = "to keep a run elsewhere, name that directory, or a link to the whole run"
 
 
 def seal(body: Mapping[str, Any]) -> bytes:
@@ -31,10 +33,7 @@ def read_sealed(path: Path, kind: str, keys: Mapping[int, Iterable[str]]) -> dic
 
     Version 1 had no `self`. Raises `Unparsed`, `OSError`.
     """
-    with open_plain(path) as handle:
-        data = handle.read(MOST + 1)
-    if len(data) > MOST:
-        raise Unparsed(f"it has more than {MOST} bytes, expected a document of a run")
+    data = read_regular(path, MOST)
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -56,15 +55,25 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(open_regular(path), "rb")
 
 
+def check_links(folder: Path) -> None:
+    """Raises `CacheError` if anything in the directory of a run, or of a checkpoint, is neither a regular file nor a
+    directory: a run may come from a stranger, and a link in it could lead out of it."""
+    try:
+        check_root(folder)
+    except NotRegularFile as error:
+        raise refused(Path(error.filename), error, f"remove it: a run must not contain links; {ELSEWHERE}") from None
+
+
 def refused(path: Path, error: Exception, hint: str) -> CacheError:
     """The `CacheError` for `error` in a file of a run."""
+    return CacheError(f"{path}: {reason(error)}", hint=hint)
+
+
+def reason(error: Exception) -> str:
+    """Why a file of a run cannot be read."""
     if isinstance(error, NotRegularFile):
-        said = str(error.strerror).partition(":")[0]  # the rest of the message is about caches
-    elif isinstance(error, OSError):
-        said = str(error.strerror or error)
-    else:
-        said = str(error)
-    return CacheError(f"{path}: {said}", hint=hint)
+        return str(error.strerror).partition(":")[0]  # the rest of the message is about caches
+    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
 
 
 def _is_sealed(body: Mapping[str, Any], data: bytes) -> bool:

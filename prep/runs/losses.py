@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from prep.runs.documents import open_plain, refused
 NAME = "losses.bin"
 HEAD = b"latentry/losses 1\0\0\n"
 RECORD = np.dtype([("step", "<u4"), ("timestep", "<u4"), ("loss", "<f4"), ("id", "<u8")])
-MOST = 1 << 34  # bytes of the file
+PART = RECORD.itemsize << 15  # bytes that are read at a time
 BINS = 20  # of timesteps, with as many showings each
 LEAST = 50  # showings in a bin
 Records = np.ndarray[Any, Any]  # of RECORD
@@ -45,17 +45,29 @@ def read_losses(path: Path, last: int | None = None) -> Records:
     """
     try:
         with open_plain(path) as file:
-            data = file.read(MOST)
-        if data[: len(HEAD)] != HEAD:
-            raise Unparsed("it is not a file of losses")
+            if file.read(len(HEAD)) != HEAD:
+                raise Unparsed("it is not a file of losses")
+            return np.frombuffer(_whole(file, last), RECORD)
     except FileNotFoundError:
         return np.zeros(0, RECORD)
     except (OSError, Unparsed) as error:
         raise refused(path, error, "remove it; only the losses of the samples so far are lost") from None
-    found: Records = np.frombuffer(data, RECORD, count=(len(data) - len(HEAD)) // RECORD.itemsize, offset=len(HEAD))
-    steps = found["step"].astype(np.int64)
-    wrong = (np.diff(steps, prepend=1) < 0) | (steps > (last if last is not None else np.iinfo(np.int64).max))
-    return found[: int(np.argmax(wrong))] if wrong.any() else found
+
+
+def _whole(file: BinaryIO, last: int | None) -> bytearray:
+    """The bytes of the whole records up to step `last`. Reads no further than the first that is none: a file of no
+    contents can be longer than memory."""
+    found, before, most = bytearray(), 1, np.iinfo(np.int64).max if last is None else last
+    while data := file.read(PART):
+        part: Records = np.frombuffer(data, RECORD, count=len(data) // RECORD.itemsize)
+        steps = part["step"].astype(np.int64)
+        wrong = (np.diff(steps, prepend=before) < 0) | (steps > most)
+        end = int(np.argmax(wrong)) if wrong.any() else len(part)
+        found += data[: end * RECORD.itemsize]
+        if end < PART // RECORD.itemsize:
+            break
+        before = int(steps[-1])
+    return found
 
 
 def short_ids(ids: np.ndarray[Any, Any]) -> Records:

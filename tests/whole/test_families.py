@@ -126,6 +126,11 @@ def test_what_check_counts_is_what_a_run_trains(made):
     found = setup(made, lora={"rank": 2, "conv_rank": 2, "targets": ["re:^(?!.*conv_depth)"]})
     denoiser = load(found.model, found.config, found.prediction, CPU, family=found.family.name)
     assert sum(value.numel() for value in denoiser.parameters.values()) == found.numbers
+    kept = denoiser.model.state_dict().keys() - {name for name, _ in denoiser.model.named_parameters()}
+    assert kept == found.family.buffers
+    whole = setup(made, method="full")
+    assert whole.numbers == sum(value.numel() for value in load(
+        whole.model, whole.config, whole.prediction, CPU, family=whole.family.name).parameters.values())
 
 
 def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made, ours):

@@ -6,6 +6,8 @@ reader that was only tried with the others. `test_families.py` tries what needs 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pictures import draw
 from viewing import viewing_here
@@ -75,9 +77,22 @@ def test_every_command_reads_what_was_written(family, root, prep, train, tmp_pat
                  "--init-from", there)
         fine(train, "run", manifest, "-o", other, "--method", method, "--steps", 1, "--rank", 2, *SMALL,
              "--init-from", weights)
-        if method == "lora":
+        if method == "full":
+            reads_whole(weights)
+        else:
             fine(train, "merge", weights, "--model", model, "-o", tmp_path / "merged-file", "--quiet")
         with viewing_here(manifest, run, model) as server:
             pages = ("/", "/run", "/sample/0", "/cell/0/0", "/?sort=loss")
             assert {server.get(page).status for page in pages} == {200}
     fine(prep, "gc", root / "cache", "--keep", manifest)
+
+
+def reads_whole(folder):
+    """A denoiser's class of diffusers finds in a run's result all that it has."""
+    import diffusers
+
+    kind = getattr(diffusers, json.loads((folder / "config.json").read_text())["_class_name"])
+    model, told = kind.from_pretrained(folder, output_loading_info=True)
+    assert not told["unexpected_keys"] and not told["error_msgs"]
+    params = {name for name, _ in model.named_parameters()}
+    assert not params & set(told["missing_keys"]) and not any(value.is_meta for value in model.state_dict().values())

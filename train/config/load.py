@@ -14,7 +14,7 @@ from typing import Any
 
 from prep.errors import ConfigError
 from prep.fs.mirror import check_here
-from prep.fs.text import decode_text, parse_toml
+from prep.fs.text import TooLarge, parse_toml, read_text
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from train.config import hints
 from train.config.aliases import advice
@@ -119,11 +119,10 @@ def parts(name: str, value: Any) -> list[tuple[str, Any]]:
 def _read(path: Path) -> dict[str, Any]:
     check_here(path, "settings file")
     try:
-        with path.open("rb") as file:
-            data = file.read(MOST + 1)
-        if len(data) > MOST:
-            raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings", hint=hints.MANY)
-        table = parse_toml(decode_text(data), str(path), hint=hints.MANY)
+        table = parse_toml(read_text(path, most=MOST), str(path), hint=hints.MANY)
+    except TooLarge:
+        raise ConfigError(f"{path} is larger than {MOST} bytes, expected a file of settings",
+                          hint=hints.MANY) from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}", hint=f"{hints.MANY}; without -c all have "
                           "their defaults") from None

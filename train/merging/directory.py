@@ -195,9 +195,9 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
             wanted = f"shape {list(shapes[name])}" if name in shapes else "no such tensor"
             raise ModelError(f"{path} has '{name[:80]}' with shape {list(info.shape)}, but {asked.model} has {wanted}",
                              hint="name the model of the run with --model")
-    lacking = shapes.keys() - infos.keys()  # buffers, which are not trained
-    if any(name.endswith((".weight", ".bias")) for name in lacking):
-        raise ModelError(f"{path} lacks '{min(lacking)[:80]}', which {asked.model} has",
+    lacking = shapes.keys() - infos.keys()
+    if others := sorted(lacking - family.buffers):
+        raise ModelError(f"{path} lacks '{others[0][:80]}', which {asked.model} has",
                          hint="name the model of the run with --model")
     metadata = _metadata(path)
 
@@ -272,7 +272,7 @@ def _copy(source: Path, target: Path, changed: bytes | None = None) -> None:
         return
     try:
         with open_plain(source.resolve()) as read, atomic.create(target) as handle:  # links of the Hub's cache
-            while data := read.read(1 << 24):
+            while data := read.read(1 << 20):
                 atomic.write(handle, data)
             atomic.sync(handle)
     except OSError as error:

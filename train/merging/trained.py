@@ -8,14 +8,14 @@ from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.models.family import Family
 from prep.runs.document import NAME as RUN
-from train.runs.checkpoint import STATE, list_checkpoints, newest_other
+from train.runs.checkpoint import is_checkpoint, list_checkpoints, newest_other
 
 
 def find_trained(path: Path, family: Family) -> Path | None:
     """The weights of the denoiser of the full run at `path`: of a run its result, else those of its newest checkpoint;
     of a checkpoint the moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
     name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
-    folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
+    folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if is_checkpoint(folder)]
     if path not in folders and (path / name).is_file() and (path / RUN).is_file():  # else any model has such a file
         return path / name
     for folder in folders:
@@ -33,7 +33,7 @@ def find_lora(path: Path) -> Path:
     """The LoRA file at `path`; of a run its result, else that of its newest checkpoint; of a checkpoint the moving
     average, if there is one. Raises `PathError`."""
     if path.is_dir():
-        folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if (folder / STATE).is_file()]
+        folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if is_checkpoint(folder)]
         result = [path / "lora.safetensors"] if path not in folders else []
         for place in (*result, *(folder / name for folder in folders
                                  for name in ("ema.safetensors", "lora.safetensors"))):

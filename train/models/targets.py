@@ -23,8 +23,10 @@ Presets = Mapping[str, tuple[str, ...]]  # of a family: suffixes of layer names,
 
 
 def read_weights(model: Path, family: Family) -> Shapes:
-    """The shape of each weight of the denoiser of the pipeline directory `model`. Raises `ModelError`."""
-    return read_shapes(weighted_files(model, family.denoiser).weights)
+    """The shape of each weight of the denoiser of the pipeline directory `model`, without buffers. Raises `ModelError`.
+    """
+    found = read_shapes(weighted_files(model, family.denoiser).weights)
+    return {name: shape for name, shape in found.items() if name not in family.buffers}
 
 
 # A weight of two dimensions that is no layer: which experts HiDream's tokens go to is computed without a module.

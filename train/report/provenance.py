@@ -9,9 +9,11 @@ from typing import Any
 from prep.errors import Problem, first_line
 from prep.formatting import format_bytes
 from prep.fs.mirror import shown, url_of
+from prep.fs.untrusted import size_regular, walk
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.fingerprint import digest_file
 from prep.report.pages.parts import Column, Table
+from prep.runs.documents import reason
 from train.config.load import by_name
 from train.config.table import SETTINGS, spell
 from train.runs.checkpoint import State, list_checkpoints, read_state
@@ -70,11 +72,14 @@ def _state(folder: Path) -> State | Problem:
 def _result(run: Run) -> Iterator[tuple[str, str]]:
     for name in RESULTS:
         place = run.folder / name
-        files = sorted(path for path in (place.rglob("*") if place.is_dir() else [place]) if path.is_file())
-        for path in files:
-            size = path.stat().st_size
-            digest = "too large to digest here" if size > MOST_DIGESTED else f"SHA-256 {digest_file(path)}"
-            yield path.relative_to(run.folder).as_posix(), f"{format_bytes(size)}, {digest}"
+        for path in walk(place) if place.is_dir() else [place] if place.is_file() else []:
+            title = path.relative_to(run.folder).as_posix()
+            try:
+                size = size_regular(path)
+                digest = "too large to digest here" if size > MOST_DIGESTED else f"SHA-256 {digest_file(path)}"
+                yield title, f"{format_bytes(size)}, {digest}"
+            except OSError as error:  # a link, for example, or gone since
+                yield title, reason(error)
 
 
 def checkpoints(run: Run) -> Table:

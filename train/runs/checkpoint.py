@@ -27,6 +27,7 @@ everything else is checked. `train.runs.checkpoint_files` writes and reads the t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,10 +38,11 @@ from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import shown
-from prep.fs.untrusted import check_dir, entries, is_link, size_regular
+from prep.fs.untrusted import check_dir, size_regular, walk
 from prep.loader.identity import facts_of
 from prep.parse import Unparsed, count, digest_of, expect, list_of
-from prep.runs.documents import read_sealed, refused
+from prep.runs.document import NAME
+from prep.runs.documents import check_links, read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
 VERSION = 3
@@ -133,9 +135,24 @@ def files_of(name: str, there: Iterable[str]) -> tuple[str, ...]:
 
 
 def list_checkpoints(run: Path) -> list[Path]:
-    """The checkpoint directories of a run by name, oldest first; their content is not checked."""
+    """The checkpoint directories of a run by name, oldest first; their content is not checked.
+
+    Raises `CacheError` if there is a link in the run's directory, or among them.
+    """
+    if any(os.path.lexists(run / name) for name in ("checkpoints", NAME)):
+        check_links(run)
+    if (run / "checkpoints").is_dir():
+        check_links(run / "checkpoints")
     return sorted((path for path in (run / "checkpoints").glob("step-*") if _NAME.fullmatch(path.name)),
                   key=lambda folder: int(folder.name[5:]))
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a directory is a checkpoint. Raises `CacheError` if there is a link in it."""
+    if not (folder / STATE).is_file():
+        return False
+    check_links(folder)
+    return True
 
 
 def find_checkpoint(run: Path, named: str | None) -> Path:
@@ -321,20 +338,11 @@ def _file(name: str, value: Any) -> FileFacts:
 def _files_there(folder: Path) -> dict[str, FileFacts]:
     """The files of a checkpoint, without state.json. Raises `OSError`, as `NotRegularFile` for links and others."""
     found: dict[str, FileFacts] = {}
-    for path in _walk(folder):
+    for path in walk(folder):
         name = path.relative_to(folder).as_posix()
         if name != STATE:
             found[name] = FileFacts(bytes=size_regular(path), sha256=None)
     return found
-
-
-def _walk(folder: Path) -> Iterable[Path]:
-    for entry in entries(folder):
-        path = folder / entry.name
-        if entry.is_dir(follow_symlinks=False) and not is_link(path.lstat()):
-            yield from _walk(path)
-        else:
-            yield path
 
 
 def _check_files(folder: Path, state: State) -> None:

@@ -26,7 +26,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,9 +37,11 @@ from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
+from prep.fs.untrusted import read_regular
+from prep.loader.identity import RECORD
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, place_of, read_document
-from prep.runs.documents import open_plain, seal
+from prep.runs.documents import check_links, seal
 from train.config.load import as_table, parse
 from train.config.schema import Config
 from train.optim.optimizers import TABLE
@@ -52,7 +54,6 @@ if sys.platform != "win32":
 RESULTS = ("lora.safetensors", "unet", "transformer")
 MOST_RECIPE = 1 << 20  # bytes of a recipe
 _TIME, _TIMES = "%Y-%m-%dT%H:%M:%SZ", re.compile(r"\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
-MOST_RECORDS = 1 << 33  # bytes of samples.bin: a quarter of a billion samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,9 +152,11 @@ def unused_name(folder: Path) -> Path:
 
 
 def check_place(folder: Path, setup: Setup) -> None:
-    """Raises `PathError` unless `folder` is, or may become, a run's directory."""
+    """Raises `PathError` unless `folder` is, or may become, a run's directory, and `CacheError` for links in it."""
     if folder.exists() and not folder.is_dir():
         raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
+    if folder.is_dir():
+        check_links(folder)
     ours = (folder / "run.json").is_file() or checkpoint.list_checkpoints(folder)
     if folder.is_dir() and not ours and not all(map(checkpoint.is_partial, folder.iterdir())):
         raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
@@ -251,14 +254,13 @@ def run_of(folder: Path) -> Path:
     return above if (folder / checkpoint.STATE).is_file() and (above / "run.json").is_file() else folder
 
 
-def read_records(folder: Path) -> bytes | None:
-    """The content of samples.bin; `None` if it cannot be read, since it only serves to count changes."""
+def read_records(folder: Path, samples: int) -> bytes | None:
+    """The content of samples.bin, of so many samples; `None` if it cannot be read, since it only serves to count
+    changes."""
     try:
-        with open_plain(folder / "samples.bin") as handle:
-            data = handle.read(MOST_RECORDS + 1)
+        return read_regular(folder / "samples.bin", samples * RECORD.itemsize)
     except OSError:
         return None
-    return data if len(data) <= MOST_RECORDS else None
 
 
 def _document(folder: Path, setup: Setup) -> dict[str, Any]:
@@ -278,12 +280,8 @@ def begin(setup: Setup) -> Origin:
     """The origin of a new run. SOURCE_DATE_EPOCH replaces the clock (reproducible-builds.org/specs)."""
     named, digest = setup.manifest.document["recipe"], ""
     if named is not None:
-        try:
-            with open_plain(setup.manifest.folder / named) as handle:
-                data = handle.read(MOST_RECIPE + 1)
-            digest = digest_bytes(data) if len(data) <= MOST_RECIPE else ""
-        except OSError:  # the recipe's path is a hint; the manifest is whole without it
-            pass
+        with suppress(OSError):  # the recipe's path is a hint; the manifest is whole without it
+            digest = digest_bytes(read_regular(setup.manifest.folder / named, MOST_RECIPE))
     fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = int(fixed) if fixed.isdecimal() and fixed.isascii() and len(fixed) < 12 else time.time()
     return Origin(started=time.strftime(_TIME, time.gmtime(seconds)), recipe=digest)

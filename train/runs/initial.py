@@ -21,7 +21,7 @@ from train.config.schema import Config, Lora
 from train.models.naming import Naming, Place, ends_of, shape_of_lengths
 from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, is_named, layers_of, targeted
-from train.runs.checkpoint import STATE, files_of, list_checkpoints, recorded_digest
+from train.runs.checkpoint import STATE, files_of, is_checkpoint, list_checkpoints, recorded_digest
 from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header_and_metadata
 from train.setup import Initial
 
@@ -76,7 +76,7 @@ def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
     checkpoints = list_checkpoints(path)
     folder = checkpoints[-1] if checkpoints else path
     adapters, inner = folder / "lora.safetensors", folder / family.denoiser
-    if (folder / STATE).is_file() and (average := _of_checkpoint(folder, "ema.safetensors")):
+    if is_checkpoint(folder) and (average := _of_checkpoint(folder, "ema.safetensors")):
         return average
     if method == "lora" and not adapters.is_file():
         raise PathError(f"--init-from {path} has no lora.safetensors, {_PLACES}",

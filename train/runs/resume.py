@@ -201,7 +201,8 @@ def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
 def _data_changes(start: Start, setup: Setup) -> list[str]:
     state = start.state
     if state.data is not None:
-        return changes(state.data.facts, state.data.digest, read_records(start.run), setup.identity)
+        return changes(state.data.facts, state.data.digest, read_records(start.run, state.data.facts["samples"]),
+                       setup.identity)
     found = []  # version 1 had the digest of the manifest alone
     if state.manifest != setup.manifest.digest:
         found.append(f"manifest {setup.manifest.digest[:12]}, was {state.manifest[:12]}")

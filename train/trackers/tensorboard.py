@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from prep.fs.untrusted import read_regular
 from prep.runs.events import Event
+from prep.runs.sheets import MOST
 from train.trackers.numbers import numbers
 
 FOLDER = "tensorboard"
@@ -46,7 +48,7 @@ class TensorBoard:
         self._writer.close()
 
     def _picture(self, path: Path) -> Any:
-        data = path.read_bytes()
+        data = read_regular(path, MOST)
         width, height = struct.unpack(">II", data[16:24])  # of the first chunk of a PNG
         image = self._summary.Image(width=width, height=height, colorspace=3, encoded_image_string=data)
         return self._summary.Value(tag="samples", image=image)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.untrusted import read_regular
 from prep.runs.events import Event
 from train.runs.stored.layout import WANDB_ID
 from train.trackers.numbers import numbers
@@ -49,4 +50,4 @@ def _id(run: Path) -> str:
     if not path.is_file():
         make_dirs(path.parent)
         write_atomic(path, secrets.token_hex(8).encode())
-    return path.read_text(encoding="ascii")[:64]
+    return read_regular(path, 64).decode("ascii")

@@ -63,7 +63,8 @@ COMPONENTS = {
 }
 FAMILY = Family(
     name="sd3", models=("Stable Diffusion 3.x",), pipelines=("StableDiffusion3Pipeline",),
-    denoiser="transformer", components=COMPONENTS, optional=frozenset({"text_encoder_3", "tokenizer_3"}),
+    denoiser="transformer", buffers=frozenset({"pos_embed.pos_embed"}), components=COMPONENTS,
+    optional=frozenset({"text_encoder_3", "tokenizer_3"}),
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1.5305", shift_factor="0.0609",
     predictions=("flow",), text=TEXT,
     lora_formats=("diffusers", "kohya"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from prep.errors import ConfigError, PathError
-from prep.fs.text import decode_text, parse_toml
+from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import Converted
@@ -24,21 +24,19 @@ KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset
 def convert(path: Path) -> Converted:
     """Converts the file at `path` to a recipe with notes. Raises `PathError`, `ConfigError`."""
     try:
-        return _converted(_read(path), path.absolute().parent)
+        return _converted(_read(path, regular=False), path.absolute().parent)
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> Any:
-    """The document in a file. Raises `PathError`, `ConfigError`, `Unparsed`."""
+def _read(path: Path, *, regular: bool = True) -> Any:
+    """The document in a file; `regular` as in `read_small`. Raises `PathError`, `ConfigError`, `Unparsed`."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
+        return _document(read_small(path, most=MOST_BYTES, regular=regular), path)
+    except TooLarge:
+        raise ConfigError(f"{path} has more than {MOST_BYTES} bytes, expected {KNOWN}") from None
     except OSError as error:
         raise PathError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(data) > MOST_BYTES:
-        raise ConfigError(f"{path} has more than {MOST_BYTES} bytes, expected {KNOWN}")
-    return _document(data, path)
 
 
 def _converted(document: Any, base: Path) -> Converted:

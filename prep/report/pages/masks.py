@@ -12,7 +12,7 @@ from urllib.parse import quote
 from prep.findings import finding
 from prep.formatting import format_size
 from prep.fs.atomic import write_atomic
-from prep.fs.blob import error_code, read_blob
+from prep.fs.blob import blob_at, error_code, read_blob
 from prep.images.decode import decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
@@ -61,7 +61,7 @@ def write_sheets(path: Path, origin: Origin, entries: Sequence[Entry], *, jobs: 
 def _show(entry: Entry) -> _Shown:
     try:
         picture = decode_picture(read_blob(entry.item.picture), alpha="white")
-        mask = read_mask(entry.mask.read_bytes(), picture.size) if entry.mask.is_file() else None
+        mask = read_mask(read_blob(blob_at(entry.mask)), picture.size) if entry.mask.is_file() else None
     except OSError as error:
         return _unreadable(entry, error_code(error), f"cannot be read: {error.strerror or error}")
     except BadPicture as error:

@@ -11,7 +11,7 @@ import torch
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.parse import Unparsed
-from prep.runs.documents import seal
+from prep.runs.documents import MOST, seal
 from train.config.load import as_table, parse
 from train.runs import checkpoint
 from train.runs import checkpoint_files as files
@@ -122,7 +122,7 @@ def test_what_a_crash_left_is_swept_away(tmp_path):
     ('{"format": "latentry/checkpoint", "version": 9}', "version 9, this program reads 'latentry/checkpoint' version "
                                                          "1 or 2 or 3 or 4"),
     ('{"format": "latentry/checkpoint", "version": 2}', "state.json: it has the keys ['format', 'version'], expected "),
-    (" " * (1 << 22) + "{}", "state.json: it has more than 4194304 bytes, expected a document of a run"),
+    (" " * MOST + "{}", f"state.json: has {MOST + 2} bytes, expected at most {MOST}"),
 ], ids=["cut", "brackets", "list", "version", "keys", "large"])
 def test_a_damaged_state_is_refused(tmp_path, text, said):
     folder = save(tmp_path, 3)

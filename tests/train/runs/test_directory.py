@@ -47,7 +47,7 @@ def test_a_claimed_run_is_read_back(claim, tmp_path, tiny_model):
     assert run.config == setup.config and run.asked.manifest.resolve() == made.path.resolve()
     assert tiny_model.samefile(run.asked.model) and not run.asked.other_encoders
     assert read_manifest(tmp_path / "run" / "manifest.json").document == made.manifest.document
-    assert read_records(tmp_path / "run") == setup.identity.records
+    assert read_records(tmp_path / "run", len(setup.index.samples)) == setup.identity.records
 
 
 def test_run_and_manifest_move_together(claim, tmp_path_factory):
@@ -229,9 +229,12 @@ def test_a_run_of_version_1_is_read(claim, tmp_path):
 
 
 def test_records_that_cannot_be_read_are_none(tmp_path):
-    assert read_records(tmp_path) is None
+    assert read_records(tmp_path, 1) is None
     (tmp_path / "samples.bin").mkdir()
-    assert read_records(tmp_path) is None
+    assert read_records(tmp_path, 1) is None
+    (tmp_path / "samples.bin").rmdir()
+    (tmp_path / "samples.bin").write_bytes(bytes(1 << 20))
+    assert read_records(tmp_path, 1) is None  # no memory for more than there can be
 
 
 def test_a_manifest_that_is_gone(claim, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from prep.errors import CacheError
 from prep.loader.index import open_index
-from prep.runs.losses import HEAD, RECORD, read_losses
+from prep.runs.losses import HEAD, PART, RECORD, read_losses
 from train.runs.losses import Losses, ids_of
 
 
@@ -68,3 +68,16 @@ def test_another_file_is_refused(tmp_path):
     os.mkfifo(path)
     with pytest.raises(CacheError, match=r"losses.bin: is a pipe, expected a plain file"):
         read_losses(path)
+
+
+def test_what_has_no_end_is_read_up_to_its_first_fault(written):
+    """A file as long as a disk, of which nothing is there, takes no memory."""
+    path, _ = written
+    there = read_losses(path)
+    os.truncate(path, 1 << 40)
+    assert read_losses(path).tolist() == there.tolist() and len(there)
+    os.truncate(path, len(HEAD) + there.nbytes)
+    path.write_bytes(path.read_bytes() + np.tile(there[-1:], 3 * PART // RECORD.itemsize + 7).tobytes() + b"cut")
+    found = read_losses(path)
+    assert len(found) == len(there) + 3 * PART // RECORD.itemsize + 7 and (found[len(there):] == there[-1]).all()
+    assert len(read_losses(path, last=int(there["step"][-1]) - 1)) < len(there)
