@@ -14,7 +14,7 @@ from prep.fs.atomic import forget, publish, write_synced
 from prep.fs.blob import open_file
 from prep.fs.mirror import check_here, is_url, shown
 from prep.fs.paths import check_not_cache, check_replaceable
-from prep.fs.text import without_mark
+from prep.fs.text import read_small, without_mark
 from prep.fs.untrusted import read_up_to
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
@@ -197,7 +197,7 @@ def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitRep
 def _check_prompts_target(target: Path, text: str, force: bool) -> None:
     """Raises `PathError` unless the prompts may be written at `target`: it is absent, has them, or `force` is set."""
     check_replaceable(target, "prompt file", lambda _: True)
-    if target.exists() and not force and target.read_bytes() != text.encode():
+    if target.exists() and not force and read_small(target, regular=True) != text.encode():
         raise PathError(f"prompt file {target} already exists, and the file to convert has other prompts",
                         hint="choose an -o in another directory, or add --force to replace it")
 
