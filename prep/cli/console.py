@@ -48,6 +48,7 @@ _call = _Call()
 def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoReturn:
     """Runs `app` on `args` (default: the command line's) and exits, with the exit code of `errors.py`."""
     global _call
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # any name can be printed
@@ -60,6 +61,20 @@ def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoRet
     except BaseException as error:
         code = _ended(error, name)
     sys.exit(_interrupted(name) if code == EXIT_INTERRUPTED else code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Opens stdin, stdout and stderr as nothing where they were closed (`>&-`; pythonw).
+
+    Otherwise the next file that is opened would have the number 1 or 2, and what a library prints would go there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            _to_nowhere(number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
 def _ended(error: BaseException, name: str) -> int:
@@ -145,9 +160,12 @@ def _close_stdout() -> None:
 
 def _to_nowhere(descriptor: int) -> None:
     """What is written to the descriptor from now on goes nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    if nowhere == descriptor:  # the lowest that was closed
+        os.set_inheritable(nowhere, True)
+    else:
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 class _Lasting:

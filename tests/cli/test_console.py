@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,6 +15,9 @@ import typer
 from prep.cli import console, ticker
 from prep.errors import CacheError, Problem
 from prep.findings import Finding
+from train.config.table import as_toml
+
+ROOT = Path(__file__).parents[2]
 
 NASTY = "a\x1b[31m\x07\r\x9b2J\u202e\x7f"
 SPELLED = "a\\x1b[31m\\x07\\r\\x9b2J\\u202e\\x7f"
@@ -204,3 +208,15 @@ def test_the_bar_goes_away_when_work_fails(monkeypatch):
         bar = tick._bar
         raise ValueError("stop")
     assert not bar.live.is_started and tick._bar is None
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell does")
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (1, 2), (0, 1, 2)], ids=str)
+def test_closed_streams_change_neither_files_nor_the_exit_code(closed, tmp_path):
+    shell = " ".join(f"{number}>&-" for number in closed)
+    for words, code in ((["init", "-o", "train.toml"], 0), (["init", "-o", "train.toml"], 5), (["--help"], 0)):
+        command = [sys.executable, "-P", "-m", "train", *words]
+        ending = subprocess.run(["sh", "-c", f'exec "$@" {shell}', "sh", *command], cwd=tmp_path, capture_output=True,
+                                check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert ending.returncode == code, ending.stderr
+    assert (tmp_path / "train.toml").read_text() == as_toml()
