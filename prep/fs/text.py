@@ -76,4 +76,6 @@ def _toml_advice(text: str, fault: str) -> str:
         return r"a path with backslashes stands in single quotes, 'D:\pictures', or is written with /"
     if re.search(r"=\s*(True|False|None)\b", line):
         return "TOML writes true and false in lower case; without a value, leave the line out"
+    if fault.startswith("Cannot declare"):
+        return "a section stands once in a file; beside lines like lora.rank = 16, write lora.alpha = 8, and no section"
     return 'a line is like lr = 1e-4 or name = "adamw"'

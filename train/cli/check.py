@@ -71,6 +71,7 @@ def check(
     """
     from prep.errors import CacheError, PathError
 
+    config = config if resume else opt.settings_of(config, manifest)
     cluster = cluster_of(world_size, nodes, micro_batch, simulated=simulated,
                          batch_named=resume or names_batch(config, batch_size, settings))
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": cluster.batch or batch_size,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from prep.cli.console import put
+from train.cli.options import SETTINGS_FILE
 
 
 def init(
@@ -29,4 +30,5 @@ def init(
         publish(staged, output)
     finally:
         forget(staged)
-    put(f"wrote {output}; train run MANIFEST -c {output} reads it")
+    named = "" if output.name == SETTINGS_FILE and output.parent == Path() else f" -c {output}"
+    put(f"wrote {output}; train run MANIFEST{named} reads it")

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prep.cli.console import fail
+from prep.cli.console import fail, say
 from prep.cli.options import UNDERFILL
 from prep.cli.options import AsJson as AsJson
 from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
 from prep.cli.signature import choice
 from prep.errors import UsageError
+from prep.formatting import printable
+from prep.fs.mirror import is_url
 from prep.runtime import defer_interrupts
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ From = Annotated[str | None, typer.Option("--from", metavar="STEP", help="with -
                                           "checkpoint, like step-000500; newer ones are set aside")]
 Adopt = Annotated[bool, typer.Option("--adopt", help="with --resume: accept changed data, model or settings; the "
                                      "result records it")]
-ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: all defaults)")]
+ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: train.toml beside the "
+                                                "manifest or in the current directory, or else all defaults)")]
 ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
 ModelOfRun = Annotated[str | None, typer.Option("--model", help="directory or Hub id (default: the run's); needed if "
                                                 "it has moved since training")]
@@ -69,6 +72,25 @@ Init = Annotated[Path | None, typer.Option("--init-from", metavar="PATH", help="
                                            "denoiser, a run or a checkpoint, here or in a store; the result "
                                            "records it")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors on stderr")]
+
+
+def settings_of(config: Path | None, manifest: Path | None) -> Path | None:
+    """The settings file of a new run: `config`, or else train.toml beside the manifest or here, which is said.
+
+    `None` if there is none. Raises `UsageError` if two files are found.
+    """
+    if config is not None or manifest is None:
+        return config
+    beside = [] if is_url(manifest) else [manifest.parent / SETTINGS_FILE]
+    found = [path for path in (*beside, Path(SETTINGS_FILE)) if path.is_file()]
+    if len(found) == 2 and not found[0].samefile(found[1]):
+        raise UsageError(f"there are two files of settings, {found[0]} and {found[1]}", hint=f"name one: -c {found[0]}")
+    if found:
+        say(f"settings: {printable(str(found[0]))}")
+    return found[0] if found else None
+
+
+SETTINGS_FILE = "train.toml"  # as `train init` writes it
 
 
 def read_settings(path: Path | None, settings: list[str] | None, options: dict[str, Any],

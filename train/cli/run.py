@@ -61,7 +61,8 @@ def run(
         _prepare(kept, resume, start_from, ranks)
         with _preparing(ranks):
             start = None if kept.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
-            chosen = opt.read_settings(config, settings, options, None if start is None else start.state.config)
+            chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, options,
+                                       start.state.config if start else None)
             asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from)
             setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet,
                             alone=resume)

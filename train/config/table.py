@@ -10,10 +10,17 @@ from typing import Any
 from train.config.schema import Config
 from train.config.setting import Spec
 
-_COLUMN = 32  # where comments begin
+_COLUMN = 40  # where comments begin
+FIRST = ("method", "steps", "batch_size", "optimizer.lr", "lora.rank", "quantization", "gradient_checkpointing",
+         "validation.every", "sample.every", "checkpoint.every")  # what people change
 _HEAD = """\
-# Settings of a training run: train run MANIFEST -c train.toml. Every setting is here with its default;
-# defaults of commented lines depend on another setting or the data. A resumed run may change settings marked (r).
+# Settings of a training run: train run MANIFEST reads them from train.toml beside the manifest or in the current
+# directory, or from -c FILE. A resumed run may change settings marked (r). These are what people change:
+"""
+_REST = """\
+
+# ----------------------------------------------------------------------------------------------------------------
+# Every other setting with its default; defaults of commented lines depend on another setting or the data.
 """
 
 
@@ -63,15 +70,19 @@ SETTINGS: Mapping[str, Row] = {row.name: row for row in rows()}
 
 def as_toml() -> str:
     """The commented train.toml with every default: what `train init` writes."""
-    lines, section = [_HEAD], ""
-    for row in rows():
-        head, _, key = row.name.rpartition(".")
+    lines, section = [_HEAD, *(_line(SETTINGS[name]) for name in FIRST), _REST], ""
+    for row in (one for one in SETTINGS.values() if one.name not in FIRST):
+        head = row.name.rpartition(".")[0]
         if head != section:
-            lines += ["", f"[{head}]", f"# {SECTIONS[head].__doc__.splitlines()[0]}"]
+            lines += ["", f"# {head}: {SECTIONS[head].__doc__.splitlines()[0]}"]
             section = head
-        line = f"{'# ' if row.spec.derived else ''}{key} = {spell(row.value)}"
-        lines.append(f"{line:<{_COLUMN - 1}} # {row.told}{' (r)' if row.spec.resume else ''}")
+        lines.append(_line(row))
     return "\n".join(lines) + "\n"
+
+
+def _line(row: Row) -> str:
+    line = f"{'# ' if row.spec.derived else ''}{row.name} = {spell(row.value)}"
+    return f"{line:<{_COLUMN - 1}} # {row.told}{' (r)' if row.spec.resume else ''}"
 
 
 def spell(value: Any) -> str:

@@ -875,3 +875,37 @@ def test_settings_that_this_computer_makes_no_use_of_are_named(train, make):
     assert result.code == 0 and [line for line in result.err.splitlines() if "no effect" in line] == [
         "note: sample.steps and sample.size have no effect: sample.every is 0, and only train sample uses such "
         "settings then", cpu, one]
+
+
+@pytest.mark.parametrize("where", ["beside", "here"])
+def test_the_settings_file_of_init_is_used_and_named(train, make, tmp_path, monkeypatch, where):
+    made, here = make(), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    place = made.root if where == "beside" else here
+    (place / "train.toml").write_text("steps = 7\nbatch_size = 2\nsample.every = 0\nlora.rank = 2\n")
+    spelled = f"settings: {Path('train.toml') if where == 'here' else place / 'train.toml'}\n"
+    found = train("check", made.path)
+    assert found.err == spelled and "7 steps = " in found.out
+    assert train("check", made.path, "--steps", 3).out.splitlines()[-1].startswith("3 steps = ")
+    (here / "other.toml").write_text("steps = 9")
+    named = train("check", made.path, "-c", here / "other.toml")
+    assert named.err == "" and "9 steps = " in named.out
+    begun = train("run", made.path, "-o", made.root / "run", "--steps", 1, "--device", "cpu")
+    assert begun.code == 0 and spelled in begun.err
+    assert json.loads((made.root / "run" / "run.json").read_text())["config"]["batch_size"] == 2
+    (place / "train.toml").write_text("steps = 99")
+    again = train("run", made.path, "-o", made.root / "run", "--resume", "--steps", 1, "--device", "cpu")
+    assert "settings: " not in again.err, "a run that is continued keeps its own"
+
+
+def test_two_settings_files_are_not_chosen_from(train, make, tmp_path, monkeypatch):
+    made, here = make(), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for place in (here, made.root):
+        (place / "train.toml").write_text("steps = 7\n")
+    failed = train("check", made.path)
+    assert failed.code == 2 and "two files of settings" in failed.err and "hint: name one: -c " in failed.err
+    monkeypatch.chdir(made.root)
+    assert train("check", made.path).code == 0

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_file_holds_every_setting_with_its_default(tmp_path):
     (tmp_path / "train.toml").write_text(table.as_toml())
     assert load_config(tmp_path / "train.toml") == load_config(None) == Config(steps=2000)
-    bare = re.sub(r"^# (?=[a-z_]+ = )", "", table.as_toml(), flags=re.MULTILINE)
+    bare = re.sub(r"^# (?=[a-z_.0-9]+ = )", "", table.as_toml(), flags=re.MULTILINE)
     assert _names(tomllib.loads(bare)) == set(table.SETTINGS) == _names(asdict(Config()))
 
 
@@ -36,12 +36,14 @@ def test_the_example_in_manifests_is_the_file_of_train_init():
 
 
 def test_comments_begin_in_one_column_or_a_space_after_a_long_value():
-    lines = [line for line in table.as_toml().splitlines() if re.match(r"(# )?[a-z_0-9]+ = ", line)]
+    lines = [line for line in table.as_toml().splitlines() if re.match(r"(# )?[a-z_.0-9]+ = ", line)]
     assert len(lines) == len(table.SETTINGS)
-    for line, row in zip(lines, table.rows(), strict=True):
+    rows = [*map(table.SETTINGS.__getitem__, table.FIRST),
+            *(row for row in table.rows() if row.name not in table.FIRST)]
+    for line, row in zip(lines, rows, strict=True):
         value, _, told = line.partition(f"# {row.told}")
         assert told in ("", " (r)") and value.endswith(" "), line
-        assert len(value) == 32 or (len(value) > 32 and not value.endswith("  ")), line
+        assert len(value) == 40 or (len(value) > 40 and not value.endswith("  ")), line
 
 
 def test_values_in_words_are_the_bounds():
@@ -65,8 +67,22 @@ def test_each_setting_has_help_and_accepts_its_default_only_in_bounds(row):
 
 def test_a_default_that_follows_another_is_in_the_file_as_a_comment():
     text = table.as_toml()
-    assert "\n# alpha = 16.0" in text and "(default: rank)" in text
-    assert "\n# lr = 0.0001" in text and "\n# micro_batch = 4" in text and "\n# size = [512, 512]" in text
+    assert "\n# lora.alpha = 16.0" in text and "(default: rank)" in text
+    assert "\n# optimizer.lr = 0.0001" in text and "\n# micro_batch = 4" in text
+    assert "\n# sample.size = [512, 512]" in text
+
+
+def test_the_file_begins_with_what_people_change_and_takes_each_as_it_is(tmp_path):
+    first = table.as_toml().partition("# ----")[0]
+    assert [line.removeprefix("# ").partition(" = ")[0] for line in first.splitlines() if " = " in line] == [
+        *table.FIRST]
+    path = tmp_path / "train.toml"
+    path.write_text(table.as_toml().replace("lora.rank = 16 ", "lora.rank = 8 "))
+    assert load_config(path).lora.rank == 8
+    path.write_text(table.as_toml() + "[lora]\nalpha = 8\n")
+    with pytest.raises(ConfigError, match="Cannot declare") as error:
+        load_config(path)
+    assert "write lora.alpha = 8, and no section" in error.value.hint
 
 
 def test_what_a_resumed_run_may_change():
