@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def staged(files: ComponentFiles, dtype: torch.dtype = torch.float32) -> Iterato
         folder = Path(name) / files.folder.name
         folder.mkdir()
         for small, data in files.small.items():
-            kept = _without_paths(data) if small == "tokenizer_config.json" else data
+            kept = _WITHOUT_PATHS.get(small, bytes)(data)
             (folder / small).write_bytes(_of_plain(small, kept, stored.scales) if stored.scales.beside else kept)
         for path in files.weights:
             if stored.scales.beside:
@@ -53,10 +53,20 @@ def link_or_copy(target: Path, path: Path) -> None:
         shutil.copyfile(target, path)
 
 
-def _without_paths(data: bytes) -> bytes:
+def _config_without_paths(data: bytes) -> bytes:
     """A tokenizer's config without file paths: transformers prefers these to the files beside the config."""
     return json.dumps({key: value for key, value in json.loads(data).items()
                        if not (key.endswith("_file") and value is not None) and key != "init_inputs"}).encode()
+
+
+def _tokens_alone(data: bytes) -> bytes:
+    """A tokenizer's special tokens, without the other arguments that transformers would take from their file."""
+    return json.dumps({key: value for key, value in json.loads(data).items()
+                       if key.endswith(("_token", "_tokens"))}).encode()
+
+
+_WITHOUT_PATHS: Mapping[str, Callable[[bytes], bytes]] = {
+    "tokenizer_config.json": _config_without_paths, "special_tokens_map.json": _tokens_alone}
 
 
 def _of_plain(name: str, data: bytes, scales: Scales) -> bytes:

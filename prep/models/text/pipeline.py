@@ -20,6 +20,7 @@ from prep.models.files import ComponentFiles
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_model, load_part, load_tokenizer
 from prep.models.pipeline import pipeline_index
+from prep.models.text.chat import render_apart
 from prep.models.text.quantization import bitsandbytes_options, is_quantized
 
 CLIP_POSITIONS = 77  # if a config does not say
@@ -56,6 +57,8 @@ def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, An
     """The tokenizers of `model` by component name. Raises `ModelError`."""
     index = pipeline_index(model)
     found = {name: load_tokenizer(_class_of(index, name, model, family), one) for name, one in files.tokenizers.items()}
+    for name, tokenizer in found.items():
+        render_apart(tokenizer, files.tokenizers[name].folder)
     for name, encoder in files.encoders.items():
         tokenizer = found.get(tokenizer_name(name))
         if tokenizer is not None and _class_of(index, name, model, family).startswith("CLIPText"):

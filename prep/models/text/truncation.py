@@ -80,6 +80,8 @@ class TruncationFinder:
                     if tokenizer_name(name) in tokenizers}
             try:
                 rows = family.text.encode(pipeline, list(_PROBES), options, torch.device("cpu"))
+            except ModelError:
+                raise
             except Exception as error:  # some faulty configs fail only here
                 raise ModelError(f"the tokenizers of {model} cannot count the tokens of a caption: {first_line(error)}",
                                  hint=FETCH_AGAIN) from None

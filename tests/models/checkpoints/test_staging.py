@@ -48,3 +48,14 @@ def test_paths_of_files_in_a_tokenizers_config_are_dropped(tmp_path):
         assert json.loads((folder / "tokenizer_config.json").read_bytes()) == {
             "model_max_length": 77, "name_or_path": "openai/clip", "tokenizer_file": None, "errors": "replace"}
         assert {path.name for path in folder.iterdir()} == set(files.small)
+
+
+def test_of_the_map_of_special_tokens_only_tokens_are_taken(tmp_path):
+    """transformers takes any argument of a tokenizer from that file, also the path of another vocabulary."""
+    model = write_model(tmp_path / "model")
+    change_json(model / "tokenizer" / "special_tokens_map.json", tokenizer_file="/elsewhere/tokenizer.json", vocab={},
+                gguf_file="x.gguf", chat_template="{{ 1 }}", eos_token="</s>", additional_special_tokens=["<a>"])
+    with staged(tokenizer_files(model, "tokenizer")) as folder:
+        found = json.loads((folder / "special_tokens_map.json").read_bytes())
+    assert found["eos_token"] == "</s>" and found["additional_special_tokens"] == ["<a>"]
+    assert {name.rpartition("_")[2] for name in found} == {"token", "tokens"}
