@@ -17,9 +17,12 @@ from prep.export.formats import FORMATS
 def export(
     manifest: opt.ManifestArg,
     to: Annotated[str, choice("--to", words=FORMATS, help="safetensors: a file a sample; webdataset: tars; kohya: "
-                              "pictures with sd-scripts' caches; folder: pictures with captions")],
+                              "pictures with sd-scripts' caches and dataset.toml; folder: pictures with captions and "
+                              "masks")],
     output: Annotated[Path, typer.Option("-o", "--output", help="a new directory", show_default=False)],
     tar_mib: Annotated[int, typer.Option(help="with --to webdataset: size of a tar in MiB", min=1, max=1 << 16)] = 1024,
+    held_out: Annotated[bool, typer.Option("--held-out", help="with --to kohya or folder: write the validation "
+                                           "pictures, too, in a directory of their own")] = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Write the samples of a manifest for other programs.
@@ -28,7 +31,8 @@ def export(
     """
     from prep.export.run import export as run_export
 
-    done = run_export(manifest, to, output, tar_bytes=tar_mib << 20, progress=progress_unless(quiet))
+    done = run_export(manifest, to, output, tar_bytes=tar_mib << 20, held_out=held_out,
+                      progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -1,9 +1,10 @@
-"""Spells pictures and captions as a folder that most trainers and `datasets` read.
+"""Spells pictures, captions and masks as a folder that most trainers and `datasets` read.
 
-    STEM.jpg           the picture, byte for byte
-    STEM.txt           its captions, one a line, as OneTrainer, SimpleTuner and sd-scripts look for them
-    metadata.jsonl     a line a picture for Hugging Face `datasets` ("imagefolder"): file_name, text, captions, role,
-                       repeats, weight, size, buckets
+    train/3_photos/NAME.jpg             the picture, byte for byte; `prep.export.layout` has the directories
+    train/3_photos/NAME.txt             its captions, one a line, for OneTrainer, SimpleTuner and sd-scripts
+    train/3_photos/NAME-masklabel.png   its mask, where there is one, as OneTrainer looks for it
+    train/metadata.jsonl                a line a picture for Hugging Face `datasets` ("imagefolder"): file_name, text,
+                                        captions, role, repeats, weight, size, buckets; mask_file_name if there are any
 """
 
 from __future__ import annotations
@@ -11,26 +12,35 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import PurePosixPath
 
+from prep.export.layout import Picture
+from prep.export.masks import is_masked, whole_mask
 from prep.export.sample import Sample
 
 METADATA = "metadata.jsonl"
+MASK = "-masklabel.png"
 Make = Callable[[], bytes]  # raises `CacheError`
 
 
-def files(samples: Sequence[Sample]) -> dict[str, Make]:
-    """The files of one picture by name, with what makes their bytes: `samples` are it at each of its sizes."""
-    first = samples[0]
-    found: dict[str, Make] = {picture_name(first): first.picture}
-    if first.captions:
-        found[f"{first.stem}.txt"] = partial(caption_lines, first)
+def files(picture: Picture) -> dict[str, Make]:
+    """The files of one picture by name, with what makes their bytes."""
+    found = plain_files(picture)
+    if is_masked(picture.first):
+        found[f"{picture.stem}{MASK}"] = partial(whole_mask, largest(picture))
     return found
 
 
-def picture_name(sample: Sample) -> str:
-    """The picture's path in an export."""
-    return f"{sample.stem}{PurePosixPath(sample.name).suffix.lower()}"
+def plain_files(picture: Picture) -> dict[str, Make]:
+    """The picture itself, and its captions."""
+    found: dict[str, Make] = {picture.name: picture.first.picture}
+    if picture.first.captions:
+        found[f"{picture.stem}.txt"] = partial(caption_lines, picture.first)
+    return found
+
+
+def largest(picture: Picture) -> Sample:
+    """Its sample with the most pixels, whose mask is the finest."""
+    return max(picture.samples, key=lambda sample: sample.bucket[0] * sample.bucket[1])
 
 
 def caption_lines(sample: Sample) -> bytes:
@@ -38,10 +48,25 @@ def caption_lines(sample: Sample) -> bytes:
     return "".join(f"{' '.join(caption.split())}\n" for caption in sample.captions).encode()
 
 
-def metadata_line(samples: Sequence[Sample]) -> bytes:
-    """The picture's line in metadata.jsonl."""
-    facts = samples[0].facts()
-    line = {"file_name": picture_name(samples[0]), "text": (facts["captions"] or [""])[0],
+def metadata(pictures: Sequence[Picture]) -> dict[str, Make]:
+    """metadata.jsonl of each role's directory."""
+    found: dict[str, Make] = {}
+    for top in dict.fromkeys(picture.folder.partition("/")[0] for picture in pictures):
+        mine = [picture for picture in pictures if picture.folder.startswith(f"{top}/")]
+        masked = any(is_masked(picture.first) for picture in mine)
+        found[f"{top}/{METADATA}"] = partial(_lines, mine, len(top) + 1, masked=masked)
+    return found
+
+
+def _lines(pictures: Sequence[Picture], start: int, *, masked: bool) -> bytes:
+    return b"".join(json.dumps(_line(picture, start, masked=masked), ensure_ascii=False).encode() + b"\n"
+                    for picture in pictures)
+
+
+def _line(picture: Picture, start: int, *, masked: bool) -> dict[str, object]:
+    facts = picture.first.facts()
+    mask = f"{picture.stem[start:]}{MASK}" if is_masked(picture.first) else None
+    return {"file_name": picture.name[start:], "text": (facts["captions"] or [""])[0],
+            **({"mask_file_name": mask} if masked else {}),
             **{name: facts[name] for name in ("captions", "role", "repeats", "weight", "size")},
-            "buckets": [list(sample.bucket) for sample in samples]}
-    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+            "buckets": [list(sample.bucket) for sample in picture.samples]}

@@ -3,3 +3,4 @@
 from __future__ import annotations
 
 FORMATS = ("safetensors", "webdataset", "kohya", "folder")
+PICTURES = ("kohya", "folder")  # those that have pictures, and need them

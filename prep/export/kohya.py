@@ -11,15 +11,16 @@
     alpha_mask       float32 [H, W] in pixels, 0 to 1, where there is a mask
 
 Where a picture may be cached at several sizes, each name ends with `_{h}x{w}`, the latent's size: for all but SD 1.5,
-2.1 and SDXL. Pictures and captions (`STEM.txt`, one a line) are written along, since sd-scripts lists pictures. Its own
-text caches are left to itself: they depend on its training options.
+2.1 and SDXL. Pictures and captions (`STEM.txt`, one a line) are written along, since sd-scripts lists pictures;
+`prep.export.kohya_config` writes dataset.toml, and says where masks are. Its own text caches are left to itself: they
+depend on its training options.
 """
 
 from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,12 +29,17 @@ import numpy as np
 from prep.cache.values import Values
 from prep.errors import UsageError
 from prep.export import folder
+from prep.export.kohya_config import Plan
+from prep.export.layout import Picture
+from prep.export.masks import plain_view, whole_mask
 from prep.export.sample import Sample
+from prep.formatting import join_names
 from prep.geometry import Placement
 
 ARCHITECTURES = {"sd15": "sd", "sd21": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "lumina2": "lumina"}
 ONE_SIZE = ("sd", "sdxl")
 NORMALIZED = ("flux", "lumina")
+READ = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".jxl")  # the last two with their plugins
 SAVED = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can name
 
 
@@ -45,37 +51,56 @@ def architecture(family: str) -> str:
     return ARCHITECTURES[family]
 
 
-def files(samples: Sequence[Sample]) -> dict[str, folder.Make]:
-    """The files of one picture by name, with what makes their bytes: `samples` are it at each of its sizes.
+def check(pictures: Iterable[Picture], family: str) -> None:
+    """Raises `UsageError` for what sd-scripts cannot read."""
+    word, odd = architecture(family), []
+    for picture in pictures:
+        if word in ONE_SIZE and len(picture.samples) > 1:
+            raise UsageError(f"'{picture.first.name}' was encoded at {len(picture.samples)} sizes, but a cache of "
+                             f"'{word}' has one", hint="encode with one --resolution")
+        if picture.suffix not in READ:
+            odd.append(picture.first.name)
+    if odd:
+        raise UsageError(f"sd-scripts would pass over pictures in formats that it does not read ({len(odd)}): "
+                         f"{join_names(odd, 8)}", hint="convert them to PNG, and encode again; --to folder takes any")
 
-    Raises `UsageError`.
+
+def files(picture: Picture, plan: Plan) -> dict[str, folder.Make]:
+    """The files of one picture by name, with what makes their bytes."""
+    word = architecture(picture.first.of.manifest.document["family"])
+    width, height = picture.first.size
+    found = folder.plain_files(picture)
+    if plan.several(picture):
+        found[f"{picture.stem}.txt"] = partial(wildcard_lines, picture.first)
+    found[f"{picture.stem}_{width:04d}x{height:04d}_{word}.npz"] = partial(
+        _spell, picture.samples, word in ONE_SIZE, alpha=plan.alpha(picture))
+    if (mask := plan.mask_of(picture)) is not None:
+        found[mask] = partial(whole_mask, folder.largest(picture))
+    return found
+
+
+def wildcard_lines(sample: Sample) -> bytes:
+    """The captions for `enable_wildcard`, which draws a line, and takes braces for alternatives unless they are double.
     """
-    first = samples[0]
-    word = architecture(first.of.manifest.document["family"])
-    if word in ONE_SIZE and len(samples) > 1:
-        raise UsageError(f"'{first.name}' was encoded at {len(samples)} sizes, but a cache of '{word}' has one",
-                         hint="encode with one --resolution")
-    width, height = first.size
-    return {**folder.files(samples),
-            f"{first.stem}_{width:04d}x{height:04d}_{word}.npz": partial(_spell, samples, word in ONE_SIZE)}
+    return folder.caption_lines(sample).replace(b"{", b"{{").replace(b"}", b"}}")
 
 
-def _spell(samples: Sequence[Sample], one_size: bool) -> bytes:
+def _spell(samples: Sequence[Sample], one_size: bool, *, alpha: bool) -> bytes:
     """The cache of one picture."""
     arrays: dict[str, Values] = {}
     for sample in samples:
-        found = _arrays(sample)
+        found = _arrays(sample, alpha=alpha)
         rows, columns = found["latents"].shape[1:]
         ending = "" if one_size else f"_{rows}x{columns}"
         arrays |= {f"{name}{ending}": values for name, values in found.items()}
     return npz(arrays)
 
 
-def _arrays(sample: Sample) -> dict[str, Values]:
-    """Of the first view, and of a mirrored one of the same crop."""
+def _arrays(sample: Sample, *, alpha: bool) -> dict[str, Values]:
+    """Of the first view, and of a mirrored one of the same crop. `alpha`: with a mask in any case."""
     views = list(sample.views)
     placed = {view: sample.placement(view) for view in views}
-    first = next((view for view in views if not placed[view].flip), views[0])
+    first = plain_view(sample)
     width, height = sample.bucket
     found = {"latents": _normalized(sample, first), "original_size": np.array(sample.size),
              "crop_ltrb": np.array(crop_ltrb(placed[first]))}
@@ -85,6 +110,8 @@ def _arrays(sample: Sample) -> dict[str, Values]:
     if (mask := sample.mask(first)) is not None:
         cells = mask.values()[0].astype(np.float32) / 255
         found["alpha_mask"] = cells.repeat(height // cells.shape[0], 0).repeat(width // cells.shape[1], 1)
+    elif alpha:
+        found["alpha_mask"] = np.ones((height, width), np.float32)
     return found
 
 

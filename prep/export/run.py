@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prep.digest import canonical, seal
 from prep.errors import PathError, UsageError
-from prep.export import folder, kohya, safetensors, webdataset
-from prep.export.formats import FORMATS
+from prep.export import folder, kohya, kohya_config, safetensors, webdataset
+from prep.export.formats import FORMATS, PICTURES
+from prep.export.layout import Picture, lay_out
 from prep.export.sample import Sample, Samples
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
@@ -26,6 +27,7 @@ from prep.progress import Progress, Tick, silent
 
 MARKER, MARKED = ".latentry-export.json", "latentry/exporting"  # says of what a directory is an export
 MARKER_BYTES = 1 << 12
+LAYOUT = 2  # of pictures: raised when `prep.export.layout` names them otherwise
 _LEFT = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
@@ -36,6 +38,7 @@ class ExportReport:
     to: str
     output: Path
     samples: int
+    left_out: int  # samples that are held out, and were not asked for
     files: int  # of the export, also those that an earlier run had written
     written: int  # by this run
     bytes: int  # by this run
@@ -43,13 +46,15 @@ class ExportReport:
     def as_json(self) -> dict[str, Any]:
         """The document of `prep export --json`."""
         return {"format": "latentry/export", "version": 1, "to": self.to, "output": str(self.output),
-                "samples": self.samples, "files": self.files, "written": self.written, "bytes": self.bytes}
+                "samples": self.samples, "left_out": self.left_out, "files": self.files, "written": self.written,
+                "bytes": self.bytes}
 
     def as_text(self) -> str:
         """The output of `prep export`."""
         earlier = f", {counted(self.files - self.written, 'file')} from before" if self.files > self.written else ""
+        left = f"; {counted(self.left_out, 'held-out sample')} left out, which --held-out writes"
         return (f"{self.output}: {counted(self.samples, 'sample')} in {counted(self.written, 'file')} "
-                f"({format_bytes(self.bytes)}){earlier}")
+                f"({format_bytes(self.bytes)}){earlier}{left if self.left_out else ''}")
 
 
 class _Files:
@@ -59,52 +64,59 @@ class _Files:
         self.root = root
         self.files = self.written = self.bytes = 0
 
-    def lacks(self, name: str) -> bool:
-        """Counts a file; whether it has to be written."""
-        self.files += 1
-        return not (self.root / name).is_file()
+    def write_lacking(self, files: Mapping[str, folder.Make]) -> None:
+        """Makes and writes those of the files that are not there."""
+        for name, make in files.items():
+            self.files += 1
+            path = self.root / name
+            if not path.is_file():
+                data = make()
+                atomic.make_dirs(path.parent)
+                atomic.write_atomic(path, data)
+                self.written += 1
+                self.bytes += len(data)
 
-    def write(self, name: str, data: atomic.Buffer) -> None:
-        """Writes a file that was lacking."""
-        path = self.root / name
-        atomic.make_dirs(path.parent)
-        atomic.write_atomic(path, data)
-        self.written += 1
-        self.bytes += memoryview(data).nbytes
 
+def export(manifest: Path, to: str, output: Path, *, tar_bytes: int = 1 << 30, held_out: bool = False,
+           progress: Progress = silent) -> ExportReport:
+    """Writes the samples of a manifest to the directory `output`, which is new, empty, or an export of the same.
 
-def export(manifest: Path, to: str, output: Path, *, tar_bytes: int = 1 << 30, progress: Progress = silent
-           ) -> ExportReport:
-    """Writes all samples of a manifest to the directory `output`, which is new, empty, or an export of the same.
-
-    `to` is one of `FORMATS`. Raises `PathError`, `ManifestError`, `CacheError`, and `UsageError` for samples that the
-    format cannot hold.
+    `to` is one of `FORMATS`; of those with pictures, `held_out` asks for the validation samples, too. Checks all
+    pictures before it writes anything. Raises `PathError`, `ManifestError`, `CacheError`, and `UsageError` for samples
+    that the format cannot hold.
     """
     if to not in FORMATS:
         raise UsageError(f"--to is {brief(to)}, expected one of: {', '.join(FORMATS)}{suggest(to, FORMATS)}")
+    if held_out and to not in PICTURES:
+        raise UsageError(f"--held-out is given with --to {to}, which has the samples of all roles",
+                         hint="omit --held-out")
     refuse_url(output)
     samples = Samples(open_manifest(read_manifest(manifest)))
+    asked = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
+             **({"layout": LAYOUT, "held_out": held_out} if to in PICTURES else {})}
+    pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
-        kohya.architecture(samples.manifest.document["family"])
-    made = _Files(output)
-    _begin(output, {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes})
-    with progress(f"exporting as {to}", len(samples), "samples") as tick:
-        if to == "webdataset":
+        kohya.check(pictures, samples.manifest.document["family"])
+    _check_output(output, asked)
+    with progress("checking pictures", len(pictures), "pictures") as tick:
+        for picture in pictures:
+            picture.first.picture()
+            tick(1)
+    _begin(output, asked)
+    made, count = _Files(output), sum(len(one.samples) for one in pictures) if to in PICTURES else len(samples)
+    with progress(f"exporting as {to}", count, "samples") as tick:
+        if to in PICTURES:
+            _write_pictures(made, pictures, to, tick)
+        elif to == "webdataset":
             _write_tars(made, samples, tar_bytes, tick)
-        elif to == "safetensors":
-            for sample in samples:
-                name = f"{sample.stem}.safetensors"
-                if made.lacks(name):
-                    made.write(name, safetensors.spell(sample))
-                tick(1)
         else:
-            _write_pictures(made, samples, to, tick)
-    return ExportReport(to=to, output=output, samples=len(samples), files=made.files, written=made.written,
-                        bytes=made.bytes)
+            _write_rows(made, samples, tick)
+    return ExportReport(to=to, output=output, samples=count, left_out=len(samples) - count, files=made.files,
+                        written=made.written, bytes=made.bytes)
 
 
-def _begin(output: Path, asked: Mapping[str, Any]) -> None:
-    """Marks a new or empty directory; accepts one that is marked for the same. Raises `PathError`."""
+def _check_output(output: Path, asked: Mapping[str, Any]) -> None:
+    """Raises `PathError` unless the directory is new or empty, or an export of the same."""
     if output.exists() and not output.is_dir():
         raise PathError(f"{output} is a file, expected a new directory")
     marker = output / MARKER
@@ -116,34 +128,35 @@ def _begin(output: Path, asked: Mapping[str, Any]) -> None:
         if {name: found.get(name) for name in asked} != dict(asked):
             raise PathError(f"{output} has an export of another manifest, or in another format",
                             hint="name a new directory with -o")
-        for left in output.rglob(".*.partial"):  # of a run that was killed
+    elif output.is_dir() and any(output.iterdir()):
+        raise PathError(f"{output} is not empty", hint="name a new directory with -o")
+
+
+def _begin(output: Path, asked: Mapping[str, Any]) -> None:
+    """Marks a directory as an export; removes what a run that was killed left in one that is marked."""
+    if (output / MARKER).is_file():
+        for left in output.rglob(".*.partial"):
             if _LEFT.fullmatch(left.name):
                 atomic.remove(left)
         return
-    if output.is_dir() and any(output.iterdir()):
-        raise PathError(f"{output} is not empty", hint="name a new directory with -o")
     atomic.make_dirs(output.absolute())
-    atomic.write_atomic(marker, canonical(seal({"format": MARKED, "version": 1, **asked})))
+    atomic.write_atomic(output / MARKER, canonical(seal({"format": MARKED, "version": 1, **asked})))
 
 
-def _write_pictures(made: _Files, samples: Iterable[Sample], to: str, tick: Tick) -> None:
-    """Files of each picture, whose samples follow one another; then metadata.jsonl."""
-    pictures = _by_picture(samples)
-    for some in pictures:
-        for name, make in (folder if to == "folder" else kohya).files(some).items():
-            if made.lacks(name):
-                made.write(name, make())
-        tick(len(some))
-    if to == "folder" and made.lacks(folder.METADATA):
-        made.write(folder.METADATA, b"".join(map(folder.metadata_line, pictures)))
+def _write_pictures(made: _Files, pictures: Sequence[Picture], to: str, tick: Tick) -> None:
+    """The files of each picture, then what lists them."""
+    plan = kohya_config.Plan(pictures)
+    for picture in pictures:
+        made.write_lacking(folder.files(picture) if to == "folder" else kohya.files(picture, plan))
+        tick(len(picture.samples))
+    made.write_lacking(folder.metadata(pictures) if to == "folder" else {kohya_config.NAME: plan.config})
 
 
-def _by_picture(samples: Iterable[Sample]) -> list[list[Sample]]:
-    """The samples of each picture, in the order of the first: a picture at several sizes makes several."""
-    def whose(sample: Sample) -> tuple[int, str]:
-        return int(sample.of.columns.source[sample.number]), sample.name
-
-    return [list(some) for _, some in groupby(sorted(samples, key=whose), whose)]
+def _write_rows(made: _Files, samples: Samples, tick: Tick) -> None:
+    """A file of rows for each sample."""
+    for sample in samples:
+        made.write_lacking({f"{sample.stem}.safetensors": partial(safetensors.spell, sample)})
+        tick(1)
 
 
 def _write_tars(made: _Files, samples: Samples, most: int, tick: Tick) -> None:

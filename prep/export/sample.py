@@ -19,8 +19,10 @@ from prep.cache.reader import Reader
 from prep.cache.records import RowRef
 from prep.cache.values import Values, values_of
 from prep.digest import digest_bytes
-from prep.errors import CacheError
+from prep.errors import CacheError, PathError
+from prep.export.pictures import PictureFiles
 from prep.formatting import printable
+from prep.fs.blob import read_blob
 from prep.geometry import Placement, Size
 from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest
@@ -50,6 +52,7 @@ class Samples:
         self.columns: SampleColumns = opened.samples
         self._shards = [shard["digest"] for shard in opened.shards]
         self._reader = Reader(opened.manifest.cache_root)
+        self.files = PictureFiles(opened.manifest.sources)
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -101,6 +104,21 @@ class Sample:
         return self.of.columns.name(self.number)
 
     @property
+    def source(self) -> int:
+        """The number of its source."""
+        return int(self.of.columns.source[self.number])
+
+    @property
+    def role(self) -> str:
+        """What it is for: train, validation or prior."""
+        return str(self.of.columns.table["role"][self.number].as_py())
+
+    @property
+    def repeats(self) -> int:
+        """How often an epoch shows it."""
+        return int(self.of.columns.repeats[self.number])
+
+    @property
     def bucket(self) -> Size:
         """Width and height in pixels of what was encoded."""
         return self.of.manifest.buckets[int(self.of.columns.bucket[self.number])]
@@ -149,16 +167,15 @@ class Sample:
 
     def picture(self) -> bytes:
         """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
-        columns, sources = self.of.columns, self.of.manifest.sources
-        source = sources[int(columns.source[self.number])]
-        if source is not None and source.suffix == ".tar":  # also braces and globs end so
-            raise self._without_picture(" as a file: it is in a tar")
         try:
-            data = columns.picture_bytes(self.number, sources)
+            blob = self.of.files.find(self.source, self.name)
+            data = b"" if blob is None else read_blob(blob)
         except OSError as error:
             raise self._without_picture(f": {error.strerror or error}") from None
-        if digest_bytes(data) != columns.picture_digest(self.number):
-            raise self._without_picture(" as it was encoded: moved, edited, or in a tar or a table")
+        except (PathError, ValueError) as error:
+            raise self._without_picture(f": {error}") from None
+        if digest_bytes(data) != self.of.columns.picture_digest(self.number):
+            raise self._without_picture(" as it was encoded: it was moved or edited")
         return data
 
     def _without_picture(self, why: str) -> CacheError:
@@ -170,8 +187,8 @@ class Sample:
         """What is known of the sample beside its rows, as JSON has it."""
         columns, number = self.of.columns, self.number
         return {
-            "id": columns.ids[number].tobytes().hex(), "name": self.name, "role": columns.table["role"][number].as_py(),
-            "size": list(self.size), "bucket": list(self.bucket), "repeats": int(columns.repeats[number]),
+            "id": columns.ids[number].tobytes().hex(), "name": self.name, "role": self.role,
+            "size": list(self.size), "bucket": list(self.bucket), "repeats": self.repeats,
             "weight": float(columns.weight[number]), "captions": self.captions,
             "caption_weights": [float(columns.texts["weight"][text]) for text in self.texts],
             "views": [{"scaled": list(place.scaled), "crop": list(place.crop), "flip": place.flip}

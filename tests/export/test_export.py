@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from safetensors.torch import load_file
+from sd_scripts import read_config
 
 from prep.errors import CacheError, PathError, UsageError
 from prep.export import kohya, run
@@ -99,12 +99,13 @@ def test_kohya_caches_are_as_its_rules_say(prep, encoded, photos, tmp_path):
     assert told.code == 0, told.err
     Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(told.json)
     samples = list(Samples(open_manifest(read_manifest(encoded))))
-    assert told.json["samples"] == len(samples) == 7
+    assert (told.json["samples"], told.json["left_out"], len(samples)) == (7, 0, 7)
+    out = tmp_path / "out" / "train" / "1_photos"
     for sample in samples:
         stem, (width, height) = sample.name.removesuffix(".png"), sample.size
-        assert (tmp_path / "out" / sample.name).read_bytes() == (photos / sample.name).read_bytes()
-        assert (tmp_path / "out" / f"{stem}.txt").read_text() == f"{sample.captions[0]}\n"
-        with np.load(tmp_path / "out" / f"{stem}_{width:04d}x{height:04d}_sd.npz", allow_pickle=False) as arrays:
+        assert (out / sample.name).read_bytes() == (photos / sample.name).read_bytes()
+        assert (out / f"{stem}.txt").read_text() == f"{sample.captions[0]}\n"
+        with np.load(out / f"{stem}_{width:04d}x{height:04d}_sd.npz", allow_pickle=False) as arrays:
             masked = stem in ("0", "2")
             assert set(arrays) == {"latents", "latents_flipped", "original_size", "crop_ltrb",
                                    *(["alpha_mask"] if masked else [])}
@@ -138,31 +139,35 @@ def test_a_picture_at_two_sizes_is_one_file_where_names_say_the_size(prep, photo
     facts = read_manifest(tmp_path / "m.json").document["latents"]
     shift, scale = float(facts["shift_factor"]), float(facts["scaling_factor"])
     for sample in Samples(open_manifest(read_manifest(tmp_path / "m.json"))):
-        (file,) = (tmp_path / "out").glob(f"{Path(sample.name).stem}_*_flux.npz")
+        (file,) = (tmp_path / "out" / "train" / "1_photos").glob(f"{Path(sample.name).stem}_*_flux.npz")
         with np.load(file) as arrays:  # as flux_models.AutoEncoder encodes
             wanted = scale * (sample.latent(sample.views[0])["latent"].values() - shift)
             height, width = wanted.shape[1:]
             np.testing.assert_allclose(arrays[f"latents_{height}x{width}"], wanted, rtol=1e-5, atol=1e-6)
-    with zipfile.ZipFile(tmp_path / "out" / "0_0096x0096_flux.npz") as archive:
+    with zipfile.ZipFile(tmp_path / "out" / "train" / "1_photos" / "0_0096x0096_flux.npz") as archive:
         assert archive.testzip() is None
         assert set(archive.namelist()) == {f"{name}_{side}x{side}.npy" for side in (8, 12)
                                            for name in ("latents", "original_size", "crop_ltrb", "alpha_mask")}
-    assert len(list((tmp_path / "out").glob("*.npz"))) == 3
+    assert len(list((tmp_path / "out").rglob("*.npz"))) == 3
+    small, large = read_config(tmp_path / "out" / "dataset.toml")
+    assert (small["resolution"], large["resolution"]) == (64, 96) and small["shown"] == large["shown"]
     report = export(tmp_path / "m.json", "folder", tmp_path / "folder")
-    lines = [json.loads(line) for line in (tmp_path / "folder" / "metadata.jsonl").read_text().splitlines()]
-    assert report.samples == 6 and [line["file_name"] for line in lines] == ["0.png", "1.png", "2.png"]
+    lines = [json.loads(line) for line in (tmp_path / "folder" / "train" / "metadata.jsonl").read_text().splitlines()]
+    assert report.samples == 6 and [line["file_name"] for line in lines] == [f"1_photos/{one}.png" for one in range(3)]
     assert lines[0]["buckets"] == [[64, 64], [96, 96]] and lines[1]["text"] == "picture number 1"
 
 
 def test_a_folder_has_pictures_captions_and_metadata(encoded, photos, tmp_path):
     report = export(encoded, "folder", tmp_path / "out")
     found = files_of(tmp_path / "out")
-    assert report.files == len(found) - 1 == 15  # the mark of an export is none of its files
-    assert {name: data for name, data in found.items() if name.endswith(".png")} == {
-        path.name: path.read_bytes() for path in photos.glob("?.png")}
-    lines = [json.loads(line) for line in found["metadata.jsonl"].splitlines()]
+    assert report.files == len(found) - 1 == 17  # the mark of an export is none of its files
+    assert {name: data for name, data in found.items() if name.endswith(".png") and "mask" not in name} == {
+        f"train/1_photos/{path.name}": path.read_bytes() for path in photos.glob("?.png")}
+    lines = [json.loads(line) for line in found["train/metadata.jsonl"].splitlines()]
     assert {line["file_name"]: line["text"] for line in lines} == {
-        path.name: path.with_suffix(".txt").read_text() for path in photos.glob("?.png")}
+        f"1_photos/{path.name}": path.with_suffix(".txt").read_text() for path in photos.glob("?.png")}
+    assert {line["mask_file_name"] for line in lines} == {
+        None, "1_photos/0-masklabel.png", "1_photos/2-masklabel.png"}
     assert all(line["captions"] == [line["text"]] and line["role"] == "train" for line in lines)
 
 
@@ -214,25 +219,14 @@ def test_only_a_new_directory_or_the_same_export_is_written_to(make, tmp_path):
 def test_a_picture_that_is_gone_or_edited_is_refused(encoded, photos, tmp_path):
     data = (photos / "3.png").read_bytes()
     (photos / "3.png").write_bytes(data + b"x")
-    with pytest.raises(CacheError, match=r"the picture of '3\.png' is not in its source "
-                                         "as it was encoded: moved, edited, or in a tar or a table"):
+    with pytest.raises(CacheError, match=r"the picture of '3\.png' is not in its source as it was encoded"):
         export(encoded, "folder", tmp_path / "out")
+    assert not (tmp_path / "out").exists(), "all pictures are checked before anything is written"
     (photos / "3.png").unlink()
     with pytest.raises(CacheError, match=r"the picture of '3\.png' is not in its source: No such file"):
         export(encoded, "kohya", tmp_path / "kohya")
+    assert not (tmp_path / "kohya").exists()
     assert export(encoded, "safetensors", tmp_path / "rows").samples == 7
-
-
-def test_a_picture_in_a_tar_is_no_file(prep, photos, tiny_model, tmp_path):
-    tar = tmp_path / "some.tar"
-    with tarfile.open(tar, "w") as file:
-        for name in ("3.png", "3.txt"):
-            file.add(photos / name, arcname=name)
-    done = prep("encode", tar, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
-                "--resolution", 96, "--step", 16)
-    assert done.code == 0, done.err
-    with pytest.raises(CacheError, match=r"the picture of '.*3\.png' is not in its source as a file: it is in a tar"):
-        export(tmp_path / "m.json", "folder", tmp_path / "out")
 
 
 def test_a_family_or_a_format_that_is_not_known(make, prep, tmp_path, monkeypatch):

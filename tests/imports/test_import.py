@@ -111,13 +111,14 @@ def test_an_export_comes_back(prep, run, folder, sd15, tmp_path, manifest, famil
                 "--crop", "random", "--flip", "both", "--device", "cpu", "--quiet")
     assert told.code == 0, told.err
     assert prep("export", tmp_path / "own.json", "--to", "kohya", "-o", tmp_path / "out", "--quiet").code == 0
-    told = run(model, "--flip", "both", "--verify", 3 if family == "sd15" else 0, "--json", source=tmp_path / "out")
+    told = run(model, "--flip", "both", "--verify", 3 if family == "sd15" else 0, "--json",
+               source=tmp_path / "out" / "train")
     assert told.json["rejected"] == []
     there, here = (list(Samples(open_manifest(each))) for each in (read_manifest(tmp_path / "own.json"), manifest()))
     assert len(there) == len(here) >= 6
     wanted = {(one.name, one.bucket): one for one in there}
     for sample in here:
-        other = wanted[sample.name, sample.bucket]
+        other = wanted[Path(sample.name).name, sample.bucket]
         assert [sample.placement(view) for view in sample.views] == [other.placement(view) for view in other.views]
         for mine, theirs in zip(sample.views, other.views, strict=True):
             a, b = sample.latent(mine)["latent"].values(), other.latent(theirs)["latent"].values()
@@ -138,12 +139,12 @@ def test_masks_of_an_export_come_back_from_their_directory(prep, run, folder, sd
                 "--resolution", 96, "--step", 16, "--device", "cpu", "--quiet", *masks)
     assert told.code == 0, told.err
     assert prep("export", tmp_path / "own.json", "--to", "kohya", "-o", tmp_path / "out", "--quiet").code == 0
-    assert run(sd15, *masks, "--json", source=tmp_path / "out").json["rejected"] == []
+    assert run(sd15, *masks, "--json", source=tmp_path / "out" / "train").json["rejected"] == []
     there, here = (list(Samples(open_manifest(each))) for each in (read_manifest(tmp_path / "own.json"), manifest()))
     wanted = {one.name: one.mask(next(iter(one.views))) for one in there}
     assert sum(one is not None for one in wanted.values()) == 2
     for sample in here:
-        mine, theirs = sample.mask(next(iter(sample.views))), wanted[sample.name]
+        mine, theirs = sample.mask(next(iter(sample.views))), wanted[Path(sample.name).name]
         assert (mine is None) == (theirs is None)
         if mine is not None:
             np.testing.assert_array_equal(mine.values(), theirs.values())

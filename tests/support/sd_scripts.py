@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,60 @@ def buckets(side: int, steps: int) -> list[tuple[int, int]]:
         if height >= steps * 2:
             found |= {(width, height), (height, width)}
     return sorted(found)
+
+
+# ---- dataset.toml ----------------------------------------------------------------------------------------------------
+
+GENERAL = {"caption_extension", "enable_wildcard", "flip_aug", "num_repeats"}
+DATASET = {"resolution", "enable_bucket", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso",
+           "bucket_no_upscale", "subsets"}
+DREAMBOOTH = {"image_dir", "num_repeats", "is_reg", "alpha_mask", "flip_aug", "enable_wildcard"}
+CONTROLNET = {"image_dir", "num_repeats", "conditioning_data_dir", "flip_aug", "enable_wildcard"}
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+
+
+def read_config(file: Path) -> list[dict[str, Any]]:
+    """The datasets of a config by `config_util.ConfigSanitizer`: unknown keys are refused, and a dataset is
+    ControlNet's if all of its subsets have conditioning_data_dir. Each has `shown`: path → (repeats, caption, mask path
+    or None)."""
+    config = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert set(config) <= {"general", "datasets"} and set(config.get("general", {})) <= GENERAL
+    for dataset in config["datasets"]:
+        controlled = all("conditioning_data_dir" in subset for subset in dataset["subsets"])
+        assert set(dataset) <= DATASET
+        assert all(set(subset) <= (CONTROLNET if controlled else DREAMBOOTH) for subset in dataset["subsets"])
+        assert dataset["min_bucket_reso"] <= dataset["resolution"] <= dataset["max_bucket_reso"]
+        dataset["shown"] = _shown(file.parent, dataset["subsets"], config["general"]["caption_extension"])
+    return list(config["datasets"])
+
+
+def _shown(root: Path, subsets: Sequence[dict[str, Any]], extension: str) -> dict[str, tuple[int, str, str | None]]:
+    """`DreamBoothDataset.__init__`: regularization images are repeated until they are as many as training images."""
+    found, regular, trained = {}, [], 0
+    assert len({subset["image_dir"] for subset in subsets}) == len(subsets)
+    for subset in subsets:
+        paths = sorted(one for one in (root / subset["image_dir"]).iterdir() if one.suffix.lower() in EXTENSIONS)
+        assert paths
+        masks = subset.get("conditioning_data_dir")
+        if masks is not None:  # exactly one for each image
+            assert {one.stem for one in (root / masks).iterdir()} == {one.stem for one in paths}
+        for path in paths:
+            caption = path.with_suffix(extension).read_text(encoding="utf-8").splitlines()[0].strip()
+            entry = [subset["num_repeats"], caption, None if masks is None else f"{masks}/{path.stem}.png"]
+            name = path.relative_to(root).as_posix()
+            if subset.get("is_reg"):
+                regular.append((name, entry))
+            else:
+                found[name] = entry
+                trained += entry[0]
+    shown, first = 0, True
+    while regular and shown < trained:
+        for name, entry in regular:
+            if first:
+                found[name] = entry
+            entry[0] += not first
+            shown += entry[0] if first else 1
+            if shown >= trained:
+                break
+        first = False
+    return {name: (repeats, caption, mask) for name, (repeats, caption, mask) in found.items()}

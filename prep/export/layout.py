@@ -1,0 +1,101 @@
+"""Lays pictures out for other trainers: a directory for each role, each source and each number of repeats.
+
+    train/3_photos/NAME.jpg             10 pictures that an epoch shows three times
+    regularization/1_people/NAME.jpg
+    validation/1_photos/NAME.jpg        only on request: no trainer knows that these are held out
+
+sd-scripts and OneTrainer look into no directory below the one that they are given, so a name like `sub/a.jpg` becomes
+`sub_a.jpg`. A name that two pictures would have gets a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import PurePosixPath
+
+from prep.export.sample import Sample, Samples, safe_path
+from prep.geometry import Size
+
+ROLES = {"train": "train", "prior": "regularization", "validation": "validation"}
+REPEATED = re.compile(r"\d+_")  # as sd-scripts names directories
+PLAIN = {".jpe": ".jpg", ".jfif": ".jpg", ".dib": ".bmp"}  # other trainers know a format by fewer endings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A picture in an export, with its samples: one for each size at which it was encoded."""
+
+    samples: Sequence[Sample]
+    folder: str  # below the export: train/3_photos
+    stem: str  # its path below the export, without suffix
+
+    @property
+    def first(self) -> Sample:
+        """Its first sample: name, captions and role are those of all."""
+        return self.samples[0]
+
+    @property
+    def role(self) -> str:
+        """The role of its samples."""
+        return self.first.role
+
+    @property
+    def repeats(self) -> dict[Size, int]:
+        """How often an epoch shows it, by bucket."""
+        return {sample.bucket: sample.repeats for sample in self.samples}
+
+    @property
+    def name(self) -> str:
+        """Its path below the export."""
+        return f"{self.stem}{self.suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """Its ending."""
+        suffix = PurePosixPath(self.first.name).suffix.lower()
+        return PLAIN.get(suffix, suffix)
+
+
+def lay_out(samples: Samples, *, held_out: bool) -> list[Picture]:
+    """The pictures of an export in the order of source and name; those that are held out only if `held_out`."""
+    taken: set[str] = set()
+    folders: dict[tuple[object, ...], str] = {}
+    found = []
+    pictures = _by_picture(sample for sample in samples if held_out or sample.role != "validation")
+    most = max(map(len, pictures), default=0)
+    for some in pictures:
+        first, repeats = some[0], [one.repeats for one in some]
+        repeats = [1] * len(some) if first.role == "validation" else repeats
+        key = first.role, first.source, *repeats, *((one.bucket for one in some) if len(some) < most else ())
+        if key not in folders:
+            folders[key] = _unique(f"{ROLES[first.role]}/{repeats[0]}_{_source_name(first)}", taken)
+        name = safe_path(str(PurePosixPath(first.name).with_suffix(""))).replace("/", "_")
+        found.append(Picture(samples=some, folder=folders[key], stem=_unique(f"{folders[key]}/{name}", taken)))
+    return found
+
+
+def _by_picture(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """The samples of each picture, in the order of the first: a picture at several sizes makes several."""
+    def whose(sample: Sample) -> tuple[int, str, str]:
+        return sample.source, sample.name, sample.role
+
+    return [list(some) for _, some in groupby(sorted(samples, key=whose), whose)]
+
+
+def _source_name(sample: Sample) -> str:
+    """What the directory of a source is called, without the repeats that it may have there."""
+    place = sample.of.manifest.sources[sample.source]
+    name = "" if place is None else place.stem if place.suffix == ".tar" else place.name
+    return REPEATED.sub("", safe_path(re.sub(r"[{}\[\]*?]", "", name)), count=1).strip("_ ") or f"source{sample.source}"
+
+
+def _unique(path: str, taken: set[str]) -> str:
+    """A path that is not taken, also where case does not count; takes it."""
+    found, copy = path, 2
+    while found.casefold() in taken:
+        found, copy = f"{path}-{copy}", copy + 1
+    taken.add(found.casefold())
+    return found
