@@ -23,7 +23,7 @@ from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
 from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
 from prep.models.latents import latent_facts, require_posterior, vae_compute
-from prep.models.pipeline import infer_family, prediction_of
+from prep.models.pipeline import family_of, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
@@ -67,7 +67,7 @@ class ResolvedRecipe:
 def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
                    latents_from: LatentSource | None = None, progress: Progress = silent) -> ResolvedRecipe:
     """Resolves `recipe` and `prompts` to keys and rows. Raises `PathError`, `ConfigError`, `ModelError`."""
-    family = recipe.model.family or infer_family(model)
+    family = family_of(model, recipe.model.family)
     options = text_options_of(FAMILIES[family], recipe.model, Configs(model))
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text=FAMILIES[family].text.shapes(Configs(model), options),

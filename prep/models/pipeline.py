@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
 from prep.models.components import class_of
 from prep.models.configs import Configs
-from prep.models.families.registry import families_of_pipeline
+from prep.models.families.registry import FAMILIES, families_of_pipeline
 from prep.models.family import Family, Prediction
 from prep.models.files import (
     CONFIG_BYTES,
@@ -51,20 +52,45 @@ def pipeline_index(model: Path) -> dict[str, Any]:
     return read_config(model / "model_index.json")
 
 
-def infer_family(model: Path) -> str:
+def infer_family(model: Path, named: str = "") -> str:
     """The family of the pipeline directory `model`, from its class name, and from its configs where several families
-    have that class. Raises `ModelError`.
+    have that class. Of a class that is not known: `named`, if the model is like those. Raises `ModelError`.
     """
-    name, configs = pipeline_index(model).get("_class_name"), Configs(model)
+    index, configs = pipeline_index(model), Configs(model)
+    name = index.get("_class_name")
     families = families_of_pipeline(name)
-    for family in families.values():
+    known = families or {one: FAMILIES[one] for one in (named,) if one and _has_components(index, FAMILIES[one])}
+    for family in known.values():
         if family.fits is None or family.fits(configs):
             return family.name
     spelled = name if isinstance(name, str) and len(name) < 80 else brief(name)
     why = f"but its configs are of no known family: {' and '.join(families)} have other inputs" if families else (
         "which belongs to no known family")
-    raise ModelError(f"{model} is a {spelled}, {why}",
-                     hint="prep models lists the known families; set family in [model] if it is one of them")
+    if named and not families:
+        why += f", and its components are not those of '{named}'"
+    raise ModelError(f"{model} is a {spelled}, {why}", hint="prep models lists the known families; "
+                     + ("a model with other inputs cannot be trained" if families or named else
+                        "set family in [model] of a recipe if it is one of them"))
+
+
+def _has_components(index: Mapping[str, Any], family: Family) -> bool:
+    """Whether a pipeline has the components of a family, and of its classes."""
+    def is_one(name: str, kinds: tuple[tuple[str, str], ...]) -> bool:
+        there = index.get(name)
+        return name in family.optional if there in (None, [None, None]) else isinstance(there, list) and (
+            tuple(there) in kinds)
+
+    return all(is_one(name, kinds) for name, kinds in family.components.items())
+
+
+def family_of(model: Path, named: str) -> str:
+    """The family of the pipeline directory `model`, which a recipe may have `named`. Raises `ModelError`, also for the
+    name of another family than training would find."""
+    found = infer_family(model, named)
+    if named not in ("", found):
+        raise ModelError(f"{model} is of family '{found}', but family in [model] of the recipe is '{named}'",
+                         hint="leave family out of [model]: it is read from the model")
+    return found
 
 
 def weighted_files(model: Path, name: str) -> ComponentFiles:

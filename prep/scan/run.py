@@ -18,7 +18,7 @@ from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
 from prep.models.configs import Configs
 from prep.models.families.registry import FAMILIES
-from prep.models.pipeline import infer_family
+from prep.models.pipeline import family_of
 from prep.parse import Unparsed
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import Recipe
@@ -151,7 +151,7 @@ def _token_check(model: str, recipe: Recipe) -> Check:
         where = locate(model)
     except ModelError as error:
         raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan downloads nothing") from None
-    family = FAMILIES[recipe.model.family or infer_family(where)]
+    family = FAMILIES[family_of(where, recipe.model.family)]
     options = text_options_of(family, recipe.model, Configs(where))
     with defer_interrupts():  # it loads transformers
         finder = TextReading(model=where, family=family, options=options).finder()

@@ -14,7 +14,7 @@ from prep.errors import ModelError
 from prep.manifest.document import read_manifest
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
-from prep.models.pipeline import infer_family
+from prep.models.pipeline import family_of, infer_family
 
 
 @pytest.fixture
@@ -218,6 +218,14 @@ def test_the_family_comes_from_the_pipelines_class(model, tmp_path):
     edit(model / "model_index.json", _class_name="OtherPipeline")
     with pytest.raises(ModelError, match="OtherPipeline, which belongs to no known family"):
         infer_family(model)
+    assert infer_family(model, "sd15") == family_of(model, "sd15") == "sd15"
+    with pytest.raises(ModelError, match="no known family, and its components are not those of 'flux'"):
+        infer_family(model, "flux")
+    edit(model / "model_index.json", _class_name="StableDiffusionPipeline")
+    assert infer_family(model, "flux") == family_of(model, "") == "sd15"
+    with pytest.raises(ModelError, match="is of family 'sd15', but family in") as error:
+        family_of(model, "flux")
+    assert error.value.hint == "leave family out of [model]: it is read from the model"
     (model / "model_index.json").write_text("{")
     with pytest.raises(ModelError, match="is not JSON"):
         infer_family(model)

@@ -90,10 +90,22 @@ def test_a_prediction_that_the_family_does_not_have(make, faults):
 
 
 def test_a_model_of_another_family_is_told(make, faults, monkeypatch, tiny_model):
-    monkeypatch.setattr("train.check.model.infer_family", lambda model: "sd99")
+    monkeypatch.setattr("train.check.model.infer_family", lambda model, named: "sd99")
     (fault,) = faults(make())
     assert fault.message.endswith("tiny is of family 'sd99', but the manifest is of family 'sd15'")
     assert fault.exit_code == 6 and fault.hint.endswith("it reuses rows that both have in common")
+
+
+def test_a_pipeline_of_an_unknown_class_is_of_the_family_that_the_recipe_named(make, faults, tiny_model, tmp_path):
+    """Which is in the manifest: else `prep encode` would succeed and training refuse for ever."""
+    model = tmp_path / "own"
+    shutil.copytree(tiny_model, model)
+    index = json.loads((model / "model_index.json").read_text())
+    (model / "model_index.json").write_text(json.dumps(index | {"_class_name": "MyPipeline"}))
+    assert check(RunRequest(manifest=make().path, model=str(model)), parse({}, "")).faults == ()
+    (model / "model_index.json").write_text(json.dumps(index | {"_class_name": "StableDiffusionXLPipeline"}))
+    (fault,) = check(RunRequest(manifest=make().path, model=str(model)), parse({}, "")).faults
+    assert fault.message.endswith("own is of family 'sdxl', but the manifest is of family 'sd15'")
 
 
 def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, faults, monkeypatch):

@@ -129,7 +129,7 @@ def _adapted(layers: Shapes, config: Config, family: Family) -> Shapes:
 
 
 def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
-    named = infer_family(model)
+    named = infer_family(model, manifest.family)
     if named != manifest.family:
         raise ModelError(f"model {model} is of family '{named}', but the manifest is of family '{manifest.family}'",
                          hint="train the model that the cache was made for, or run prep encode with this one: it "

@@ -33,7 +33,7 @@ from prep.runs.documents import open_plain, refused
 from train.config.schema import Dtype
 from train.merging.additions import Added, changed, read_lora
 from train.merging.card import CARD, Merger, card
-from train.merging.trained import another, find_lora, find_trained
+from train.merging.trained import another, family_of_run, find_lora, find_trained
 from train.metadata import table_in
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
@@ -80,7 +80,7 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
 
     Raises `PathError`, `ModelError`, `CacheError`.
     """
-    family = FAMILIES[infer_family(asked.model)]
+    family = FAMILIES[infer_family(asked.model, family_of_run(asked.lora))]
     files = weighted_files(asked.model, family.denoiser)
     trained = find_trained(asked.lora, family)
     path = find_lora(asked.lora) if trained is None else trained

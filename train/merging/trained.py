@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from prep.errors import PathError
+from prep.errors import PathError, Problem
 from prep.formatting import shell_name
+from prep.manifest.document import read_manifest
 from prep.models.family import Family
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import is_checkpoint, list_checkpoints, newest_other
+from train.runs.directory import run_of
+
+
+def family_of_run(path: Path) -> str:
+    """The family of the run at `path`, or of the run of a checkpoint, by its copy of its manifest; "" if not known."""
+    with suppress(Problem):
+        return read_manifest(run_of(path) / "manifest.json", fetch=False).family
+    return ""
 
 
 def find_trained(path: Path, family: Family) -> Path | None:

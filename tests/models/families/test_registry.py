@@ -61,6 +61,8 @@ def test_a_unet_with_further_inputs_is_of_neither_family(unet, odd, tmp_path):
     assert error.value.message == (f"{model} is a StableDiffusionPipeline, but its configs are of no known family: "
                                    "sd15 and sd21 have other inputs")
     assert error.value.exit_code == 6 and error.value.hint.startswith("prep models lists the known families; ")
+    with pytest.raises(ModelError, match="but its configs are of no known family"):
+        infer_family(model, "sd15")  # naming a family does not make it one
 
 
 def test_a_directory_without_a_unet_is_told(tmp_path):
