@@ -13,8 +13,10 @@
 
 With `--edit`, of pictures:
 
-    /edits                       what was edited; ?cost=yes: what encoding again would make
+    /edits                       what was edited; ?cost=yes: what re-encoding would take
     /paint/NUMBER                the whole mask
+    /replace                     ?find=TEXT&with=TEXT&prepend=TEXT, and a query: the captions that this changes
+    POST /replace                saves what that page showed; POST /replace/undo takes it back
     POST /edit/NUMBER/KIND       saves a caption (text) or a mask (PNG); POST /undo/NUMBER/KIND takes the last one back
 """
 
@@ -41,9 +43,11 @@ from prep.manifest.select import Query
 from prep.parse import Unparsed, one_of
 from prep.view.data import data_of
 from prep.view.diff import Diff, diff_page
-from prep.view.edit.editor import KINDS, Editor, Edits, Sent
-from prep.view.edit.pages import BOARD, edits_page
+from prep.view.edit import replace as replace_captions
+from prep.view.edit.editor import KINDS, Done, Editor, Edits, Sent
+from prep.view.edit.pages import BOARD, edits_page, plan_of, replace_page
 from prep.view.edit.refused import Refused
+from prep.view.edit.replace import REWORDING, Rewording, reworded_by
 from prep.view.guard import Guard, new_token
 from prep.view.memory import Memory
 from prep.view.pages import error_page, findings_page, list_page, sample_page
@@ -104,21 +108,53 @@ def _edit_routes(site: Site, pictures: SourcePictures) -> list[BaseRoute]:
         cost = site.editor.edits.cost if site.editor is not None and "cost" in request.query_params else None
         return HTMLResponse(edits_page(site, None if cost is None else cost()))
 
+    def shown(request: Request) -> Response:
+        return HTMLResponse(replace_page(site, *_replacing(site, request)))
+
     return [Route("/edits", edits, methods=["GET"]), Route("/paint/{number}", paint, methods=["GET"]),
             Route("/edit/{number}/{kind}", _posted(site, Editor.save), methods=["POST"]),
-            Route("/undo/{number}/{kind}", _posted(site, Editor.undo), methods=["POST"])]
+            Route("/undo/{number}/{kind}", _posted(site, Editor.undo), methods=["POST"]),
+            Route("/replace", shown, methods=["GET"]),
+            *(Route(f"/replace{end}", _replaced(site, back=bool(end)), methods=["POST"]) for end in ("", "/undo"))]
 
 
-def _posted(site: Site, make: Callable[[Editor, Sent], str]) -> Callable[[Request], Awaitable[Response]]:
+def _replacing(site: Site, request: Request) -> tuple[Query, Rewording]:
+    """The samples of an address whose captions are reworded, and how."""
+    values = request.query_params
+    data = site.data
+    others = [(name, value) for name, value in values.multi_items() if name not in REWORDING]
+    return query_of(others, data.buckets, len(data.sources)), Rewording(
+        *(reworded_by(values.get(name, ""), name) for name in REWORDING))
+
+
+def _replaced(site: Site, *, back: bool) -> Callable[[Request], Response]:
+    """Saves the captions that a page showed, or takes that `back`; answers with what it did, as text."""
+    def endpoint(request: Request) -> Response:
+        assert site.editor is not None, "there are such addresses only with --edit"
+        plan = request.headers.get("x-latentry-plan", "")
+        try:
+            if back:
+                return PlainTextResponse(replace_captions.undo(site.editor, plan))
+            found = plan_of(site, *_replacing(site, request))
+            return PlainTextResponse(replace_captions.save(site.editor, found, plan))
+        except Refused as error:
+            return PlainTextResponse(error.message, error.status)
+
+    return endpoint
+
+
+def _posted(site: Site, make: Callable[[Editor, Sent], Done]) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that answers with what it did, or why not, as text."""
     def answer(sent: Sent) -> Response:
         assert site.editor is not None, "there are such addresses only with --edit"
         try:
-            return PlainTextResponse(make(site.editor, sent))
+            done = make(site.editor, sent)
         except Refused as error:
             return PlainTextResponse(error.message, error.status)
         except OSError as error:
             return PlainTextResponse(f"it cannot be saved: {error.strerror or error}", 507)
+        return PlainTextResponse(done.said, headers={"x-latentry-version": done.version,
+                                                     "x-latentry-undo": "yes" if done.undo else "no"})
 
     async def endpoint(request: Request) -> Response:
         number, kind = _number(site, request), request.path_params["kind"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,10 +10,9 @@ import numpy as np
 from prep.cache.ledger.columns import Column
 from prep.manifest.diff_samples import REASONS, Changes
 from prep.report.pages.parts import pager_of
-from prep.view.site import Site, card_of
+from prep.view.site import Site, card_of, compared
 
 PAIRS = 30  # per page
-WORDS = 600  # of a caption that are compared
 WHAT = {"added": "added", "removed": "removed", "name": "renamed", "source": "from another source",
         "role": "in another split"}
 
@@ -65,18 +62,3 @@ def _pair(diff: Diff, row: int) -> dict[str, Any]:
     return {"before": sides[0], "after": sides[1], "why": [WHAT.get(name, name) for name in reasons],
             "name": (sides[1] or sides[0] or {})["name"],
             "words": list(compared(*captions)) if "caption" in reasons else []}
-
-
-def compared(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The words of the first caption that differs: "same", "gone" or "new", and the text."""
-    place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
-                 min(len(old), len(new)))
-    before, after = (captions[place].split()[:WORDS] if place < len(captions) else [] for captions in (old, new))
-    for tag, first, last, begin, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if tag == "equal":
-            yield "same", " ".join(before[first:last])
-            continue
-        if last > first:
-            yield "gone", " ".join(before[first:last])
-        if end > begin:
-            yield "new", " ".join(after[begin:end])

@@ -15,7 +15,7 @@ from prep.findings import CODES
 from prep.formatting import format_size
 from prep.manifest.select import SORTS, Query
 from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
-from prep.view.edit.pages import edit_of
+from prep.view.edit.pages import edit_of, fields_of, query_fields
 from prep.view.params import address
 from prep.view.pictures import statistics
 from prep.view.render import render
@@ -43,8 +43,10 @@ def list_page(site: Site, query: Query, page: int) -> str:
     pages = max(1, -(-len(found) // CARDS))
     page = min(page, pages - 1)
     shown = found[page * CARDS:(page + 1) * CARDS].tolist()
+    given = address(query, data.buckets)
     return site.render(
-        "list.html", query=query, given=address(query, data.buckets), filtered=query != Query(text=query.text),
+        "list.html", query=query, given=given, edit_token=site.edit_token, fields=fields_of(site, shown),
+        queried=query_fields(given), wording=None, filtered=query != Query(text=query.text),
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if data.roles[role]],
         buckets=[(format_size(size), count) for size, count in zip(data.buckets, data.crowds, strict=True)],
@@ -98,10 +100,10 @@ def error_page(base: str, status: int, what: str, hint: str = "") -> str:
 
 
 def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:
-    trains = "all: no mask" if row["coverage"] is None else f"{row['coverage']:.1%} of the picture"
+    trains = "everything (no mask)" if row["coverage"] is None else f"{row['coverage']:.1%} of the picture"
     return [("split", row["role"]), ("source", _source(source)),
             ("size", f"{format_size(row['size'])}, to the bucket {format_size(row['bucket'])}"),
-            ("trains", trains), ("per epoch", plural(row["repeats"], "time")), ("weight", f"{row['weight']:g}"),
+            ("trained area", trains), ("per epoch", plural(row["repeats"], "time")), ("weight", f"{row['weight']:g}"),
             ("picture", row["picture"]), ("id", row["id"])]
 
 

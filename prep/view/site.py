@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from prep.view.model import ViewedModel  # which imports torch
 
 LETTERS = 240  # of a caption on a card
+WORDS = 600  # of a caption that are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +78,18 @@ def card_of(data: Data, number: int, hard: Hardness | None) -> dict[str, Any]:
             "bucket": format_size(bucket), "part": None if np.isnan(coverage) else coverage,
             "loss": "" if hard is None or not hard.shown[number] else
                     f"{hard.ratio[number]:.2f} times the usual loss, shown {plural(int(hard.shown[number]), 'time')}"}
+
+
+def compared(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The words of the first caption that differs: "same", "gone" or "new", and the text."""
+    place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+                 min(len(old), len(new)))
+    before, after = (captions[place].split()[:WORDS] if place < len(captions) else [] for captions in (old, new))
+    for tag, first, last, begin, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
+            yield "same", " ".join(before[first:last])
+            continue
+        if last > first:
+            yield "gone", " ".join(before[first:last])
+        if end > begin:
+            yield "new", " ".join(after[begin:end])

@@ -39,6 +39,23 @@ def opened(browser, server, **looks):
                 "setTimeout(wait, 5); wait(); })")
 
 
+@pytest.fixture
+def three(browser, tmp_path, edits):
+    """Three pictures, the last one without a caption."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    for name, color in (("a", "olive"), ("b", "teal"), ("c", "maroon")):
+        Image.new("RGB", (160, 120), color).save(root / f"{name}.png")
+    (root / "a.txt").write_text("a red cat")
+    (root / "b.txt").write_text("a red dog\na big red dog\n")
+    with viewing_source(root, edits, **SMALL, **{"caption.missing": "filename"}) as running:
+        yield running
+
+
+def until(browser, condition):
+    browser.run(f"new Promise(done => {{ const wait = () => {condition} ? done() : setTimeout(wait, 5); wait(); }})")
+
+
 def click(browser, where):
     browser.run(f"document.querySelector('{where}').click()")
 
@@ -106,6 +123,72 @@ def test_keys_in_the_text_are_the_texts(browser, server):
     browser.run(f"{left} = ''")
 
 
+@LOOKS
+def test_the_list_and_its_changes_fit(browser, three, width, scheme):
+    for path in ("", "?q=cat", "replace?find=red&with=blue&prepend=sks, ", "replace?find=none", "replace?find="):
+        browser.open(three.url + path, width=width, height=4000, scheme=scheme)
+        until(browser, "[...document.images].every(one => one.complete && one.naturalWidth)")
+        assert browser.run(CHECK) == [] and browser.complaints() == []
+        assert browser.run("[...document.querySelectorAll('input:not([type=hidden]), textarea')]"
+                           ".every(one => one.labels.length)")
+
+
+def order(browser, name):
+    """The place of a picture's card in the list."""
+    return browser.run(f"[...document.querySelectorAll('.card .name')].findIndex(one => one.textContent === '{name}')")
+
+
+def test_captions_are_edited_in_the_list(browser, three, edits):
+    browser.open(three.url)
+    fields = "document.querySelectorAll('.card textarea')"
+    a, b, c = (order(browser, name) for name in ("a.png", "b.png", "c.png"))
+    assert [browser.run(f"[{fields}[{at}].value, {fields}[{at}].placeholder]") for at in (a, b, c)] == [
+        ["a red cat\n", "a red cat"], ["a red dog\na big red dog\n", "a red dog"], ["", "c"]]
+    browser.run(f"{fields}[0].focus(), {fields}[0].select()")
+    for turn, text in enumerate(("first", "second", "third")):
+        browser.type(text)
+        browser.press("Control+Enter")
+        says = f"document.querySelectorAll('.card [role=status]')[{turn}].textContent"
+        until(browser, f"{says}.startsWith('Saved to')")
+        assert turn == 2 or browser.run(f"document.activeElement === {fields}[{turn + 1}]")
+        browser.run(f"{fields}[{min(turn + 1, 2)}].select()")
+    assert {(edits / f"{name}.txt").read_text() for name in "abc"} == {"first\n", "second\n", "third\n"}
+    browser.run(f"{fields}[0].focus(), {fields}[0].select()")
+    browser.type("again")  # with the version that the first save gave
+    browser.press("Control+Enter")
+    until(browser, f"document.activeElement === {fields}[1]")
+    assert "again\n" in {(edits / f"{name}.txt").read_text() for name in "abc"}
+    browser.press("Control+Enter")  # nothing to save: goes on
+    assert browser.run(f"document.activeElement === {fields}[2]")
+    browser.forget()
+    click(browser, ".card .undo")
+    browser.loaded()
+    assert browser.run(f"{fields}[0].value") == "first\n" and browser.complaints() == []
+
+
+def test_captions_are_changed_at_once_and_back(browser, three, edits):
+    browser.open(three.url + "?q=red")
+    browser.run("document.querySelector('[name=find]').value = 'red', document.querySelector('[name=with]').value = "
+                "'blue', document.querySelector('[name=prepend]').value = 'sks, '")
+    browser.forget()
+    click(browser, "form[action$=replace] [type=submit]")
+    browser.loaded()
+    assert browser.run("document.querySelector('.lead').textContent") == "2 captions change. Nothing is saved yet."
+    assert sorted(browser.run("[...document.querySelectorAll('.card ins')].map(one => one.textContent)")) == [
+        "blue", "blue", "sks,", "sks,"] and not edits.exists()
+    says = "document.querySelector('[role=status]').textContent"
+    click(browser, "#reword [type=submit]")
+    until(browser, f"{says} === 'Saved 2 captions.'")
+    assert (edits / "a.txt").read_text() == "sks, a blue cat\n"
+    assert (edits / "b.txt").read_text() == "sks, a blue dog\nsks, a big blue dog\n"
+    click(browser, "#reword .undo")
+    until(browser, f"{says} === '2 captions are as before.'")
+    assert not list(edits.glob("*.txt"))
+    click(browser, "#reword [type=submit]")
+    until(browser, f"{says} === 'Saved 2 captions.'")
+    assert browser.complaints() == []
+
+
 def test_a_conflict_is_told_and_nothing_is_lost(browser, server, edits):
     opened(browser, server)
     assert server.save(0, "caption", b"by another tab").status == 200
@@ -133,6 +216,48 @@ def test_a_mask_is_painted_with_the_pointer(browser, server, edits):
     assert np.array_equal(pixels(edits), mask) and browser.complaints() == []
     undone(browser, "edit-mask")
     assert not (edits / "a-masklabel.png").exists()
+
+
+def test_a_rectangle_and_a_fill(browser, server, edits):
+    opened(browser, server, height=1600)
+    click(browser, "[value=rectangle]")
+    browser.run("document.querySelector('canvas').scrollIntoView()")
+    box = browser.run("JSON.parse(JSON.stringify(document.querySelector('canvas').getBoundingClientRect()))")
+
+    def at(x, y):
+        return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+    browser.drag(at(0.25, 0.25), at(0.6, 0.5), at(0.75, 0.75))
+    click(browser, "[value=fill]")
+    click(browser, "[value=trains]")
+    click(browser, "[value=not]")
+    browser.drag(at(0.1, 0.1))
+    assert browser.run("document.querySelector('.box').hidden")
+    click(browser, "[value=trains]")
+    browser.drag(at(0.5, 0.5))
+    assert saved(browser, "edit-mask").startswith("Saved")
+    assert pixels(edits).min() == 255  # all was dark, and is filled at once
+    undone(browser, "edit-mask")
+    opened(browser, server, height=1600)
+    browser.run("document.querySelector('canvas').focus()")
+    for key in ("r", " ", "ArrowLeft", "ArrowUp", " ", "x", "f", "z", "r", " ", "Escape", "f", "x", " "):
+        browser.press(key)
+    assert saved(browser, "edit-mask").startswith("Saved")
+    assert not pixels(edits).any()  # the rectangle was undone, the next one given up, and the whole picture filled
+
+
+def test_the_picture_is_zoomed(browser, server):
+    opened(browser, server)
+    wide = browser.run("document.querySelector('canvas').clientWidth")
+    browser.run("document.querySelector('canvas').focus()")
+    for _ in range(4):
+        browser.press("+")
+    assert browser.run("document.querySelector('canvas').clientWidth") == 3 * wide
+    assert browser.run("document.querySelector('.zoomed').scrollLeft") > 0
+    assert browser.run(CHECK) == []
+    for _ in range(40):
+        browser.press("ArrowLeft")
+    assert browser.run("document.querySelector('.zoomed').scrollLeft") == 0
 
 
 def test_a_mask_is_painted_with_keys(browser, server, edits):

@@ -132,7 +132,7 @@ def test_the_first_mask_of_all(pictures, edits):
         assert 'data-mask="' not in server.get(f"/sample/{at}").text
         assert server.save(at, "mask", painted((96, 96))).status == 200
         assert "75.0% of the picture" in server.get(f"/sample/{at}").text
-        assert server.undo(at, "mask").status == 200 and "all: no mask" in server.get(f"/sample/{at}").text
+        assert server.undo(at, "mask").status == 200 and "everything (no mask)" in server.get(f"/sample/{at}").text
 
 
 def test_sidecars_when_asked(pictures):
@@ -782,3 +782,60 @@ def test_options_that_do_not_fit(prep, pictures, edits, small):
     none = prep("view", pictures, "--edit", "--edits", "none")
     assert none.code == 2 and "--edit is given with --edits none, expected a directory to write to" in none.err
     assert prep("view", pictures, "--edit", "--edits", pictures / "in").code == 5
+
+
+# ---- many captions at once -------------------------------------------------------------------------------------------
+
+
+def reworded(server, address):
+    """What the page of a rewording shows, and the headers that it sends."""
+    text = server.get(address).text
+    plan = re.search(r'data-plan="(\w+)"', text)
+    return text, {**server.form(0, "caption"), "x_latentry_plan": "" if plan is None else plan[1]}
+
+
+def test_captions_are_reworded_at_once(server, pictures, edits):
+    draw(pictures / "a.jpg", (90, 90), seed=5)  # not listed before the next start
+    address = "/replace?find=of&with=picture+of&prepend=sks,+"
+    text, headers = reworded(server, address)
+    assert "2 captions change. Nothing is saved yet." in text and "1 sample has no caption, and stays so." in text
+    assert "<ins>sks, picture</ins>" in text and not edits.exists()
+    answer = server.ask("POST", f"{server.base}{address}", body=b"", **headers)
+    assert (answer.status, answer.text) == (200, "Saved 2 captions.")
+    assert (edits / "a.txt").read_text() == "sks, picture of a\n"
+    assert (edits / "sub" / "b.txt").read_text() == "sks, one picture of b\nsks, two picture of b\n"
+    answer = server.ask("POST", f"{server.base}{address}", body=b"", **headers)
+    assert answer.status == 409 and "the captions are others than this page showed" in answer.text
+    assert "No caption changes." in server.get("/replace?prepend=sks,+").text  # which all have already
+    assert server.save(number(server, "a.png"), "caption", b"changed since").status == 200
+    answer = server.ask("POST", f"{server.base}/replace/undo", body=b"", **headers)
+    assert answer.text.startswith("1 caption is as before. 1 caption was not undone: the caption was changed elsewhere")
+    assert (edits / "a.txt").read_text() == "changed since\n" and not (edits / "sub" / "b.txt").exists()
+    assert server.ask("POST", f"{server.base}/replace/undo", body=b"", **headers).status == 409
+
+
+def test_only_samples_that_are_shown_are_reworded(server, edits):
+    text, headers = reworded(server, address := "/replace?q=one&prepend=x+")
+    assert "1 caption changes. Nothing is saved yet." in text
+    assert server.ask("POST", f"{server.base}{address}", body=b"", **headers).text == "Saved 1 caption."
+    assert [path.name for path in edits.rglob("*.txt")] == ["b.txt"]
+    for address, told in (("/replace?find=none", "No caption changes."), ("/replace", "Say what to find"),
+                          ("/replace?prepend=x+", "1 caption changes")):  # "x one of b" begins so already
+        assert told in server.get(address).text
+    assert server.get("/replace?find=" + "x" * 1001).status == 400
+    assert server.get("/replace?find=a%00b").status == 400 and server.get("/replace?finds=a").status == 400
+
+
+def test_a_rewording_is_sent_by_its_page_alone(server, edits):
+    _, headers = reworded(server, address := "/replace?prepend=x+")
+    for name in ("origin", "x_latentry_edit", "x_latentry_plan"):
+        assert server.ask("POST", f"{server.base}{address}", body=b"", **{
+            key: value for key, value in headers.items() if key != name}).status in (403, 409)
+    assert server.get(address.replace("x+", "<script>+")).text.count("<script>") == 0 and not edits.exists()
+
+
+def test_too_many_captions_at_once(server, monkeypatch):
+    monkeypatch.setattr("prep.view.edit.replace.MOST", 1)
+    assert "2 captions would change, at most 1 at once: search or filter first" in server.get("/replace?prepend=x").text
+    monkeypatch.setattr("prep.view.edit.replace.LOOKED_AT", 1)
+    assert "more than 1 samples are shown: search or filter first" in server.get("/replace?prepend=x").text

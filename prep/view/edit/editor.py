@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Lock
 
@@ -38,7 +38,18 @@ class Editable:
     place: str  # where it is written
     version: str  # of what is there now
     undo: bool  # whether its last edit can be undone
+    saved: bool  # whether there is a file already
     there: bool  # whether the picture has one
+    lines: tuple[str, ...]  # captions as they are edited; none if they cannot be read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """What a save or an undo did."""
+
+    said: str  # for the user
+    version: str  # of what is there now
+    undo: bool  # whether the last edit of it can be undone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,40 +80,38 @@ class Editor:
     def __init__(self, source: SourceSet, edits: Edits, make_mask: MaskMaker) -> None:
         self.source, self.edits, self.places = source, edits, edits.places
         self.log = UndoLog(edits.places.undo)
+        self.batches: dict[str, tuple[Sent, ...]] = {}  # what was saved at once, and undoing each of it would send
         self._make_mask, self._lock = make_mask, Lock()
 
-    def editable(self, number: int, kind: str) -> Editable:
-        """What the page of a sample has to know. Raises `Refused` if it cannot be edited."""
+    def editable(self, number: int, kind: str, entries: Sequence[Entry] | None = None) -> Editable:
+        """What the page of a sample has to know; `entries` are those of the log, if they are known. Raises `Refused` if
+        it cannot be edited."""
         item = self.source.shown.seats[number].item.item
+        place = self.places.of(item, kind)
         with self._lock:
-            place = self.places.of(item, kind)
             disk = _on_disk(place)
-            return Editable(place=place.name, version=_version(item, kind, disk),
-                            undo=self._undoable(place, kind, digest_of(disk)) is not None,
-                            there=disk is not None or _blob_of(item, kind) is not None)
-
-    def lines(self, number: int) -> tuple[str, ...]:
-        """A sample's captions as they are edited; none if they cannot be read. Raises `Refused` as `editable`."""
-        item = self.source.shown.seats[number].item.item
-        return _lines_of(item, _on_disk(self.places.of(item, "caption")))
+            undo = self._undoable(place, kind, digest_of(disk), entries) is not None
+        return Editable(place=place.name, version=_version(item, kind, disk), undo=undo, saved=disk is not None,
+                        there=disk is not None or _blob_of(item, kind) is not None,
+                        lines=_lines_of(item, disk) if kind == "caption" else ())
 
     def no_masks(self, number: int) -> str:
         """Why the mask of a sample is not edited; "" if it is."""
         return no_masks(self.source.shown.survey.asked, self.source.shown.seats[number].item.item.source,
                         sidecars=self.places.folder is None)
 
-    def save(self, sent: Sent) -> str:
-        """Saves captions, one a line, or a mask, a PNG of the picture's shape. Returns a line for the user.
-        Raises `Refused`, `OSError`."""
+    def save(self, sent: Sent) -> Done:
+        """Saves captions, one per line, or a mask, a PNG of the picture's shape. Raises `Refused`, `OSError`."""
         data = self._captions(sent) if sent.kind == "caption" else self._mask(sent)
         with self._held(sent) as (seat, place, folder, disk):
             if disk != data:
                 self.log.add(place.name, sent.kind, disk, data)
                 folder.write(place.file, data)
                 self._refresh(seat, sent.kind, place, gone=False)
-        return f"Saved to {place.name}.{self.edits.record()}"
+            undo = disk != data or self._undoable(place, sent.kind, digest_of(data)) is not None
+        return Done(said=f"Saved to {place.name}.{self.edits.record()}", version=digest_of(data), undo=undo)
 
-    def undo(self, sent: Sent) -> str:
+    def undo(self, sent: Sent) -> Done:
         """Restores what the last edit of a caption or mask replaced. As `save`."""
         with self._held(sent) as (seat, place, folder, disk):
             entry = self._undoable(place, sent.kind, digest_of(disk))
@@ -116,7 +125,12 @@ class Editor:
                 folder.write(place.file, before)
             self.log.drop(entry)
             self._refresh(seat, sent.kind, place, gone=before is None)
-        return f"{place.name} is as it was before the last save."
+            item = seat.item.item
+            with suppress(Refused):  # without a caption, the picture may be gone
+                item = self._seat(sent.number, sent.sample).item.item
+            return Done(said=f"{place.name} is as it was before the last save.",
+                        version=_version(item, sent.kind, before),
+                        undo=self._undoable(place, sent.kind, digest_of(before)) is not None)
 
     def changed(self) -> dict[str, int]:
         """How many captions and masks differ from what they were before all edits, by kind."""
@@ -172,9 +186,9 @@ class Editor:
             except TimeoutError as error:
                 raise Refused(409, f"{place.name} is not saved: {error.strerror}; try again") from None
 
-    def _undoable(self, place: Place, kind: str, now: str) -> Entry | None:
+    def _undoable(self, place: Place, kind: str, now: str, entries: Sequence[Entry] | None = None) -> Entry | None:
         """The last edit of a place, if its result is still there."""
-        for entry in self.log.entries():
+        for entry in self.log.entries() if entries is None else entries:
             if (entry.place, entry.kind) == (place.name, kind):
                 if entry.after == now:
                     return entry

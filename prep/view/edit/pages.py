@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
+from prep.manifest.select import Query
 from prep.report.pages.parts import Column, Table
 from prep.view.edit.cost import Cost
-from prep.view.edit.editor import KINDS
+from prep.view.edit.editor import KINDS, Editable
 from prep.view.edit.refused import Refused
-from prep.view.site import Site
+from prep.view.edit.replace import REWORDING, Plan, Rewording, plan
+from prep.view.params import address
+from prep.view.site import Site, card_of, compared
 
 BOARD = 4096  # pixels of the longer side of what is painted on
 COLUMNS = (Column(head="row"), Column(head="to encode"), Column(head="in the cache"))
-ROWS = 500  # edits that are listed
+ROWS = 500  # edits, and captions that are reworded, that are listed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """The field of a sample's captions in the list."""
+
+    sample: str  # its id
+    trains: str  # the caption that trains now
+    caption: Editable
 
 
 def edit_of(site: Site, number: int) -> dict[str, Any] | None:
@@ -23,7 +38,7 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
     editor = site.editor
     if editor is None:
         return None
-    found: dict[str, Any] = {"token": site.edit_token, "caption": None, "mask": None, "lines": (),
+    found: dict[str, Any] = {"token": site.edit_token, "caption": None, "mask": None,
                              "no_caption": "", "no_mask": editor.no_masks(number),
                              "size": shrunk_size(editor.source.shown.seats[number].item.size, BOARD)}
     for kind in KINDS:
@@ -31,7 +46,46 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
             found[kind] = None if found[f"no_{kind}"] else editor.editable(number, kind)
         except Refused as error:
             found[f"no_{kind}"] = error.message
-    return {**found, "lines": () if found["caption"] is None else editor.lines(number)}
+    return found
+
+
+def fields_of(site: Site, numbers: Sequence[int]) -> dict[int, Field]:
+    """The field of each sample's captions in the list; none without --edit."""
+    editor = site.editor
+    if editor is None:
+        return {}
+    entries, samples, found = editor.log.entries(), site.selector.samples, {}
+    for number in numbers:
+        with suppress(Refused):  # its own page says why
+            found[number] = Field(sample=editor.source.shown.seats[number].id, trains=samples.captions(number)[0],
+                                  caption=editor.editable(number, "caption", entries))
+    return found
+
+
+def plan_of(site: Site, query: Query, wording: Rewording) -> Plan:
+    """What a rewording of the samples that a query selects changes. Raises `Refused`."""
+    assert site.editor is not None, "it has an address only with --edit"
+    if not wording.find and not wording.prepend:
+        return Plan()
+    return plan(site.editor, site.selector.select(query).tolist(), wording)
+
+
+def replace_page(site: Site, query: Query, wording: Rewording) -> str:
+    """The captions that a rewording changes, before and after; nothing is saved."""
+    data, found = site.data, plan_of(site, query, wording)
+    given = address(query, data.buckets)
+    asked = [*query_fields(given), *zip(REWORDING, astuple(wording), strict=True)]
+    return site.render(
+        "replace.html", given=given, queried=query_fields(given), wording=wording, plan=found,
+        edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(asked)}",
+        undo=f"{site.base}/replace/undo",
+        shown=[{**card_of(data, one.sent.number, None), "words": list(compared(one.before, one.after))}
+               for one in found.changes[:ROWS]])
+
+
+def query_fields(given: str) -> list[tuple[str, str]]:
+    """The names and values of a query string."""
+    return parse_qsl(given.removeprefix("?"))
 
 
 def edits_page(site: Site, cost: Cost | None) -> str:
@@ -50,7 +104,7 @@ def edits_page(site: Site, cost: Cost | None) -> str:
         folder="" if editor.places.folder is None else str(editor.places.folder),
         more=len(entries) if len(entries) > ROWS else 0,
         rows=[{"place": one.place, "number": numbers.get(one.place),
-               "what": f"{one.kind} {'replaced' if one.before else 'written anew'}"} for one in entries[:ROWS]])
+               "what": f"{one.kind} {'replaced' if one.before else 'created'}"} for one in entries[:ROWS]])
 
 
 def told(changed: dict[str, int]) -> str:

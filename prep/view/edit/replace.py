@@ -1,0 +1,131 @@
+"""Rewords the captions of many samples at once: search and replace, and words in front. Shown first, undone as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from prep.digest import digest_strings
+from prep.formatting import counted
+from prep.parse import Unparsed
+from prep.view.edit.editor import Editor, Sent
+from prep.view.edit.refused import Refused
+
+REWORDING = ("find", "with", "prepend")  # names in an address
+LONGEST = 1000  # characters of each
+MOST = 2000  # captions that are saved at once
+LOOKED_AT = 20_000  # samples whose captions are read for it
+KEPT = 16  # batches that can be undone as one
+
+
+@dataclass(frozen=True, slots=True)
+class Rewording:
+    """What is done to each caption, in this order."""
+
+    find: str  # as it is written; "": nothing
+    replacement: str
+    prepend: str
+
+    def of(self, caption: str) -> str:
+        """The reworded caption; one that begins with the words in front already gets none."""
+        found = caption.replace(self.find, self.replacement) if self.find else caption
+        return found if found.startswith(self.prepend.strip()) else self.prepend + found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A caption file that is reworded."""
+
+    sent: Sent  # what its own page would send
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a rewording changes."""
+
+    changes: tuple[Change, ...] = ()
+    uncaptioned: int = 0  # samples without a caption, which are left as they are
+    uneditable: int = 0
+
+    @property
+    def token(self) -> str:
+        """Names what is changed, and what it is changed to."""
+        return digest_strings([text for one in self.changes
+                               for text in (one.sent.sample, one.sent.version, *one.after)])
+
+
+def reworded_by(text: str, name: str) -> str:
+    """A text of an address. Raises `Unparsed`."""
+    if len(text) > LONGEST or not text.isprintable():
+        raise Unparsed(f"{name} has {len(text)} characters, expected at most {LONGEST}, all printable")
+    return text
+
+
+def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> Plan:
+    """What a rewording of these samples' captions changes; a file of several samples counts once. Raises `Refused`."""
+    seats, entries = editor.source.shown.seats, editor.log.entries()
+    changes: dict[str, Change] = {}
+    uncaptioned = uneditable = 0
+    for looked, number in enumerate(numbers):
+        if looked >= LOOKED_AT:
+            raise Refused(400, f"more than {LOOKED_AT:,} samples are shown: search or filter first")
+        try:
+            now = editor.editable(number, "caption", entries)
+        except Refused:
+            uneditable += 1
+            continue
+        after = tuple(" ".join(wording.of(line).split()) for line in now.lines)
+        uncaptioned += not now.lines
+        if after != now.lines and now.place not in changes:
+            sent = Sent(number=number, kind="caption", sample=seats[number].id, version=now.version,
+                        media="text/plain", body="\n".join(after).encode())
+            changes[now.place] = Change(sent=sent, before=now.lines, after=after)
+    if len(changes) > MOST:
+        raise Refused(400, f"{len(changes):,} captions would change, at most {MOST:,} at once: search or filter first")
+    return Plan(changes=tuple(changes.values()), uncaptioned=uncaptioned, uneditable=uneditable)
+
+
+def save(editor: Editor, found: Plan, token: str) -> str:
+    """Saves a plan, if it is the one that the page showed. Returns a line for the user. Raises `Refused`."""
+    if found.token != token or not found.changes:
+        raise Refused(409, "the captions are others than this page showed: load it again")
+    saved, failed, noted = [], [], ""
+    for one in found.changes:
+        try:
+            done = editor.save(one.sent)
+            saved.append(replace(one.sent, version=done.version, body=b""))
+            noted = noted or done.said.partition(". ")[2]
+        except (Refused, OSError) as error:
+            failed.append(_reason(error))
+    editor.batches[token] = tuple(saved)
+    while len(editor.batches) > KEPT:
+        editor.batches.pop(next(iter(editor.batches)))
+    return " ".join(filter(None, (f"Saved {counted(len(saved), 'caption')}.", _told(failed, "saved"), noted)))
+
+
+def undo(editor: Editor, token: str) -> str:
+    """Takes a saved plan back. As `save`."""
+    batch = editor.batches.pop(token, None)
+    if not batch:
+        raise Refused(409, "there is nothing of it to undo")
+    failed = []
+    for one in batch:
+        try:
+            editor.undo(one)
+        except (Refused, OSError) as error:
+            failed.append(_reason(error))
+    back = len(batch) - len(failed)
+    return " ".join(filter(None, (f"{counted(back, 'caption')} {'is' if back == 1 else 'are'} as before.",
+                                  _told(failed, "undone"))))
+
+
+def _told(failed: list[str], done: str) -> str:
+    if not failed:
+        return ""
+    return f"{counted(len(failed), 'caption')} {'was' if len(failed) == 1 else 'were'} not {done}: {failed[0]}."
+
+
+def _reason(error: Refused | OSError) -> str:
+    return error.message if isinstance(error, Refused) else error.strerror or str(error)
