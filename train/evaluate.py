@@ -41,13 +41,13 @@ def due_after(setup: Setup, step: int) -> list[str]:
 
 
 def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int,
-             there: frozenset[str] = frozenset()) -> None:
-    """Validates and samples if either is due.
+             there: frozenset[str] = frozenset(), asked: Iterable[str] = ()) -> None:
+    """Validates and samples if either is due, or is `asked` for.
 
     `there`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
     call this.
     """
-    due = [name for name in due_after(setup, step) if name not in there]
+    due = {*due_after(setup, step), *asked} - there
     if not due:
         return
     with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.ranks.sharded):

@@ -35,6 +35,7 @@ from train.prompts.aside import forget_failures
 from train.runs import checkpoint_files as files
 from train.runs.checkpoint import step_name
 from train.runs.directory import checkpoint_bytes, claim_run
+from train.runs.heart import Requests
 from train.runs.log import Log
 from train.runs.loss_plot import loss_png
 from train.runs.resume import Start
@@ -63,13 +64,13 @@ AGAIN = 2.0
 
 
 def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start | None = None,
-          ranks: Ranks = ALONE, kept: OnDisk | None = None) -> None:
+          ranks: Ranks = ALONE, kept: OnDisk | None = None, requests: Requests | None = None) -> None:
     """Trains to the last step, from `start` or from the beginning, and writes the result.
 
-    Several `ranks` train together: each calls this, and the first one writes. `kept`: where the run is kept besides
-    the directory `run`, of the first rank.
+    Several `ranks` train together: each calls this, and the first one writes. It has the `requests` of others, and
+    `kept`: where the run is kept besides the directory `run`.
 
-    On Ctrl-C (or another signal of `STOPPING`), finishes the step, saves a checkpoint and raises `KeyboardInterrupt`.
+    On Ctrl-C, another signal of `STOPPING` or a request, finishes the step, saves a checkpoint, then interrupts.
     After a failure outside of a step's update, saves a checkpoint of the last finished step. Raises `Problem`.
     """
     first, kept = 0 if start is None else start.state.step, kept or OnDisk(run)
@@ -94,7 +95,7 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
             with ranks.together(explained):
                 require_shared(run, Together(ranks=ranks, explained=explained))
         with kept:
-            _train(trainee, setup, kept, log, progress, there, moved)
+            _train(trainee, setup, kept, log, progress, there, moved, requests or Requests())
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def _explained(setup: Setup, run: Path, progress: Progress, error: Exception) ->
 
 
 def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, there: frozenset[str],
-           moved: list[str]) -> None:
+           moved: list[str], requests: Requests) -> None:
     """Runs all remaining steps and writes the result.
 
     `there`: events of the first step that a resumed run's log already has. `moved`: warnings of what was set aside.
@@ -145,7 +146,7 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
     if first and "checkpoint" not in there:
         log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")
     evaluate(trainee, rows, setup, run, log, first, frozenset(trainee.ranks.gather(sorted(there))[0]))
-    _run_steps(trainee, rows, setup, kept, log, progress)
+    _run_steps(trainee, rows, setup, kept, log, progress, requests)
     with trainee.ranks.together(partial(_explained, setup, run, progress)):
         with held(trainee) as found:
             if found is not None:
@@ -157,23 +158,26 @@ def _train(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: 
         kept.finish()
 
 
-def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, kept: OnDisk, log: Log, progress: Progress) -> None:
+def _run_steps(trainee: TrainState, rows: Rows, setup: Setup, kept: OnDisk, log: Log, progress: Progress,
+               requests: Requests) -> None:
     """Runs the steps. After each, saves a checkpoint if due, then validates and samples."""
     run, ranks = kept.folder, trainee.ranks
     explained = partial(_explained, setup, run, progress)
-    with (_stopping() as stop, Saver() as saver,
-          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, stop, saver, kept), explained))
+    with (_stopping(requests.stop), Saver() as saver,
+          closing(steps(trainee, rows, setup, log, progress, partial(_pauses, setup, requests, saver, kept), explained))
           as finished):
         try:
             with ranks.telling(explained):
                 for done in finished:
-                    stopping = ranks.any(stop.is_set())
+                    stopping, drawing = map(bool, ranks.total([requests.stop.is_set(), requests.sample.is_set()]))
                     with ranks.together(explained):
                         _between(trainee, setup, kept, log, progress, saver, stopping=stopping)
                     if stopping and done < setup.steps:
                         log("stopped", done)
                         break
-                    evaluate(trainee, rows, setup, run, log, done)
+                    evaluate(trainee, rows, setup, run, log, done, asked=("sample",) if drawing else ())
+                    if drawing:
+                        requests.sample.clear()
                 else:
                     return
         except (Exception, SystemExit) as error:  # no failure may lose the steps since the last checkpoint
@@ -220,10 +224,10 @@ def _agree(ranks: Ranks, facts: list[int | None]) -> bool:
         return False
 
 
-def _pauses(setup: Setup, stop: threading.Event, saver: Saver, kept: OnDisk, done: int) -> bool:
+def _pauses(setup: Setup, requests: Requests, saver: Saver, kept: OnDisk, done: int) -> bool:
     """Whether there is something to do after so many steps."""
-    return (stop.is_set() or saver.is_ready() or kept.has_news or bool(due_after(setup, done))
-            or setup.interval(setup.config.checkpoint.every).is_due(done))
+    return (requests.stop.is_set() or requests.sample.is_set() or saver.is_ready() or kept.has_news
+            or bool(due_after(setup, done)) or setup.interval(setup.config.checkpoint.every).is_due(done))
 
 
 def _save(trainee: TrainState, setup: Setup, kept: OnDisk, log: Log, progress: Progress, saver: Saver) -> None:
@@ -284,27 +288,26 @@ def _write_result(trainee: TrainState, setup: Setup, run: Path, step: int, found
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Yields an event that the first Ctrl-C sets, or a signal by which clusters ask for a stop. Another Ctrl-C raises
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """Lets the first Ctrl-C set the event, or a signal by which clusters ask for a stop. Another Ctrl-C raises
     `KeyboardInterrupt` at once, if it is not that of the same moment."""
-    stop, asked = threading.Event(), -math.inf
+    asked = math.inf
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield stop
+        yield
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if stop.is_set() and number == signal.SIGINT and time.monotonic() - asked >= AGAIN:
+        if number == signal.SIGINT and time.monotonic() - asked >= AGAIN:
             raise KeyboardInterrupt
-        if not stop.is_set():
-            asked = time.monotonic()
+        asked = min(asked, time.monotonic())
         stop.set()
 
     heeded = [number for number in STOPPING
               if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
     before = {number: signal.signal(number, ask) for number in heeded}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

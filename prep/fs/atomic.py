@@ -239,6 +239,21 @@ def publish(staged: Path, target: Path) -> None:
         raise
 
 
+def write_passing(path: Path, data: Buffer) -> None:
+    """Replaces `path` by `data` atomically, and leaves it to the system when that reaches the disk: for what tells of
+    this moment, and is worth nothing after a crash. It is no change of the disk that matters, so no primitive makes it.
+    """
+    staged = temporary_name(path)
+    try:
+        with staged.open("xb", buffering=0) as handle:
+            handle.write(data)
+        staged.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            staged.unlink(missing_ok=True)
+        raise
+
+
 def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, mode: int | None = None) -> bool:
     """Creates `path` with `data`, atomically; returns False, and writes nothing, if `path` exists."""
     if path.exists():

@@ -56,6 +56,7 @@ from train.check import check
 from train.config.load import parse
 from train.loop import train
 from train.models.denoiser import load
+from train.runs.heart import Heart
 from train.runs.log import Log
 from train.setup import RunRequest, Setup
 
@@ -164,8 +165,9 @@ def ours(setup: Setup, run: Path, turns: Turns, sides: Mapping[str, Iterator[Non
                 turns.others(sides)
             begun = turns.clock()
 
-    with Log(run / "log.jsonl", watch) as log:
-        train(setup, run, turns.case.device, log)
+    run.mkdir(parents=True, exist_ok=True)
+    with Log(run / "log.jsonl", watch) as log, Heart(run, log) as heart:
+        train(setup, run, turns.case.device, log, requests=heart)
     turns.others(sides)  # after the run has left its memory
 
 

@@ -675,3 +675,18 @@ def test_ranks_train_one_run(train, words, store, url, tmp_path, monkeypatch, sh
     assert steps_of(require_whole(store, url))[-1] == "step-000008"
     losses = [one["loss"] for one in timeless(objects(store, url)["log.jsonl"]) if one["event"] == "step"]
     assert len(losses) == 8
+
+
+def test_requests_are_for_the_computer_that_trains(train, words, url):
+    from prep.runs.heartbeat import NAME
+    from train.runs.heart import Heart
+    from train.runs.log import Log
+
+    assert train(*words, "-o", url, "--steps", 1).code == 0
+    result = train("stop", url)
+    assert result.code == 5 and f"{url} is in an object store, and no process of this computer trains it" in result.err
+    assert f"; it was last trained on {os.uname().nodename}, since " in result.err and "hint: run this " in result.err
+    folder = run_root(url)
+    with Log(folder / "log.jsonl", lambda event: None) as log, Heart(folder, log) as heart:
+        assert (folder / NAME).is_file() and NAME not in others(folder)
+        assert train("sample-now", url).code == 0 and heart.sample.wait(30)

@@ -614,7 +614,8 @@ def test_signals_of_one_moment_ask_once(monkeypatch, numbers):
     monkeypatch.setattr(loop.time, "monotonic", lambda: 1000.0)
     before = {number: signal.signal(number, signal.SIG_DFL) for number in loop.STOPPING}  # nohup ignores one of them
     try:
-        with loop._stopping() as stop:
+        stop = threading.Event()
+        with loop._stopping(stop):
             assert not stop.is_set()
             for name in numbers:
                 signal.raise_signal(getattr(signal, name))
@@ -629,17 +630,27 @@ def test_signals_of_one_moment_ask_once(monkeypatch, numbers):
 def test_what_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with loop._stopping() as stop:
+        stop = threading.Event()
+        with loop._stopping(stop):
             signal.raise_signal(signal.SIGHUP)
             assert not stop.is_set()
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_ctrl_c_after_a_request_to_stop_asks_for_the_same():
+    """It does not insist, which would lose the step."""
+    stop = threading.Event()
+    with loop._stopping(stop):
+        stop.set()
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+
+
 def test_only_ctrl_c_insists(monkeypatch):
     clock, survived = [1000.0], []
     monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
-    with pytest.raises(KeyboardInterrupt), loop._stopping():
+    with pytest.raises(KeyboardInterrupt), loop._stopping(threading.Event()):
         signal.raise_signal(signal.SIGTERM)
         clock[0] += loop.AGAIN
         signal.raise_signal(signal.SIGTERM)  # whoever sent it will send SIGKILL

@@ -13,10 +13,12 @@ from train.cli.replay import replay
 from train.cli.report import report
 from train.cli.run import run
 from train.cli.sample import sample
+from train.cli.sample_now import sample_now
+from train.cli.stop import stop
 from train.cli.worst import worst
 
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
-               (init, check, run, sample, merge, worst, replay, report))
+               (init, check, run, stop, sample_now, sample, merge, worst, replay, report))
 
 
 def main() -> NoReturn:

@@ -25,6 +25,8 @@ from train.parallel.ranks import Ranks, joined
 
 if TYPE_CHECKING:
     from train.config.schema import Config
+    from train.runs.heart import Requests
+    from train.runs.log import Log
     from train.runs.resume import Start
     from train.runs.stored.stored import OnDisk
     from train.setup import Origin, RunRequest, Setup
@@ -133,9 +135,6 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
     from train.check.requirements import check_device
     from train.config.unused import unused_on
     from train.runs.directory import lock_run
-    from train.runs.log import Log, NoLog
-    from train.runs.watch import watching
-    from train.trackers.tracked import tracking
 
     with defer_interrupts():
         from prep.models.tensors import pick_device
@@ -155,17 +154,28 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
             held.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
             check_shards(index, setup.shards)  # another process may have changed the cache before the lock
             _unchanged(folder, start_from, start)
-        watch = held.enter_context(watching(quiet or not ranks.first))
-        tracked = held.enter_context(tracking(watch, setup.config, folder))
-        log = held.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
-        tracked.warn = lambda step, text: log("warning", step, text=text)
+        log, requests = _log(held, folder, setup.config, ranks, quiet)
         try:
-            train(setup, folder, place, log, start, ranks, kept if ranks.first else None)
+            train(setup, folder, place, log, start, ranks, kept if ranks.first else None, requests)
         except KeyboardInterrupt:
             if log.last.get("event") == "stopped":  # after its checkpoint, not by a second Ctrl-C
                 _explain_stop(folder, log.last["step"], start_from)
             raise
         return log.last
+
+
+def _log(held: ExitStack, folder: Path, config: Config, ranks: Ranks, quiet: bool) -> tuple[Log, Requests | None]:
+    """The log of a rank, which also shows the run; of the first one, with its heartbeat and the requests of others."""
+    from train.runs.heart import Heart
+    from train.runs.log import Log, NoLog
+    from train.runs.watch import watching
+    from train.trackers.tracked import tracking
+
+    watch = held.enter_context(watching(quiet or not ranks.first))
+    tracked = held.enter_context(tracking(watch, config, folder))
+    log = held.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
+    tracked.warn = lambda step, text: log("warning", step, text=text)
+    return log, held.enter_context(Heart(folder, log)) if ranks.first else None
 
 
 def _explain_stop(folder: Path, step: int, named: str | None) -> None:

@@ -12,6 +12,8 @@
     RUN/report.html           the page of `train report`
     RUN/writer.json           of a run in a store: by which program this is the one that is there
     RUN/prompts/              text rows of prompts that were edited meanwhile
+    RUN/heartbeat.json        which process trains it now, and what it does
+    RUN/stop.request, RUN/sample.request    what that process is asked
 
 run.json is written first, after the model is loaded. A run may start again in a directory without a checkpoint or a
 result, and in one with nothing but the partial files of a start that was killed.
@@ -40,6 +42,7 @@ from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
+from prep.runs import heartbeat
 from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, place_of, read_document
 from prep.runs.documents import check_links, seal
 from train.config.load import as_table, parse
@@ -52,6 +55,7 @@ if sys.platform != "win32":
     import fcntl
 
 RESULTS = ("lora.safetensors", "unet", "transformer")
+PASSING = (heartbeat.NAME, *(f"{kind}.request" for kind in heartbeat.KINDS))  # files that tell of a process only
 MOST_RECIPE = 1 << 20  # bytes of a recipe
 _TIME, _TIMES = "%Y-%m-%dT%H:%M:%SZ", re.compile(r"\d{4,6}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 
@@ -158,7 +162,8 @@ def check_place(folder: Path, setup: Setup) -> None:
     if folder.is_dir():
         check_links(folder)
     ours = (folder / "run.json").is_file() or checkpoint.list_checkpoints(folder)
-    if folder.is_dir() and not ours and not all(map(checkpoint.is_partial, folder.iterdir())):
+    if folder.is_dir() and not ours and not all(path.name in PASSING or checkpoint.is_partial(path)
+                                                for path in folder.iterdir()):
         raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
     sources = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
     for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *sources):

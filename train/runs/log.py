@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ from prep.runs.losses import NAME
 from train.runs.losses import Growing, Losses
 
 Watch = Callable[[Event], None]
+TRAINING = "training"  # the phase between others
 
 
 class Log:
@@ -41,6 +43,8 @@ class Log:
         self.losses = Losses(path.with_name(NAME))
         self.last: Event = {}
         self.begun: Event = {}  # the last start
+        self.doing = TRAINING, time.time()  # the phase, and when it began
+        self.stepped = 0, 0.0  # the last step, and when it was done
         self.curve: list[tuple[int, float]] = []  # step and loss, of steps and of validations
         self.held_out: list[tuple[int, float]] = []
 
@@ -55,6 +59,8 @@ class Log:
         self._file.add(json.dumps(body).encode() + b"\n")
         self._keep(body)
         self.last = body
+        if event in ("start", "step"):
+            self.stepped = step, time.time()
         return body
 
     def show(self, event: Event) -> None:
@@ -68,9 +74,15 @@ class Log:
         if points is not None and isinstance(body.get("loss"), float):
             points.append((body["step"], body["loss"]))
 
-    def phase(self, title: str) -> AbstractContextManager[object]:
-        """Shows a long phase to the watcher; writes nothing to the file."""
-        return phase(self._progress, title)
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        """Shows a long phase to the watcher and the heartbeat; writes nothing to the file."""
+        before, self.doing = self.doing[0], (title, time.time())
+        try:
+            with phase(self._progress, title):
+                yield
+        finally:
+            self.doing = before, time.time()
 
     def rewind(self, step: int) -> frozenset[str]:
         """Removes the events after step `step` (0: all events); returns the events of step `step` that remain.

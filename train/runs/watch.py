@@ -28,7 +28,7 @@ class RunDisplay:
     """The displayed numbers, computed from the events so far."""
 
     def __init__(self) -> None:
-        self.steps = self.step = 0
+        self.steps = self.step = self.begun = 0
         self.loss: float | None = None  # of the newest step
         self.smoothed: float | None = None
         self.validation: float | None = None
@@ -43,6 +43,7 @@ class RunDisplay:
         """Updates the numbers with an event."""
         if event["event"] == "start":
             self.steps, self.step = event["steps"], event["step"]
+            self.begun = self.step
         elif event["event"] == "validation":
             self.validation = event["loss"]
         elif event["event"] == "step":
@@ -55,6 +56,12 @@ class RunDisplay:
             if (loss := event["loss"]) is not None:
                 self.loss = loss
                 self.smoothed = loss if self.smoothed is None else _SMOOTH * self.smoothed + (1 - _SMOOTH) * loss
+
+    def line(self, event: Event) -> str | None:
+        """As `line`, of the end of a run that had no step left as what it is."""
+        if event["event"] == "end" and 0 < self.steps <= self.begun:
+            return printable(f"already finished: {self.step:,} of {self.steps:,} steps; {event['result']}")
+        return line(event)
 
     def left(self) -> str:
         """Remaining time, as 1:02:03, at the pace after the first step, which is slower than the others."""
@@ -147,7 +154,7 @@ class _Lines:
         self._display.take(event)
         if event["event"] == "stopped":  # the command says so at its end
             return
-        text, now = line(event), time.monotonic()
+        text, now = self._display.line(event), time.monotonic()
         if text is None and now - self._said >= (PACE if now - self._begun < LATER else LATER):
             self._said = now
             text = "  ".join(f"{title} {value}" for title, value in self._display.cells().items())
@@ -168,7 +175,7 @@ class _Table:
 
     def __call__(self, event: Event) -> None:
         self._display.take(event)
-        text = line(event)
+        text = self._display.line(event)
         if text is not None and event["event"] != "stopped":  # the command says so at its end
             self._live.console.print(Text(text, style="yellow" if event["event"] == "warning" else ""), soft_wrap=True)
         self._show()

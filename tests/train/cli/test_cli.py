@@ -326,17 +326,7 @@ def test_a_run_needs_a_manifest_unless_it_has_one(train, monkeypatch, tmp_path, 
 
 def interrupt_after(monkeypatch, step, times=1):
     """Presses Ctrl-C as soon as so many steps are made."""
-    from train.runs.watch import RunDisplay
-
-    plain = RunDisplay.take
-
-    def take(self, event):
-        plain(self, event)
-        if (event["event"], event["step"]) == ("step", step):
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(RunDisplay, "take", take)
+    when_step(monkeypatch, step, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(times)])
 
 
 def test_ctrl_c_is_answered_once_with_what_is_saved_and_how_to_go_on(train, make, monkeypatch):
@@ -356,6 +346,80 @@ def test_ctrl_c_is_answered_once_with_what_is_saved_and_how_to_go_on(train, make
                                     f"interrupted after step 4; saved {made.root / 'run'}/checkpoints/step-000004",
                                     "hint": "run the same command again without --from to continue"}
     assert run(train, made, "--resume", steps=5).code == 0
+
+
+def when_step(monkeypatch, step, act):
+    """Acts as soon as so many steps are made."""
+    from train.runs.watch import RunDisplay
+
+    plain = RunDisplay.take
+
+    def take(self, event):
+        plain(self, event)
+        if (event["event"], event["step"]) == ("step", step):
+            act()
+
+    monkeypatch.setattr(RunDisplay, "take", take)
+
+
+def asking(folder, *commands):
+    """Types these commands, and returns once the thread beside the steps has taken them; what they printed."""
+    from typer.testing import CliRunner
+
+    from prep.runs.requests import request_path
+    from train.cli.main import app
+
+    said = [CliRunner().invoke(app, [*command.split(), str(folder)], catch_exceptions=False) for command in commands]
+    until = time.monotonic() + 30
+    while any(request_path(folder, kind).exists() for kind in ("stop", "sample")) and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.05)  # it removes a request, and then sets what the loop looks at
+    return [one.output for one in said]
+
+
+def test_a_run_is_stopped_and_draws_pictures_when_it_is_asked(train, make, monkeypatch):
+    made, said = make(), []
+    folder, more = made.root / "run", ("--set", "sample.every=0", "--set", "validation.every=0")
+    with monkeypatch.context() as patch:
+        when_step(patch, 2, lambda: said.extend(asking(folder, "sample-now")))
+        assert run(train, made, *more, steps=4).code == 0
+    drawn = [event for event in map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+             if event["event"] == "sample"]
+    assert [event["step"] for event in drawn] == [2] and (folder / "samples" / "step-000002.png").is_file()
+    assert said == [f"process {os.getpid()} on {os.uname().nodename} draws sample pictures after the step that it is "
+                    "at\n"]
+    with monkeypatch.context() as patch:
+        when_step(patch, 5, lambda: said.extend(asking(folder, "stop --json")))
+        result = run(train, made, *more, "--resume", steps=9)
+    assert result.code == 130 and result.err.endswith(
+        f"interrupted after step 5; saved {folder}/checkpoints/step-000005. Run the same command again with --resume "
+        "to continue\n")
+    answer = json.loads(said[-1])
+    assert answer.pop("step") in (4, 5) and answer == {
+        "format": "latentry/request", "version": 1, "request": "stop", "pid": os.getpid(), "host": os.uname().nodename,
+        "phase": "training"}
+    assert not list(folder.glob("*.request")) and not (folder / "heartbeat.json").exists()
+    result = train("stop", folder)
+    assert result.code == 5 and result.err == (
+        f"error: no process trains {folder}\nhint: train run --resume -o {folder} continues it, unless it has "
+        "finished\n")
+    assert run(train, made, *more, "--resume", steps=6).code == 0
+    result = run(train, made, *more, "--resume", steps=6)
+    assert result.code == 0 and "already finished: 6 of 6 steps; lora.safetensors" in result.err
+
+
+def test_a_start_that_was_killed_while_it_loaded_leaves_room_for_the_next(train, make):
+    made = make()
+    (made.root / "run").mkdir()
+    (made.root / "run" / "heartbeat.json").write_text("{}")
+    (made.root / "run" / "stop.request").write_text("x")
+    assert run(train, made, "--set", "sample.every=0", "--set", "validation.every=0").code == 0
+
+
+def test_stop_of_what_is_no_run(train, make, tmp_path):
+    result = train("stop", tmp_path)
+    assert result.code == 5 and "is not a training run" in result.err
+    assert train("sample-now", tmp_path / "none").code == 5
 
 
 def test_a_second_ctrl_c_says_no_more_than_is_known(train, make, monkeypatch):

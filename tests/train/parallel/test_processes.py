@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,13 @@ from pieces import whole
 from real_manifest import build
 from runs import events
 from safetensors.torch import load_file
-from together import damage, damage_late_row, ended, second, steps_of
+from together import damage, damage_late_row, ended, second, steps_of, until
 from torchrun import environment, torchrun
 
 from prep.errors import ConfigError, PathError
 from prep.loader.draws import validation
 from prep.loader.rows import Rows
+from prep.runs.requests import ask
 from train import evaluate
 from train.check import check
 from train.config.load import parse
@@ -254,3 +256,31 @@ def ended_by(blow, path, run, count=2):
     err = ended(count, blow, ("run", path, *FEW, "--set", "checkpoint.every=0", "--steps", 100_000), run)
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{steps_of(run)[-1]['step']:06d}"]
     return err
+
+
+@FORKS
+@pytest.mark.parametrize("kind", ["lora", pytest.param("divided", marks=pytest.mark.slow)])
+def test_a_request_is_heard_by_all_processes_at_one_step(make, launch, tmp_path, kind):
+    """Only the first one looks for it. The pictures are those of one step, and the run goes on as if nothing had been
+    but them."""
+    path, run = make().path, tmp_path / "run"
+    words = ["run", path, "-o", run, *SENSITIVE[:-8], *METHODS[kind], "--steps", 100_000, "--set", "sample.every=0",
+             "--set", "validation.every=0", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]"]
+
+    def bid():
+        for kind in ("sample", "stop"):
+            until(lambda: (run / "log.jsonl").exists() and len(steps_of(run)) > 2)
+            ask(run, kind)
+            until(lambda: any(event["event"] in ("sample", "stopped") for event in events(run)))
+
+    asking = threading.Thread(target=bid)
+    asking.start()
+    endings = launch(*ranks_of(*[words] * 2, kill_after=100))
+    asking.join()
+    assert [ending["code"] for ending in endings] == [130, 130], endings
+    found = [(event["event"], event["step"]) for event in events(run) if event["event"] not in ("start", "step")]
+    (drawn, (_, saved), stopped) = found
+    assert drawn[0] == "sample" and stopped == ("stopped", saved) and drawn[1] < saved, found
+    assert (run / "checkpoints" / f"step-{saved:06d}").is_dir() and len(steps_of(run)) == saved
+    ending, _ = launch(*ranks_of(*[[*words, "--resume", "--steps", saved + 1]] * 2))
+    assert ending["code"] == 0, ending["err"]

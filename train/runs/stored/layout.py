@@ -28,7 +28,7 @@ from prep.runs.document import NAME as RUN
 from prep.runs.events import NAME as LOG
 from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import STATE, is_partial
-from train.runs.directory import RESULTS
+from train.runs.directory import PASSING, RESULTS
 
 WRITER = "writer.json"
 CHECKPOINTS, PROMPTS = "checkpoints/", "prompts/"
@@ -65,7 +65,7 @@ def others(run: Path) -> list[str]:
     found = []
     for path in run.rglob("*"):
         name = path.relative_to(run).as_posix()
-        left = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER)
+        left = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER, *PASSING)
         left = left or name.startswith("samples/aside-")
         left = left or (name.startswith((CHECKPOINTS, WANDB)) and name != WANDB_ID)
         if not left and path.is_file() and not path.is_symlink():

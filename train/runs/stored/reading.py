@@ -17,15 +17,16 @@ from prep.cache.remote.room import STALE, make_dirs
 from prep.cache.remote.shards import lock_copy
 from prep.errors import CacheError, PathError, UsageError
 from prep.fs import atomic
-from prep.fs.mirror import is_url, local_path, shown
+from prep.fs.mirror import is_url, local_path, run_root, shown
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import Listed, size_in, version_of
 from prep.runs.document import NAME as RUN
+from prep.runs.heartbeat import read_heartbeat
 from prep.runs.losses import NAME as LOSSES
 from train.runs.checkpoint import STATE, is_partial, step_name, step_named
 from train.runs.directory import RESULTS
 from train.runs.stored.bring import Names, bring_checkpoint, bring_file, has_weights
-from train.runs.stored.layout import CHECKPOINTS, PROMPTS, is_state, whole_steps
+from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WRITER, is_state, token_of, whole_steps
 from train.runs.stored.objects import Objects, differs, fetch_object
 
 TRIES = 3  # for a checkpoint that is removed while it is downloaded
@@ -125,6 +126,17 @@ def not_written(place: Path, what: str) -> None:
     if is_url(place):
         raise UsageError(f"{shown(place)} is in an object store, but {what} is written to a disk",
                          hint="name a place on this computer with -o, and upload it from there")
+
+
+def worked_on_here(place: Path) -> Path:
+    """The directory in which a program of this computer trains the run at a URL. Raises `PathError` if none does."""
+    folder = run_root(place)
+    if read_heartbeat(folder) is None:
+        data = Objects(shown(place)).read(WRITER)
+        last = "" if data is None else f"; it was last trained on {token_of(data)[1]}"
+        raise PathError(f"{shown(place)} is in an object store, and no process of this computer trains it{last}",
+                        hint="run this command on the computer that trains it")
+    return folder
 
 
 def _run(place: Path, wanted: Callable[[str], bool], but: Callable[[str], bool] = lambda name: False) -> Path:
