@@ -66,6 +66,22 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
+def brief_duration(seconds: float) -> str:
+    """A duration in whole units, the largest one: 4 s, 3 min, 2 h, 5 d (run.js has the same)."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(max(seconds, 0))} s"
+
+
+def pace(rate: float, one: str) -> tuple[str, str]:
+    """How often something comes, and the unit: 12.3, "samples per second"; below 1, how long one takes: 24, "seconds
+    per sample"."""
+    if rate >= 1:
+        return f"{rate:,.1f}", f"{one}s per second"
+    return (f"{1 / rate:,.3g}" if rate > 1e-9 else "–"), f"seconds per {one}"
+
+
 def join_names(names: Sequence[str], limit: int | None) -> str:
     """The first `limit` names (None: all), quoted for a shell, and the number of the rest."""
     return join_texts([shell_name(name) for name in names], limit)

@@ -65,8 +65,8 @@ def view(
     Pictures are shown before anything is encoded, in the buckets and crops that prep encode would choose. Of a run,
     also its curves, its sampled pictures through time, and the loss of each sample. Ends with Ctrl-C.
 
-    Nothing is changed, but with --edit what you save. Only this computer is answered, and only with the token in the
-    printed address.
+    Nothing is changed, but with --edit what you save; the buttons of a run ask the process that trains it. Reachable
+    from this computer only, and only with the token in the printed address.
     """
     _require_extra()
     from prep.images.decode import quiet_pillow

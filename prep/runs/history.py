@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from prep.runs.events import Event
 
-Status = Literal["finished", "stopped", "open"]  # open: the log has no end, so the run is going on, or was killed
+Status = Literal["finished", "stopped", "open"]  # open: the log has no end: `prep.runs.state` knows more
 Point = tuple[int, float]  # step, value
 SMOOTH = 50  # the moving average is over this part of the run
-STATES: dict[Status, str] = {"finished": "Finished", "stopped": "Stopped", "open": "Going on, or killed"}
 TOLD = ("start", "checkpoint", "warning", "stopped", "end")
 
 

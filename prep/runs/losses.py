@@ -19,6 +19,7 @@ NAME = "losses.bin"
 HEAD = b"latentry/losses 1\0\0\n"
 RECORD = np.dtype([("step", "<u4"), ("timestep", "<u4"), ("loss", "<f4"), ("id", "<u8")])
 PART = RECORD.itemsize << 15  # bytes that are read at a time
+RELATIVE = "Loss relative to the average at similar timesteps; 1 is typical."  # of `adjusted`, for pages
 BINS = 20  # of timesteps, with as many showings each
 LEAST = 50  # showings in a bin
 Records = np.ndarray[Any, Any]  # of RECORD

@@ -3,7 +3,8 @@
     /                            the list; params.py has its query string
     /sample/NUMBER               everything about a sample
     /findings                    ?code=CODE&page=NUMBER
-    /run                         of a run; /cell/GRID/CELL is one of its sampled pictures, CELL "all" a whole grid
+    /run                         of a run, with an ETag; POST /ask/KIND asks its process to stop, or to draw samples
+    /cell/GRID/CELL              one of its sampled pictures, CELL "all" a whole grid
     /thumbnail/NUMBER            pictures
     /picture/NUMBER
     /view/NUMBER/VIEW            /mask/NUMBER/VIEW    /shade/NUMBER/VIEW    /latent/NUMBER/VIEW/CHANNEL
@@ -41,6 +42,8 @@ from prep.manifest.diff_samples import changes
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Query
 from prep.parse import Unparsed, one_of
+from prep.runs.heartbeat import KINDS as KINDS_ASKED
+from prep.runs.requests import ask, told
 from prep.view.data import data_of
 from prep.view.diff import Diff, diff_page
 from prep.view.edit import replace as replace_captions
@@ -55,7 +58,7 @@ from prep.view.params import number_of, query_of
 from prep.view.pictures import Pictures
 from prep.view.render import static
 from prep.view.run import RunFiles
-from prep.view.run_pages import run_page
+from prep.view.run_pages import run_page, run_tag
 from prep.view.site import Site
 from prep.view.source.pictures import SourcePictures
 from prep.view.source.state import SourceSet
@@ -76,6 +79,9 @@ def build_app(opened: OpenedManifest, token: str, run: Path | None = None, model
     base = f"/{token}"
     site = _site(opened, base, run, model, root=base if before is not None else "")
     routes: list[BaseRoute] = _routes(site)
+    if (files := site.run) is not None:
+        site = replace(site, edit_token=new_token())
+        routes = [Route("/ask/{kind}", _ask(files), methods=["POST"]), *_routes(site)]
     if before is not None:
         old = _site(before, f"{base}/before", None, None, root=base)
         diff = Diff(old, site, changes(*sides_of(before, opened)), names_of(before.manifest, opened.manifest))
@@ -217,10 +223,29 @@ def _findings(site: Site, request: Request) -> Response:
     return HTMLResponse(findings_page(site, one_of(code, CODES, "code") if code else "", _page(request)))
 
 
-def _run(site: Site, _request: Request) -> Response:
+def _run(site: Site, request: Request) -> Response:
     if site.run is None:
         raise HTTPException(404)
-    return HTMLResponse(run_page(site, site.run))
+    headers = {"etag": run_tag(site.run)}
+    if request.headers.get("if-none-match") == headers["etag"]:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(run_page(site, site.run), headers=headers)
+
+
+def _ask(run: RunFiles) -> Callable[[Request], Response]:
+    """Asks the process that trains the run; answers with what it does, or why it cannot be asked, as text."""
+    def endpoint(request: Request) -> Response:
+        kind = next((one for one in KINDS_ASKED if one == request.path_params["kind"]), None)
+        if kind is None:
+            raise HTTPException(404)
+        try:
+            return PlainTextResponse(f"Asked: {told(kind, ask(run.folder, kind))}.")
+        except Problem as error:
+            return PlainTextResponse(f"{error.message}.", 409)
+        except OSError as error:
+            return PlainTextResponse(f"it cannot be asked: {error.strerror or error}", 507)
+
+    return endpoint
 
 
 def _cell(site: Site, request: Request) -> Response:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from prep.batching.split import ROLES
-from prep.formatting import format_bytes
+from prep.formatting import format_bytes, shell_name
+from prep.fs.mirror import shown
 from prep.geometry import Size
 from prep.manifest.describe import Keys, describe
 from prep.manifest.opened import OpenedManifest
@@ -31,6 +32,7 @@ class Data:
     facts: Sequence[tuple[str, str]]
     describe: Callable[[int], dict[str, Any]]  # a sample as a document
     notes: Sequence[str] = ()  # above the list
+    next: str = ""  # the command that comes next
 
 
 class Shows(Protocol):
@@ -52,7 +54,8 @@ def data_of(opened: OpenedManifest) -> Data:
     return Data(kind="Manifest", name=manifest.path.name, selector=selector, buckets=manifest.buckets,
                 sources=manifest.sources, roles=document["samples"], rejected=document["rejected"],
                 crowds=[sum(one[role] for role in ROLES) for one in document["buckets"]], facts=_facts(opened),
-                describe=lambda number: describe(opened, number, Keys(opened)))
+                describe=lambda number: describe(opened, number, Keys(opened)),
+                next=f"train run {shell_name(shown(manifest.path.absolute()))}")
 
 
 def _facts(opened: OpenedManifest) -> list[tuple[str, str]]:

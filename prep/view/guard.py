@@ -1,7 +1,7 @@
 """Stands before the pages: only this computer, only with the token, only GET, and headers that forbid everything else.
 
-With `--edit`, POST is answered, too, if it comes from one of our own pages: with the right `Origin`, with a second
-token in a header of its own, which no other site can send, and with a body of a stated size.
+With `--edit`, and for a run's buttons, POST is answered, too, if it comes from one of our own pages: with the right
+`Origin`, with a second token in a header of its own, which no other site can send, and with a body of a stated size.
 
 A page of another site must neither read nor steer this server:
 
@@ -48,7 +48,7 @@ class Guard:
 
     def __init__(self, app: App, token: str, edit_token: str = "") -> None:
         self._app = app
-        self._edit_token = edit_token.encode()  # "": nothing is edited
+        self._edit_token = edit_token.encode()  # "": nothing is sent
         fetching = b"connect-src 'self'; script-src" if edit_token else b"script-src"
         self._headers = [(name, value.replace(b"script-src", fetching)) for name, value in _HEADERS]
         self._token = token.encode()

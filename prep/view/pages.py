@@ -53,7 +53,7 @@ def list_page(site: Site, query: Query, page: int) -> str:
         sources=[_source(one) for one in data.sources], facts=data.facts, total=len(data.selector.samples),
         count=len(found), first=page * CARDS + 1, cards=[card_of(data, number, hard) for number in shown],
         low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
-        notes=data.notes,
+        notes=data.notes, next=data.next,
         pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.buckets, page=other + 1)}"))
 
 

@@ -15,6 +15,7 @@ STATIC = {"page.css": ("prep.report.pages", "page.css", "text/css; charset=utf-8
           "view.css": ("prep.view", "static/view.css", "text/css; charset=utf-8"),
           "view.js": ("prep.view", "static/view.js", "text/javascript; charset=utf-8"),
           "edit.js": ("prep.view", "static/edit.js", "text/javascript; charset=utf-8"),
+          "run.js": ("prep.view", "static/run.js", "text/javascript; charset=utf-8"),
           "icon.svg": ("prep.view", "static/icon.svg", "image/svg+xml"),
           "missing.svg": ("prep.view", "static/missing.svg", "image/svg+xml")}
 

@@ -1,6 +1,6 @@
 """What a run has on disk, for its pages: its history, its sampled pictures, and how hard each sample was.
 
-Files are read again once they have changed, so that the pages of a run that is going on are as it is now.
+Files are read again once they have changed, so that the pages of a run that is trained are as it is now.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from prep.runs.grids import cut_grid
 from prep.runs.history import Grid, History, read_history
 from prep.runs.losses import Hardness, Records, hardness, read_losses, short_ids
 from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
+from prep.runs.state import State, state_of
 from prep.view.memory import Memory
 
 SIDE = 640  # pixels of the longer side of a sampled picture
@@ -59,6 +60,17 @@ class RunFiles:
     def history(self) -> History:
         """What the log says now. Raises `CacheError`."""
         return self._history.value()
+
+    @property
+    def state(self) -> State:
+        """What the run is doing now. Raises `CacheError`."""
+        return state_of(self.folder, self.history)
+
+    @property
+    def stamps(self) -> list[str]:
+        """Names of the files as they are read now. Raises `CacheError`."""
+        _ = self.history, self.hardness
+        return [self._history.stamp, self._losses.stamp]
 
     @property
     def hardness(self) -> Hardness:
@@ -118,6 +130,11 @@ class Fresh(Generic[T]):
                 after = time.monotonic()
                 self._known = value, stamp, after + REST * (after - now)
             return self._known[0]
+
+    @property
+    def stamp(self) -> str:
+        """A name of the file as it was read last."""
+        return "" if self._known is None else repr(self._known[1])
 
     def _stamp(self) -> object:
         try:

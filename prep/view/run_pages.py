@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from prep.formatting import clock
+import time
+from typing import Any
+
+from prep.digest import digest_strings
+from prep.formatting import brief_duration
 from prep.manifest.select import Query
 from prep.report.pages.curves import Chart, Series, chart_of
 from prep.report.pages.parts import plural
-from prep.report.pages.run_curves import charts
-from prep.runs.history import STATES, History
-from prep.runs.losses import Hardness
+from prep.report.pages.run_curves import charts, key_numbers
+from prep.runs.heartbeat import Kind
+from prep.runs.history import History
+from prep.runs.losses import RELATIVE, Hardness
+from prep.runs.state import TONES, WORDS, State, next_command
 from prep.view.run import RunFiles, films
 from prep.view.site import Site, card_of
 
@@ -17,35 +23,46 @@ PROMPTS = 48
 WORST = 12  # samples on a run's page
 WARNINGS = 100
 SHOWINGS = 500  # of a sample, in its chart
-TONES = {"finished": "good", "stopped": "warning", "open": "info"}
-HINTS = {"stopped": "To continue, run the same train run command again, with --resume.",
-         "open": "Load this page again to see how far it is by then."}
+BUTTONS: dict[Kind, tuple[str, str]] = {  # and while that is asked
+    "sample": ("Draw samples now", "Drawing after this step …"), "stop": ("Stop after this step",
+                                                                          "Stopping after this step …")}
+OFTEN, SELDOM = 2, 10  # seconds between looks of the page, while a run goes on and else
 
 
 def run_page(site: Site, run: RunFiles) -> str:
     """The run so far: its state, curves, pictures through time, and its worst samples."""
-    history, hard = run.history, site.hardness()
+    history, state, hard = run.history, run.state, site.hardness()
     strips, steps = films(history, STEPS), {grid.step for grid in history.grids}
     worst = site.selector.select(Query(sort="loss", descending=True))[:WORST].tolist()
     shown = 0 if hard is None else int((hard.shown > 0).sum())
-    of = f" of {history.steps:,}" if history.steps else ""
     return site.render(
         "run.html", run=run.folder.resolve().name, curves=charts(history), films=strips[:PROMPTS],
-        state=f"{STATES[history.status]}: {history.step:,}{of} steps", tone=TONES[history.status],
-        stats=_stats(history), hint=HINTS.get(history.status, ""), note=_left_out(len(steps), len(strips)), shown=shown,
+        **_state(history, state), command=next_command(run.folder, state), token=site.edit_token, tag=run_tag(run),
+        stats=key_numbers(history), note=_left_out(len(steps), len(strips)), shown=shown, relative=RELATIVE,
         cards=[card_of(site.data, number, hard) for number in worst[:shown]],
         warnings=[(event["step"], str(event.get("text", ""))) for event in history.told
                   if event["event"] == "warning"][-WARNINGS:])
 
 
-def _stats(history: History) -> list[tuple[str, str]]:
-    smooth, held_out, best = history.smooth[-1:], history.held_out, history.lowest
-    return [("loss, smoothed", f"{smooth[0][1]:.4g}" if smooth else "–"),
-            ("validation loss", f"{held_out[-1][1]:.4g}" if held_out else "–"),
-            ("lowest validation" if best is None else f"lowest, at step {best[0]:,}",
-             "–" if best is None else f"{best[1]:.4g}"),
-            ("samples per second", f"{history.samples / history.seconds:,.1f}" if history.seconds else "–"),
-            ("in steps", clock(history.seconds))]
+def _state(history: History, state: State) -> dict[str, Any]:
+    """What the head of the page says of the run's state."""
+    running, beat, steps = state.doing == "running", state.beat, history.steps
+    ago = time.time() - beat.stepped if running and beat is not None and beat.step else None
+    return {
+        "state": f"{WORDS[state.doing]}: {state.step:,}{f' of {steps:,}' if steps else ''} steps",
+        "tone": TONES[state.doing], "says": state.says, "every": OFTEN if running else SELDOM,
+        "done": min(state.step / steps, 1.0) if steps else None,
+        "ago": None if ago is None else f"{max(ago, 0):.1f}", "ago_text": "" if ago is None else brief_duration(ago),
+        "asks": [(kind, words[kind in state.asked], kind in state.asked) for kind, words in BUTTONS.items()
+                 ] if running else []}
+
+
+def run_tag(run: RunFiles) -> str:
+    """A name of what the page of a run shows, which is another one as soon as that changes."""
+    state = run.state
+    beat = state.beat
+    told = (state.doing, state.step, state.asked, state.says, None if beat is None else beat.stepped)
+    return f'"{digest_strings([repr(told), *run.stamps])[:32]}"'
 
 
 def _left_out(steps: int, prompts: int) -> str:

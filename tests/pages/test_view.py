@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,8 @@ from small_manifest import write_small
 from synthetic import Scale, build
 from viewed_runs import write_run
 from viewing import viewing_here, viewing_source
+
+from prep.runs.heartbeat import NAME, Heartbeat
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 HOSTILE = ("<script>document.title='owned'</script>.png", "\"><img src=x onerror=\"document.title='owned'\">.png",
@@ -175,6 +181,81 @@ def test_sliders_move_through_time(browser, trained):
     assert browser.run(now) == ["30true", "10true", "30true"]
     browser.run("document.getElementById('beside').click()")
     assert browser.run("[...document.querySelectorAll('.film li')].filter(one => one.checkVisibility()).length") == 12
+
+
+@pytest.fixture
+def going(browser, tmp_path):
+    """A run that is trained, and what adds to its log, as far as a number of lines."""
+    run = write_run(tmp_path)
+    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+
+    def told(lines, **other):
+        step = max(json.loads(line)["step"] for line in log[:lines])
+        (run / "log.jsonl").write_text("".join(log[:lines]))
+        beat = Heartbeat(token="a", pid=os.getpid(), host="gpu-7", boot="another", start="", time=time.time(),
+                         phase="training", since=time.time(), step=step, stepped=time.time() - 4)
+        (run / NAME).write_bytes(replace(beat, **other).spell())
+
+    told(22)
+    with viewing_here(tmp_path / "manifest.json", run) as running:
+        yield run, running, told
+
+
+@LOOKS
+def test_the_page_of_a_run_that_is_trained(browser, going, width, scheme):
+    run, running, told = going
+    (run / "checkpoints" / "step-000010").mkdir(parents=True)
+    (run / "checkpoints" / "step-000010" / "state.json").write_text("{}")
+    for other in ({}, {"asked": ("sample",), "phase": "validating step 17"}, {"ended": "the disk is full"},
+                  {"time": 0.0}):
+        told(22, **other)
+        browser.open(running.url + "run", width=width, scheme=scheme)
+        shown(browser)
+        assert browser.run(CHECK) == [] and browser.complaints() == []
+
+
+def until(browser, script):
+    browser.run(f"""new Promise((done, failed) => {{ const began = Date.now(), look = () => ({script}) ? done() :
+        Date.now() - began > 30000 ? failed(new Error("never: " + {json.dumps(script)})) : setTimeout(look, 50);
+        look(); }})""")
+
+
+def test_a_page_lives_and_keeps_its_place(browser, going):
+    run, running, told = going
+    browser.open(running.url + "run")
+    assert "last step 4 s ago" in browser.run("document.getElementById('state').textContent")
+    browser.run("window.mine = 1; document.querySelector('.curve details').open = true")
+    browser.run("[...document.images].forEach(one => one.mine = true)")
+    browser.run("document.querySelector('.film input').focus(); scrollTo(0, 500)")
+    before = browser.run("scrollY")
+    told(41)
+    until(browser, "document.getElementById('state').textContent.includes('Running: 26 of 40 steps')")
+    assert browser.run("document.querySelectorAll('.film li').length") == 6, "pictures of two steps"
+    assert browser.run("[...document.querySelectorAll('.film img')].map(one => one.mine)") == [True, None] * 3
+    assert browser.run("[mine, document.querySelector('.curve details').open, scrollY]") == [1, True, before]
+    assert browser.run("document.activeElement.type") == "range"
+    assert browser.run("[...document.querySelectorAll('.live li.now')].map(one => one.dataset.step)") == ["20"] * 3
+    browser.press("ArrowLeft")
+    told(60)
+    until(browser, "document.querySelectorAll('.film li').length >= 9")
+    assert browser.run("[...document.querySelectorAll('.live li.now')].map(one => one.dataset.step)") == ["10"] * 3
+    browser.run("document.getElementById('ask-sample').click()")
+    until(browser, "document.getElementById('said').textContent.startsWith('Asked: process ')")
+    until(browser, "document.getElementById('ask-sample').disabled")
+    assert (run / "sample.request").read_text() == "a\n"
+    told(60, ended="the disk is full")
+    until(browser, "document.getElementById('state').textContent.includes('Failed: ')")
+    assert browser.run("document.querySelectorAll('[data-ask]').length") == 0 and browser.complaints() == []
+
+
+def test_the_next_command_is_copied(browser, trained):
+    browser.open(trained[0].url + "run")
+    browser.run("navigator.clipboard.writeText = async text => { window.copied = text; }")
+    browser.run("document.querySelector('.copy').focus()")
+    browser.press("Enter")
+    until(browser, "document.querySelector('.copy').textContent === 'Copied'")
+    assert browser.run("window.copied").startswith("train sample /")
+    assert browser.run("window.copied === document.querySelector('.next code').textContent")
 
 
 def names(browser):

@@ -65,7 +65,7 @@ def test_the_head_says_what_there_is_how_much_fits_and_what_to_do():
     assert "2 pictures, 1 bucket at resolution 512," in head and "photos/<wbr>holiday" in head
     assert "2 of 2 pictures fit a bucket: 1 step per epoch" in head
     assert "1 picture lose 10% or more" not in head and "1 picture loses 10% or more" in head
-    assert "Nothing. Run prep encode." in page_of([("a", (512, 512))]).split("</header>")[0]
+    assert "Run prep encode." in page_of([("a", (512, 512))]).split("</header>")[0]
 
 
 def test_rejected_pictures_are_counted_and_listed():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import time
 
 import numpy as np
 import pytest
@@ -92,10 +94,13 @@ def names(text):
     return [one.replace("<wbr>", "") for one in found]
 
 
-def test_the_page_of_a_run(server):
+def test_the_page_of_a_run(server, run):
     text = server.get("/run").text
     assert f"Finished: {STEPS} of {STEPS} steps" in text and text.count('class="plot"') == 4
-    assert "lowest, at step 40" in text and "saw &lt;b&gt;a prompt&lt;/b&gt;" in text
+    assert "lowest validation loss (step 40)" in text and "training time" in text and "loss, smoothed" not in text
+    assert text.index("validation loss") < text.index("samples per second")
+    assert f"<code>train sample {run.resolve()} --compare</code><button type=\"button\" class=\"copy\">Copy" in text
+    assert "1 is typical" in text and 'data-ask' not in text and "saw &lt;b&gt;a prompt&lt;/b&gt;" in text
     assert text.count('<figure class="film">') == 3 and text.count("<li data-step=") == 3 * STEPS // 10
     assert names(text) == ["sub/b.png", "a.png"]
     assert "2.08 times the usual loss, shown 1 time" in text and "0.46 times the usual loss, shown 2 times" in text
@@ -151,7 +156,8 @@ def test_a_run_that_goes_on(run):
     kept = records(run.parent)
     (run / "losses.bin").write_bytes(HEAD + kept[:1].tobytes())
     with viewing_here(run.parent / "manifest.json", run) as server:
-        assert "Going on, or killed: 4 of 40 steps" in server.get("/run").text
+        text = server.get("/run").text
+        assert "Running, or killed: 4 of 40 steps" in text and "it has no heartbeat" in text
         assert names(server.get("/?loss=0").text) == ["a.png"]
         with (run / "log.jsonl").open("a") as file:
             file.write("".join(log[5:]))
@@ -160,9 +166,99 @@ def test_a_run_that_goes_on(run):
         wait_for(lambda: names(server.get("/?loss=0").text) == ["a.png", "sub/b.png"])
 
 
-def wait_for(true):
-    import time
+def beating(run, **other):
+    """Writes a heartbeat of this process into a run that goes on, or another one."""
+    from prep.runs.heartbeat import NAME, Heartbeat, boot_id, own_start
 
+    log = (run / "log.jsonl").read_text().splitlines(keepends=True)
+    (run / "log.jsonl").write_text("".join(log[:5]))
+    now = time.time()
+    usual = {"token": "a" * 32, "pid": os.getpid(), "host": "gpu-7", "boot": boot_id(), "start": own_start(),
+             "time": now, "phase": "validating step 4", "since": now, "step": 4, "stepped": now - 75}
+    beat = Heartbeat(**{**usual, "host": os.uname().nodename, **other})
+    (run / NAME).write_bytes(beat.spell())
+    return beat
+
+
+def test_a_run_that_is_trained_tells_what_it_does(run):
+    beat = beating(run)
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        answer = server.get("/run")
+        assert "Running: 4 of 40 steps" in answer.text and "<code>train " not in answer.text
+        assert f"Validating step 4, process {os.getpid()} on {beat.host} · last step <span data-ago=" in answer.text
+        assert "1 min ago</span>" in answer.text and answer.text.count("data-ask=") == 2
+        tag = answer.headers["etag"]
+        again = server.get("/run", if_none_match=tag)
+        assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+        beating(run, step=5, stepped=beat.stepped + 60)
+        answer = server.get("/run", if_none_match=tag)
+        assert answer.status == 200 and "Running: 5 of 40 steps" in answer.text and answer.headers["etag"] != tag
+
+
+@pytest.mark.parametrize(("beat", "said"), [
+    ({"start": "1"}, "Killed: 4 of 40 steps"), ({"ended": "the disk is full"}, "Failed: 4 of 40 steps"),
+    ({"host": "gpu-7", "time": time.time() - 7300}, "Running, or killed: 4 of 40 steps")],
+    ids=["killed", "failed", "silent"])
+def test_a_run_that_is_trained_no_more(run, beat, said):
+    beating(run, **beat)
+    (run / "checkpoints" / "step-000004").mkdir(parents=True)
+    (run / "checkpoints" / "step-000004" / "state.json").write_text("{}")
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        text = server.get("/run").text
+        assert said in text and "data-ask=" not in text
+        assert f"<code>train run --resume -o {run.resolve()}</code>" in text
+        why = {"start": "has ended without a message, at: validating step 4.", "ended": "the disk is full.",
+               "host": f"The last sign of process {os.getpid()} on gpu-7 is 2.0 h old."}
+        assert why[next(iter(beat))] in text
+
+
+def pressed(server, kind, **headers):
+    """What a button of the page sends."""
+    token = re.search(r'data-token="([^"]+)"', server.get("/run").text)[1]
+    given = {"origin": f"http://127.0.0.1:{server.port}", "x_latentry_edit": token, **headers}
+    return server.ask("POST", f"{server.base}/ask/{kind}", body=b"",
+                      **{name: value for name, value in given.items() if value is not None})
+
+
+def test_buttons_ask_the_process(run):
+    beating(run)
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        assert pressed(server, "sample").text == (
+            f"Asked: process {os.getpid()} on {os.uname().nodename} draws sample pictures after the step that it is "
+            "at.")
+        assert (run / "sample.request").read_text() == "a" * 32 + "\n"
+        assert "Drawing after this step …" in server.get("/run").text
+        beating(run, ended="x")
+        answer = pressed(server, "stop")
+        assert answer.status == 409 and answer.text.startswith(f"no process trains {run}: process ")
+        assert not (run / "stop.request").exists()
+
+
+def test_only_the_page_itself_can_ask(run):
+    beating(run)
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        for wrong in ({"x_latentry_edit": "x"}, {"x_latentry_edit": None}, {"origin": None}, {
+                "origin": "http://elsewhere.example"}, {"sec_fetch_site": "cross-site"}, {"host": "elsewhere.example"}):
+            assert pressed(server, "stop", **wrong).status == 403, wrong
+        assert server.get("/ask/stop").status in (404, 405) and pressed(server, "remove").status == 404
+        assert not (run / "stop.request").exists()
+    with viewing_here(run.parent / "manifest.json") as server:  # of a manifest nothing is asked
+        given = {"origin": f"http://127.0.0.1:{server.port}", "x_latentry_edit": ""}
+        assert server.ask("POST", f"{server.base}/ask/stop", body=b"", **given).status == 405
+
+
+def test_a_run_on_a_disk_that_is_not_writable(run, monkeypatch):
+    def refused(path, data):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    beating(run)
+    monkeypatch.setattr("prep.fs.atomic.write_passing", refused)
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        answer = pressed(server, "stop")
+        assert answer.status == 507 and answer.text == "it cannot be asked: Permission denied"
+
+
+def wait_for(true):
     until = time.monotonic() + 60
     while not true():
         assert time.monotonic() < until
@@ -191,7 +287,9 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path):
 def test_a_manifest_has_no_run(tmp_path):
     with viewing_here(write_small(tmp_path)) as server:
         assert server.get("/run").status == server.get("/cell/0/0").status == 404
-        assert "Loss" not in server.get().text and "/run" not in server.get().text
+        text = server.get().text
+        assert "Loss" not in text and 'href="/run' not in text and "data-ask" not in text
+        assert f"<code>train run {tmp_path}/manifest.json</code><button type=\"button\" class=\"copy\">Copy" in text
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import PathError, Problem
-from prep.formatting import clock, shell_name
+from prep.formatting import shell_name
 from prep.fs.atomic import write_atomic
 from prep.fs.mirror import shown as shown_place
 from prep.fs.paths import NamedPath
 from prep.manifest.document import read_manifest
 from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
 from prep.report.pages.parts import Column, Head, Section, Stat, Table, plural
-from prep.report.pages.run_curves import charts
+from prep.report.pages.run_curves import charts, key_numbers
 from prep.runs.events import NAME as LOG
 from prep.runs.events import Event, read_events
-from prep.runs.history import STATES, History, read_history
+from prep.runs.history import History, read_history
+from prep.runs.losses import RELATIVE
+from prep.runs.state import TONES, WORDS, State, state_of
 from train.card import KINDS
 from train.report import pictures as shown
 from train.report.provenance import checkpoints, own_manifest, provenance, settings
@@ -93,8 +95,7 @@ def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], 
         Section(id="samples", title="Samples through time", count=len(strips), note=left_out if strips else (
             "The run has no sample pictures" + (" yet." if run.config.sample.every else ": sample.every is 0."))),
         Section(id="worst", title="Worst samples", count=len(hardest.cards), note=hardest.why or (
-            "A loss is divided by the mean of those at about the same timestep; 1 is usual. The numbers are those of "
-            "train worst.")),
+            f"{RELATIVE} The numbers are those of train worst.")),
         Section(id="events", title="Events", count=len(events.rows) + events.more),
         Section(id="settings", title="Settings", count=len(changed.rows),
                 note="" if changed.rows else "All have their defaults."),
@@ -111,20 +112,12 @@ def _head(run: Run, history: History) -> Head:
     manifest = own_manifest(run)
     on = "" if manifest is None else f" for {manifest.family}, from {plural(_samples(manifest.document), 'sample')}"
     epochs = f", {done / history.steps_per_epoch:.1f} epochs" if history.steps_per_epoch else ""
-    tone, todo = _todo(run, history)
-    best, last = history.lowest, history.held_out[-1:]
-    smooth = history.smooth[-1:]
-    speed = f"{history.samples / history.seconds:,.1f}" if history.seconds else "–"
+    state = state_of(run.folder, history)
     return Head(
         kind="Training run", what=f"{trained}{on}", part=min(done / steps, 1.0) if steps else None,
-        usable=f"{STATES[history.status]}: {done:,} of {plural(steps, 'step')}{epochs}", todo=todo,
-        tone=tone,  # type: ignore[arg-type]  # one of three
-        stats=(Stat(value=f"{smooth[0][1]:.4g}" if smooth else "–", label="loss, smoothed"),
-               Stat(value=f"{last[0][1]:.4g}" if last else "–", label="validation loss"),
-               Stat(value=f"{best[1]:.4g}" if best else "–",
-                    label=f"lowest, at step {best[0]:,}" if best else "lowest validation"),
-               Stat(value=speed, label="samples per second"),
-               Stat(value=clock(history.seconds), label="in steps"),
+        usable=f"{WORDS[state.doing]}: {done:,} of {plural(steps, 'step')}{epochs}", todo=_todo(run, history, state),
+        tone=TONES[state.doing],  # type: ignore[arg-type]  # one of them
+        stats=(*(Stat(value=value, label=label) for label, value in key_numbers(history)),
                Stat(value=f"{len(history.warnings):,}", label="warnings", tone="warning")))
 
 
@@ -132,19 +125,21 @@ def _samples(document: Mapping[str, Any]) -> int:
     return sum(document["samples"][role] for role in ("train", "prior"))
 
 
-def _todo(run: Run, history: History) -> tuple[str, str]:
-    """The severity of the run's state, and what to do."""
-    if history.status == "stopped":
-        return "warning", "To continue, run the same train run command again, with --resume."
-    if history.status == "open":
-        again = ", with --resume" if list_checkpoints(run.folder) else "; it has no checkpoint yet"
-        return "warning", ("The log has no end. If the run is still going, make this page again later; if it was "
-                           f"killed, run the same train run command again{again}.")
+def _todo(run: Run, history: History, state: State) -> str:
+    """What to do now."""
+    again = ", with --resume" if list_checkpoints(run.folder) else "; it has no checkpoint yet"
+    repeat = f"run the same train run command again{again}."
+    if state.doing == "running":
+        return "Make this page again later; prep view RUN shows the run as it goes."
+    if state.doing == "unknown":
+        return f"{state.says} If it is still running, make this page again later; if it was killed, {repeat}"
+    if state.doing != "finished":
+        return f"{state.says} To continue, {repeat}".strip()
     best, last = history.lowest, history.held_out[-1:]
     if best and last and best[0] < last[0][0] and last[0][1] > 1.02 * best[1]:
-        return "good", (f"The validation loss was lowest at step {best[0]:,}: compare a checkpoint from there, if it "
-                        "is kept, with train sample --checkpoint.")
-    return "good", f"Nothing. The result is {history.result}; train sample RUN --compare shows what it learned."
+        return (f"The validation loss was lowest at step {best[0]:,}: compare a checkpoint from there, if it is kept, "
+                "with train sample --checkpoint.")
+    return (f"Nothing left to do. The result is {history.result}; train sample RUN --compare shows what it learned.")
 
 
 def _times(run: Run, history: History) -> list[tuple[str, str]]:

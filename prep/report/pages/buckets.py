@@ -122,7 +122,7 @@ def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
             (cut, f"{plural(cut, 'picture loses', 'pictures lose')} {NOTABLE_LOSS:.0f}% or more"),
             (enlarged, f"{plural(enlarged, 'picture is', 'pictures are')} enlarged")) if count)
         return f"{some}. Look at them below, or let prep bucket --suggest find better buckets.", "warning"
-    return "Nothing. Run prep encode.", "good"
+    return "Run prep encode.", "good"
 
 
 def _charts(document: Mapping[str, Any]) -> list[Bars]:

@@ -138,7 +138,7 @@ def _note(audit: OpenedManifest, shown: Gallery, extra: Measured) -> str:
 def _head(document: Mapping[str, Any]) -> Head:
     samples, rejected, masks = document["samples"], document["rejected"], document["masks"]
     count = sum(samples.values())
-    todo = "Nothing. Run train check, then train run."
+    todo = "Run train check, then train run."
     if rejected:
         todo = f"Repair or remove the {plural(rejected, 'picture')} in Findings, then run prep encode again."
     return Head(

@@ -50,7 +50,7 @@ class Head:
     usable: str  # how much of the data set can be used
     part: float | None  # usable fraction, 0 to 1; None without pictures
     todo: str  # what to do now
-    tone: Literal["error", "warning", "good"]
+    tone: Literal["error", "warning", "info", "good"]
     stats: tuple[Stat, ...] = ()
 
 

@@ -1,11 +1,27 @@
-"""Charts of a run's history: loss, learning rate, throughput, gradient, memory."""
+"""Charts of a run's history, loss, learning rate, throughput, gradient, memory; and its key numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prep.formatting import clock, pace
 from prep.report.pages.curves import Chart, Series, chart_of
 from prep.runs.history import SMOOTH, History, Point, smoothed
+
+FEW = 50  # steps, of which a smoothed loss is mostly noise
+
+
+def key_numbers(history: History) -> list[tuple[str, str]]:
+    """Names and values, the validation loss first."""
+    held_out, best, smooth = history.held_out, history.lowest, history.smooth
+    speed, unit = pace(history.samples / history.seconds, "sample") if history.seconds else ("–", "samples per second")
+    found = []
+    if best is not None:
+        found += [("validation loss", f"{held_out[-1][1]:.4g}"),
+                  (f"lowest validation loss (step {best[0]:,})", f"{best[1]:.4g}")]
+    if best is None or len(smooth) >= FEW:
+        found.append(("loss, smoothed", f"{smooth[-1][1]:.4g}" if smooth else "–"))
+    return [*found, (unit, speed), ("training time", clock(history.seconds))]
 
 
 def charts(history: History) -> list[Chart]:

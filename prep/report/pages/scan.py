@@ -108,7 +108,7 @@ def _head(report: ScanReport) -> Head:
     elif warnings:
         todo, tone = f"Look at the {plural(warnings, 'warning')} below. No warning stops prep encode.", "warning"
     else:
-        todo, tone = "Nothing. Run prep bucket, or prep encode.", "good"
+        todo, tone = "Run prep bucket, or prep encode.", "good"
     whole = plural(report.pictures, "picture")
     return Head(
         kind="Scan", what=whole, todo=todo, part=report.samples / report.pictures if report.pictures else None,

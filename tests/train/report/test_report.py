@@ -6,8 +6,10 @@ import base64
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
+import time
 from dataclasses import replace
 from datetime import date
 
@@ -21,6 +23,7 @@ from runs import go
 from prep.report.pages.frame import Pictures
 from prep.runs.events import read_events
 from prep.runs.grids import columns_of, cut_grid
+from prep.runs.heartbeat import NAME, Heartbeat, boot_id
 from prep.runs.history import read_history
 from train.report.page import write_report
 from train.report.pictures import strips
@@ -47,7 +50,8 @@ def report(train, make, setup_of, tmp_path):
 def test_a_finished_run(report):
     run, text, document = report()
     words = Outline(text).words
-    assert "Finished: 4 of 4 steps" in words and "The result is lora.safetensors" in words
+    assert "Finished: 4 of 4 steps" in words and "Nothing left to do. The result is lora.safetensors" in words
+    assert "lowest validation loss (step " in words and "training time" in words and "1 is typical." in words
     assert (document["status"], document["step"], document["steps"], document["prompts"]) == ("finished", 4, 4, 2)
     facts = json.loads((run / "run.json").read_text())
     for digest in (facts["manifest_digest"], *facts["base"].values()):
@@ -80,8 +84,15 @@ def test_a_run_that_goes_on_or_was_killed(report, train):
     document = train("report", run, "--json").json
     assert (document["status"], document["step"]) == ("open", 2)
     text = (run / "report.html").read_text()
-    assert "Going on, or killed: 2 of 4 steps" in text and "If the run is still going, make this page again" in text
+    assert "Running, or killed: 2 of 4 steps" in text and "If it is still running, make this page again" in text
     assert "run the same train run command again, with --resume." in text
+    now = time.time()
+    beat = Heartbeat(token="a", pid=os.getpid(), host=os.uname().nodename, boot=boot_id(), start="", time=now,
+                     phase="training", since=now, step=2, stepped=now)
+    for other, said in (({}, "Running: 2 of 4 steps"), ({"ended": "no memory"}, "Failed: 2 of 4 steps"),
+                        ({"host": "gpu-7", "time": 0.0}, "Running, or killed: 2 of 4 steps")):
+        (run / NAME).write_bytes(replace(beat, **other).spell())
+        assert train("report", run).code == 0 and said in (run / "report.html").read_text()
     shutil.rmtree(run / "checkpoints")
     assert train("report", run).code == 0
     assert "run the same train run command again; it has no checkpoint yet." in (run / "report.html").read_text()
