@@ -86,8 +86,9 @@ def test_only_a_process_that_is_there_is_asked(tmp_path):
         with pytest.raises(PathError, match=said):
             ask(tmp_path, "stop")
         assert not request_path(tmp_path, "stop").exists()
+    (tmp_path / "pictures").mkdir()
     with pytest.raises(PathError, match="is not a training run"):
-        ask(tmp_path.parent, "stop")
+        ask(tmp_path / "pictures", "stop")
     one = beat(host="gpu-7", pid=1)
     (tmp_path / NAME).write_bytes(one.spell())
     assert ask(tmp_path, "sample") == one
