@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from prep.formatting import grouped, printable, shell_name
 from prep.parse import Unparsed, brief, expect, suggest
 
+T = TypeVar("T")
 Severity = Literal["error", "warning", "info"]
-REJECTED = 30  # rejected pictures that are listed by name
+LISTED = 20  # findings of each code that are listed by name, unless all are asked for
 SEVERITIES = ("error", "warning", "info")
 
 # code: (severity, what it means, what to do)
@@ -175,12 +176,22 @@ def rejected_line(found: Finding) -> str:
 
 
 def rejected_lines(found: Sequence[Finding], *, every: bool = False) -> list[str]:
-    """The lines about skipped pictures; unless `every`, at most the first `REJECTED`, then a count by code."""
-    lines = [rejected_line(one) for one in (found if every else found[:REJECTED])]
-    if len(found) > len(lines):
-        sums = ", ".join(f"{grouped(count)} {code}" for code, count in Counter(one.code for one in found).most_common())
-        lines.append(f"and {grouped(len(found) - REJECTED)} more; in all: {sums}; --json lists all by name")
-    return lines
+    """The lines about skipped pictures; unless `every`, the first of each code, then a count by code."""
+    shown, rest = (found, "") if every else first_of_each([one.code for one in found], found)
+    return [*map(rejected_line, shown), *([rest] if rest else [])]
+
+
+def first_of_each(codes: Sequence[str], found: Sequence[T]) -> tuple[Sequence[T], str]:
+    """(the first `LISTED` of each code, a line that counts all by code; "" if that is all)."""
+    seen: Counter[str] = Counter()
+    shown = []
+    for code, one in zip(codes, found, strict=True):
+        seen[code] += 1
+        if seen[code] <= LISTED:
+            shown.append(one)
+    sums = ", ".join(f"{grouped(count)} {code}" for code, count in seen.most_common())
+    more = len(found) - len(shown)
+    return shown, f"and {grouped(more)} more; in all: {sums}; --all lists all by name" if more else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

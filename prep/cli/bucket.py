@@ -34,6 +34,7 @@ def bucket(
     max_upscale: Annotated[float | None, typer.Option(
         help="warn about pictures enlarged more than this many times", min=1)] = None,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
+    every: opt.Every = False,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Preview buckets and steps. Shows scale, crop loss, and the names of pictures dropped or repeated."""
@@ -72,6 +73,6 @@ def bucket(
                  | ({"suggestions": suggestions} if suggest else {}))
     else:
         width = screen_width()
-        put("\n".join([outlook_tables(view, width=width), *rejected_lines(rejected, every=width is None),
+        put("\n".join([outlook_tables(view, width=width, every=every), *rejected_lines(rejected, every=every),
                        *([suggestion_table(suggestions, batch_size, width=width)] if suggest else [])]))
     require_steps(view.plan, bucketing.buckets, view.left_out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say, screen_width
+from prep.cli.console import put, put_json, say
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
 from prep.cli.ticker import progress_unless
@@ -91,6 +91,7 @@ def encode(
         metavar="TIME", help="with --simulate: the time in which an object store answers a request, like 30ms or 0.1s, "
         "for a cache in one", show_default=False)] = None,
     family: opt.Family = None,
+    every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
@@ -120,12 +121,12 @@ def encode(
         part=None if part is None else parse_part(part), grace=grace, ray=ray,
         encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
         progress=progress_unless(quiet)))
-    tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
+    tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if report.unmade or (strict and report.rejected):
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) -> None:
+def tell(report: EncodeReport, seconds: float, *, every: bool, as_json: bool, quiet: bool) -> None:
     """Writes a report of encoding to stdout, and its notices to stderr unless `quiet`."""
     if not quiet:
         for line in report.notices:
@@ -133,7 +134,7 @@ def tell(report: EncodeReport, seconds: float, *, as_json: bool, quiet: bool) ->
     if as_json:
         put_json(report.as_json(seconds))
     else:
-        put(report.as_text(seconds, every=screen_width() is None))
+        put(report.as_text(seconds, every=every))
 
 
 def _places(source: Path | None, cache: Path | None, family: str | None) -> tuple[Path, Path]:

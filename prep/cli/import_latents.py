@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say, screen_width
+from prep.cli.console import put, put_json, say
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
 from prep.cli.ticker import progress_unless
@@ -43,6 +43,7 @@ def import_latents(
                                           "damaged rows again")] = False,
     download: opt.Download = False,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
+    every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make a manifest of latents that sd-scripts cached; captions and masks are encoded.
@@ -65,7 +66,7 @@ def import_latents(
     if as_json:
         put_json(report.as_json(seconds))
     else:
-        put(report.as_text(seconds, every=screen_width() is None))
+        put(report.as_text(seconds, every=every))
     if report.encoded.unmade or (strict and report.encoded.rejected):
         raise typer.Exit(EXIT_FINDINGS)
 

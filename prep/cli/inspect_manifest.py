@@ -32,7 +32,8 @@ def inspect(
     sample: Annotated[str | None, typer.Option(help="show everything about the sample of this name")] = None,
     html: Annotated[Path | None, typer.Option(help="write a self-contained HTML page with plots and a gallery")] = None,
     cards: Cards = 10_000, decode: Decode = None, model: ModelOpt = None, device: opt.Device = "cpu",
-    download: opt.Download = False, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
+    download: opt.Download = False, every: opt.Every = False, as_json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Show what a manifest holds: fields, shapes, buckets, models, findings."""
     from prep.manifest.describe import describe_manifest, describe_samples
@@ -50,8 +51,9 @@ def inspect(
     if as_json:
         put_json(document)
     elif html is None or sample is not None:
-        show = inspect_tables if sample is None else sample_text
-        put(show(document, width=screen_width()))
+        width = screen_width()
+        put(sample_text(document, width=width) if sample is not None else
+            inspect_tables(document, width=width, every=every))
 
 
 def _write_page(opened: OpenedManifest, html: Path, cards: int, model: _Model, most: int, *, shown: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli import options as opt
-from prep.cli.console import put, put_json, say, screen_width
+from prep.cli.console import put, put_json, say
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import choice
 from prep.cli.ticker import progress, progress_unless
@@ -49,6 +49,7 @@ def mask(
                                   words=NAMING)] = "onetrainer",
     force: Annotated[bool, typer.Option("--force", help="replace existing masks")] = False,
     html: Annotated[Path | None, typer.Option(help="write an HTML page with the masks over their pictures")] = None,
+    every: opt.Every = False,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make masks in a directory of their own. Check them, edit them, and encode with --mask DIR."""
@@ -74,7 +75,7 @@ def mask(
     if as_json:
         put_json(masked.as_json())
     else:
-        put(masked.as_text(every=screen_width() is None))
+        put(masked.as_text(every=every))
     if any(one.code == "unreadable-file" for one in masked.made.findings):  # the same command may do them later
         raise typer.Exit(EXIT_FINDINGS)
 

@@ -39,6 +39,7 @@ Devices = Annotated[str, choice(help="where models run; several, or all GPUs, wo
 Underfill = Annotated[str, choice(help="what to do with a bucket's last micro-batch if it is short", words=UNDERFILL)]
 Download = Annotated[bool, typer.Option("--download", help="download a Hub model that is not in the Hub's cache")]
 Jobs = Annotated[int, typer.Option(help="threads that read and decode", min=1)]
+Every = Annotated[bool, typer.Option("--all", help="list all findings and names, not only the first, with a count")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
 Given = Mapping[str, Any]  # values of recipe options by parameter name; None: not given

@@ -38,6 +38,7 @@ def seal(
     compiled: Annotated[bool, typer.Option("--compile", help=OF_PARTS)] = False,
     grace: Annotated[float | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
     max_rejects: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
+    every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Write the manifest once prep encode --part has encoded all parts; otherwise say what is missing.
@@ -53,6 +54,6 @@ def seal(
     report = run_seal(EncodeCall.of_seal(
         recipe=recipe, cache=cache, output=output, jobs=jobs, rehash=rehash, download=download,
         progress=progress_unless(quiet)), parts)
-    tell(report, time.monotonic() - begun, as_json=as_json, quiet=quiet)
+    tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if strict and report.rejected:
         raise typer.Exit(EXIT_FINDINGS)

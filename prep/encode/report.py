@@ -17,13 +17,12 @@ from prep.encode.parts import Part
 from prep.encode.plan import EncodePlan
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
-from prep.findings import Finding, rejected_lines
+from prep.findings import LISTED, Finding, rejected_lines
 from prep.formatting import counted, grouped, join_names, printable, shell_name
 from prep.fs.mirror import shown
 from prep.manifest.document import Manifest
 from prep.manifest.opened import findings_of, open_manifest
 
-TRUNCATED = 10  # captions listed by name
 WIDTH = 120  # characters of what is said about each
 
 
@@ -112,9 +111,9 @@ def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
     partly = len(truncated.findings) - len(cut)
     lines = [f"{one.severity}: {shell_name(one.path)}: {one.code}: "
              f"{printable(one.detail if every else shortened(one.detail))}"
-             for one in (cut if every else cut[:TRUNCATED])]
+             for one in (cut if every else cut[:LISTED])]
     if len(cut) > len(lines):
-        lines.append(f"and {grouped(len(cut) - len(lines))} more captions that are cut; --json lists all by name")
+        lines.append(f"and {grouped(len(cut) - len(lines))} more captions that are cut; --all lists all by name")
     if partly:
         lines.append(f"info: {counted(partly, 'caption')} longer than one text encoder reads; another reads all of it")
     return [*lines, f"hint: {truncated.hint}"] if cut and truncated.hint else lines

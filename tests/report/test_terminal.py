@@ -56,7 +56,7 @@ def test_long_lists_are_cut_short():
     text = outlook_tables(outlook, width=200)
     assert "dropped in epoch 0 (63)" in text
     assert "29 and 33 more" in text
-    assert "60, 61, 62" in outlook_tables(outlook), "all, where nobody reads along"
+    assert "60, 61, 62" not in outlook_tables(outlook) and "60, 61, 62" in outlook_tables(outlook, every=True)
 
 
 def test_findings():
@@ -102,8 +102,10 @@ def test_inspect_of_many_findings_counts_them(small):
     document["findings"] = [{**one, "path": f"{number}.png"} for number in range(21)]
     *_, sums, _, end = inspect_tables(document, width=200).splitlines()
     assert sums.split()[:4] == [one["severity"], one["code"], "21", "0.png"]
-    assert end == "list every finding with --json, or one sample's with --sample NAME"
-    assert "20.png" not in inspect_tables(document, width=200) and "20.png" in inspect_tables(document)
+    assert end == "list every finding with --all or --json, or one sample's with --sample NAME"
+    for width in (None, 200):
+        assert "20.png" not in inspect_tables(document, width=width)
+        assert "20.png" in inspect_tables(document, width=width, every=True)
 
 
 def test_one_sample(small):

@@ -152,8 +152,36 @@ def test_of_very_many_rejections_the_first_are_named_and_all_are_counted():
     found = [Finding(path=f"{number}.png", code="truncated" if number % 3 else "blank", severity="error", detail="x")
              for number in range(33)]
     assert rejected_lines(found[:30]) == [rejected_line(one) for one in found[:30]]
-    assert rejected_lines(found)[:-1] == [rejected_line(one) for one in found[:30]]
-    assert rejected_lines(found)[-1] == "and 3 more; in all: 22 truncated, 11 blank; --json lists all by name"
+    assert rejected_lines(found)[:-1] == [rejected_line(one) for one in found if one not in (found[31], found[32])]
+    assert rejected_lines(found)[-1] == "and 2 more; in all: 22 truncated, 11 blank; --all lists all by name"
+    assert rejected_lines(found, every=True) == [rejected_line(one) for one in found]
+
+
+def test_a_pipe_gets_the_first_findings_of_each_code(prep, tiny_model, tmp_path):
+    """Once it got 145,745 lines, each time; --all lists all, and JSON always does."""
+    for number in range(23):
+        draw(tmp_path / "in" / f"{number:02d}.png", (96, 96), seed=number)
+    (tmp_path / "in" / "00.txt").write_text("x")
+    (tmp_path / "in" / "bad.png").write_bytes(b"no picture")
+    asked = ("encode", tmp_path / "in", "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model,
+             "--missing-caption", "reject", *SMALL)
+    commands = (asked, ("inspect", tmp_path / "m.json"))
+    for command in commands:
+        few, all_of_them = prep(*command), prep(*command, "--all")
+        assert few.code == all_of_them.code == 0, few.err
+        assert few.out.count("missing-caption") == 21 and "bad.png" in few.out
+        assert "and 2 more; in all: 22 missing-caption, 1 not-an-image; --all lists all by name" in few.out
+        assert all_of_them.out.count("missing-caption") == 22 and "in all" not in all_of_them.out
+    assert len(prep(*asked, "--json").json["rejected"]) == 23
+    assert len(prep("inspect", tmp_path / "m.json", "--json").json["findings"]) == 23
+
+
+def test_no_line_of_bucket_has_all_names(prep, tmp_path):
+    for number in range(34):
+        draw(tmp_path / "in" / f"{number:02d}.png", (96, 96), seed=number)
+    asked = ("bucket", tmp_path / "in", "--resolution", 192, "--step", 16, "--upscale", "allow")
+    assert "33.png" not in prep(*asked).out and " and 4 more" in prep(*asked).out
+    assert "33.png" in prep(*asked, "--all").out and "33.png" in prep(*asked, "--json").out
 
 
 def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):

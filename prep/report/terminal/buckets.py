@@ -10,14 +10,14 @@ from prep.dataset.preview import EpochPreview, preview_as_json
 from prep.formatting import counted, format_size, grouped, join_names, join_texts, shell_name
 from prep.report.terminal.tables import page, table
 
-LISTED = 30  # names; --json has them all
+LISTED = 30  # names; --all and --json have them all
 NOTABLE_LOSS = 10.0  # percent of a picture's area; pictures that lose this or more are listed
 
 
-def outlook_tables(outlook: EpochPreview, *, width: int | None = None) -> str:
+def outlook_tables(outlook: EpochPreview, *, width: int | None = None, every: bool = False) -> str:
     """The output of `prep bucket`: buckets, steps, and the names of dropped, repeated, cropped or enlarged pictures.
 
-    On a terminal (`width` columns) long lists of names are shortened.
+    Unless `every`, long lists of names are shortened.
     """
     document = preview_as_json(outlook)
     rows = [
@@ -27,7 +27,7 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None) -> str:
         for one in document["buckets"]
     ]
     heads = ("bucket", "pictures", "to train", "per epoch", "micro-batches", "scale", "crop %", "worst", "enlarged")
-    listed = LISTED if width is not None else None
+    listed = None if every else LISTED
     return page(table(heads, rows, right=range(1, 9)), *_step_lines(document, listed),
                 *_picture_lines(document, listed), width=width)
 

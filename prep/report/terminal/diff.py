@@ -1,4 +1,4 @@
-"""Formats the output of `prep diff`: one line per change; on a terminal, long lists end with a count of the rest."""
+"""Formats the output of `prep diff`: one line per change; long lists end with a count of the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from prep.formatting import counted, format_size, grouped, join_texts, printable, shell_name
 
-LISTED = 10  # names on a terminal; pipes and --json get all
+LISTED, PIPED = 10, 1000  # names on a terminal, and in a pipe; --json has all
 REASONS = {
     "picture": "different picture", "size": "different size", "bucket": "different bucket", "placement": "cropped or "
     "scaled differently", "mask added": "mask added", "mask removed": "mask removed", "mask": "different mask",
@@ -17,8 +17,9 @@ REASONS = {
 
 
 def changes_text(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """The document of `prep diff` as lines; on a terminal (`width` columns), each has at most `LISTED` names."""
-    listed = None if width is None else LISTED
+    """The document of `prep diff` as lines; on a terminal (`width` columns), each has at most `LISTED` names, and else
+    `PIPED`."""
+    listed = PIPED if width is None else LISTED
     a, b = document["a"], document["b"]
     lines = [f"from {printable(a['manifest'])} ({a['digest'][:12]}) to {printable(b['manifest'])} ({b['digest'][:12]})",
              *(f"not compared: {printable(note)}" for note in dict.fromkeys(document["notes"]))]

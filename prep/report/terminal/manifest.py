@@ -10,9 +10,11 @@ from prep.manifest.describe import import_line
 from prep.report.terminal.scan import HEADS, finding_parts, finding_rows
 from prep.report.terminal.tables import Table, page, records, table
 
+MOST_NAMED = 30  # samples that use a damaged row, in a pipe; --json has all
 
-def inspect_tables(document: Mapping[str, Any], *, width: int | None = None) -> str:
-    """The output of `prep inspect` for a manifest."""
+
+def inspect_tables(document: Mapping[str, Any], *, width: int | None = None, every: bool = False) -> str:
+    """The output of `prep inspect` for a manifest; `every`: with all of its findings."""
     model, imported = document["model"].get("path") or document["model"].get("hub"), import_line(document["latents"])
     facts = [("family", f"{document['family']}, {document['prediction']}"), ("model", str(model)),
              *((f"{name} fingerprint", digest[:16]) for name, digest in document["models"].items()),
@@ -29,7 +31,7 @@ def inspect_tables(document: Mapping[str, Any], *, width: int | None = None) -> 
         table(("", ""), facts), table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
                                         right=(5, 6, 7)),
         table(("bucket", "train", "validation", "prior"), buckets, right=(1, 2, 3)),
-        *finding_parts(document["findings"], width=width), width=width,
+        *finding_parts(document["findings"], width=width, every=every), width=width,
     )
 
 
@@ -57,7 +59,8 @@ def verify_tables(document: Mapping[str, Any], *, width: int | None = None, in_s
     `in_store`: the cache is in an object store, where a repair makes whole shards again; a note says how.
     """
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
-             join_names(one["samples"], None if width is None else 3), one["what"]) for one in document["damaged"]]
+             join_names(one["samples"], MOST_NAMED if width is None else 3), one["what"])
+            for one in document["damaged"]]
     notes = [f"note: {note}" for note in document["notes"]]
     how = "sizes, documents and indexes verified" if document["quick"] else "all verified"
     if document["ok"]:

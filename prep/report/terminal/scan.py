@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from prep.findings import CODES, SEVERITIES, Finding
+from prep.findings import CODES, SEVERITIES, Finding, first_of_each
 from prep.formatting import counted, grouped, shell_name
 from prep.report.terminal.tables import Table, page, records, table
 
@@ -59,12 +59,17 @@ def sums_by_code(findings: Iterable[Finding]) -> list[tuple[str, str, int]]:
                   key=lambda one: (SEVERITIES.index(one[0]), -one[2], one[1]))
 
 
-def finding_parts(findings: Sequence[Mapping[str, str]], *, width: int | None) -> list[Table | str]:
-    """A manifest's findings by name; on a terminal, counts by code if there are more than `SCREEN`."""
-    if width is None or len(findings) <= SCREEN:
+def finding_parts(findings: Sequence[Mapping[str, str]], *, width: int | None, every: bool = False
+                  ) -> list[Table | str]:
+    """A manifest's findings by name. Unless `every`, on a terminal counts by code if there are more than `SCREEN`, and
+    in a pipe the first of each code."""
+    if every or len(findings) <= SCREEN:
         return [records(HEADS, finding_rows(findings))]
+    if width is None:
+        shown, rest = first_of_each([one["code"] for one in findings], findings)
+        return [records(HEADS, finding_rows(shown)), *([rest] if rest else [])]
     return [_sums([Finding(**one) for one in findings]),  # type: ignore[arg-type]
-            "list every finding with --json, or one sample's with --sample NAME"]
+            "list every finding with --all or --json, or one sample's with --sample NAME"]
 
 
 def finding_rows(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, ...]]:
