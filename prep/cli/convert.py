@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put
 from prep.cli.ticker import progress
+from prep.formatting import counted
 from prep.fs.mirror import check_here
 
 
@@ -29,5 +30,6 @@ def convert(
     for role, path in (("FILE", file), ("--config", config), ("OUT", output)):
         check_here(path, role)
     with progress("converting", None, shown=not quiet):
-        convert_file(file, config, output)
-    put(f"wrote {output}")
+        done = convert_file(file, config, output)
+    put(f"wrote {output}" + (f"; {counted(done.scaled, 'weight')} of 8 bits times their scales, as bfloat16"
+                             if done.scaled else ""))

@@ -6,13 +6,12 @@ import errno
 import json
 import logging
 import tempfile
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError, first_line
-from prep.models.checkpoints.bounds import require_room
+from prep.models.checkpoints.bounds import known_warnings, require_room
 from prep.models.checkpoints.staging import staged
 from prep.models.files import ComponentFiles
 
@@ -24,9 +23,7 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
     `from_pretrained`. Raises `ModelError`.
     """
     try:
-        with staged(files, _dtype_in(options)) as folder, warnings.catch_warnings():
-            # Chroma's transformer in diffusers 0.42 imports a class from where diffusers no longer wants it imported.
-            warnings.filterwarnings("ignore", "`FluxPosEmbed` is deprecated", FutureWarning)
+        with staged(files, _dtype_in(options)) as folder, known_warnings():
             require_room(kind, folder, files)
             model, loaded = kind.from_pretrained(
                 folder, use_safetensors=True, local_files_only=True, output_loading_info=True,

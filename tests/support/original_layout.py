@@ -107,6 +107,62 @@ single_layers.{}.mlp.c_fc1 = single_transformer_blocks.{}.ff.linear_1
 single_layers.{}.mlp.c_fc2 = single_transformer_blocks.{}.ff.linear_2
 single_layers.{}.mlp.c_proj = single_transformer_blocks.{}.ff.out_projection
 """
+FLUX2 = """
+img_in = x_embedder
+txt_in = context_embedder
+time_in.in_layer = time_guidance_embed.timestep_embedder.linear_1
+time_in.out_layer = time_guidance_embed.timestep_embedder.linear_2
+guidance_in.in_layer = time_guidance_embed.guidance_embedder.linear_1
+guidance_in.out_layer = time_guidance_embed.guidance_embedder.linear_2
+double_stream_modulation_img.lin = double_stream_modulation_img.linear
+double_stream_modulation_txt.lin = double_stream_modulation_txt.linear
+single_stream_modulation.lin = single_stream_modulation.linear
+final_layer.linear = proj_out
+final_layer.adaLN_modulation.1 = ~ norm_out.linear
+double_blocks.{}.img_attn.qkv = transformer_blocks.{}.attn.to_q + transformer_blocks.{}.attn.to_k \
++ transformer_blocks.{}.attn.to_v
+double_blocks.{}.txt_attn.qkv = transformer_blocks.{}.attn.add_q_proj + transformer_blocks.{}.attn.add_k_proj \
++ transformer_blocks.{}.attn.add_v_proj
+double_blocks.{}.img_attn.norm.query_norm.scale = transformer_blocks.{}.attn.norm_q.weight
+double_blocks.{}.img_attn.norm.key_norm.scale = transformer_blocks.{}.attn.norm_k.weight
+double_blocks.{}.txt_attn.norm.query_norm.scale = transformer_blocks.{}.attn.norm_added_q.weight
+double_blocks.{}.txt_attn.norm.key_norm.scale = transformer_blocks.{}.attn.norm_added_k.weight
+double_blocks.{}.img_attn.proj = transformer_blocks.{}.attn.to_out.0
+double_blocks.{}.txt_attn.proj = transformer_blocks.{}.attn.to_add_out
+double_blocks.{}.img_mlp.0 = transformer_blocks.{}.ff.linear_in
+double_blocks.{}.img_mlp.2 = transformer_blocks.{}.ff.linear_out
+double_blocks.{}.txt_mlp.0 = transformer_blocks.{}.ff_context.linear_in
+double_blocks.{}.txt_mlp.2 = transformer_blocks.{}.ff_context.linear_out
+single_blocks.{}.linear1 = single_transformer_blocks.{}.attn.to_qkv_mlp_proj
+single_blocks.{}.linear2 = single_transformer_blocks.{}.attn.to_out
+single_blocks.{}.norm.query_norm.scale = single_transformer_blocks.{}.attn.norm_q.weight
+single_blocks.{}.norm.key_norm.scale = single_transformer_blocks.{}.attn.norm_k.weight
+"""
+_ZIMAGE_BLOCK = """
+@.{}.attention.qkv = @.{}.attention.to_q + @.{}.attention.to_k + @.{}.attention.to_v
+@.{}.attention.out = @.{}.attention.to_out.0
+@.{}.attention.q_norm = @.{}.attention.norm_q
+@.{}.attention.k_norm = @.{}.attention.norm_k
+@.{}.attention_norm1 = @.{}.attention_norm1
+@.{}.attention_norm2 = @.{}.attention_norm2
+@.{}.ffn_norm1 = @.{}.ffn_norm1
+@.{}.ffn_norm2 = @.{}.ffn_norm2
+@.{}.feed_forward.w1 = @.{}.feed_forward.w1
+@.{}.feed_forward.w2 = @.{}.feed_forward.w2
+@.{}.feed_forward.w3 = @.{}.feed_forward.w3
+@.{}.adaLN_modulation.0 = @.{}.adaLN_modulation.0
+"""
+ZIMAGE = """
+x_embedder = all_x_embedder.2-1
+final_layer.linear = all_final_layer.2-1.linear
+final_layer.adaLN_modulation.1 = all_final_layer.2-1.adaLN_modulation.1
+cap_embedder.0 = cap_embedder.0
+cap_embedder.1 = cap_embedder.1
+t_embedder.mlp.0 = t_embedder.mlp.0
+t_embedder.mlp.2 = t_embedder.mlp.2
+x_pad_token = x_pad_token
+cap_pad_token = cap_pad_token
+""" + "".join(_ZIMAGE_BLOCK.replace("@", blocks) for blocks in ("layers", "noise_refiner", "context_refiner"))
 _KREA2_BLOCK = """
 @.{}.attn.wq.weight = &.{}.attn.to_q.weight
 @.{}.attn.wk.weight = &.{}.attn.to_k.weight

@@ -1,17 +1,17 @@
-"""Converts a single-file checkpoint to a pipeline directory, offline, by diffusers' own `from_single_file`.
+"""Converts a single-file checkpoint to a pipeline directory, offline, with diffusers' functions that rename weights.
 
 A single file has weights only. Configs and tokenizers, and weights that the file lacks, come from a pipeline directory
-of the same architecture; they are staged first, so that no library looks at anything else in it, and none downloads.
+of the same architecture; they are copied first, so that no library looks at anything else in it, and none downloads.
+Each weight keeps its dtype. Those of 8 bits with a scale beside them cannot: they are multiplied, and become bfloat16.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import prod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +20,69 @@ import torch
 import transformers
 
 from prep.errors import ModelError, PathError, first_line
-from prep.models.checkpoints.staging import link_or_copy
+from prep.models.checkpoints.bounds import TooMuch, build, limited
+from prep.models.checkpoints.original import (
+    Fit,
+    Parts,
+    Way,
+    fit,
+    is_harmless,
+    parts_of,
+    ways_of_diffusers,
+    ways_of_encoder,
+)
+from prep.models.checkpoints.stored import DTYPES, Stored, write
 from prep.models.components import class_of
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.files import CONFIG_BYTES, open_regular, read_config, read_small
+from prep.models.files import CONFIG_BYTES, read_config, read_small
 from prep.models.fingerprint import text_files
-from prep.models.loading import dtype_keyword, quiet_libraries
+from prep.models.loading import named, quiet_libraries
 from prep.models.pipeline import infer_family, pipeline_index, tokenizer_files, weighted_files
 from prep.models.text.pipeline import spoken
-from prep.models.weights import read_shapes
+from prep.models.weights import read_tensors
 from prep.parse import brief
 
 CHECKPOINT = ".safetensors"
+SCALED = torch.bfloat16  # of a weight that is multiplied by its scale
 _DIR = "the directory of --config"
 _LOSING = "name a pipeline directory of the same architecture, with weights for what the file lacks: --config DIR"
 
 
-def convert(file: Path, config: Path, out: Path) -> Path:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """What was written."""
+
+    out: Path
+    scaled: int  # weights that were multiplied by their scales
+
+
+def convert(file: Path, config: Path, out: Path) -> Converted:
     """Writes `out`, a pipeline directory with the weights of `file` and the configs and tokenizers of `config`.
 
-    Weights keep the file's dtype. Raises `ModelError`, `PathError` if `out` exists and is not an empty directory.
+    Raises `ModelError`, also for a tensor that nothing reads and for weights that are not finite; `PathError` if `out`
+    exists and is not an empty directory.
     """
     check_target(out)
     if file.suffix != CHECKPOINT:
         raise ModelError(f"{file} is no safetensors file, expected NAME{CHECKPOINT}",
                          hint="only safetensors are read: a .ckpt file can run code when it is loaded")
     family = FAMILIES[infer_family(config)]
-    read_shapes([file])  # a truncated file is named here
+    stored = Stored.of(read_tensors([file]))  # a truncated file is named here
     quiet_libraries()
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as folder:
         made = Path(folder) / out.name
-        with _staged(config, family) as stage:
-            _save(_load(file, stage, family), made, family)
+        made.mkdir()
+        components = _copy_configs(config, family, made)
+        _check_marks(stored, made, file)
+        _write_weights(file, stored, config, made, components)
+        weighted_files(made, family.denoiser)
+        weighted_files(made, "vae")
+        text_files(made)  # as every model directory is checked before it is used
         if out.is_dir():
             out.rmdir()
         made.rename(out)
-    return out
+    return Converted(out=out, scaled=len(stored.scales.of))
 
 
 def check_target(out: Path) -> None:
@@ -68,125 +94,178 @@ def check_target(out: Path) -> None:
                         hint="make the directory first")
 
 
-@contextmanager
-def _staged(config: Path, family: Family) -> Iterator[Path]:
-    """A directory with the configs, tokenizers and weights of the pipeline directory `config`, and nothing else of it.
+def _copy_configs(config: Path, family: Family, made: Path) -> dict[str, Any]:
+    """Copies the configs and tokenizers of the pipeline directory `config`, and nothing else of it.
 
-    Its model_index.json names only components of the family. Raises `ModelError`.
+    The new model_index.json names only components of the family. Returns the class of each component with weights.
+    Raises `ModelError`.
     """
     index = pipeline_index(config)
-    with tempfile.TemporaryDirectory(prefix="latentry-model-", ignore_cleanup_errors=True) as name:
-        stage = Path(name)
-        kept = {key: value for key, value in index.items() if not isinstance(value, list)}
-        for component, value in index.items():
-            if component in family.components and value not in (None, [None, None]):
-                kept[component] = list(class_of(index, component, config))
-                _stage(config, component, stage)
-            elif isinstance(value, list):
-                kept[component] = [None, None]
-        _stage_scheduler(config, index, kept, stage)
-        (stage / "model_index.json").write_text(json.dumps(kept), encoding="utf-8")
-        yield stage
+    kept = {key: value for key, value in index.items() if not isinstance(value, list)}
+    found: dict[str, Any] = {}
+    for component, value in index.items():
+        if component in family.components and value not in (None, [None, None]):
+            library, kind = class_of(index, component, config)
+            kept[component] = [library, kind]
+            if component.startswith("tokenizer"):
+                _write_small(made / component, tokenizer_files(config, component).small)
+            else:
+                _write_small(made / component, {
+                    "config.json": read_small(config / component / "config.json", CONFIG_BYTES)})
+                found[component] = getattr(transformers if library == "transformers" else diffusers, kind)
+        elif isinstance(value, list):
+            kept[component] = [None, None] if _is_component(value) else value
+    _copy_scheduler(config, index, kept, made)
+    _write_small(made, {"model_index.json": json.dumps(kept, indent=2).encode() + b"\n"})
+    return found
 
 
-def _stage(config: Path, component: str, stage: Path) -> None:
-    """A component's small files, and links to its weights if there are any."""
-    folder = stage / component
-    folder.mkdir()
-    if component.startswith("tokenizer"):
-        small = tokenizer_files(config, component).small
-    elif list((config / component).glob(f"*{CHECKPOINT}")):
-        found = weighted_files(config, component)
-        small = found.small
-        for path in found.weights:
-            link_or_copy(path.resolve(), folder / found.weight_name(path))
-    else:
-        small = {"config.json": read_small(config / component / "config.json", CONFIG_BYTES)}
-    for name, data in small.items():
+def _is_component(value: list[Any]) -> bool:
+    """Whether a list of model_index.json names a component: others are options with several numbers."""
+    return not value or not all(type(one) is int for one in value)
+
+
+def _write_small(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
         (folder / name).write_bytes(data)
 
 
-def _stage_scheduler(config: Path, index: dict[str, Any], kept: dict[str, Any], stage: Path) -> None:
+def _copy_scheduler(config: Path, index: dict[str, Any], kept: dict[str, Any], made: Path) -> None:
     """The scheduler's config: plain values, of a class of diffusers."""
-    named = index.get("scheduler")
-    known = isinstance(named, list) and len(named) == 2 and named[0] == "diffusers"
-    kind = str(named[1]) if isinstance(named, list) and len(named) == 2 else ""
+    given = index.get("scheduler")
+    known = isinstance(given, list) and len(given) == 2 and given[0] == "diffusers"
+    kind = str(given[1]) if isinstance(given, list) and len(given) == 2 else ""
     if not known or not kind.endswith("Scheduler") or not hasattr(diffusers, kind):
-        raise ModelError(f"scheduler in {config / 'model_index.json'} is {brief(named)}, expected one of diffusers",
+        raise ModelError(f"scheduler in {config / 'model_index.json'} is {brief(given)}, expected one of diffusers",
                          hint=_LOSING)
     values = read_config(config / "scheduler" / "scheduler_config.json")
-    (stage / "scheduler").mkdir()
-    (stage / "scheduler" / "scheduler_config.json").write_text(json.dumps(values), encoding="utf-8")
+    _write_small(made / "scheduler", {"scheduler_config.json": json.dumps(values, indent=2).encode() + b"\n"})
     kept["scheduler"] = ["diffusers", kind]
 
 
-def _load(file: Path, stage: Path, family: Family) -> Any:
-    """The pipeline, with every weight from `file`, or from `stage` for components that `file` lacks.
+# Empty tensors by which some files say what their denoiser predicts, and what the scheduler's config says then.
+_MARKS: Mapping[str, tuple[str, Any]] = {"v_pred": ("prediction_type", "v_prediction"),
+                                         "ztsnr": ("rescale_betas_zero_snr", True)}
 
-    Raises `ModelError`, which names a component that is in neither.
+
+def _check_marks(stored: Stored, made: Path, file: Path) -> None:
+    """Raises `ModelError` if the file says that its denoiser predicts otherwise than the scheduler's config says."""
+    config = read_config(made / "scheduler" / "scheduler_config.json")
+    for mark, (key, value) in _MARKS.items():
+        if mark in stored.tensors and config.get(key) != value:
+            raise ModelError(f"{file} has the mark {mark}, but {key} of the scheduler of --config is "
+                             f"{brief(config.get(key))}, expected {json.dumps(value)}",
+                             hint=f"in a copy of {_DIR}, set {key} in scheduler/scheduler_config.json")
+
+
+def _write_weights(file: Path, stored: Stored, config: Path, made: Path, components: Mapping[str, Any]) -> None:
+    """Writes the weights of each component: of `file`, or of the pipeline directory `config` if the file lacks it.
+
+    Raises `ModelError`.
     """
-    kind = getattr(diffusers, str(read_config(stage / "model_index.json")["_class_name"]))
-    if not hasattr(kind, "from_single_file"):
-        raise ModelError(f"diffusers cannot convert single files of a {kind.__name__}",
-                         hint="download the model as a diffusers directory")
-    parts: dict[str, Any] = {}
-    while True:
-        try:
-            pipeline = kind.from_single_file(str(file), config=str(stage), local_files_only=True,
-                                             torch_dtype=_dtype_of(file), **parts)
-        except Exception as error:  # damaged files make the libraries raise almost anything
-            lacking = next((name for name in family.components if f"{name} = " in str(error) and name not in parts), "")
-            if not lacking or not list((stage / lacking).glob(f"*{CHECKPOINT}")):
-                said = f"it has no {spoken(lacking)}, and neither has {_DIR}" if lacking else _said(error)
-                raise ModelError(f"{file} cannot be converted: {said}", hint=_LOSING) from None
-            parts[lacking] = _part(stage, lacking)
-            continue
-        _refuse_holes(pipeline, file)
-        return pipeline
+    parts, taken = parts_of(stored.tensors.keys() - stored.scales.beside), set[str]()
+    plans: dict[str, tuple[Way, Fit]] = {}
+    for component, kind in components.items():
+        model = _empty(kind, made / component, stored)
+        ways = [way for way in _ways(component, kind, made, parts, model) if not taken & set(way.names.values())]
+        found = [(way, fits) for way in ways if (fits := _fit(way, stored, model, file)) is not None]
+        if found:
+            plans[component] = max(found, key=lambda one: (one[1].whole, one[1].common))
+            taken |= set(plans[component][0].names.values())
+        elif _is_there(component, parts):
+            raise ModelError(f"{file} cannot be converted: its {spoken(component)} is no {kind.__name__} as in {_DIR}, "
+                             "or diffusers does not know its names", hint=_LOSING)
+    _check(file, stored, plans, taken)
+    for component in components:
+        stem = _stem(pipeline_index(made)[component][0])
+        if component in plans:
+            _write(made / component / f"{stem}{CHECKPOINT}", stored, *plans[component])
+        else:
+            _copy_weights(file, config, component, made / component)
 
 
-def _said(error: Exception) -> str:
-    """A library's message; for tensors without data, what that means."""
-    line = first_line(error)
-    return "it lacks weights that the configs ask for" if "meta" in line else line
+def _stem(library: str) -> str:
+    return "model" if library == "transformers" else "diffusion_pytorch_model"
 
 
-def _part(stage: Path, name: str) -> Any:
-    """A component that the file lacks, from the staged directory."""
-    library, kind = read_config(stage / "model_index.json")[name]
-    module: Any = transformers if library == "transformers" else diffusers
-    keyword = dtype_keyword(transformers.__version__) if library == "transformers" else "torch_dtype"
-    return getattr(module, kind).from_pretrained(stage / name, local_files_only=True, use_safetensors=True,
-                                                 **{keyword: "auto" if library == "transformers" else None})
+def _ways(component: str, kind: Any, made: Path, parts: Parts, model: Any) -> Iterator[Way]:
+    """The ways in which the file may have this component."""
+    if component.startswith("text_encoder"):
+        for prefix, part in parts.encoders.items():
+            yield from ways_of_encoder(prefix, part, model)
+    elif _is_there(component, parts):
+        yield from ways_of_diffusers(kind, read_config(made / component / "config.json"),
+                                     parts.vae if component == "vae" else parts.denoiser)
 
 
-def _dtype_of(file: Path) -> torch.dtype:
-    """The dtype that most numbers of the file have."""
-    sizes = Counter[str]()
-    with open_regular(file) as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            sizes[tensor["dtype"]] += prod(tensor["shape"])
-    known = {"F16": torch.float16, "BF16": torch.bfloat16}
-    return known.get(max(sizes, key=sizes.__getitem__, default="F32"), torch.float32)
+def _is_there(component: str, parts: Parts) -> bool:
+    """Whether the file has tensors that can be of no other component."""
+    return bool({"vae": parts.vae, "unet": parts.denoiser, "transformer": parts.denoiser}.get(component))
 
 
-def _refuse_holes(pipeline: Any, file: Path) -> None:
-    """Raises `ModelError` if a weight of a component came from nowhere: diffusers leaves it without data."""
-    for name, part in pipeline.components.items():
-        tensors = part.state_dict() if hasattr(part, "state_dict") else {}
-        empty = [key for key, value in tensors.items() if value.is_meta]
-        if empty:
-            raise ModelError(f"{file} lacks weights of the {spoken(name)}: {', '.join(empty[:3])}", hint=_LOSING)
+def _empty(kind: Any, folder: Path, stored: Stored) -> Any:
+    """The model that the config in `folder` describes, without data. Raises `ModelError`."""
+    try:
+        with limited(stored.tensors), torch.device("meta"):
+            return build(kind, folder)
+    except (TooMuch, MemoryError):
+        raise ModelError(f"{folder.name} of --config is far larger than what the file has", hint=_LOSING) from None
+    except Exception as error:  # bad values can raise nearly any exception
+        raise ModelError(f"{folder.name} of --config cannot be used: {first_line(error)}", hint=_LOSING) from None
 
 
-def _save(pipeline: Any, made: Path, family: Family) -> None:
-    """Writes the pipeline, and checks it as every model directory is checked before it is used."""
-    pipeline.save_pretrained(made, safe_serialization=True)
-    for path in made.rglob("config.json"):
-        values = {key: value for key, value in json.loads(path.read_text("utf-8")).items() if key != "_name_or_path"}
-        path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    weighted_files(made, family.denoiser)
-    weighted_files(made, "vae")
-    text_files(made)
+def _fit(way: Way, stored: Stored, model: Any, file: Path) -> Fit | None:
+    """How the file's tensors fit into `model`; `None`: they are of another. Raises `ModelError`."""
+    given = {name: torch.empty(stored.tensors[there].shape, dtype=_dtype(stored, there, file), device="meta")
+             for name, there in way.names.items()}
+    try:
+        found = fit(given, way, model)
+    except Exception:  # a converter stumbles over what it does not find
+        return None
+    return found if 2 * found.common > len(model.state_dict()) else None
+
+
+def _dtype(stored: Stored, name: str, file: Path) -> torch.dtype:
+    found = SCALED if name in stored.scales.of else DTYPES.get(stored.tensors[name].dtype)
+    if found is None:
+        raise ModelError(f"{file} has {brief(name)} as {stored.tensors[name].dtype}, expected one of: "
+                         f"{', '.join(DTYPES)}")
+    return found
+
+
+def _check(file: Path, stored: Stored, plans: Mapping[str, tuple[Way, Fit]], taken: set[str]) -> None:
+    """Raises `ModelError` if a component is not whole, or if the file has tensors that no component reads."""
+    for component, (_, found) in plans.items():
+        if found.missing:
+            raise ModelError(f"{file} lacks weights of the {spoken(component)}: {named(list(found.missing))}",
+                             hint=_LOSING)
+        if found.misshapen:
+            raise ModelError(f"{file} has weights of the {spoken(component)} whose shapes are not those of --config: "
+                             f"{named(list(found.misshapen))}", hint=_LOSING)
+    unread = {name for name in stored.tensors.keys() - stored.scales.beside - taken if not is_harmless(name)}
+    if surplus := sorted(unread.union(*(found.unread for _, found in plans.values()))):
+        raise ModelError(f"{file} has tensors that nothing reads: {named(surplus)}",
+                         hint="name with --config the directory of a pipeline that has what these belong to")
+
+
+def _write(path: Path, stored: Stored, way: Way, found: Fit) -> None:
+    """Writes a component's weights. Raises `ModelError` if a number is not finite."""
+    made = way.convert({name: stored.read(there, SCALED) for name, there in way.names.items()})
+    bad = sorted(name for name in found.layout if made[name].is_floating_point()
+                 and not bool(made[name].float().isfinite().all()))
+    if bad:
+        raise ModelError(f"weights of the {spoken(path.parent.name)} are not finite, NaN or infinite: {named(bad)}",
+                         hint="the file is damaged, or its training diverged: download it again, or name another")
+    write(path, found.layout, (made[name] for name in found.layout))
+
+
+def _copy_weights(file: Path, config: Path, component: str, target: Path) -> None:
+    """Copies the weights of a component that the file lacks. Raises `ModelError`."""
+    if not list((config / component).glob(f"*{CHECKPOINT}")):
+        raise ModelError(f"{file} cannot be converted: it has no {spoken(component)}, and neither has {_DIR}",
+                         hint=_LOSING)
+    found = weighted_files(config, component)
+    _write_small(target, found.small)
+    for path in found.weights:
+        shutil.copyfile(path, target / found.weight_name(path))
