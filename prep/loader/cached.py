@@ -35,6 +35,9 @@ class CachedDataset:
         self.index = index
         self._rows = Rows(index)
 
+    def __reduce__(self) -> tuple[type[CachedDataset], tuple[Index]]:
+        return CachedDataset, (self.index,)
+
     @property
     def manifest(self) -> Manifest:
         """The manifest: `manifest.document` is what `prep inspect --json` reads."""

@@ -5,7 +5,7 @@ Opening an index checks the place and shape of every row (`prep.manifest.consist
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
+from prep.fs.mirror import shown
 from prep.manifest.consistency import check_places, read_samples, read_shards, row_shapes, text_shapes
-from prep.manifest.document import Manifest
+from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
 from prep.models.family import ATTENTION_MASK
@@ -35,6 +36,10 @@ class Index:
     cache: Cache
     samples: SampleColumns
     shards: tuple[ShardFacts, ...]
+
+    def __reduce__(self) -> tuple[Callable[[Path, str], Index], tuple[Path, str]]:
+        """Another process opens the manifest again, as workers of a `DataLoader` that are not forked."""
+        return _reopened, (self.manifest.path.absolute(), self.manifest.digest)
 
     @cached_property
     def training(self) -> tuple[Column, ...]:
@@ -137,3 +142,12 @@ def open_index(manifest: Manifest) -> Index:
     shards, samples = read_shards(cache, manifest), read_samples(cache, manifest)
     check_places(manifest, shards, samples)
     return Index(manifest=manifest, cache=cache, samples=samples, shards=shards)
+
+
+def _reopened(path: Path, digest: str) -> Index:
+    """The index of the manifest at `path`. Raises `CacheError` if it is not the one with this digest any more."""
+    manifest = read_manifest(path)
+    if manifest.digest != digest:
+        raise CacheError(f"{shown(path)} has changed since it was opened: it is {manifest.digest[:12]}, was "
+                         f"{digest[:12]}", hint="open it again")
+    return open_index(manifest)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from prep.errors import UsageError
+from prep import api
+from prep.errors import CacheError, UsageError
 from prep.loader.cached import CachedDataset
 from prep.loader.index import open_index
+from prep.manifest.document import write_manifest
 
 
 def opened(made):
@@ -71,3 +76,42 @@ def test_the_path_of_a_picture_that_is_there(make, tmp_path):
     place.parent.mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(place)
     assert found.path(0) == place and found.findings == ()
+
+
+@pytest.mark.parametrize("method", ["fork", *(pytest.param(name, marks=pytest.mark.slow)  # they import torch again
+                                             for name in ("spawn", "forkserver"))])
+def test_workers_of_a_loader_read_it_however_they_are_started(make, method):
+    made = make()
+    dataset = api.open_manifest(made.path)
+    loader = torch.utils.data.DataLoader(Latents(dataset), batch_size=None, num_workers=1,
+                                         multiprocessing_context=method)
+    assert [found.numpy().tobytes() for found in loader] == [dataset.latent(number)["latent"].tobytes()
+                                                     for number in range(len(dataset))]
+
+
+class Latents(torch.utils.data.Dataset):
+    """As people write one."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, number):
+        return self.dataset.latent(number)["latent"]
+
+
+def test_a_copy_is_the_same_and_refuses_another_manifest(make):
+    made = make()
+    dataset, stream = api.open_manifest(made.path), api.batches(made.path, batch_size=2, steps=2)
+    assert dataset.table.equals(pickle.loads(pickle.dumps(dataset)).table)
+    names = [batch["names"] for batch in stream]
+    copied = pickle.loads(pickle.dumps(api.batches(made.path, batch_size=2, steps=2)))
+    assert [batch["names"] for batch in copied] == names
+    copy = pickle.dumps(dataset)
+    document = dict(made.manifest.document) | {"rejected": 9}
+    document.pop("self")
+    write_manifest(made.path, document)
+    with pytest.raises(CacheError, match=r"m\.json has changed since it was opened: it is "):
+        pickle.loads(copy)
