@@ -29,8 +29,7 @@ MOST_SECONDS = 1e6  # no timer takes an infinite time
 @opt.with_recipe_options()
 def encode(
     source: opt.SourceOrNone = None,
-    cache: Annotated[Path | None, typer.Option(help="the cache, created if missing: a directory, or a URL like "
-                                               "s3://bucket/cache; needed with SOURCE", show_default=False)] = None,
+    cache: opt.CacheOrNone = None,
     output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     device: opt.Devices = "auto",
@@ -110,12 +109,13 @@ def encode(
                                 "--rehash": rehash, "--strict": strict})
         _tell_assumed(family, given, scale, shard_mib << 20, output, begun, as_json=as_json)
         return
-    source, cache = _places(source, cache, family)
+    source = _source(source, family)
     if measure and not dry_run:
         raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
     recipe = opt.recipe_from_options(source, **given)
     report = run_encode(EncodeCall(
-        recipe=recipe, cache=cache, output=output, device=device, batch_size=batch_size, jobs=jobs,
+        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, device=device, batch_size=batch_size,
+        jobs=jobs,
         shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
         recheck=recheck, download=download, dry_run=dry_run, measure=measure, scale=scale, compiled=compiled,
         part=None if part is None else parse_part(part), grace=grace, ray=ray,
@@ -137,18 +137,16 @@ def tell(report: EncodeReport, seconds: float, *, every: bool, as_json: bool, qu
         put(report.as_text(seconds, every=every))
 
 
-def _places(source: Path | None, cache: Path | None, family: str | None) -> tuple[Path, Path]:
-    """SOURCE and --cache. Raises `UsageError` if one is not given, or what they leave nothing to do."""
+def _source(source: Path | None, family: str | None) -> Path:
+    """SOURCE. Raises `UsageError` if it is not given, or what it leaves nothing to do."""
     command = "prep encode SOURCE --model MODEL --cache CACHE"
     if source is None:
         raise UsageError("no SOURCE is given, expected the pictures to encode", hint=f"{command}; to plan without "
                          "pictures: prep encode --simulate --pictures 1e9")
-    if cache is None:
-        raise UsageError("no --cache is given, expected a place for the rows", hint=command)
     if family is not None:
         raise UsageError("--family is given with SOURCE, expected one of them", hint="omit --family: --model says it, "
                          "or family in [model] of a recipe")
-    return source, cache
+    return source
 
 
 def _refuse_without_source(given: Mapping[str, object]) -> None:

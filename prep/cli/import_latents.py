@@ -27,8 +27,7 @@ def import_latents(
         show_default=False)],
     origin: Annotated[str, choice("--from", words=ORIGINS, help="what made the latents; kohya-npz: sd-scripts' .npz "
                                   "files beside the pictures, of SD 1.x, 2.1, SDXL, SD 3, FLUX.1 or Lumina 2")],
-    cache: Annotated[Path, typer.Option(help="the cache, created if missing: a directory, or a URL like "
-                                        "s3://bucket/cache", show_default=False)],
+    cache: opt.CacheOrNone = None,
     output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     verify: Annotated[int, typer.Option(help="latents that are compared with what the model's VAE makes of their "
@@ -57,8 +56,8 @@ def import_latents(
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_import(ImportCall(
-        recipe=recipe, origin=origin, cache=cache, output=output, device=device, jobs=jobs, verify=verify,
-        no_upscale=bucket_no_upscale, rehash=rehash, recheck=recheck, download=download,
+        recipe=recipe, origin=origin, cache=opt.cache_of(cache, recipe), output=output, device=device, jobs=jobs,
+        verify=verify, no_upscale=bucket_no_upscale, rehash=rehash, recheck=recheck, download=download,
         progress=progress_unless(quiet)))
     seconds = time.monotonic() - begun
     for line in report.notices if not quiet else ():

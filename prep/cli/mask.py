@@ -44,6 +44,7 @@ def mask(
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the model", min=1)] = 4,
     own: Annotated[str, choice("--mask", help="where the pictures' own masks are; auto: NAME-masklabel.png, if any",
                                words=("auto", "none", "sidecar"), other="DIR")] = "auto",
+    sources: opt.Sources = None,
     combine: Annotated[str | None, choice(help="combine with the existing mask", words=COMBINE)] = None,
     naming: Annotated[str, choice(help="onetrainer: NAME-masklabel.png, kohya: NAME.png",
                                   words=NAMING)] = "onetrainer",
@@ -63,7 +64,7 @@ def mask(
                          threshold=threshold, invert=invert, smooth=smooth, expand=expand, prompts=tuple(prompt or ()),
                          labels=tuple(label or ()), combine=combine,  # type: ignore[arg-type]  # as above
                          naming=naming, force=force)  # type: ignore[arg-type]  # as above
-    recipe = opt.recipe_from_options(source, mask=own)
+    recipe = opt.recipe_from_options(source, mask=own, sources=sources)
     for line in () if quiet else recipe.notes:
         say(line)
     if html is not None:

@@ -12,7 +12,7 @@ import typer
 
 from prep.cli.signature import Command, choice, complete, expand, parameter
 from prep.errors import UsageError
-from prep.recipe.options import RECIPE_OPTIONS, RecipeOption, choices_of
+from prep.recipe.options import BY_NAME, RECIPE_OPTIONS, RecipeOption, choices_of
 from prep.runtime import usable_cores
 
 if TYPE_CHECKING:
@@ -69,6 +69,23 @@ def _option(one: RecipeOption) -> Any:
     if one.choices:
         return choice(*flags, help=one.help, words=one.choices, other=one.other)
     return typer.Option(*flags, help=one.help)
+
+
+Sources = Annotated[str | None, _option(BY_NAME["sources"])]
+
+
+CacheOrNone = Annotated[Path | None, typer.Option(
+    "--cache", help="the cache, created if missing: a directory, or a URL like s3://bucket/cache (default: that of the "
+    "recipe's [cache], or cache beside the recipe)", show_default=False)]
+
+
+def cache_of(cache: Path | None, recipe: Recipe) -> Path:
+    """The cache that is named, or else that of the recipe. Raises `UsageError` if neither is."""
+    named = cache or recipe.cache or (None if recipe.file is None else recipe.file.parent / "cache")
+    if named is None:
+        raise UsageError("--cache is missing: where should the encoded data go?", hint="add --cache cache, or name a "
+                         "recipe: prep init SOURCE writes one")
+    return named
 
 
 def codes_option(*flags: str, help: str) -> Any:  # noqa: A002

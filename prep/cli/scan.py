@@ -25,6 +25,7 @@ def scan(
     edits: Annotated[Path | None, typer.Option(help="directory of edited captions and masks, which replace those "
                                                "beside the pictures (default: that of prep view --edit, if it has "
                                                "any), or none")] = None,
+    sources: opt.Sources = None,
     model: Annotated[str | None, typer.Option(help="pipeline directory or Hub id: name captions that its text encoders "
                                               "cut off")] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
@@ -54,7 +55,7 @@ def scan(
 
     quiet_pillow()
     remote = opt.is_ray(engine, {"--address": address, "--workers": workers})
-    recipe = opt.recipe_from_options(source, mask=mask, edits=edits)
+    recipe = opt.recipe_from_options(source, mask=mask, edits=edits, sources=sources)
     for line in () if quiet else recipe.notes:
         say(line)
     if html is not None:

@@ -21,7 +21,7 @@ OF_PARTS = "of prep encode --part, whose options may all be given; without effec
 @opt.with_recipe_options()
 def seal(
     source: opt.SourceArg,
-    cache: Annotated[Path, typer.Option(help="the cache of all parts: a directory or a URL", show_default=False)],
+    cache: opt.CacheOrNone = None,
     output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     parts: Annotated[int | None, typer.Option(
@@ -52,7 +52,7 @@ def seal(
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_seal(EncodeCall.of_seal(
-        recipe=recipe, cache=cache, output=output, jobs=jobs, rehash=rehash, download=download,
+        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, jobs=jobs, rehash=rehash, download=download,
         progress=progress_unless(quiet)), parts)
     tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if strict and report.rejected:

@@ -35,6 +35,7 @@ class EditFolder:
 
     root: Path
     sources: tuple[str, ...]  # the directory of each source in it
+    unused: tuple[str, ...] = ()  # those of sources that are not used now, of which no edit has a picture
     used: dict[str, Item] = field(default_factory=dict)  # by path: the first item that it replaced something of
 
     def apply(self, item: Item, *, masks: bool) -> Item:
@@ -53,7 +54,8 @@ class EditFolder:
             self.used.setdefault(str(own), item)
             return Blob(file=str(own))
         path = self.root / edited_name(item.name, end)
-        if not path.is_file() or any(path.is_relative_to(self.root / one) for one in self.sources if one):
+        if not path.is_file() or any(
+                path.is_relative_to(self.root / one) for one in (*self.sources, *self.unused) if one):
             return None
         other = self.used.setdefault(str(path), item)
         if other.source != item.source:
@@ -69,7 +71,8 @@ class EditFolder:
             for name in sorted(names):
                 kind = "mask" if name.endswith(MASK_END) else "caption" if name.endswith(CAPTION_END) else None
                 path = Path(folder, name)
-                if kind is not None and str(path) not in self.used and not name.startswith("."):
+                if kind is not None and str(path) not in self.used and not name.startswith(".") and not any(
+                        path.is_relative_to(self.root / one) for one in self.unused):
                     place = path.relative_to(self.root.parent).as_posix()
                     yield Finding(path=printable_name(place), code=f"orphan-{kind}", severity="warning",
                                   detail=f"edited {kind} without a picture")

@@ -32,7 +32,9 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
     Raises `PathError`, and `ConfigError` for an edit of two sources.
     """
     folders = {path: MaskFolder.read(path) for path in recipe.mask_folders}
-    edits = None if recipe.edits is None else EditFolder(root=recipe.edits, sources=source_folders(recipe))
+    places, count = source_folders(recipe), len(recipe.sources)
+    edits = None if recipe.edits is None else EditFolder(root=recipe.edits, sources=places[:count],
+                                                         unused=places[count:])
     shared = SharedFiles(recipe)
     with readers() as workers:
         for number, source in enumerate(recipe.sources):

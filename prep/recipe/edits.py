@@ -7,7 +7,6 @@ one of the source is used, and said. `--edits none`, or `from = "none"`, leaves 
 from __future__ import annotations
 
 import stat
-import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import is_url
 from prep.fs.paths import resolve
-from prep.fs.text import read_text
+from prep.fs.text import parse_toml, read_text
 from prep.recipe.schema import Recipe
 from prep.recipe.write import quoted, relative_to
 from prep.sources.walk import is_tars
@@ -61,11 +60,12 @@ def _written(recipe: Recipe) -> Iterator[Path]:
 
 
 def source_folders(recipe: Recipe) -> tuple[str, ...]:
-    """The directory of each source's edits, below that of all edits: "" for an only source, else its name, with as much
-    of what is above as tells it from others: `img` and `reg`, or `a/img` and `b/img`."""
-    if len(recipe.sources) == 1:
+    """The directory of each source's edits, below that of all edits, and then of each that is not used: "" for the only
+    one of a recipe, else its name, with as much of what is above as tells it from others: `a/img` and `b/img`."""
+    places = [*(source.path for source in recipe.sources), *recipe.unused]
+    if len(places) == 1:
         return ("",)
-    paths = [(source.path if is_url(source.path) else resolve(source.path)).parts[1:] for source in recipe.sources]
+    paths = [(place if is_url(place) else resolve(place)).parts[1:] for place in places]
     return tuple(_shortest(one, {other for other in paths if other != one}) for one in paths)
 
 
@@ -77,10 +77,10 @@ def _shortest(path: tuple[str, ...], others: Collection[tuple[str, ...]]) -> str
 
 def record_edits(recipe: Path, folder: Path) -> bool:
     """Adds an [edits] that names `folder` to the end of a recipe's file, whose other bytes stay; returns False, and
-    changes nothing, if it has one. Raises `OSError`, `ValueError`, `PathError`."""
+    changes nothing, if it has one. Raises `OSError`, `ConfigError`, `PathError`, `Unparsed`."""
     at = recipe.resolve()
     text = read_text(at)
-    table = tomllib.loads(text)
+    table = parse_toml(text, str(recipe))
     if "edits" in table:
         return False
     named, data = relative_to(folder, at.parent), at.read_bytes()
@@ -89,7 +89,7 @@ def record_edits(recipe: Path, folder: Path) -> bool:
     if not text.endswith("\n"):
         lines.insert(0, "")
     data += end.join(lines).encode()
-    if tomllib.loads(text + end.join(lines)) != {**table, "edits": {"from": named}}:
+    if parse_toml(text + end.join(lines), str(recipe)) != {**table, "edits": {"from": named}}:
         return False
     atomic.write_atomic(at, data, mode=stat.S_IMODE(at.stat().st_mode))
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from prep.recipe.convert.note import ConversionNote
 from prep.recipe.convert.prompts import NAME
 from prep.recipe.load import load_recipe
 from prep.recipe.overview import Overview, overview_of
+from prep.recipe.prompts import read_prompts
 from prep.recipe.schema import Recipe
 from prep.recipe.suggest import suggest
 from prep.recipe.write import Comment, render_recipe
@@ -65,6 +67,8 @@ class InitReport:
         written = {self.training: (len(self.converted.training.settings), "training setting")
                    if self.converted is not None and self.converted.training is not None else None,
                    self.prompts: (self.converted.prompts.count("\n"), "prompt") if self.converted is not None else None}
+        if self.seen is not None and self.recipe.prompts is not None:
+            line += f", sample prompts of {shell_name(str(self.recipe.prompts))}"
         return "\n".join([line, *(f"{shell_name(str(path))}: {counted(*what)}" for path, what in written.items()
                                   if path is not None and what is not None)])
 
@@ -158,8 +162,23 @@ def init_from_sources(sources: Sequence[Path], output: Path, *, model: str | Non
     seen = overview_of(sources, jobs=jobs, tick=tick)
     found = suggest(seen, model=_placed(model or ""), given=" ".join(shell_name(str(one)) for one in sources),
                     name=shell_name(output.name))
-    write_recipe(found.recipe, output, remarks=found.remarks, shown=found.shown)
-    return InitReport(output=output, recipe=found.recipe, seen=seen)
+    recipe = replace(found.recipe, prompts=prompts_near(sources, output))
+    write_recipe(recipe, output, remarks=found.remarks, shown=found.shown)
+    return InitReport(output=output, recipe=recipe, seen=seen)
+
+
+def prompts_near(sources: Sequence[Path], output: Path) -> Path | None:
+    """The first prompt file without a fault beside the recipe, in a source, or beside one; absolute."""
+    folders = [output.parent, *(one for one in sources if one.is_dir()), *(one.parent for one in sources)]
+    for path in (folder.absolute() / name for folder in folders for name in PROMPT_FILES):
+        with suppress(PathError, ConfigError):
+            alone = path.is_file() and len(list(path.parent.glob(f"{path.stem}.*"))) == 1  # else a picture's caption
+            if alone and read_prompts(path, "prompts.file")[1]:
+                return path
+    return None
+
+
+PROMPT_FILES = ("prompts.txt", "sample_prompts.txt")
 
 
 def _placed(model: str) -> str:

@@ -5,7 +5,7 @@ Paths in a recipe are relative to its file; paths on the command line are relati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,7 +73,7 @@ def assumed_recipe(family: str, resolution: int, *, choices: Mapping[str, Any]) 
 def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     """The valid recipe with what was `given`. Raises `ConfigError` for a value of an option, `Unparsed` for others."""
     try:
-        return validate_recipe(replace(_override(recipe, given), options=_options(recipe, given)))
+        return validate_recipe(_enabled(replace(_override(recipe, given), options=_options(recipe, given))))
     except Unparsed as error:
         flags = [flag for name, flag in FLAGS.items() if name in given
                  and str(error).startswith(f"{_IN_FILE.get(name, name)} is ")]
@@ -103,8 +103,8 @@ def _read(path: Path) -> Recipe:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}") from None
-    check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts"),
-               "the recipe")
+    check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts",
+                       "cache"), "the recipe")
     caption = _record(CaptionOptions, table, "caption")
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
@@ -113,6 +113,7 @@ def _read(path: Path) -> Recipe:
     fraction = _section(table, "validation", ("fraction",)).get("fraction", 0.0)
     prompts = _section(table, "prompts", ("file",)).get("file")
     edits = _section(table, "edits", ("from",)).get("from")
+    cache = _section(table, "cache", ("path",)).get("path")
     return Recipe(
         sources=tuple(sources),
         model=_model(_record(ModelOptions, table, "model"), path.parent),
@@ -124,6 +125,7 @@ def _read(path: Path) -> Recipe:
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
         prompts=None if prompts is None else _path(prompts, "prompts.file", path.parent),
+        cache=None if cache is None else _path(cache, "cache.path", path.parent),
         file=path,
     )
 
@@ -239,9 +241,38 @@ def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
             recipe = replace(recipe, **{section: replace(getattr(recipe, section), **{key: value})})
         elif section == "mask":
             recipe = replace(recipe, mask=_mask(value, Path()))
+        elif section == "sources":
+            recipe = replace(recipe, sources=_chosen(recipe, value))
         else:
             recipe = replace(recipe, **{section: value})
     return recipe
+
+
+def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[Source, ...]:
+    """The sources, of which those with these names are enabled: paths, as in the recipe, or the last part of them.
+
+    Raises `Unparsed` for a name of no source, or of several.
+    """
+    base = Path() if recipe.file is None else recipe.file.parent
+    spelled = [shown(one.path.relative_to(base) if one.path.is_relative_to(base) else one.path)
+               for one in recipe.sources]
+    numbers = set()
+    for name in names:
+        found = [number for number, one in enumerate(recipe.sources)
+                 if name.rstrip("/") in (spelled[number].rstrip("/"), shown(one.path), one.path.name)]
+        if len(found) != 1:
+            raise Unparsed(f"sources is {brief(name)}, which names {len(found) or 'none'} of them, expected one of: "
+                           f"{', '.join(spelled)}")
+        numbers.add(found[0])
+    return tuple(replace(one, enabled=number in numbers) for number, one in enumerate(recipe.sources))
+
+
+def _enabled(recipe: Recipe) -> Recipe:
+    """The recipe with the sources that are used. Raises `Unparsed` if there are none."""
+    if not (used := tuple(one for one in recipe.sources if one.enabled)):
+        raise Unparsed("no [[source]] is used: each has enabled = false")
+    return replace(recipe, sources=used, unused=(*recipe.unused, *(one.path for one in recipe.sources
+                                                                   if not one.enabled)))
 
 
 def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
@@ -253,6 +284,7 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
         if value == _at(base, name):
             continue
         is_path = (isinstance(value, Path) and value != NONE) or (name == "model.path" and Path(value).is_dir())
+        value = given[name] if name == "sources" else value
         spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [flag, Path(value) if is_path else spelled]
     return tuple(words)

@@ -45,7 +45,7 @@ def _resolution(text: str) -> int | tuple[int, ...]:
     return sides[0] if len(sides) == 1 else tuple(sides)
 
 
-def _sizes(text: str) -> tuple[str, ...]:
+def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
@@ -81,7 +81,7 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
                  "of the model family; 64 without a model)"),
     RecipeOption(key="image.buckets", flag="--buckets", choices=BUCKETS,
                  help="how bucket sizes are chosen"),
-    RecipeOption(key="image.sizes", flag="--sizes", parse=_sizes,
+    RecipeOption(key="image.sizes", flag="--sizes", parse=_words,
                  help="bucket sizes for --buckets list: 1024x1024,832x1216,…"),
     RecipeOption(key="image.crop", flag="--crop", choices=("center", "random", "focus"),
                  help="where to crop; focus: around the mask's center of mass"),
@@ -104,6 +104,9 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="validation", flag="--validation", kind=float,
                  help="fraction of pictures held out for validation"),
     RecipeOption(key="prompts", flag="--prompts", kind=Path, help="file of sample prompts: prompt --n negative"),
+    RecipeOption(key="sources", flag="--sources", parse=_words,
+                 help="which sources of the recipe to use, by their paths or the last part of them (default: all but "
+                 "those with enabled = false)"),
 )
 
 BY_NAME: Mapping[str, RecipeOption] = {one.name: one for one in RECIPE_OPTIONS}

@@ -71,6 +71,7 @@ class Source:
     """A source of pictures, and their role."""
 
     path: Path
+    enabled: bool = True  # whether it is used where no --sources names it
     repeats: int = 1  # how often an epoch shows each of its samples
     role: Role = "train"
     weight: float = 1.0  # loss weight of its samples
@@ -85,7 +86,8 @@ class Source:
 class Recipe:
     """A complete recipe, with defaults for everything the file leaves out."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[Source, ...]  # those that are used
+    unused: tuple[Path, ...] = ()  # the places of the others in the file
     model: ModelOptions = field(default_factory=ModelOptions)
     image: ImageOptions = field(default_factory=ImageOptions)
     caption: CaptionOptions = field(default_factory=CaptionOptions)
@@ -95,6 +97,7 @@ class Recipe:
     scan: ScanOptions = field(default_factory=ScanOptions)
     validation: float = 0.0  # fraction of the pictures
     prompts: Path | None = None
+    cache: Path | None = None  # where the rows go without --cache; None: to cache, beside the file
     file: Path | None = None  # the file it was read from
     options: tuple[str | Path, ...] = ()  # command options that change values of the file or defaults
     notes: tuple[str, ...] = ()  # what was decided without being asked, for the user

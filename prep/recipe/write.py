@@ -53,11 +53,13 @@ KEY_COMMENTS: Mapping[str, str] = {
     "mask.from": "auto (sidecar, if any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
     "mask.resize": "a mask whose size differs from its picture's: allow (scale it) | reject",
     "edits.from": "a directory of edited captions and masks: prep view --edit",
+    "source.enabled": "whether it is used; --sources NAME uses it all the same",
     "source.repeats": "how often an epoch shows each of its samples",
     "source.role": "train | validation | prior (regularization)",
     "source.weight": "loss weight of its samples",
     "source.table": "of captions",
     "validation.fraction": "of the pictures, chosen by the digest of their bytes",
+    "cache.path": "where encoded rows go",
     "prompts.file": "sample prompts, one per line",
 }
 
@@ -82,6 +84,7 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
              *writer.section("mask", _masks(recipe, shown))]
     lines += writer.section("edits", {} if recipe.edits is None else {"from": recipe.edits})
+    lines += writer.section("cache", {} if recipe.cache is None else {"path": recipe.cache})
     scan = {"ignore": recipe.scan.ignore, "severity": dict(recipe.scan.severity)}
     lines += writer.section("scan", {name: value for name, value in scan.items() if value})
     for number, source in enumerate(recipe.sources):

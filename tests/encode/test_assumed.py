@@ -155,7 +155,7 @@ def test_a_family_whose_rows_are_as_long_as_captions_has_the_longest(tiny_pipeli
 @pytest.mark.parametrize(("options", "code", "message", "hint"), [
     ((), 2, "no SOURCE is given, expected the pictures to encode", "prep encode --simulate --pictures 1e9"),
     (("--cache", "cache"), 2, "no SOURCE is given", "prep encode SOURCE"),
-    (("photos",), 2, "no --cache is given, expected a place for the rows", "prep encode SOURCE --model MODEL --cache"),
+    ((".",), 2, "--cache is missing: where should the encoded data go?", "add --cache cache, or name a recipe"),
     (("photos", "--cache", "c", "--family", "sd15"), 2, "--family is given with SOURCE, expected one of them",
      "omit --family"),
     (("--simulate",), 2, "--simulate is given without --pictures, expected both", "add --pictures 1e9"),

@@ -308,3 +308,21 @@ def test_the_real_photos(written, real_data, prep, folder):
     assert "63 pictures" in written.text and "# captions: 63 .txt" in written.text
     result = prep("bucket", "dataset.toml", "--json")
     assert result.code == 0 and not result.json["left_out"], result.err
+
+
+@pytest.mark.parametrize("place", ["prompts.txt", "sample_prompts.txt", "photos/prompts.txt"])
+def test_a_prompt_file_is_found(prep, folder, place):
+    draw_captioned(folder / "photos", 2)
+    (folder / place).write_text("a red heart --n blurry\na blue star\n")
+    result = prep("init", "photos")
+    assert result.code == 0 and f"sample prompts of {folder / place}" in result.out
+    assert tomllib.loads((folder / "dataset.toml").read_text())["prompts"] == {"file": place}
+
+
+def test_what_is_no_prompt_file_is_not_taken_for_one(prep, folder):
+    draw_captioned(folder / "photos", 2)
+    (folder / "prompts.txt").write_text("a heart --w wide\n")  # a fault: no number
+    (folder / "photos" / "prompts.txt").write_text("the caption of a picture")
+    (folder / "photos" / "prompts.png").write_bytes((folder / "photos" / "0.png").read_bytes())
+    assert prep("init", "photos").code == 0
+    assert "prompts" not in tomllib.loads((folder / "dataset.toml").read_text())

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pictures import draw
 
 from prep.dataset.bucketing import rules_of
+from prep.dataset.listing import walk_recipe
 from prep.errors import ConfigError, PathError
 from prep.models.families.registry import FAMILIES
 from prep.recipe.load import load_recipe
@@ -205,3 +207,64 @@ def test_the_step_is_the_familys_unless_the_recipe_says_one(prep, photos, tiny_m
     for done in (prep("bucket", photos, "--resolution", 32),
                  prep("encode", photos, "--resolution", 8, "--model", tiny_model, "--cache", "cache")):
         assert done.code == 3 and ", expected at least the step, " in done.err
+
+
+TWO = "[[source]]\npath = 'a/cats'\n[[source]]\npath = 'b/dogs'\nenabled = false\n[[source]]\npath = 'b/cats'\n"
+
+
+@pytest.fixture
+def two(tmp_path):
+    (tmp_path / "dataset.toml").write_text(TWO)
+    for name in ("a/cats", "b/dogs", "b/cats"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path / "dataset.toml"
+
+
+def used(recipe):
+    return ["/".join(one.path.parts[-2:]) for one in recipe.sources]
+
+
+@pytest.mark.parametrize(("named", "wanted"), [
+    (None, ["a/cats", "b/cats"]), (("dogs",), ["b/dogs"]), (("b/cats", "a/cats/"), ["a/cats", "b/cats"]),
+    (("dogs", "a/cats"), ["a/cats", "b/dogs"])])
+def test_sources_are_switched_off_in_the_recipe_and_chosen_by_name(two, named, wanted):
+    recipe = load_recipe(two, choices={"sources": named})
+    assert used(recipe) == wanted and len(recipe.unused) == 3 - len(wanted)
+    usual = wanted == ["a/cats", "b/cats"]
+    assert recipe.options == (() if usual else ("--sources", ",".join(named or ())))
+
+
+@pytest.mark.parametrize(("named", "says"), [
+    (("cats",), "--sources: sources is 'cats', which names 2 of them, expected one of: a/cats, b/dogs, b/cats"),
+    (("birds",), "--sources: sources is 'birds', which names none of them, expected one of: a/cats")])
+def test_a_name_of_no_source_or_of_several_is_refused(two, named, says):
+    with pytest.raises(ConfigError) as error:
+        load_recipe(two, choices={"sources": named})
+    assert says in error.value.message
+
+
+def test_a_recipe_needs_a_source_that_is_used(two):
+    two.write_text("[[source]]\npath = 'a/cats'\nenabled = false\n")
+    with pytest.raises(ConfigError, match=r"no \[\[source\]\] is used: each has enabled = false"):
+        load_recipe(two, choices={})
+
+
+def test_edits_of_a_source_stay_its_own_when_others_are_switched_off(two, tmp_path):
+    (tmp_path / "edits" / "dogs").mkdir(parents=True)
+    for name in ("a/cats", "b/dogs", "b/cats"):
+        draw(tmp_path / name / "1.png", (64, 64), seed=1)
+    (tmp_path / "edits" / "dogs" / "1.txt").write_text("a dog")
+    captions = {}
+    for named in (("dogs",), ("a/cats",)):
+        recipe = load_recipe(two, choices={"sources": named, "edits": tmp_path / "edits"})
+        (captions[named],) = list(walk_recipe(recipe))  # one item, and no finding on an edit without a picture
+    assert captions["dogs",].caption.path.name == "1.txt" and captions["a/cats",].caption is None
+
+
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("", None), ("[cache]\npath = '../shared cache'\n", "../shared cache"), ("[cache]\npath = 's3://b/c'\n", "s3://b/c")])
+def test_a_recipe_says_where_its_cache_is(tmp_path, text, wanted):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "dataset.toml").write_text(f"[[source]]\npath = 'photos'\n{text}")
+    cache = load_recipe(tmp_path / "dataset.toml", choices={}).cache
+    assert cache == (wanted and (Path(wanted) if wanted.startswith("s3:") else tmp_path / wanted))

@@ -130,7 +130,7 @@ def test_paths_are_relative_to_the_recipe_and_follow_no_links_of_its_own(tmp_pat
 def test_every_key_with_a_meaning_exists_and_the_reverse():
     kinds = {"model": ModelOptions, "image": ImageOptions, "caption": CaptionOptions, "source": Source}
     known = {f"{section}.{one.name}" for section, kind in kinds.items() for one in fields(kind)}
-    known |= {"mask.from", "mask.resize", "edits.from", "validation.fraction", "prompts.file"}
+    known |= {"mask.from", "mask.resize", "edits.from", "validation.fraction", "prompts.file", "cache.path"}
     assert set(KEY_COMMENTS) <= known
     for kind in kinds.values():
         assert all(one.default is not MISSING or one.name == "path" for one in fields(kind))
