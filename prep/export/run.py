@@ -27,7 +27,7 @@ from prep.progress import Progress, Tick, silent
 
 MARKER, MARKED = ".latentry-export.json", "latentry/exporting"  # says of what a directory is an export
 MARKER_BYTES = 1 << 12
-LAYOUT = 2  # of pictures: raised when `prep.export.layout` names them otherwise
+LAYOUT = 2  # raised when files get other names, or tars other members
 _LEFT = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
@@ -93,7 +93,7 @@ def export(manifest: Path, to: str, output: Path, *, tar_bytes: int = 1 << 30, h
     refuse_url(output)
     samples = Samples(open_manifest(read_manifest(manifest)))
     asked = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
-             **({"layout": LAYOUT, "held_out": held_out} if to in PICTURES else {})}
+             **({} if to == "safetensors" else {"layout": LAYOUT}), **({"held_out": True} if held_out else {})}
     pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
         kohya.check(pictures, samples.manifest.document["family"])
@@ -125,7 +125,7 @@ def _check_output(output: Path, asked: Mapping[str, Any]) -> None:
             found = sealed_json(read_regular(marker, MARKER_BYTES), str(marker))
         except (OSError, Unparsed) as error:
             raise PathError(f"{marker} cannot be read: {error}", hint="name a new directory with -o") from None
-        if {name: found.get(name) for name in asked} != dict(asked):
+        if {name: found.get(name) for name in (*asked, "held_out") if name in found} != dict(asked):
             raise PathError(f"{output} has an export of another manifest, or in another format",
                             hint="name a new directory with -o")
     elif output.is_dir() and any(output.iterdir()):
@@ -161,17 +161,17 @@ def _write_rows(made: _Files, samples: Samples, tick: Tick) -> None:
 
 def _write_tars(made: _Files, samples: Samples, most: int, tick: Tick) -> None:
     """Tars of about `most` bytes, each named by the numbers of its first and last sample."""
-    left = list(samples)
+    left, shared = list(samples), webdataset.Shared.of(samples)
     while left:
         first = left[0].number
         there = sorted(made.root.glob(f"samples-{first:09d}-*.tar"))
-        count = int(there[0].stem.rpartition("-")[2]) - first + 1 if there else _write_tar(made, left, most)
+        count = int(there[0].stem.rpartition("-")[2]) - first + 1 if there else _write_tar(made, left, most, shared)
         made.files += 1
         tick(count)
         left = left[count:]
 
 
-def _write_tar(made: _Files, samples: Sequence[Sample], most: int) -> int:
+def _write_tar(made: _Files, samples: Sequence[Sample], most: int, shared: webdataset.Shared) -> int:
     """Writes a tar of the first samples, at least one, that make `most` bytes; returns their number."""
     first, count = samples[0].number, 0
     staged = atomic.temporary_name(made.root / "samples.tar")
@@ -179,7 +179,7 @@ def _write_tar(made: _Files, samples: Sequence[Sample], most: int) -> int:
         with atomic.create(staged) as handle:
             with tarfile.open(fileobj=handle, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 while count < len(samples) and (count == 0 or handle.tell() < most):
-                    webdataset.add(tar, samples[count])
+                    webdataset.add(tar, samples[count], shared)
                     count += 1
             made.bytes += handle.tell()
             atomic.sync(handle)

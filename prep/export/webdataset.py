@@ -6,6 +6,10 @@
     000000012.text0.hidden.npy      and text0.pooled.npy, text1.hidden.npy …
 
 Floats are float32, since NumPy has no bfloat16; masks are uint8. The same samples make the same bytes.
+
+All samples have the same members, which Hugging Face's `load_dataset("webdataset")` requires: a mask of white where
+others have one, and where others have more views or captions, those that a sample lacks are as its first. The JSON has
+how many there are.
 """
 
 from __future__ import annotations
@@ -13,29 +17,60 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from dataclasses import dataclass
 
 import numpy as np
 
+from prep.cache.values import Values
 from prep.export.safetensors import described, rows_of
-from prep.export.sample import Sample
+from prep.export.sample import Sample, Samples
 
 
-def members(sample: Sample) -> dict[str, bytes]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """What all samples of an export have."""
+
+    views: int
+    texts: int
+    masks: bool
+
+    @classmethod
+    def of(cls, samples: Samples) -> Shared:
+        """What each of these samples must have so that all have the same."""
+        columns = samples.columns
+        return cls(views=int(np.diff(columns.view_offsets).max(initial=0)),
+                   texts=int(np.diff(columns.text_offsets).max(initial=0)),
+                   masks=bool((columns.views["mask_shard"] >= 0).any()))
+
+
+def members(sample: Sample, shared: Shared) -> dict[str, bytes]:
     """The contents of a sample's members by the names' endings. Raises `CacheError` for a damaged row."""
-    found = {"json": json.dumps(described(sample), sort_keys=True).encode()}
-    if sample.captions:
-        found["txt"] = sample.captions[0].encode()
-    for name, row in rows_of(sample).items():
+    found = {"json": json.dumps(described(sample), sort_keys=True).encode(),
+             "txt": "".join(sample.captions[:1]).encode()}
+    for name, values in arrays(sample, shared).items():
         spelled = io.BytesIO()
-        np.save(spelled, np.ascontiguousarray(row.values()), allow_pickle=False)
+        np.save(spelled, np.ascontiguousarray(values), allow_pickle=False)
         found[f"{name}.npy"] = spelled.getvalue()
     return found
 
 
-def add(tar: tarfile.TarFile, sample: Sample) -> int:
+def arrays(sample: Sample, shared: Shared) -> dict[str, Values]:
+    """All rows of a sample by name, and those that it lacks."""
+    rows = {name: row.values() for name, row in rows_of(sample).items()}
+    for number in range(len(sample.views)) if shared.masks else ():
+        height, width = rows[f"view{number}.latent"].shape[-2:]
+        rows.setdefault(f"view{number}.mask", np.full((1, height, width), 255, np.uint8))
+    for kind, there, wanted in (("view", len(sample.views), shared.views), ("text", len(sample.texts), shared.texts)):
+        first = {name.partition(".")[2]: values for name, values in rows.items() if name.startswith(f"{kind}0.")}
+        for number in range(there, wanted):
+            rows |= {f"{kind}{number}.{name}": values for name, values in first.items()}
+    return dict(sorted(rows.items()))
+
+
+def add(tar: tarfile.TarFile, sample: Sample, shared: Shared) -> int:
     """Adds a sample's members to a tar; returns the bytes of their contents."""
     size = 0
-    for ending, data in members(sample).items():
+    for ending, data in members(sample, shared).items():
         member = tarfile.TarInfo(f"{sample.number:09d}.{ending}")  # dated 1970, owned by nobody
         member.size = len(data)
         tar.addfile(member, io.BytesIO(data))

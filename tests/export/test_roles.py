@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tarfile
 
 import numpy as np
 import pytest
@@ -137,3 +139,27 @@ def test_formats_that_sd_scripts_passes_over_are_refused(encoded, sets):
     export(path, "folder", sets / "folder")
     assert (sets / "folder" / "train" / "3_sks dog" / "d.jpg").read_bytes() == (
         sets / "10_sks dog" / "d.jfif").read_bytes()
+
+
+def test_all_samples_of_tars_have_the_same_members(encoded, sets):
+    """`load_dataset("webdataset")` compares the first five, and fails later for others."""
+    draw_mask(sets / "10_sks dog" / "a-masklabel.png", (144, 64))
+    (sets / "10_sks dog" / "b.txt").write_text("one\ntwo\n")
+    path = encoded(TRAIN, PRIOR, HELD, more=("--flip", "both"))
+    export(path, "webdataset", sets / "out", tar_bytes=1)
+    tars = sorted((sets / "out").glob("*.tar"))
+    samples = list(Samples(open_manifest(read_manifest(path))))
+    assert len(tars) == len(samples) == 8
+    kinds = set()
+    for file, sample in zip(tars, samples, strict=True):
+        with tarfile.open(file) as tar:
+            found = {member.name.partition(".")[2]: tar.extractfile(member).read() for member in tar}
+        kinds.add(tuple(found))
+        facts = json.loads(found["json"])
+        assert len(facts["views"]) == len(sample.views) and facts["captions"] == sample.captions
+        mask = np.load(io.BytesIO(found["view0.mask.npy"]))
+        assert mask.shape[1:] == np.load(io.BytesIO(found["view0.latent.npy"])).shape[1:]
+        assert (mask.min() == 255) == (sample.name != "a.png" or sample.role != "train")
+        if sample.role == "validation":
+            assert found["view1.latent.npy"] == found["view0.latent.npy"]
+    assert len(kinds) == 1 and {"view1.mask.npy", "text1.hidden.npy"} <= set(next(iter(kinds)))
