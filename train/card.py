@@ -36,7 +36,7 @@ def card(setup: Setup, step: int, result: str, picture: str | None) -> str:
     if settings.trigger:
         parts.append(f"Words of a prompt that show what was learned: **{escaped(settings.trigger)}**")
     parts += [table(dict(_facts(setup, step))), "## Use", *_use(setup, result), *changed_settings(setup.config),
-              "*Written by train run at its end, and anew whenever the run is continued.*"]
+              "*Written by train run at its end, and again whenever the run is continued.*"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,7 +104,7 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     else:
         part = "some weights" if config.full.train or config.full.freeze else "every weight"
         yield "Trained", f"{part} of the denoiser, {settings.dtype}"
-    yield "Steps", f"{step} of up to {plan.batch_size} samples, in {plan.steps_per_epoch} an epoch"
+    yield "Steps", f"{step} with up to {plan.batch_size} samples, in {plan.steps_per_epoch} an epoch"
     yield "Seed", str(config.seed)
     yield "Samples", str(sum(len(members) for members in setup.index.training))
     width, height = usual_size(setup)

@@ -25,7 +25,8 @@ RESOLUTIONS = (64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)  # the cand
 SMALL = 256  # below it, 64 pixels between bucket sides leave too few shapes
 MOST_REPEATS = 10_000  # the limit of a recipe
 SHOWN = ("image.resolution", "image.buckets", "caption.missing", "mask.from", "validation.fraction")
-_FRACTIONS = ((20, 0.0), (200, 0.1), (4000, 0.05))  # (below this many pictures, fraction); from 4000 on, 0.01
+_FRACTIONS = ((20, 0.0), (200, 0.1))  # (below this many pictures, fraction); from 200 on, 0.05
+MOST_HELD_OUT = 64  # pictures, whatever the fraction: as many as a validation looks at (validation.most)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "da
     caption, caption_says = _caption(seen)
     mask, sources = _shared_mask(seen, sources)
     pictures = sum(one.pictures for one in seen.parts if one.place.role == "train")
-    fraction = next((fraction for most, fraction in _FRACTIONS if pictures < most), 0.01)
+    fraction = _fraction(pictures)
     recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask=mask,
                     validation=fraction, model=ModelOptions(path=model))
     remarks = [Comment(at="", text=text) for text in _top(seen, given, name)]
@@ -62,6 +63,12 @@ def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "da
                                f"{pictures} pictures, held out for validation"))
     also = (name for name, says in (("image.alpha", seen.opened.alpha), ("caption.lines", seen.opened.several)) if says)
     return Suggestion(recipe=recipe, remarks=tuple(remarks), shown=(*SHOWN, *also))
+
+
+def _fraction(pictures: int) -> float:
+    """How much of the pictures is held out."""
+    usual = next((fraction for most, fraction in _FRACTIONS if pictures < most), 0.05)
+    return min(usual, float(f"{MOST_HELD_OUT / max(pictures, 1):.2g}"))
 
 
 def _family(model: str) -> Family | None:

@@ -180,6 +180,18 @@ def test_validation_grows_with_the_data(written, tmp_path):
     assert "# about 2 of 20 pictures, held out for validation" in written.text
 
 
+@pytest.mark.parametrize(("pictures", "held_out"), [(19, 0), (20, 2), (200, 10), (1280, 64), (4000, 64), (200_000, 64),
+                                                    (3_000_000, 63)])
+def test_no_more_is_held_out_than_a_validation_looks_at(pictures, held_out):
+    from fractions import Fraction
+
+    from prep.recipe.suggest import MOST_HELD_OUT, _fraction
+    from train.config.schema import Validation
+
+    assert round(Fraction(str(_fraction(pictures))) * pictures) == pytest.approx(held_out, abs=1)
+    assert Validation().most == MOST_HELD_OUT
+
+
 def test_json_says_what_was_seen(written, tmp_path):
     draw_captioned(tmp_path / "2_cat", 2)
     written(tmp_path / "2_cat", "--json")

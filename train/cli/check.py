@@ -48,7 +48,7 @@ def check(
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
     nodes: Annotated[int | None, typer.Option(
-        help="with --world-size: computers, with as many ranks each (default: 1; with --simulate, of up to 8 ranks "
+        help="with --world-size: computers, with as many ranks each (default: 1; with --simulate, up to 8 ranks "
         "each)", min=1, show_default=False)] = None,
     node_cache: Annotated[str | None, typer.Option(
         metavar="SIZE", help="with --world-size: what a node downloads if copies of shards may take so much, like 2TB",
@@ -139,6 +139,7 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
     """The report with what it lacks on the run's place, on its device and on the ranks and nodes. `found`: the kind of
     device, and what is wrong with it."""
     from train.check.nodes import notes_on_nodes
+    from train.check.shares import notes_on_shares
     from train.config.unused import unused_on
 
     kind, unfit = found
@@ -150,7 +151,8 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
         report = replace(report, faults=(*report.faults, *more), setup=None)
     if report.setup is None:
         return report
-    return replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, cluster.nodes, begins=resumed is None)))
+    return replace(report, notes=(*report.notes, *notes_on_nodes(report.setup, cluster.nodes, begins=resumed is None),
+                                  *notes_on_shares(report.setup)))
 
 
 def _tell_none(problem: Problem, told: bool) -> None:
@@ -287,16 +289,22 @@ def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]
 
 
 def _as_json(report: CheckReport) -> dict[str, Any]:
+    from train.check.shares import shares_of
+
     return {"format": "latentry/check", "version": 1, "ok": not report.faults,
             "faults": [{"what": fault.message, "hint": fault.hint} for fault in report.faults],
             "steps_per_epoch": report.plan.steps_per_epoch if report.plan else 0,
             "step_sizes": {str(size): steps for size, steps in step_sizes(report.plan).items()} if report.plan else {},
             "masked": report.setup.masked if report.setup else None,
+            "shares": asdict(shares_of(report.setup)) if report.setup else None,
             "left_out": list(report.left_out), "repeated": list(report.repeated), "notes": list(report.notes)}
 
 
 def _as_text(report: CheckReport, world: int | None) -> str:
+    from train.check.shares import shares_of
+
     lines = plan_lines(report, world or 1)
+    lines += [shares_of(report.setup).line] if report.setup else []
     lines += [f"note: {printable(note)}" for note in report.notes]
     lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]

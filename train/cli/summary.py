@@ -26,8 +26,9 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
     lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
         lines.append(f"{counted(sum(report.plan.counts), 'sample')} per epoch, in "
-                     f"{counted(report.plan.steps_per_epoch, 'step')} of up to "
-                     f"{counted(report.plan.batch_size, 'sample')}, micro-batches of up to {report.plan.micro_batch}")
+                     f"{counted(report.plan.steps_per_epoch, 'step')} with up to "
+                     f"{counted(report.plan.batch_size, 'sample')}, in micro-batches with up to "
+                     f"{report.plan.micro_batch}")
         lines += _short_steps(report.plan)
         lines += _fewer_short(report.plan, ranks) if ranks else []
     if report.setup is not None:
@@ -111,9 +112,11 @@ def _short_steps(plan: StepPlan) -> list[str]:
     short = {size: steps for size, steps in sizes.items() if size < plan.batch_size}
     if not short:
         return []
-    told = [f"{grouped(steps)} of {size}" for size, steps in sorted(short.items(), reverse=True)]
-    return [f"{counted(sum(short.values()), 'step')} of the first epoch {'is' if sum(short.values()) == 1 else 'are'} "
-            f"short, with fewer samples ({join_texts(told, 5)}) and a gradient that is smaller in proportion"]
+    many = sum(short.values())
+    told = [f"{grouped(steps)} with {size}" for size, steps in sorted(short.items(), reverse=True)]
+    each = str(min(short)) if len(short) == 1 else join_texts(told, 5)
+    return [f"{counted(many, 'step')} of the first epoch {'has' if many == 1 else 'have'} fewer than {plan.batch_size} "
+            f"samples ({each}), so {'its gradient is' if many == 1 else 'their gradients are'} smaller"]
 
 
 def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
@@ -122,8 +125,9 @@ def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
 
     found = fewer_short(plan, ranks)
     sizes = list(found) if len(found) <= MANY else [*list(found)[: MANY - 1], min(found)]
-    told = [f"{grouped(found[size]) if found[size] else 'none'} with --micro-batch {size}" for size in sizes]
-    return [f"fewer are short with a smaller micro-batch: {', '.join(told)}"] if told else []
+    told = [f"with --micro-batch {size} {f'only {grouped(found[size])}' if found[size] else 'no step'}"
+            for size in sizes]
+    return [f"{', '.join(told)} would be short"] if told else []
 
 
 def step_sizes(plan: StepPlan) -> dict[int, int]:

@@ -190,8 +190,8 @@ class Ema:
 
     decay: float = setting(0.0, low=0, high=0.9999999, help="decay per step; 0: off")
     device: AverageDevice = setting("model", choices=get_args(AverageDevice), resume=True,
-                                    help="where it is kept and updated; model: beside the weights; cpu: in the "
-                                    "computer's memory, which takes none of the GPU's")
+                                    help="where it is kept and updated; model: beside the weights; cpu: in "
+                                    "system RAM, which takes none of the GPU's")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +201,8 @@ class Validation:
     every: int | str = setting(200, check=interval_check, values=VALUES, resume=True,
                                help="steps between validations, or epochs: \"1 epoch\", \"0.5 epochs\"; 0: never")
     timesteps: int = setting(4, low=1, high=1000, help="timesteps per sample, spread evenly over the noise schedule")
-    most: int = setting(0, low=0, resume=True, help="samples to validate, spread evenly over all held-out ones; 0: all")
+    most: int = setting(64, low=0, resume=True, help="at most so many samples are validated, spread evenly over all "
+                        "held-out ones; 0: all")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +237,7 @@ class Checkpoint:
                                "the last")
     keep: int = setting(3, low=0, resume=True, help="newest checkpoints to keep; 0: all")
     copy_gib: float = setting(4.0, low=0, high=1 << 20, resume=True,
-                              help="a checkpoint of at most so many GiB is copied to the computer's memory and written "
+                              help="a checkpoint of at most so many GiB is copied to system RAM and written "
                               "while training goes on; larger ones are waited for; 0: all")
 
 

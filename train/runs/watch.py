@@ -57,6 +57,11 @@ class RunDisplay:
                 self.loss = loss
                 self.smoothed = loss if self.smoothed is None else _SMOOTH * self.smoothed + (1 - _SMOOTH) * loss
 
+    def _speed(self) -> dict[str, str]:
+        """Samples per second; if that is below 1, seconds per sample."""
+        return {"samples/s": f"{self.rate:.1f}"} if self.rate >= 1 else {
+            "s per sample": f"{1 / self.rate:.3g}" if self.rate > 1e-9 else "-"}
+
     def line(self, event: Event) -> str | None:
         """As `line`, of the end of a run that had no step left as what it is."""
         if event["event"] == "end" and 0 < self.steps <= self.begun:
@@ -76,7 +81,7 @@ class RunDisplay:
         skipped = {} if self.skipped is None else {"skipped": str(self.skipped)}
         return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "smoothed": _number(self.smoothed),
                 "validation": _number(self.validation), "rate": _short(self.lr), "gradient": _short(self.norm),
-                "samples/s": f"{self.rate:.1f}", "waiting for data": f"{self.wait:.0%}", **memory, **skipped,
+                **self._speed(), "waiting for data": f"{self.wait:.0%}", **memory, **skipped,
                 "left": self.left()}
 
 
@@ -145,7 +150,8 @@ class _Warnings:
 
 
 class _Lines:
-    """Lines for a file or a pipe: events at once, steps every ten seconds in the first minute, then every minute."""
+    """Lines for a file or a pipe: events at once, steps every ten seconds in the first minute, then every minute; also
+    steps that take as long, and the last one."""
 
     def __init__(self) -> None:
         self._display, self._said, self._begun = RunDisplay(), 0.0, time.monotonic()
@@ -155,7 +161,8 @@ class _Lines:
         if event["event"] == "stopped":  # the command says so at its end
             return
         text, now = self._display.line(event), time.monotonic()
-        if text is None and now - self._said >= (PACE if now - self._begun < LATER else LATER):
+        if text is None and (now - self._said >= (PACE if now - self._begun < LATER else LATER) or event["step"] ==
+                             self._display.steps or (event.get("seconds") or 0.0) >= PACE):
             self._said = now
             text = "  ".join(f"{title} {value}" for title, value in self._display.cells().items())
         if text is not None:

@@ -51,10 +51,11 @@ def test_check_says_what_would_be_trained(train, make):
     assert what.endswith("tiny (sd15, epsilon), 18,432 trained parameters")
     assert on == ("7 training samples and 2 validation samples in 2 buckets: "
                   "latent bfloat16, mask uint8 for 6 of 9 (used), text bfloat16")
-    assert plan == ["7 samples per epoch, in 4 steps of up to 2 samples, micro-batches of up to 2",
-                    "1 step of the first epoch is short, with fewer samples (1 of 1) and a gradient that is smaller in "
-                    "proportion",
-                    "8 steps = 2.0 epochs; ready to train"]
+    assert plan == ["7 samples per epoch, in 4 steps with up to 2 samples, in micro-batches with up to 2",
+                    "1 step of the first epoch has fewer than 2 samples (1), so its gradient is smaller",
+                    "8 steps = 2.0 epochs; ready to train", plan[-1]]
+    assert plan[-1].startswith("estimated share of the run, in forward passes: training ")
+    assert "(2 samples, 2 times), sample pictures " in plan[-1]
     result = train("check", path, "--method", "full", "--no-masked", "--batch-size", 2, "--underfill", "drop")
     assert result.out.startswith("every weight of ")
     assert "mask uint8 for 6 of 9 (not used: loss.masked is false), text" in result.out
@@ -64,11 +65,11 @@ def test_check_says_what_would_be_trained(train, make):
 def test_check_says_with_which_micro_batch_fewer_steps_are_short(train, make):
     path = make(counts=(6, 6)).path
     told = train("check", path, "--batch-size", 4).out.splitlines()
-    assert told[3].startswith("2 steps of the first epoch are short, ")
-    assert told[4] == "fewer are short with a smaller micro-batch: none with --micro-batch 2"
+    assert told[3] == "2 steps of the first epoch have fewer than 4 samples (2), so their gradients are smaller"
+    assert told[4] == "with --micro-batch 2 no step would be short"
     assert told[5].endswith("; ready to train")
     assert "short" not in train("check", path, "--batch-size", 4, "--micro-batch", 2).out
-    assert "smaller micro-batch" not in train("check", path, "--batch-size", 4, "--world-size", 4).out
+    assert "would be short" not in train("check", path, "--batch-size", 4, "--world-size", 4).out
 
 
 def test_check_says_where_a_run_without_o_would_stop(train, make, monkeypatch):

@@ -74,6 +74,24 @@ def test_where_there_is_no_terminal_steps_come_every_ten_seconds(capsys, monkeyp
         "10 steps, 5 per epoch, 7 trained parameters on cpu", "step 1/10", "step 3/10"]
 
 
+def test_slow_steps_and_the_last_one_always_have_a_line(capsys, monkeypatch):
+    monkeypatch.setattr(watch.time, "monotonic", lambda: 100.0)
+    with watching(quiet=False) as show:
+        show({**START, "steps": 4})
+        for number, seconds in ((1, 1.0), (2, 1.0), (3, 24.0), (4, 1.0)):
+            show({**step(number), "seconds": seconds, "samples_per_second": 1 / seconds})
+    lines = capsys.readouterr().err.splitlines()
+    assert [text.split("  ")[0] for text in lines[1:]] == ["step 1/4", "step 3/4", "step 4/4"]
+    assert "s per sample 24  " in lines[2] and "samples/s 1.0  " in lines[3]
+
+
+def test_a_run_without_a_step_left_says_so(capsys):
+    with watching(quiet=False) as show:
+        show({**START, "step": 2000, "steps": 2000})
+        show({"event": "end", "step": 2000, "result": "lora.safetensors"})
+    assert capsys.readouterr().err.splitlines()[-1] == "already finished: 2,000 of 2,000 steps; lora.safetensors"
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_what_a_terminal_would_obey_is_spelled_out(capsys, quiet):
     with watching(quiet=quiet) as show:

@@ -1,0 +1,61 @@
+"""What part of a run validates and draws, estimated before it and counted in it."""
+
+from __future__ import annotations
+
+import pytest
+from runs import go
+
+from train import steps, validate
+from train.check.shares import notes_on_shares, shares_of
+from train.config.schema import Validation
+
+PLAIN = {"batch_size": 4, "micro_batch": 2, "lora": {"rank": 2}, "sample": {"every": 0}}
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"validation": {"every": 2, "most": 1}}],
+                         ids=str)
+def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path, monkeypatch, settings):
+    """Pixels of all passes, over whole epochs."""
+    setup = setup_of(make(), **{**PLAIN, "epochs": 3, "validation": {"every": 2, "timesteps": 3}, **settings})
+    passed = {steps: 0, validate: 0}
+    for module in passed:
+        def counted(denoiser, batch, *rest, plain=module.forward, module=module):
+            passed[module] += batch.latent_BChw[:, 0].numel()
+            return plain(denoiser, batch, *rest)
+
+        monkeypatch.setattr(module, "forward", counted)
+    monkeypatch.setattr("train.loop.try_largest", lambda *_: None)
+    found = shares_of(setup)
+    go(setup, tmp_path / "run")
+    assert found.validation / found.training == pytest.approx(
+        passed[validate] / passed[steps] / (4 if "gradient_checkpointing" in settings else 3))
+    assert found.sampling == 0 and found.training + found.validation == pytest.approx(1)
+
+
+def test_pictures_count_their_steps_and_guidance(make, setup_of):
+    made, plain = make(), {**PLAIN, "steps": 100, "validation": {"every": 0}}
+
+    def ratio(**sample):
+        found = shares_of(setup_of(made, **{**plain, "sample": {"every": 10, "size": [64, 64], **sample}}))
+        assert (found.samplings, found.validation) == (0 if sample.get("every") == 0 else 11, 0)
+        return found.sampling / found.training
+
+    once = ratio(steps=5, guidance=1.0)
+    assert ratio(steps=10, guidance=1.0) == pytest.approx(2 * once) == ratio(steps=5, guidance=7.5)
+    assert ratio(steps=5, guidance=1.0, size=[128, 64]) == pytest.approx(2 * once)
+    assert ratio(every=0) == 0
+
+
+def test_a_run_that_mostly_validates_is_said(make, setup_of):
+    made = make()
+    long = {**PLAIN, "steps": 50, "validation": {"every": 1, "timesteps": 100}}
+    (note,) = notes_on_shares(setup_of(made, **long))
+    assert note.startswith("validation takes about ") and "a longer interval (validation.every) takes less" in note
+    (note,) = notes_on_shares(setup_of(made, **{**long, "validation": {"every": 0}, "sample": {"every": 2}}))
+    assert note.startswith("sample pictures take about ")
+    assert notes_on_shares(setup_of(made, **{**long, "validation": {"every": 25, "timesteps": 1}})) == []
+    assert notes_on_shares(setup_of(made, **{**long, "steps": 2, "validation": {"every": 200}})) == [], "just ends"
+
+
+def test_few_samples_are_validated_unless_all_are_asked_for():
+    assert Validation().most == 64

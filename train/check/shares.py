@@ -1,0 +1,105 @@
+"""What part of a run goes to training, to validation and to sample pictures, estimated in forward passes.
+
+A trained sample counts as three passes (the backward pass takes about two), with gradient_checkpointing as four; a
+validated one as one for each of its timesteps; a picture as one for each sampler step, or two where guidance needs the
+prediction without the prompt. Each pass counts by its pixels. Data, decoding and the optimizer are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prep.formatting import counted
+from prep.recipe.prompts import PromptSettings
+from train.config.schema import Validation
+from train.models.families.registry import DENOISERS
+from train.setup import Setup
+
+TRAINED = 3  # passes
+CAPTIONS = 4  # that are sampled where there are no prompts
+FEW = Validation().most
+MUCH = 0.5  # of a run, beyond which there is a note
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shares:
+    """Parts of a run from its beginning, 0 to 1."""
+
+    training: float
+    validation: float
+    sampling: float
+    validated: int  # samples of each validation
+    validations: int
+    pictures: int  # each time
+    samplings: int
+
+    @property
+    def line(self) -> str:
+        """The parts in a line, and what they are made of."""
+        parts = [f"training {self.training:.0%}"]
+        if self.validations and self.validated:
+            parts.append(f"validation {self.validation:.0%} ({counted(self.validated, 'sample')}, "
+                         f"{counted(self.validations, 'time')})")
+        if self.samplings and self.pictures:
+            parts.append(f"sample pictures {self.sampling:.0%} ({counted(self.pictures, 'picture')}, "
+                         f"{counted(self.samplings, 'time')})")
+        return f"estimated share of the run, in forward passes: {', '.join(parts)}"
+
+
+def shares_of(setup: Setup) -> Shares:
+    """The parts of a run that begins with this setup."""
+    config, steps, index = setup.config, setup.steps, setup.index
+    areas = [width * height for width, height in setup.manifest.buckets]
+    shown = sum(setup.plan.counts)
+    area = sum(count * one for count, one in zip(setup.plan.counts, areas, strict=True)) / max(shown, 1)
+    trained = steps * float(setup.plan.sizes(0).mean()) * area * (TRAINED + config.gradient_checkpointing)
+    held_out = [len(members) for members in index.validation]
+    there = sum(held_out)
+    validated = min(config.validation.most or there, there)
+    validations, samplings = _times(setup, config.validation.every), _times(setup, config.sample.every)
+    each = sum(count * one for count, one in zip(held_out, areas, strict=True)) / max(there, 1)
+    validation = validations * validated * config.validation.timesteps * each
+    pictures = _pictures(setup, areas)
+    sampling = samplings * sum(pictures)
+    whole = trained + validation + sampling
+    return Shares(training=trained / whole, validation=validation / whole, sampling=sampling / whole,
+                  validated=validated, validations=validations, pictures=len(pictures), samplings=samplings)
+
+
+def _times(setup: Setup, every: int | str) -> int:
+    """How often something is done: at step 0, after each interval, and at the last step."""
+    if not every:
+        return 0
+    interval = setup.interval(every)
+    return 1 + interval.count(setup.steps) + (not interval.is_due(setup.steps))
+
+
+def _pictures(setup: Setup, areas: list[int]) -> list[float]:
+    """Passes times pixels of each picture that is drawn at a time."""
+    settings, calls = setup.config.sample, DENOISERS[setup.family.name]
+    prompts = setup.manifest.document["prompts"]
+    own = [PromptSettings.of_document(each.get("settings", {})) for each in prompts["samples"]]
+    if not own and prompts["file"] is None:
+        own = [PromptSettings()] * CAPTIONS
+    counts = [len(members) for members in setup.index.training]
+    usual = settings.size[0] * settings.size[1] if settings.size else areas[counts.index(max(counts))]
+    found = []
+    for one in own:
+        guidance = next(value for value in (one.guidance, settings.guidance, calls.guidance) if value is not None)
+        twice = guidance > 1 and not calls.takes_guidance
+        area = one.width * one.height if one.width and one.height else usual
+        found.append(float((one.steps or settings.steps) * (1 + twice) * area))
+    return found
+
+
+def notes_on_shares(setup: Setup) -> list[str]:
+    """A note if most of a long run does not train."""
+    found, every = shares_of(setup), (setup.config.validation.every, setup.config.sample.every)
+    if found.training >= MUCH or not any(one and setup.interval(one).count(setup.steps) > 1 for one in every):
+        return []
+    if found.validation >= found.sampling:
+        fewer = f"fewer samples (--set validation.most={FEW}) or " if found.validated > FEW else ""
+        return [f"validation takes about {found.validation:.0%} of the run: {fewer}a longer interval "
+                "(validation.every) takes less"]
+    return [f"sample pictures take about {found.sampling:.0%} of the run: a longer interval (sample.every), fewer "
+            "prompts or fewer steps (sample.steps) take less"]
