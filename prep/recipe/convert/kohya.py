@@ -163,6 +163,8 @@ def _image(asked: Asked) -> ImageOptions:
     if sides[0] != sides[1]:
         asked.told("resolution", "a bucket's area is about the square of one number", at="image")
     if small:
+        asked.told("bucket_no_upscale", "a picture gets the nearest bucket that it fills; sd-scripts cuts each to a "
+                   "bucket of its own shape, in multiples of bucket_reso_steps", at="image")
         for name in ("min_bucket_reso", "max_bucket_reso"):
             asked.told(name, "sd-scripts ignores it with bucket_no_upscale", at="image")
         return ImageOptions(resolution=resolution, step=step)

@@ -17,7 +17,7 @@ from prep.parse import Unparsed, hub_id
 from prep.recipe.convert import kohya
 from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
 from prep.recipe.convert.settings.kohya_adapters import put_method
-from prep.recipe.convert.settings.kohya_family import PREFIXES
+from prep.recipe.convert.settings.kohya_family import DEFAULTS, PREFIXES, is_gui
 from prep.recipe.convert.settings.kohya_noise import put_noise
 from prep.recipe.convert.settings.kohya_optimizer import put_optimizer, put_schedule
 from prep.recipe.convert.settings.kohya_text import prompts_of, text_of
@@ -115,7 +115,8 @@ def _sd_scripts(flat: Mapping[str, Any]) -> dict[str, Any]:
                if name.startswith(prefix) and name != box}
         if table.get(box) is True:
             table |= own
-    return table
+    bucketed = is_gui(table) and table.get("enable_bucket") in (None, True)
+    return {**(DEFAULTS if bucketed else {}), **{name: value for name, value in table.items() if value is not None}}
 
 
 def _plain(name: str, value: Any) -> Any:

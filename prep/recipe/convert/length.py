@@ -23,6 +23,7 @@ from prep.sources.item import Item
 from prep.sources.walk import walk_source
 
 _MOST_TIMES = 1000  # epochs there in one here
+_LEAST = 1e-6  # of a source's pictures, of which no directory has one
 _TOLERANCE = 0.01  # of a source's share of an epoch
 
 
@@ -45,6 +46,13 @@ def count_pictures(source: Source) -> int:
                    for one in walk_source(source.path, source=0, masks="sidecar"))
     except (Problem, OSError):
         return 0
+
+
+def is_never(one: Shown, source: Source) -> bool:
+    """Whether an epoch has no sample of a source: a part of its pictures that is less than one of them."""
+    if one.samples is not None or one.times < _LEAST:
+        return not (one.samples or 0) > 0
+    return one.times < 1 and 0 < count_pictures(source) * one.times < 1
 
 
 def put_repeats(draft: Draft, shown: Sequence[Shown]) -> None:

@@ -21,7 +21,7 @@ from prep.formatting import format_size
 from prep.fs.text import read_text
 from prep.parse import Unparsed, expect, one_of
 from prep.recipe.convert.draft import BALANCED, FLAT, Asked, Converted, Draft, Layer
-from prep.recipe.convert.length import Shown, put_repeats
+from prep.recipe.convert.length import Shown, is_never, put_repeats
 from prep.recipe.convert.settings.onetrainer_family import STEP
 from prep.recipe.schema import ImageOptions, Source
 
@@ -89,9 +89,6 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> list[Shown]:
     variants = asked.get("text_variations", int, 1)
     caption = _caption(text)
     shown = _shown(asked)
-    if shown.times <= 0:
-        draft.note(shown.key, shown.times, f"skipped: concept {name!r} is shown never", "")
-        return []
     source = Source(path=path, role=_role(asked), exclude=FLAT if flat else (),
                     weight=asked.get("loss_weight", float, 1.0),
                     caption=replace(caption, variants=variants) if variants > 1 else caption)
@@ -101,6 +98,10 @@ def _concept(draft: Draft, layer: Layer, usual: ImageOptions) -> list[Shown]:
     asked.left()
     text.left()
     image.left()
+    if is_never(shown, source):
+        draft.images.pop()
+        draft.note(shown.key, shown.times, f"skipped: concept {name!r} is shown never", "")
+        return []
     draft.sources.append(source)
     return [shown]
 

@@ -13,6 +13,7 @@ from pictures import draw
 from prep.errors import ConfigError, PathError
 from prep.recipe.convert.detect import convert
 from prep.recipe.load import load_recipe
+from prep.recipe.prompts import prompts_of
 from prep.recipe.write import render_recipe
 from train.config.load import parse
 
@@ -37,7 +38,11 @@ KOHYA = {
     **dict.fromkeys(("gradient_checkpointing", "v_parameterization", "zero_terminal_snr", "debiased_estimation_loss",
                      "masked_loss", "fp8_base", "sdxl", "v2", "flux1_checkbox", "sd3_checkbox", "use_8bit_adam",
                      "use_lion_optimizer", "dora_wd", "noise_offset_random_strength", "torch_compile",
-                     "network_train_text_encoder_only"), SWITCH),
+                     "network_train_text_encoder_only", "lumina_checkbox", "anima_checkbox",
+                     "hunyuan_image_checkbox"), SWITCH),
+    **dict.fromkeys(("lumina_discrete_flow_shift", "lumina_sigmoid_scale", "anima_discrete_flow_shift",
+                     "gemma2_max_token_length", "lumina_gemma2_max_token_length"), NUMBERS),
+    "model_type": ("flux", "chroma"), "token_string": ("", "ohwx"), "lr_scheduler_args": ("", "T_max=3", None, ["x"]),
     **dict.fromkeys(("shuffle_caption", "enable_bucket", "bucket_no_upscale", "flip_aug", "random_crop", "alpha_mask",
                      "enable_wildcard", "color_aug"), (True, False, None, "True", "false", "")),
     "resolution": (512, 768, "512", "512,768", "1024, 1024", [512, 768], "500,300", [7, 9], 1, 10**7, "0", None),
@@ -59,7 +64,8 @@ KOHYA = {
     "timestep_sampling": ("sigma", "uniform", "sigmoid", "shift", "flux_shift", "nextdit_shift"),
     "weighting_scheme": ("uniform", "none", "logit_normal", "mode", "cosmap", "sigma_sqrt"),
     "sample_sampler": ("ddim", "euler_a", "k_dpm_2", "dpmsolver", "restart", ""),
-    "sample_prompts": ("prompts.txt", "", "a dog --w 512"), "t5xxl": ("t5.safetensors", ""), "ae": ("ae.sft", ""),
+    "sample_prompts": ("prompts.txt", "", "a dog --w 512 --d -1 --s 1e9", "--l .\n# no\n --w", "\ud800 --n --x\0"),
+    "t5xxl": ("t5.safetensors", ""), "ae": ("ae.sft", ""),
     "caption_extension": (".txt", ".caption", "txt", ""), "pretrained_model_name_or_path": ("a/b", "m.safetensors", ""),
     "train_data_dir": ("img", "img/3_dog"), "reg_data_dir": ("reg", "", None), "dataset_config": (None, "data.toml"),
 }
@@ -75,7 +81,8 @@ ONETRAINER = {
                      "offset_noise_weight", "perturbation_noise_weight", "noising_weight", "noising_bias",
                      "timestep_shift", "min_noising_strength", "max_noising_strength", "mse_strength", "mae_strength",
                      "huber_strength", "huber_delta", "unmasked_weight", "text_encoder_layer_skip",
-                     "text_encoder_2_layer_skip", "text_encoder_2_sequence_length", "lokr_dim",
+                     "text_encoder_2_layer_skip", "text_encoder_2_sequence_length", "text_encoder_sequence_length",
+                     "lokr_dim",
                      "lokr_decompose_factor", "min_snr_gamma", "__version"), NUMBERS),
     **dict.fromkeys(("sample_after_unit", "save_every_unit", "backup_after_unit", "validate_after_unit"), UNITS),
     **dict.fromkeys(("aspect_ratio_bucketing", "masked_training", "normalize_masked_area_loss", "validation",
@@ -93,7 +100,10 @@ ONETRAINER = {
     "timestep_distribution": ("UNIFORM", "LOGIT_NORMAL", "HEAVY_TAIL", "COS_MAP", "SIGMOID", "BETA"),
     "train_dtype": ("BFLOAT_16", "FLOAT_16", "FLOAT_32", "TFLOAT_32", "NONE"),
     "layer_filter": ("", "attn", "attentions", "ff.net"), "base_model_name": ("a/b", "x.safetensors", ""),
-    "resolution": ("512", "512,768", "1024x512", 768, "0", "9" * 30, "1,1", "", None),
+    "resolution": ("512", "512,768", "1024x512", "0x0", "999999x7", 768, "0", "9" * 30, "1,1", "", None),
+    "samples": (None, [], [3, {}], [{"prompt": "a --x\n#b", "width": 1e18, "height": -5, "seed": 1e300,
+                                    "cfg_scale": 1e-9, "diffusion_steps": "7"}]),
+    "sample_definition_file_name": ("", "nowhere.json", "img", None),
     "optimizer": ({"optimizer": "ADAMW", "beta1": 2, "beta2": 0.9, "eps": 0}, {"optimizer": "LION", "beta1": None},
                   {"optimizer": "ADAFACTOR", "eps": 1e-30, "weight_decay": 5}, {"optimizer": "CAME"}, {}, None,
                   {"optimizer": "SCHEDULE_FREE_ADAMW", "beta1": 0, "beta2": 0.9}, {"optimizer": "MUON"}, "LION",
@@ -194,6 +204,7 @@ def accepted(place, document):
     event("converted")
     (place / "dataset.toml").write_text(render_recipe(found.recipe, base=place, remarks=found.remarks))
     load_recipe(place / "dataset.toml", choices={})
+    assert not prompts_of(found.prompts.encode(), place / "prompts.txt", "x")[1]
     if found.training is not None:
         parse(tomllib.loads(found.training.rendered("x")), "train.toml")
 

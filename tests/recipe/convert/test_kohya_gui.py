@@ -153,3 +153,29 @@ def test_the_nearest_value_has_the_meaning(folder, given, name, value):
     assert any("is written" in one.said or "not written" in one.said for one in found.training.notes)
     if "LoRA_type" in given:
         assert "asks for whole LoKr matrices" in str(found.training.notes)
+
+
+@pytest.mark.parametrize(("given", "wanted"), [
+    ({}, ("step", 256, 2048)), ({"max_bucket_reso": 1536}, ("step", 256, 1536)),
+    ({"enable_bucket": False}, ("single", 0, 0)),
+    ({"enable_bucket": None, "max_bucket_reso": None}, ("step", 256, 2048)),
+])
+def test_fields_that_a_file_lacks_keep_the_guis_defaults(folder, given, wanted):
+    image = converted(folder, **given).recipe.image
+    assert (image.buckets, image.shortest, image.longest) == wanted
+    (folder / "k.json").write_text(json.dumps({"train_data_dir": "img", "enable_bucket": True}))
+    assert convert(folder / "k.json").recipe.image.longest == 1024, "sd-scripts' own default"
+
+
+def test_a_textual_inversion_is_no_full_fine_tuning(folder):
+    (folder / "k.json").write_text(json.dumps({"train_data_dir": "img", "epoch": 1, "token_string": "ohwx",
+                                               "num_vectors_per_token": 4}))
+    found = convert(folder / "k.json")
+    assert found.training.settings["method"] == "lora"
+    assert {one.key: one.said for one in found.training.notes}["token_string"] == (
+        "no textual inversion here, which trains a word's embedding; lora is written")
+
+
+def test_buckets_without_enlarging_are_of_each_pictures_shape_there(folder):
+    (note,) = (one for one in converted(folder, bucket_no_upscale=True).notes if one.key == "bucket_no_upscale")
+    assert "of its own shape" in note.said

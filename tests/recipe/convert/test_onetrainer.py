@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pictures import draw
 from told import said
 
 from prep.captions.options import CaptionOptions
@@ -87,10 +88,15 @@ def test_a_resolution_of_its_own(convert_json, text, resolution, sizes, noted):
     assert ("concepts[0].image.resolution_override" in said(found)) == noted
 
 
-def test_a_concept_that_is_shown_never_is_left_out(convert_json):
-    found = convert_json([concept(balancing=0.0, name="none"), concept(path="more")])
-    assert len(found.recipe.sources) == 1
-    assert said(found)["concepts[0].balancing"] == "skipped: concept 'none' is shown never"
+@pytest.mark.parametrize("keys", [
+    {"balancing": 0.0}, {"balancing": -1.0}, {"balancing": 1e-320}, {"balancing": 0.3, "path": "reg"},
+    {"balancing_strategy": "SAMPLES", "balancing": 0.5}])
+def test_a_concept_that_is_shown_never_is_left_out(convert_json, tmp_path, keys):
+    draw(tmp_path / "reg" / "0.png", (16, 16), seed=0)
+    draw(tmp_path / "reg" / "1.png", (16, 16), seed=1)
+    found = convert_json([concept(**keys, name="none"), concept(path="more")])
+    assert [one.path.name for one in found.recipe.sources] == ["more"]
+    assert "skipped: concept 'none' is shown never" in said(found).values()
 
 
 @pytest.mark.parametrize(("count", "image", "views"), [

@@ -22,8 +22,12 @@ _CONVOLVED = ("Kohya LoCon", *(kind for kind, module in MODULES.items() if modul
 def put_method(asked: Asked, training: Training) -> None:
     """Converts the method, and of an adapter its kind, rank, alpha and layers."""
     module = module_of(asked)
-    lora = module is not None or asked.has("network_dim") or asked.has("LoRA_type")
+    words = asked.any("token_string")
+    lora = bool(module is not None or asked.has("network_dim") or asked.has("LoRA_type") or words)
     training.put("method", "lora" if lora else "full", "network_module")
+    if words:
+        training.note("token_string", words, "no textual inversion here, which trains a word's embedding; lora is "
+                      "written")
     if module not in (*_ADAPTED, "lycoris.kohya"):
         training.note("network_module", module, "no such adapter here; lora is written")
     rank, alpha = number_of(asked.any("network_dim")), number_of(asked.any("network_alpha"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from prep.recipe.convert.draft import Asked
 
@@ -23,6 +24,8 @@ _SIGNS: Mapping[str, str] = {  # files and settings that only some families have
     "clip_g": "sd3", "gemma2": "lumina2", "clip_l": "flux", "t5xxl": "flux",
     **dict.fromkeys(("ae", "timestep_sampling", "discrete_flow_shift"), "flow")}
 _GUI = ("LoRA_type", "model_list", "epoch")  # which it saves for every model, and sd-scripts does not have
+# The GUI's own defaults, where they are not sd-scripts': the fields that a file lacks keep them.
+DEFAULTS: Mapping[str, bool | int] = {"enable_bucket": True, "max_bucket_reso": 2048}
 # Settings of the GUI that take the place of others for a family.
 PREFIXES: Mapping[str, str] = {"lumina_checkbox": "lumina_", "anima_checkbox": "anima_",
                                "hunyuan_image_checkbox": "hunyuan_"}
@@ -36,7 +39,12 @@ def module_of(asked: Asked) -> str | None:
 
 def of_gui(asked: Asked) -> bool:
     """Whether the GUI wrote the configuration."""
-    return any(name in asked.layers[0].table for name in _GUI)
+    return is_gui(asked.layers[0].table)
+
+
+def is_gui(table: Mapping[str, Any]) -> bool:
+    """Whether the GUI wrote the settings."""
+    return any(name in table for name in _GUI)
 
 
 def family_of(asked: Asked) -> str:
