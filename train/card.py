@@ -13,16 +13,16 @@ from typing import Any
 
 from prep.models.pipeline import pipeline_index
 from train.config.load import by_name
-from train.config.schema import Config, Lora
+from train.config.schema import Config
 from train.config.table import SETTINGS, spell
 from train.metadata import architecture_of, title_of, usual_size
+from train.models.adapters.readers import KINDS, unread_by_comfyui, unread_by_diffusers
 from train.models.families.registry import naming_of
 from train.models.naming import Naming
 from train.setup import Setup
 
-KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}  # by lora.kind
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")
-_WITHOUT_LOADER = ("pixart_alpha", "pixart_sigma")  # their pipelines in diffusers have no load_lora_weights
+_WITHOUT_LOADER = ("pixart_alpha", "pixart_sigma", "ovis")  # their pipelines in diffusers have no load_lora_weights
 
 
 def card(setup: Setup, step: int, result: str, picture: str | None) -> str:
@@ -137,20 +137,32 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
                    f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
                    f"picture = pipeline({prompt}).images[0]")
         return
-    naming = naming_of(setup.family)
+    naming = naming_of(setup.family).earlier_format() if setup.naming.earlier else naming_of(setup.family)
     if setup.family.name in _WITHOUT_LOADER:
         yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
-    elif unread := _unread(setup.config.lora, naming):
+    elif unread := unread_by_diffusers(setup.config.lora, naming):
         yield f"diffusers reads no {unread}: `train merge {result} --model MODEL -o DIR`."
     else:
         yield code(f"from diffusers import {imported}", "", f"pipeline = {pipeline}.from_pretrained({model})",
                    f'pipeline.load_lora_weights(".", weight_name="{result}")', *schedule,
                    f"picture = pipeline({prompt}).images[0]")
-    if naming.format_of(setup.config.lora) == "kohya":
+    yield from _in_comfyui(setup, naming, result)
+
+
+def _in_comfyui(setup: Setup, naming: Naming, result: str) -> Iterator[str]:
+    """How ComfyUI loads the result, and what it does not read."""
+    lora = setup.config.lora
+    if naming.format_of(lora) == "kohya":
         yield f"ComfyUI: copy `{result}` to `ComfyUI/models/loras`, and choose it in the node *Load LoRA*."
-    elif setup.fits_kohya:
+        if lora.dora:
+            yield ("ComfyUI divides DoRA's lengths by those of the model's own rows instead of the sum's, so its "
+                   "pictures differ a little.")
+        return
+    if unread := unread_by_comfyui(lora, naming):
+        yield f"ComfyUI does not read {unread}."
+    if setup.fits_kohya:
         yield 'ComfyUI: continue the run with `--set lora.format=kohya`, which writes the names that it reads.'
-    if naming.is_misread(setup.config.lora, setup.strengths):
+    if naming.is_misread(lora, setup.strengths):
         yield _strength(setup)
 
 
@@ -160,17 +172,4 @@ def _strength(setup: Setup) -> str:
     told = "ComfyUI reads no alpha in this file and takes it for the rank"
     if least != most:
         return f"{told}, but alpha / rank is {least:g} to {most:g} by layer: no strength there draws what was trained."
-    if setup.config.lora.dora:
-        return f"{told}, but alpha / rank is {least:g}: it does not draw what was trained."
     return f"{told}: there, a strength of {least:g} (alpha / rank) draws what was trained."
-
-
-def _unread(lora: Lora, naming: Naming) -> str:
-    """What diffusers does not read of the result; empty: it reads it."""
-    if lora.kind != "lora":
-        return KINDS[lora.kind]
-    if naming.format_of(lora) != "kohya" or naming.kohya is None:
-        return ""
-    if lora.dora:
-        return "DoRA with these names"
-    return "" if naming.kohya.imported else "LoRA of this family with these names"

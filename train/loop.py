@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -49,11 +50,13 @@ from train.state import (
     create_state,
     held,
     in_pieces,
+    kept_naming,
     own_files,
     restore,
     result_files,
     result_name,
     state_of,
+    weights_name,
 )
 from train.steps import steps, try_largest
 
@@ -80,7 +83,10 @@ def train(setup: Setup, run: Path, device: torch.device, log: Log, start: Start 
         with log.phase("loading the model"), ranks.together(explained):
             trainee = create_state(setup, device, ranks)
             if start is not None:
-                restore(trainee, start)
+                restore(trainee, start, setup.naming)
+                if setup.config.lora.format == start.config.lora.format:  # else its names change here
+                    name = weights_name(setup.family, setup.config.method)
+                    setup = replace(setup, naming=kept_naming(start, name, setup.naming))
         with log.phase("trying the largest bucket"), ranks.passing(explained):
             try_largest(trainee, setup, progress)
         moved: list[str] = []

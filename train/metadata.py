@@ -21,7 +21,6 @@ from prep.geometry import Size
 from prep.models.pipeline import weighted_files
 from train.config.load import as_table
 from train.models import lora
-from train.models.families.registry import naming_of
 from train.runs.safetensors.writer import data_digest
 from train.setup import Setup
 
@@ -55,8 +54,7 @@ def checkpoint_metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> di
     if setup.adopted:
         facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
     if setup.config.method == "lora":
-        facts.update(lora.describe(names, setup.config.lora, naming_of(setup.family),
-                                   anchored=setup.ambiguous))
+        facts.update(lora.describe(names, setup.config.lora, setup.naming, anchored=setup.ambiguous))
     return facts
 
 

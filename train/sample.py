@@ -98,11 +98,11 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
     denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
                     family=setup.family.name)
     if which == "after" and setup.initial is not None:
-        put_initial(denoiser.weights, setup.initial, setup.config.method, setup.family)
+        put_initial(denoiser.weights, setup.initial, setup.config.method, setup.naming)
     elif which == "after":
         assert start is not None
         try:
-            put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family)
+            put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family, naming=setup.naming)
         except CacheError as error:
             error.hint = _another(start.folder)
             raise

@@ -16,6 +16,7 @@ from prep.manifest.document import Manifest
 from prep.models.family import Family
 from train.config.interval import Interval, interval_of
 from train.config.schema import Config
+from train.models.naming import Naming
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +72,7 @@ class Setup:
     prediction: str
     shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest
+    naming: Naming  # of the tensors in LoRA files
     shards: Looks  # what their files looked like when they were checked
     others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
     initial: Initial | None = None  # None: also for a resumed run

@@ -25,6 +25,7 @@ from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.families.registry import naming_of
+from train.models.naming import Naming
 from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Average, Shadow
 from train.optim.loss_scale import SHAPES, LossScale
@@ -34,7 +35,7 @@ from train.parallel.shards import Fetch, Shards, shards_of
 from train.runs.checkpoint import DataFacts, State, piece_name
 from train.runs.checkpoint_files import Part, copy_into, has, read_tensors, tensor_names
 from train.runs.resume import Start
-from train.runs.safetensors.reader import read_joined
+from train.runs.safetensors.reader import STORED, read_joined
 from train.runs.safetensors.writer import data_digest
 from train.setup import Initial, Setup
 
@@ -78,7 +79,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
         denoiser = replace(denoiser, weights=shards.own,
                            parameters={name: shards.own[name] for name in denoiser.parameters})
     if setup.initial is not None:
-        put_initial(denoiser.weights, setup.initial, config.method, setup.family, shards)
+        put_initial(denoiser.weights, setup.initial, config.method, setup.naming, shards)
     facts = TABLE[chosen.name]
     optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
     average = Average(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
@@ -112,7 +113,7 @@ def averages(trainee: TrainState) -> Shadow | None:
     return None if trainee.average is None else trainee.average.values
 
 
-def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, family: Family,
+def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str, naming: Naming,
                 shards: Shards | None = None) -> None:
     """Copies the weights that a new run begins with. Raises `ModelError` if they changed since they were checked."""
     def changed(path: Path, error: Exception) -> ModelError:
@@ -122,7 +123,7 @@ def put_initial(parameters: Mapping[str, Tensor], initial: Initial, method: str,
     files = dict(zip(initial.files, initial.digests, strict=True))
     whole = parameters if shards is None else shards.whole
     if method == "lora":
-        _put(parameters, lora.unpack(read_joined(files, None, changed), whole, naming_of(family)), shards)
+        _put(parameters, lora.unpack(read_joined(files, None, changed, known=STORED), whole, naming), shards)
     else:
         copy_into(parameters, read_joined(files, None, changed, _spans(whole, shards)))
 
@@ -287,14 +288,14 @@ def _piece(shards: Shards, name: str, rows: Mapping[str, Tensor], like: Mapping[
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Held) -> Iterator[Part]:
     """The files of a checkpoint, except state.json."""
     facts = checkpoint_metadata(setup, step, {name: found.weights[name] for name in trainee.denoiser.parameters})
-    tensors = _packed(found.weights, setup.config, setup.family, found.fetch)
+    tensors = _packed(found.weights, setup.config, setup.naming, found.fetch)
     yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method),
                             found.fetch)
     yield Part(name=OPTIMIZER, tensors=found.optimizer, fetch=found.fetch)
     if trainee.scale is not None:
         yield Part(name=SCALE, tensors=trainee.scale.tensors())
     if found.average is not None:
-        yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.family, found.fetch),
+        yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.naming, found.fetch),
                    metadata={**facts, **_of_average(trainee)}, fetch=found.fetch)
 
 
@@ -324,7 +325,7 @@ def result_files(trainee: TrainState, setup: Setup, step: int, name: str, found:
     Raises `ConfigError` if a weight is too large for `result.dtype`.
     """
     source = found.weights if found.average is None else found.average
-    tensors = _cast(_packed(source, setup.config, setup.family, found.fetch), setup.config.result.dtype, found.fetch)
+    tensors = _cast(_packed(source, setup.config, setup.naming, found.fetch), setup.config.result.dtype, found.fetch)
     facts = result_metadata(setup, step, {each: found.weights[each] for each in trainee.denoiser.parameters}, tensors)
     if found.average is not None:
         facts |= _of_average(trainee)
@@ -352,7 +353,7 @@ def result_name(setup: Setup) -> str:
 # ---- restoring -------------------------------------------------------------------------------------------------------
 
 
-def restore(trainee: TrainState, start: Start) -> None:
+def restore(trainee: TrainState, start: Start, naming: Naming) -> None:
     """Restores a checkpoint's values bit by bit, after comparing names, dtypes, shapes and digests.
 
     Raises `CacheError`.
@@ -361,7 +362,8 @@ def restore(trainee: TrainState, start: Start) -> None:
     family = trainee.denoiser.family
     shards = trainee.shards
     whole: Mapping[str, Tensor] = parameters if shards is None else {name: shards.whole[name] for name in parameters}
-    put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family, shards=shards)
+    put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family, shards=shards,
+                naming=naming)
     wanted = kept.expected(trainee.facts, trainee.optimizer, whole,
                            tensor_names(start.folder, start.state, OPTIMIZER))
     scaled = has(start.folder, start.state, SCALE)
@@ -376,11 +378,12 @@ def restore(trainee: TrainState, start: Start) -> None:
     if trainee.scale is not None and scaled:  # else an adopted change of precision begins with a fresh one
         trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
     if trainee.average is not None:
-        put_weights(trainee.average.values, start, AVERAGE, family, trainee.denoiser.weights, shards=shards)
+        put_weights(trainee.average.values, start, AVERAGE, family, trainee.denoiser.weights, shards, naming)
 
 
 def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: Family,
-                there: Mapping[str, Tensor] | None = None, shards: Shards | None = None) -> None:
+                there: Mapping[str, Tensor] | None = None, shards: Shards | None = None,
+                naming: Naming | None = None) -> None:
     """Copies a checkpoint's weights, or its moving average, into `targets`. Raises `CacheError`.
 
     `there`: all weights that the file should have, if they are more than `targets`: an average has no frozen ones.
@@ -388,13 +391,21 @@ def put_weights(targets: Mapping[str, Tensor], start: Start, name: str, family: 
     of_file = targets if there is None else there
     if shards is not None:
         of_file = {name: shards.whole[name] for name in of_file}
-    like = _packed(of_file, start.config, family)
+    naming = kept_naming(start, name, naming or naming_of(family))
+    like = _packed(of_file, start.config, naming)
     wanted = {each: (value.dtype, tuple(value.shape)) for each, value in like.items()}
     if start.config.method == "lora":
         values = read_tensors(start.folder, start.state, name, wanted)
-        _put(targets, lora.unpack(values, of_file, naming_of(family)), shards)
+        _put(targets, lora.unpack(values, of_file, naming), shards)
         return
     copy_into(targets, read_tensors(start.folder, start.state, name, wanted, _spans(of_file, shards)))
+
+
+def kept_naming(start: Start, name: str, naming: Naming) -> Naming:
+    """`naming`, or that of an earlier version, which wrote the checkpoint's file `name`. Raises `CacheError`."""
+    if start.config.method != "lora":
+        return naming
+    return naming.kept(tensor_names(start.folder, start.state, name), start.config.lora)
 
 
 def averaged(start: Start, family: Family) -> str:
@@ -402,7 +413,7 @@ def averaged(start: Start, family: Family) -> str:
     return AVERAGE if has(start.folder, start.state, AVERAGE) else weights_name(family, start.config.method)
 
 
-def _packed(values: Mapping[str, Tensor], config: Config, family: Family, fetch: Fetch | None = None
+def _packed(values: Mapping[str, Tensor], config: Config, naming: Naming, fetch: Fetch | None = None
             ) -> Mapping[str, Tensor]:
     """Parameters under the names that they have in a file; adapters are fetched for that, which may be on several
     devices."""
@@ -410,7 +421,7 @@ def _packed(values: Mapping[str, Tensor], config: Config, family: Family, fetch:
         return values
     if fetch is not None:
         values = {name: to_host(_value(value, fetch)) for name, value in values.items()}
-    return lora.pack(values, config.lora, naming_of(family))
+    return lora.pack(values, config.lora, naming)
 
 
 def _value(value: Tensor, fetch: Fetch) -> Tensor:

@@ -53,11 +53,12 @@ def _unet(model: Path) -> Weights:
     layers, blocks = config["layers_per_block"], len(config["block_out_channels"])
     found: Weights = {}
     for name, value in _read(model / "unet", "diffusion_pytorch_model").items():
-        found[_unet_name(name, layers, blocks, config)] = value
+        found[unet_name(name, layers, blocks, config)] = value
     return found
 
 
-def _unet_name(name: str, layers: int, blocks: int, config: dict[str, list[str]]) -> str:
+def unet_name(name: str, layers: int, blocks: int, config: dict[str, list[str]]) -> str:
+    """The original name of a weight of a UNet of this config."""
     for ours, theirs in _ENDS.items():
         if name.startswith(f"{ours}."):
             return theirs + name.removeprefix(ours)

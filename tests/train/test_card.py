@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -67,21 +68,26 @@ def test_the_card_says_who_reads_a_lokr(make, setup_of):
 
 
 def test_the_card_says_who_reads_a_dora(make, setup_of):
-    for layout, told, other in (("kohya", "diffusers reads no DoRA with these names", "load_lora_weights"),
-                                ("auto", "load_lora_weights", "diffusers reads no DoRA")):
-        text = card(setup_of(make(), **QUICK, lora={"rank": 2, "dora": True, "format": layout}), 2, "lora.safetensors",
-                    None)
+    """By default ComfyUI does, with diffusers' names diffusers."""
+    for layout, told, other in (("auto", "diffusers reads no DoRA with these names", "load_lora_weights"),
+                                ("diffusers", "load_lora_weights", "diffusers reads no DoRA")):
+        setup = setup_of(make(), **QUICK, lora={"rank": 2, "dora": True, "format": layout})
+        text = card(setup, 2, "lora.safetensors", None)
         assert told in text and other not in text and "DoRA of rank 2" in text
+        lengths = "ComfyUI does not read attention layers and DoRA's lengths with diffusers' names."
+        assert (lengths in text) == (layout == "diffusers") != ("ComfyUI/models/loras" in text)
+    other = card(replace(setup, family=FAMILIES["zimage"]), 2, "lora.safetensors", None)
+    assert "ComfyUI does not read DoRA's lengths with diffusers' names." in other
 
 
 @pytest.mark.parametrize(("lora", "told"), [
     ({"alpha": 1.0}, ": there, a strength of 0.5 (alpha / rank) draws what was trained."),
     ({"layers": [{"match": "to_q", "alpha": 1.0}]}, ", but alpha / rank is 0.5 to 1 by layer: no strength there draws "
      "what was trained."),
-    ({"alpha": 1.0, "dora": True}, ", but alpha / rank is 0.5: it does not draw what was trained."),
     ({}, None), ({"alpha": 1.0, "format": "kohya"}, None)], ids=str)
 def test_the_card_says_how_comfyui_draws_what_was_trained(make, setup_of, lora, told):
     setup = setup_of(make(), **QUICK, lora={"rank": 2, "format": "diffusers", **lora})
+    setup = replace(setup, family=FAMILIES["zimage"])
     said = "ComfyUI reads no alpha in this file and takes it for the rank"
     text = card(setup, 2, "lora.safetensors", None)
     assert (f"\n{said}{told}\n" in text) if told else said not in text
@@ -121,6 +127,14 @@ def test_text_of_others_is_text(make, setup_of):
     assert f"# {escaped(NASTY)}\n" in markdown and escaped("a-b") == "a\\-b"
     row = next(line for line in markdown.splitlines() if line.startswith("| Author"))
     assert len(re.findall(r"(?<!\\)\|", row)) == 3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_card_prints_a_loader_only_where_the_pipeline_has_one(make, setup_of, family, monkeypatch):
+    monkeypatch.setattr("train.card.architecture_of", lambda setup: "another")
+    text = card(replace(setup_of(make(), **QUICK), family=FAMILIES[family]), 2, "lora.safetensors", None)
+    pipelines = [getattr(diffusers, name) for name in FAMILIES[family].pipelines if hasattr(diffusers, name)]
+    assert pipelines and {hasattr(one, "load_lora_weights") for one in pipelines} == {"load_lora_weights" in text}
 
 
 def test_families_by_what_loads_them(make, setup_of, monkeypatch):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import diffusers
 import pytest
@@ -15,12 +16,15 @@ import torch
 from hub_caches import hub_cache
 
 from prep.errors import ConfigError, ModelError
+from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import digest_file
-from train.check import check
+from train.check import check, notes
 from train.check.requirements import check_device
 from train.config.load import parse
+from train.config.schema import Lora
+from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
-from train.models.families.registry import DENOISERS
+from train.models.families.registry import DENOISERS, naming_of
 from train.models.levels import check_levels
 from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED
 from train.setup import RunRequest
@@ -337,26 +341,49 @@ HELPS = "what helps is alpha as large as the rank"
 MISREAD = "ComfyUI reads no alpha in files with diffusers' names and takes it for the rank, but alpha / rank is "
 
 
-@pytest.mark.parametrize(("lora", "told"), [
-    ({"alpha": 4}, "0.5: strength 0.5 there draws what was trained; " + HELPS + ", or --set lora.format=kohya"),
-    ({"alpha": 16}, "2: strength 2 there draws what was trained; " + HELPS + ", or --set lora.format=kohya"),
-    ({"layers": [{"match": "to_q", "rank": 4}]}, "1 to 2 by layer: " + HELPS + ", or --set lora.format=kohya"),
-    ({"layers": [{"match": "to_q", "alpha": 2}]}, "0.25 to 1 by layer: " + HELPS),
-    ({"targets": "kohya-conv", "conv_rank": 4, "conv_alpha": 1}, "0.25 to 1 by layer: " + HELPS
-     + ", or --set lora.format=kohya"),
-    ({"rank": 16, "alpha": 16, "rslora": True}, "4, by lora.rslora: strength 4 there draws what was trained; " + HELPS
+@pytest.mark.parametrize(("lora", "strengths", "told"), [
+    ({}, (0.5,), "0.5: strength 0.5 there draws what was trained; " + HELPS + ", or --set lora.format=kohya"),
+    ({}, (1.0, 2.0), "1 to 2 by layer: " + HELPS + ", or --set lora.format=kohya"),
+    ({"layers": ({"match": "to_q", "alpha": 2.0},)}, (0.25, 1.0), "0.25 to 1 by layer: " + HELPS),
+    ({"rslora": True}, (4.0,), "4, by lora.rslora: strength 4 there draws what was trained; " + HELPS
      + " without lora.rslora, or --set lora.format=kohya"),
-    ({"alpha": 4, "dora": True}, "0.5: " + HELPS + ", or --set lora.format=kohya"),
-    ({}, None), ({"layers": [{"match": "to_q", "rank": 4, "alpha": 4}]}, None), ({"format": "kohya", "alpha": 4}, None),
-    ({"format": "auto", "alpha": 4}, None), ({"kind": "loha", "alpha": 4, "format": "auto"}, None)], ids=str)
-def test_an_alpha_that_comfyui_does_not_read_is_a_note(make, lora, told):
-    """UNets have kohya's names unless asked, with alpha in tensors."""
-    settings = {"lora": {"rank": 8, "format": "diffusers", **lora}}
-    report = check(RunRequest(manifest=make().path), parse(settings, "test"))
-    wanted = [] if told is None else [MISREAD + told]
-    assert report.faults == () and [one for one in report.notes if "ComfyUI" in one] == wanted
-    full = check(RunRequest(manifest=make().path), parse({**settings, "method": "full"}, "test"))
-    assert full.faults == () and not [one for one in full.notes if "ComfyUI" in one]
+    ({}, (1.0,), None), ({"format": "kohya"}, (0.5,), None), ({"dora": True}, (0.5,), None)], ids=str)
+def test_an_alpha_that_comfyui_does_not_read_is_a_note(lora, strengths, told):
+    """Of a transformer; of a UNet and with DoRA it does not read all anyway, which is another note."""
+    model = SimpleNamespace(naming=naming_of(FAMILIES["flux"]), strengths=strengths, fits_kohya="layers" not in lora)
+    assert list(notes._misread(Lora(**lora), model)) == ([] if told is None else [MISREAD + told])
+    unet = SimpleNamespace(naming=naming_of(FAMILIES["sd15"]), strengths=strengths, fits_kohya=True)
+    assert not list(notes._misread(Lora(**lora), unet))
+
+
+ATTENTION = "ComfyUI does not read attention layers with diffusers' names"
+LENGTHS = "ComfyUI does not read attention layers and DoRA's lengths with diffusers' names"
+OTHER = ": --set lora.format=kohya writes names that it reads"
+DROPPED = ("diffusers reads no DoRA with these names: --set lora.format=diffusers writes names that it reads, and "
+           "train merge makes a model that it loads")
+
+
+@pytest.mark.parametrize(("lora", "told"), [
+    ({}, []), ({"format": "kohya"}, []), ({"dora": True}, [DROPPED]), ({"format": "diffusers"}, [ATTENTION + OTHER]),
+    ({"format": "diffusers", "dora": True}, [LENGTHS + OTHER]),
+    ({"format": "diffusers", "layers": [{"match": "to_q", "alpha": 2}]}, [ATTENTION]),
+    ({"kind": "loha"}, ["diffusers reads no LoHa: train merge makes a model that it loads"])], ids=str)
+def test_what_a_format_s_readers_do_not_read_is_a_note(make, lora, told):
+    report = check(RunRequest(manifest=make().path), parse({"lora": {"rank": 8, **lora}}, "test"))
+    assert report.faults == () and [one for one in report.notes if "read" in one] == told
+    full = check(RunRequest(manifest=make().path), parse({"lora": {"rank": 8, **lora}, "method": "full"}, "test"))
+    assert not [one for one in full.notes if "ComfyUI" in one or "diffusers" in one]
+
+
+@pytest.mark.parametrize(("family", "lora", "comfyui", "diffusers"), [
+    ("sdxl", {"dora": True}, "", "DoRA with these names"), ("flux", {}, "", ""), ("ovis", {}, "", ""),
+    ("flux", {"dora": True}, "DoRA's lengths with diffusers' names", ""), ("sana", {}, "", ""),
+    ("lumina2", {}, "LoRA of this family with diffusers' names", ""), ("qwenimage", {}, "", ""),
+    ("lumina2", {"format": "kohya"}, "", "LoRA of this family with these names")], ids=str)
+def test_who_reads_which_file(family, lora, comfyui, diffusers):
+    naming = naming_of(FAMILIES[family])
+    assert unread_by_comfyui(Lora(**lora), naming) == comfyui
+    assert unread_by_diffusers(Lora(**lora), naming) == diffusers
 
 
 def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):

@@ -69,7 +69,8 @@ def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, 
                  shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, strengths=model.strengths,
                  fits_kohya=model.fits_kohya, init=_recorded(model.initial), initial=model.initial,
                  masked=uses_masks(index, config), prediction=prediction_of(config, manifest),
-                 steps=steps_of(config, plan), family=FAMILIES[manifest.family], shards=shards)
+                 steps=steps_of(config, plan), family=FAMILIES[manifest.family], naming=model.naming,
+                 shards=shards)
 
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:

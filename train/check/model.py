@@ -11,7 +11,6 @@ from prep.errors import ModelError, Problem
 from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
 from prep.models.families.registry import FAMILIES
-from prep.models.family import Family
 from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
@@ -21,9 +20,9 @@ from train.check.objective import check_guidance, check_min_snr, check_noise, ch
 from train.config.schema import Config
 from train.models.base import base_fingerprints, remembered_digests
 from train.models.families.registry import DENOISERS, naming_of
-from train.models.naming import strengths_of
+from train.models.naming import Naming, strengths_of
 from train.models.size_shift import size_shifts
-from train.models.targets import Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
+from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
 from train.setup import Initial, RunRequest
@@ -47,6 +46,7 @@ class Model:
     ambiguous: bool  # this and the next two as in `Setup`
     strengths: tuple[float, ...]
     fits_kohya: bool
+    naming: Naming
 
 
 def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
@@ -54,7 +54,7 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     check_model_named(manifest, asked.model)
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
-    presets, initial = DENOISERS[family.name].presets, None
+    presets, naming, initial = DENOISERS[family.name].presets, naming_of(family), None
     trained: list[tuple[int, ...]] | None = None
     adapted: Shapes = {}
     base: Mapping[str, str] | None = None
@@ -69,8 +69,8 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
             checked(path, config, manifest)
     with Noting(faults):
         weights = read_weights(path, family)
-        trained = trained_shapes(weights, config, presets)
-        adapted = _adapted(layers_of(weights), config, family)
+        trained, naming = trained_shapes(weights, config, presets), naming.knowing(layers_of(weights))
+        adapted = _adapted(layers_of(weights), config, presets, naming)
     with remembered_digests() as digest:
         with Noting(faults):
             base = base_fingerprints(path, family, digest)
@@ -78,7 +78,7 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
             others = _check_encoders(path, manifest, asked.other_encoders, digest)
         with Noting(faults):
             if asked.init is not None and trained is not None:
-                initial = inspect_weights(asked.init, config, family, weights, presets, naming_of(family), digest)
+                initial = inspect_weights(asked.init, config, family, weights, presets, naming, digest)
     if trained is None or base is None or others is None or shifts is None:
         return None
     numbers = sum(map(prod, trained))
@@ -86,7 +86,7 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
                   large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
                   rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
                   strengths=strengths_of(config.lora, adapted),
-                  fits_kohya=naming_of(family).fits_kohya(config.lora, adapted),
+                  fits_kohya=naming.fits_kohya(config.lora, adapted), naming=naming,
                   ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
                   state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
 
@@ -117,12 +117,11 @@ def _saved(numbers: int, weights: Shapes, config: Config) -> int:
     return 2 * numbers if config.lora.init == "pissa" else numbers
 
 
-def _adapted(layers: Shapes, config: Config, family: Family) -> Shapes:
+def _adapted(layers: Shapes, config: Config, presets: Presets, naming: Naming) -> Shapes:
     """The layers that get an adapter. Raises `ConfigError` if `lora.format` cannot hold them."""
     if config.method == "full":
         return {}
-    naming = naming_of(family)
-    found = {name: layers[name] for name in targeted(layers, config.lora, DENOISERS[family.name].presets)}
+    found = {name: layers[name] for name in targeted(layers, config.lora, presets)}
     naming.require(config.lora, found)
     naming.require_shapes(config.lora, found)
     return found

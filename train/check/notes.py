@@ -8,15 +8,13 @@ from collections.abc import Iterator, Mapping
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
-from prep.models.families.registry import FAMILIES
 from train.check.data import uses_masks
 from train.check.model import Model
 from train.check.objective import prediction_of
 from train.config.optimizers import OPTIMIZERS
 from train.config.schema import Config, Lora
 from train.config.unused import Facts, unused
-from train.models.families.registry import naming_of
-from train.models.naming import Naming
+from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.setup import Initial
 
 
@@ -32,7 +30,8 @@ def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Ind
     if initial is not None and model is not None:
         yield from _other_origin(initial, model.base, prediction_of(config, manifest))
     if model is not None and config.method == "lora":
-        yield from _misread(config.lora, naming_of(FAMILIES[manifest.family]), model)
+        yield from _unread(config.lora, model)
+        yield from _misread(config.lora, model)
     given = config.optimizer
     usual = OPTIMIZERS[given.name].lr
     if given.lr < usual / 200 or given.lr > usual * 200:
@@ -43,16 +42,25 @@ def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Ind
                f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
 
 
-def _misread(lora: Lora, naming: Naming, model: Model) -> Iterator[str]:
+def _unread(lora: Lora, model: Model) -> Iterator[str]:
+    """What diffusers and ComfyUI do not read of the result."""
+    if unread := unread_by_diffusers(lora, model.naming):
+        other = "--set lora.format=diffusers writes names that it reads, and " if lora.kind == "lora" else ""
+        yield f"diffusers reads no {unread}: {other}train merge makes a model that it loads"
+    if unread := unread_by_comfyui(lora, model.naming):
+        yield (f"ComfyUI does not read {unread}"
+               + (": --set lora.format=kohya writes names that it reads" if model.fits_kohya else ""))
+
+
+def _misread(lora: Lora, model: Model) -> Iterator[str]:
     """That ComfyUI scales the result otherwise than it was trained, and what helps."""
-    if not naming.is_misread(lora, model.strengths):
+    if not model.naming.is_misread(lora, model.strengths):
         return
     least, most = model.strengths[0], model.strengths[-1]
-    one = least == most and not lora.dora  # a LoRA of which a strength is a multiple
     told = f"{least:g}" if least == most else f"{least:g} to {most:g} by layer"
     yield (f"ComfyUI reads no alpha in files with diffusers' names and takes it for the rank, but alpha / rank is "
            f"{told}{', by lora.rslora' if lora.rslora else ''}: "
-           + (f"strength {least:g} there draws what was trained; " if one else "")
+           + (f"strength {least:g} there draws what was trained; " if least == most else "")
            + "what helps is alpha as large as the rank" + (" without lora.rslora" if lora.rslora else "")
            + (", or --set lora.format=kohya" if model.fits_kohya else ""))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from prep.cli.console import put, put_json
+from prep.cli.console import put, put_json, say
 from prep.cli.signature import choice
 from prep.formatting import counted, format_bytes
 from prep.runtime import defer_interrupts
@@ -15,6 +15,7 @@ from train.cli import options as opt
 
 if TYPE_CHECKING:
     from train.config.schema import Dtype
+    from train.merging.directory import Merged, MergeRequest
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -63,9 +64,16 @@ def merge(
                          hub_id=None if there == Path(named) else str(named))
     with progress("merging", None, unit="files", shown=not quiet) as tick:
         done = merge(asked, tick)
+    _show(done, asked, as_json)
+
+
+def _show(done: Merged, asked: MergeRequest, as_json: bool) -> None:
+    """What was written, and what was left out."""
+    if done.left_out:
+        say(f"note: {done.lora} also adapts text encoders; {done.left_out} of its tensors are not merged")
     if as_json:
         put_json({"format": "latentry/merge", "version": 1, "output": str(done.output), "lora": str(done.lora),
-                  "sha256": done.sha256, "strength": strength, "layers": done.layers, "bytes": done.size})
+                  "sha256": done.sha256, "strength": asked.strength, "layers": done.layers, "bytes": done.size})
     elif done.full:
         put(f"wrote {done.output}: the weights of {done.lora}, and the other parts of {asked.model}, "
             f"{format_bytes(done.size)}")

@@ -64,7 +64,7 @@ class Lora:
     rslora: bool = setting(False, help="scale by alpha / sqrt(rank) instead (Kalajdzievski 2023); files hold the alpha "
                            "that means the same")
     dora: bool = setting(False, help="also train the length of each row of the weights (Liu et al. 2024); slower "
-                         "steps; files then have diffusers' names unless lora.format says otherwise")
+                         "steps; ComfyUI reads it in kohya's names, diffusers in its own")
     init: Begin = setting("kaiming", choices=get_args(Begin),
                           help="first values; kaiming: without effect; pissa: the principal part of each weight (Meng "
                           "et al. 2024), of which files hold the change, as a LoRA of twice the rank")
@@ -82,7 +82,7 @@ class Lora:
     format: Format = setting("auto", choices=get_args(Format), resume=True,
                              help="tensor names in the file; auto: kohya's for a UNet and Qwen-Image, else those of "
                              "diffusers; kohya: names that ComfyUI reads, of all families but PixArt, SANA, CogView4 "
-                             "and Ovis-Image")
+                             "and Ovis-Image; a run that an earlier version began keeps its names")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,6 +69,7 @@ class Merged:
     sha256: str  # its digest
     layers: int  # how many were changed; of a full run, how many weights it has
     size: int  # bytes of the directory
+    left_out: int = 0  # tensors of text encoders, which were not merged
     full: bool = False  # whether the weights took the place of the model's
 
 
@@ -108,7 +109,8 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
         atomic.publish(staged, asked.output)
     finally:
         atomic.forget(staged)
-    return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full)
+    return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full,
+                  left_out=content.left_out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +119,7 @@ class _Content:
 
     full: bool  # whether it takes the place of the model's
     layers: int
+    left_out: int = 0  # tensors of text encoders
     needed: int  # bytes
     base: Mapping[str, str]  # fingerprints of the model that was trained on
     metadata: Mapping[str, str]  # of the file that was trained
@@ -125,12 +128,14 @@ class _Content:
 
 def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
     """The model's denoiser with what the LoRA adds. Raises `ModelError`, `CacheError`."""
-    added = read_lora(path, layers_of(read_shapes(files.weights)), naming_of(family))
+    layers = layers_of(read_shapes(files.weights))
+    read = read_lora(path, layers, naming_of(family, layers))
     infos = [_infos(each) for each in files.weights]
     base = base_fingerprints(asked.model, family)
-    return _Content(full=False, layers=len(added), needed=sum(_size(each, asked.dtype) for each in infos), base=base,
-                    metadata=_metadata(path), write=lambda folder, digest: _write_denoiser(
-                        asked, files, added, _facts(asked, base, path, digest), folder))
+    return _Content(full=False, layers=len(read.added), left_out=len(read.file.contents.text), base=base,
+                    needed=sum(_size(each, asked.dtype) for each in infos),
+                    metadata=read.file.metadata, write=lambda folder, digest: _write_denoiser(
+                        asked, files, read.added, _facts(asked, base, path, digest), folder))
 
 
 def _card(asked: MergeRequest, content: _Content, path: Path, digest: str) -> str:

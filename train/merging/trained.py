@@ -12,6 +12,7 @@ from prep.models.family import Family
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import is_checkpoint, list_checkpoints, newest_other
 from train.runs.directory import run_of
+from train.runs.lora_file import NAMES
 
 
 def family_of_run(path: Path) -> str:
@@ -41,7 +42,7 @@ def find_trained(path: Path, family: Family) -> Path | None:
 
 def find_lora(path: Path) -> Path:
     """The LoRA file at `path`; of a run its result, else that of its newest checkpoint; of a checkpoint the moving
-    average, if there is one. Raises `PathError`."""
+    average, if there is one; of a directory of PEFT or diffusers the file that they write. Raises `PathError`."""
     if path.is_dir():
         folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if is_checkpoint(folder)]
         result = [path / "lora.safetensors"] if path not in folders else []
@@ -49,6 +50,8 @@ def find_lora(path: Path) -> Path:
                                  for name in ("ema.safetensors", "lora.safetensors"))):
             if place.is_file() and (place.parent / "lora.safetensors").is_file():
                 return place
+        if others := [path / name for name in NAMES[1:] if (path / name).is_file()]:
+            return others[0]
         raise PathError(f"{path} has no trained weights, expected a run with a result or a checkpoint, or a LoRA file",
                         hint="name the directory that train run wrote (-o)")
     if not path.is_file():

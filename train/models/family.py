@@ -5,12 +5,12 @@ B samples, C latent channels, h w latent cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
-from train.models.naming import Kohya
+from train.models.naming import Kohya, Rule
 from train.models.samplers import Solvers
 
 if TYPE_CHECKING:  # train check reads these facts, and imports no torch
@@ -68,4 +68,6 @@ class DenoiserFamily:
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size
     presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
     kohya: Kohya | None  # kohya's names of tensors; None: not known, or nothing proves them
+    further: tuple[Rule, ...] = ()  # this and the next as in `Naming`
+    original: Callable[[Iterable[str]], tuple[Rule, ...]] | None = None
     in_comfyui: bool = True  # whether ComfyUI 0.29 reads diffusers' names of tensors, all or some

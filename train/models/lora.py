@@ -20,6 +20,7 @@ from prep.batching.rng import draw_key
 from prep.errors import ConfigError
 from prep.loader.device import to_device
 from train.config.schema import Lora
+from train.models.adapters.stored import contents_of, table_of
 from train.models.naming import Naming, Place, ends_of, in_file_order
 from train.models.principal import principal_part
 from train.models.products import PRODUCTS, product_alpha, scaled_alpha
@@ -160,6 +161,7 @@ def _adapters(parameters: Mapping[str, Tensor], lora: Lora) -> dict[str, Adapter
 
 def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[str, Tensor]:
     """The adapter's tensors with the names and alphas of `lora.format`."""
+    naming = naming.knowing({_split(name)[0] for name in parameters})
     layout, adapters = naming.format_of(lora), _adapters(parameters, lora)
     ends, tensors = ends_of(layout), dict[str, Tensor]()
     naming.require(lora, {_split(name)[0] for name in parameters})
@@ -230,30 +232,36 @@ def _lengths(layout: str, matrices: list[dict[str, Tensor]]) -> Tensor:
 
 
 def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], naming: Naming) -> dict[str, Tensor]:
-    """The values of `parameters` that a file's tensors contain, in either format."""
-    found = {name: tensors[file] for module, parts in _products(parameters).items()
-             if (place := naming.place(module, "kohya")) is not None for kind, name in parts.items()
-             if (file := f"{place.name}.{kind}") in tensors}
-    for layout in ("kohya", "diffusers"):
-        ends = ends_of(layout)
-        for name, parts in _grouped(parameters, layout, naming).items():
-            down, up, lengths = (tensors.get(name + ends[kind]) for kind in ("down", "up", "magnitude"))
-            if down is None or up is None:
-                continue
-            for number, (place, part) in enumerate(parts):
-                trained = len(parameters[part["down"]])
-                rank = 2 * trained if "first_down" in part else trained
-                own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
-                unit = len(up) // place.of
-                rows = slice(place.first * unit, (place.first + place.count) * unit)
-                up = in_file_order(place, up, down, up)
-                found[part["down"]], found[part["up"]] = down[own][:trained], up[rows, own][:, :trained]
-                if "first_down" in part:
-                    found[part["first_down"]] = down[own][trained:]
-                    found[part["first_up"]] = up[rows, own][:, trained:]
-                if lengths is not None and "magnitude" in part:
-                    whole = in_file_order(place, up, down, lengths.reshape(-1))[rows]
-                    found[part["magnitude"]] = whole.reshape(parameters[part["magnitude"]].shape)
+    """The values of `parameters` that a file's tensors contain, whatever program named them."""
+    modules: dict[str, dict[str, str]] = {}
+    for name in parameters:
+        module, kind = _split(name)
+        modules.setdefault(module, {})[kind] = name
+    found: dict[str, Tensor] = {}
+    for adapter in contents_of(tensors, table_of(modules, naming.knowing(modules))).adapters:
+        values = {kind: tensors[name] for kind, name in adapter.tensors.items()}
+        for number, (place, module) in enumerate(adapter.parts):
+            part = modules[module]
+            mine = values if adapter.kind != "lora" else _own(values, place, number, part, parameters)
+            found |= {part[kind]: value.reshape(parameters[part[kind]].shape) for kind, value in mine.items()
+                      if kind in part}
+    return found
+
+
+def _own(values: Mapping[str, Tensor], place: Place, number: int, part: Mapping[str, str],
+         parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One layer's part of an adapter in a file, by kind: the layer is the `number`th that has one there."""
+    down, up = values["down"], values["up"]
+    trained = len(parameters[part["down"]])
+    rank = 2 * trained if "first_down" in part else trained
+    own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
+    unit = len(up) // place.of
+    rows = slice(place.first * unit, (place.first + place.count) * unit)
+    mine = in_file_order(place, up, down, up)[rows, own]
+    found = {"down": down[own][:trained], "up": mine[:, :trained],
+             "first_down": down[own][trained:], "first_up": mine[:, trained:]}
+    if "magnitude" in values:
+        found["magnitude"] = in_file_order(place, up, down, values["magnitude"].reshape(-1))[rows]
     return found
 
 

@@ -1,15 +1,16 @@
-"""The two naming schemes of LoRA files.
+"""The two naming schemes that LoRA files are written in, and a family's names of its layers; `adapters` reads more.
 
 kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight, .alpha: ComfyUI reads it, of some families
             diffusers, too
 diffusers   unet.down_blocks.0.….to_q.lora_A.weight, .lora_B.weight; alpha is in the file's metadata
 
-With DoRA also .dora_scale, which diffusers drops, or .lora_magnitude_vector: the length of each row of the weights.
+With DoRA also .dora_scale, which diffusers drops, or .lora_magnitude_vector, which ComfyUI does not read: the length of
+each row of the weights. Of a UNet's attention ComfyUI does not read diffusers' names, but an older form of them.
 
-kohya's names of a transformer are those of its authors' code, where one layer may stand for several of diffusers, such
-as `img_attn_qkv` for `to_q`, `to_k` and `to_v`. The adapters of such layers become one, of the sum of their ranks: the
-`down` matrices one below the other, the `up` matrices along the diagonal, and alpha grows with the rank. It adds the
-same to the weights.
+kohya's names of SDXL and of a transformer are those of its authors' code, where one layer may stand for several of
+diffusers, such as `img_attn_qkv` for `to_q`, `to_k` and `to_v`. The adapters of such layers become one, of the sum of
+their ranks: the `down` matrices one below the other, the `up` matrices along the diagonal, and alpha grows with the
+rank. It adds the same to the weights.
 
 Where the authors' code computes shift and scale of a last normalization from one layer, diffusers has scale and shift:
 the halves of the rows are exchanged.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight", "magnitude": ".l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a layer is in a file of kohya's names: its rows among those of the file's layer, in parts of the whole."""
+    """Where a layer is in a file: its rows among those of the file's layer, in parts of the whole."""
 
     name: str  # of the file's layer, without a suffix
     first: int = 0
@@ -57,10 +58,10 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Layers of diffusers and their name in kohya's files."""
+    """Layers of diffusers and their name in the authors' code."""
 
     layer: str  # a regular expression of the whole name
-    name: str  # its groups filled in; "": the layer's own name with underscores for dots
+    name: str  # its groups filled in; "": the layer's own name
     first: int = 0
     count: int = 1
     of: int = 1
@@ -90,18 +91,25 @@ class Kohya:
     rules: tuple[Rule, ...] = (Rule(layer=".+", name=""),)
     module: str = "networks.lora"  # ss_network_module
     imported: bool = True  # whether `load_lora_weights` of diffusers reads them, too
+    counted: bool = False  # whether the rules are those of `Naming.original`
 
     def place(self, layer: str) -> Place | None:
         """The place of a layer in the file; `None` if the names have none for it."""
-        for rule in self.rules:
-            if found := re.fullmatch(rule.layer, layer):
-                name = rule.name.format(*found.groups()) if rule.name else layer.replace(".", "_")
-                return Place(name=f"lora_unet_{name}", first=rule.first, count=rule.count, of=rule.of,
-                             halved=rule.halved)
-        return None
+        found = placed(self.rules, layer)
+        return None if found is None else replace(found, name=f"lora_unet_{found.name.replace('.', '_')}")
+
+
+def placed(rules: Iterable[Rule], layer: str) -> Place | None:
+    """The place of a layer by the first rule that is for it, under the authors' name; `None`: there is none."""
+    for rule in rules:
+        if found := re.fullmatch(rule.layer, layer):
+            return Place(name=rule.name.format(*found.groups()) or layer, first=rule.first, count=rule.count,
+                         of=rule.of, halved=rule.halved)
+    return None
 
 
 UNET = Kohya(usual=True)
+_EARLIER = re.compile("lora_unet_(down|mid|up)_block")  # of SDXL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +119,32 @@ class Naming:
     component: str  # prefix of diffusers' names: unet or transformer
     kohya: Kohya | None  # None: not known for this family
     in_comfyui: bool = True  # whether ComfyUI reads diffusers' names of this family
+    further: tuple[Rule, ...] = ()  # names of the authors' code that are read, but never written
+    original: Callable[[Iterable[str]], tuple[Rule, ...]] | None = None  # of a UNet: its authors' names, by its layers
+    earlier: bool = False  # whether files are written as by versions before `earlier_format`
+
+    def knowing(self, layers: Iterable[str]) -> Naming:
+        """The names for a model with these layers."""
+        if self.original is None:
+            return self
+        rules, kohya = self.original(layers), self.kohya
+        if kohya is not None and kohya.counted:
+            kohya = replace(kohya, rules=rules)
+        return replace(self, kohya=kohya, further=rules, original=None)
+
+    def earlier_format(self) -> Naming:
+        """As files were written before SDXL had its authors' names, and DoRA those of `auto`."""
+        kohya = UNET if self.kohya is not None and self.kohya.counted else self.kohya
+        return replace(self, kohya=kohya, earlier=True)
+
+    def kept(self, names: Iterable[str], lora: Lora) -> Naming:
+        """The names that a file of a run with these settings has: those of an earlier version, or today's."""
+        given = list(names)
+        by_diffusers = any(name.startswith(f"{self.component}.") for name in given)
+        if lora.format == "auto" and lora.dora and self.format_of(lora) == "kohya" and by_diffusers:
+            return self.earlier_format()
+        older = self.kohya is not None and self.kohya.counted and any(map(_EARLIER.match, given))
+        return self.earlier_format() if older else self
 
     def format_of(self, lora: Lora) -> str:
         """`lora.format`; auto is kohya where it is usual. Raises `ConfigError` where kohya's names are not known."""
@@ -121,7 +155,7 @@ class Naming:
         if lora.kind != "lora":
             return "kohya"
         if lora.format == "auto":
-            usual = self.kohya is not None and self.kohya.usual and not lora.dora
+            usual = self.kohya is not None and self.kohya.usual and not (lora.dora and self.earlier)
             return "kohya" if usual else "diffusers"
         if lora.format == "kohya" and self.kohya is None:
             raise ConfigError("lora.format is 'kohya', but kohya's names are not known for this family of models",
@@ -182,10 +216,10 @@ class Naming:
         return not own_alphas(lora)
 
     def is_misread(self, lora: Lora, strengths: Iterable[float]) -> bool:
-        """Whether ComfyUI scales what the file of this LoRA adds in another way than it was trained. It reads no
-        metadata, and without a tensor for alpha takes it for the rank. `strengths` as of `strengths_of`."""
-        return (not all(isclose(strength, 1.0) for strength in strengths) and self.in_comfyui
-                and self.format_of(lora) == "diffusers")
+        """Whether ComfyUI reads the file of this LoRA, but scales what it adds in another way than it was trained. It
+        reads no metadata, and without a tensor for alpha takes it for the rank. `strengths` as of `strengths_of`."""
+        return (not all(isclose(strength, 1.0) for strength in strengths) and self.in_comfyui and not lora.dora
+                and self.component != "unet" and self.format_of(lora) == "diffusers")
 
     def alpha_of(self, metadata: Mapping[str, str], layer: str, rank: int) -> float:
         """The alpha of a layer by the metadata that diffusers writes; the rank if there are none, as its loader takes

@@ -22,7 +22,7 @@ from prep.runs.events import Event, read_events
 from prep.runs.history import History, read_history
 from prep.runs.losses import RELATIVE
 from prep.runs.state import TONES, WORDS, State, state_of
-from train.card import KINDS
+from train.models.adapters.readers import KINDS
 from train.report import pictures as shown
 from train.report.provenance import checkpoints, own_manifest, provenance, settings
 from train.runs.checkpoint import list_checkpoints

@@ -13,7 +13,9 @@ pytest.importorskip("transformers", minversion="5", reason="older tokenizers can
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
 
 import tiny_pipelines
+from diffusers import UNet2DConditionModel
 from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
+from original_checkpoints import unet_name
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
@@ -142,7 +144,8 @@ def test_dora_on_fused_layers():
                                    f"'{layers[0]}' and layers without an adapter")
     naming.require(Lora(rank=2, format="kohya"), layers)
     naming.require(Lora(rank=2, dora=True), layers)
-    assert NAMED.format_of(Lora(dora=True)) == "diffusers" and NAMED.format_of(Lora()) == "kohya"
+    assert NAMED.format_of(Lora(dora=True)) == NAMED.format_of(Lora()) == "kohya"
+    assert NAMED.earlier_format().format_of(Lora(dora=True)) == "diffusers"
 
 
 NAMED = Naming(component="unet", kohya=UNET)
@@ -181,6 +184,63 @@ def test_rows_of_fused_layers_follow_each_other():
         Place(name="lora_unet_b_3_e")]
     assert naming.place("other.a", "kohya") is None
     assert naming.place("x.y", "diffusers") == Place(name="transformer.x.y")
+
+
+PUBLISHED = {"block_out_channels": (16, 16, 16), "layers_per_block": 2,
+             "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+             "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")}
+
+
+@pytest.mark.parametrize("structure", [{}, PUBLISHED], ids=["small", "published"])
+def test_sdxl_is_named_as_in_its_authors_unet_and_that_of_sd_scripts(structure, tmp_path):
+    """Every layer of it, by the code that writes checkpoints as they were published; diffusers finds each one."""
+    pipeline = tiny_pipelines.build("sdxl")
+    if structure:
+        config = {**pipeline.unet.config, **structure, "attention_head_dim": (2, 2, 4), "only_cross_attention": False,
+                  "transformer_layers_per_block": (1, 2, 3)}
+        pipeline.unet = UNet2DConditionModel.from_config({**config, "num_attention_heads": None})
+    unet, settings = pipeline.unet, Lora(rank=2, conv_rank=2, alpha=1.0, conv_alpha=1.0, targets=("re:.",))
+    layers = [name for name, one in unet.named_modules() if isinstance(one, torch.nn.Linear | torch.nn.Conv2d)]
+    naming = naming_of(FAMILIES["sdxl"], layers)
+    found = lora.attach(unet, settings, 0, DENOISERS["sdxl"].presets)
+    drawn = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in found.values():
+            value.normal_(std=0.1, generator=drawn)
+    tensors = lora.pack(found, settings, naming)
+    count, levels = unet.config.layers_per_block, len(unet.config.block_out_channels)
+    names = {unet_name(f"{layer}.weight", count, levels, unet.config).removesuffix(".weight") for layer in layers}
+    assert {name.partition(".")[0] for name in tensors} == {f"lora_unet_{name.replace('.', '_')}" for name in names}
+    assert "lora_unet_input_blocks_0_0.alpha" in tensors
+    assert ("lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q.lora_down.weight" in tensors) == bool(structure)
+    again = lora.unpack(tensors, found, naming)
+    assert again.keys() == found.keys() and all(torch.equal(again[name], value) for name, value in found.items())
+    pipeline.unet = UNet2DConditionModel.from_config(unet.config)
+    save_file(tensors, tmp_path / "x.safetensors")
+    pipeline.load_lora_weights(tmp_path, weight_name="x.safetensors")
+    loaded = {name.replace("default_0", "default"): value for name, value in pipeline.unet.named_parameters()
+              if ".lora_" in name}
+    assert loaded.keys() == found.keys() and all(torch.equal(loaded[name], value) for name, value in found.items())
+
+
+def test_files_that_earlier_versions_wrote_keep_their_names():
+    """SDXL under diffusers' names of its layers, DoRA of a UNet in diffusers' format."""
+    layers = ["down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"]
+    parameters = {f"{layers[0]}.lora_{side}.default.weight": torch.ones(2, 2) for side in "AB"}
+    naming = naming_of(FAMILIES["sdxl"], [*layers, "down_blocks.0.resnets.1.conv1"])
+    now, earlier = (lora.pack(parameters, Lora(rank=2), one) for one in (naming, naming.earlier_format()))
+    assert {name.partition(".")[0] for name in now} == {
+        "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"}
+    assert {name.partition(".")[0] for name in earlier} == {
+        "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_q"}
+    assert naming.kept(now, Lora()) == naming and naming.kept(earlier, Lora()) == naming.earlier_format()
+    for tensors in (now, earlier):
+        assert lora.unpack(tensors, parameters, naming).keys() == parameters.keys()
+    dora = Lora(rank=2, dora=True)
+    assert naming.kept([f"unet.{layers[0]}.lora_A.weight"], dora).format_of(dora) == "diffusers"
+    assert naming.kept(now, dora).format_of(dora) == "kohya"
+    explicit = Lora(rank=2, dora=True, format="diffusers")
+    assert naming.kept([f"unet.{layers[0]}.lora_A.weight"], explicit) == naming
 
 
 def test_what_metadata_say_of_the_names():

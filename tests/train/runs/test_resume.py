@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 
 import pytest
+import torch
+from runs import go
+from safetensors.torch import load_file
 
 from prep.errors import CacheError
 from prep.manifest.document import write_manifest
@@ -317,3 +321,27 @@ def test_the_hint_for_changed_data_resumes_with_the_manifest_as_it_was(begun, se
     before = made.path.with_name(f"{made.path.stem}-run.json")
     report = check(replace(setup.asked, manifest=before), setup.config)
     assert again(setup=report.setup).faults == ()
+
+
+@pytest.mark.parametrize(("settings", "mark"), [({"rank": 2, "dora": True}, "unet."), ({"rank": 2}, "lora_unet_")])
+def test_a_run_that_an_earlier_version_began_keeps_its_names(make, setup_of, tmp_path, settings, mark):
+    """DoRA of a UNet had diffusers' names then. Another lora.format changes them; the weights are the same."""
+    made, quick = make(), {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 2, "precision": "fp32",
+                           "optimizer": {"lr": 0.01}}
+
+    def setup(steps, **more):
+        return setup_of(made, **quick, steps=steps, lora={**settings, **more})
+
+    def earlier(steps):
+        found = setup(steps)
+        return replace(found, naming=found.naming.earlier_format())
+
+    go(earlier(2), tmp_path / "whole")
+    go(earlier(1), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    go(setup(2), tmp_path / "run", resume=True)
+    wanted, found = (load_file(tmp_path / name / "lora.safetensors") for name in ("whole", "run"))
+    assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(name.startswith(mark) for name in found)
+    go(setup(2, format="kohya"), tmp_path / "other", resume=True)
+    assert all(name.startswith("lora_unet_") for name in load_file(tmp_path / "other" / "lora.safetensors"))

@@ -48,24 +48,24 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 # The names of the authors' code, which ComfyUI reads; sd-scripts does not train this family.
 _DOUBLE, _SINGLE = r"joint_transformer_blocks\.(\d+)", r"single_transformer_blocks\.(\d+)"
 KOHYA = Kohya(imported=False, rules=(
-    *renamed(_DOUBLE, "attn.to_q=double_layers_{}_attn_w2q attn.to_k=double_layers_{}_attn_w2k "
-             "attn.to_v=double_layers_{}_attn_w2v attn.to_out.0=double_layers_{}_attn_w2o "
-             "attn.add_q_proj=double_layers_{}_attn_w1q attn.add_k_proj=double_layers_{}_attn_w1k "
-             "attn.add_v_proj=double_layers_{}_attn_w1v attn.to_add_out=double_layers_{}_attn_w1o "
-             "ff.linear_1=double_layers_{}_mlpX_c_fc1 ff.linear_2=double_layers_{}_mlpX_c_fc2 "
-             "ff.out_projection=double_layers_{}_mlpX_c_proj ff_context.linear_1=double_layers_{}_mlpC_c_fc1 "
-             "ff_context.linear_2=double_layers_{}_mlpC_c_fc2 ff_context.out_projection=double_layers_{}_mlpC_c_proj "
-             "norm1.linear=double_layers_{}_modX_1 norm1_context.linear=double_layers_{}_modC_1"),
-    *renamed(_SINGLE, "attn.to_q=single_layers_{}_attn_w1q attn.to_k=single_layers_{}_attn_w1k "
-             "attn.to_v=single_layers_{}_attn_w1v attn.to_out.0=single_layers_{}_attn_w1o "
-             "ff.linear_1=single_layers_{}_mlp_c_fc1 ff.linear_2=single_layers_{}_mlp_c_fc2 "
-             "ff.out_projection=single_layers_{}_mlp_c_proj norm1.linear=single_layers_{}_modCX_1"),
-    Rule(layer=r"norm_out\.linear", name="modF_1", halved=True),
+    *renamed(_DOUBLE, "attn.to_q=double_layers.{}.attn.w2q attn.to_k=double_layers.{}.attn.w2k "
+             "attn.to_v=double_layers.{}.attn.w2v attn.to_out.0=double_layers.{}.attn.w2o "
+             "attn.add_q_proj=double_layers.{}.attn.w1q attn.add_k_proj=double_layers.{}.attn.w1k "
+             "attn.add_v_proj=double_layers.{}.attn.w1v attn.to_add_out=double_layers.{}.attn.w1o "
+             "ff.linear_1=double_layers.{}.mlpX.c_fc1 ff.linear_2=double_layers.{}.mlpX.c_fc2 "
+             "ff.out_projection=double_layers.{}.mlpX.c_proj ff_context.linear_1=double_layers.{}.mlpC.c_fc1 "
+             "ff_context.linear_2=double_layers.{}.mlpC.c_fc2 ff_context.out_projection=double_layers.{}.mlpC.c_proj "
+             "norm1.linear=double_layers.{}.modX.1 norm1_context.linear=double_layers.{}.modC.1"),
+    *renamed(_SINGLE, "attn.to_q=single_layers.{}.attn.w1q attn.to_k=single_layers.{}.attn.w1k "
+             "attn.to_v=single_layers.{}.attn.w1v attn.to_out.0=single_layers.{}.attn.w1o "
+             "ff.linear_1=single_layers.{}.mlp.c_fc1 ff.linear_2=single_layers.{}.mlp.c_fc2 "
+             "ff.out_projection=single_layers.{}.mlp.c_proj norm1.linear=single_layers.{}.modCX.1"),
+    Rule(layer=r"norm_out\.linear", name="modF.1", halved=True),
     Rule(layer=r"proj_out", name="final_linear"),
     Rule(layer=r"context_embedder", name="cond_seq_linear"),
     Rule(layer=r"pos_embed\.proj", name="init_x_linear"),
-    Rule(layer=r"time_step_proj\.linear_1", name="t_embedder_mlp_0"),
-    Rule(layer=r"time_step_proj\.linear_2", name="t_embedder_mlp_2"),
+    Rule(layer=r"time_step_proj\.linear_1", name="t_embedder.mlp.0"),
+    Rule(layer=r"time_step_proj\.linear_2", name="t_embedder.mlp.2"),
 ))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},

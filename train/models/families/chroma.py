@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import flux, packing, padding
 from train.models.family import Conditions, DenoiserFamily, Prompted
+from train.models.naming import Rule
 from train.models.samplers import BY_SIGMAS
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
 
 
 # The layers are named as FLUX.1's. The small network that makes their modulations is left alone.
+FURTHER = (*flux.FURTHER, *(
+    Rule(layer=rf"distilled_guidance_layer\.layers\.(\d+)\.linear_{number}",
+         name=f"distilled_guidance_layer.layers.{{}}.{side}_layer") for number, side in ((1, "in"), (2, "out"))))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SIGMAS,
     guidance=5.0, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
-    presets=flux.PRESETS, kohya=flux.KOHYA)
+    presets=flux.PRESETS, kohya=flux.KOHYA, further=FURTHER)

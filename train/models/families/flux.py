@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prep.geometry import Size
 from train.models.families import packing
 from train.models.family import Conditions, DenoiserFamily, Prompted
-from train.models.naming import Kohya, fused, renamed
+from train.models.naming import Kohya, Rule, fused, renamed
 from train.models.samplers import BY_SHIFT
 
 if TYPE_CHECKING:
@@ -53,22 +53,33 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 # The names of the authors' code, as diffusers' loader expects them: it knows layers of blocks only.
 _DOUBLE, _SINGLE = r"transformer_blocks\.(\d+)", r"single_transformer_blocks\.(\d+)"
 RULES = (
-    *fused(_DOUBLE, "attn.to_q attn.to_k attn.to_v", "double_blocks_{}_img_attn_qkv"),
-    *fused(_DOUBLE, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "double_blocks_{}_txt_attn_qkv"),
-    *renamed(_DOUBLE, "attn.to_out.0=double_blocks_{}_img_attn_proj attn.to_add_out=double_blocks_{}_txt_attn_proj"),
+    *fused(_DOUBLE, "attn.to_q attn.to_k attn.to_v", "double_blocks.{}.img_attn.qkv"),
+    *fused(_DOUBLE, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "double_blocks.{}.txt_attn.qkv"),
+    *renamed(_DOUBLE, "attn.to_out.0=double_blocks.{}.img_attn.proj attn.to_add_out=double_blocks.{}.txt_attn.proj"),
 )
 KOHYA = Kohya(module="networks.lora_flux", rules=(
     *RULES,
-    *renamed(_DOUBLE, "ff.net.0.proj=double_blocks_{}_img_mlp_0 ff.net.2=double_blocks_{}_img_mlp_2 "
-             "ff_context.net.0.proj=double_blocks_{}_txt_mlp_0 ff_context.net.2=double_blocks_{}_txt_mlp_2 "
-             "norm1.linear=double_blocks_{}_img_mod_lin norm1_context.linear=double_blocks_{}_txt_mod_lin"),
-    *fused(_SINGLE, "attn.to_q attn.to_k attn.to_v proj_mlp", "single_blocks_{}_linear1", (1, 1, 1, 4)),
-    *renamed(_SINGLE, "proj_out=single_blocks_{}_linear2 norm.linear=single_blocks_{}_modulation_lin"),
+    *renamed(_DOUBLE, "ff.net.0.proj=double_blocks.{}.img_mlp.0 ff.net.2=double_blocks.{}.img_mlp.2 "
+             "ff_context.net.0.proj=double_blocks.{}.txt_mlp.0 ff_context.net.2=double_blocks.{}.txt_mlp.2 "
+             "norm1.linear=double_blocks.{}.img_mod.lin norm1_context.linear=double_blocks.{}.txt_mod.lin"),
+    *fused(_SINGLE, "attn.to_q attn.to_k attn.to_v proj_mlp", "single_blocks.{}.linear1", (1, 1, 1, 4)),
+    *renamed(_SINGLE, "proj_out=single_blocks.{}.linear2 norm.linear=single_blocks.{}.modulation.lin"),
 ))
+# The layers around the blocks: other programs adapt them, diffusers' loader reads none of them in kohya's names.
+FURTHER = (
+    Rule(layer=r"x_embedder", name="img_in"),
+    Rule(layer=r"context_embedder", name="txt_in"),
+    *(Rule(layer=rf"{embed}\.{ours}\.linear_{number}", name=f"{theirs}.{place}_layer")
+      for embed in ("time_text_embed", "time_guidance_embed")
+      for ours, theirs in (("timestep_embedder", "time_in"), ("text_embedder", "vector_in"),
+                           ("guidance_embedder", "guidance_in")) for number, place in ((1, "in"), (2, "out"))),
+    Rule(layer=r"norm_out\.linear", name="final_layer.adaLN_modulation.1", halved=True),
+    Rule(layer=r"proj_out", name="final_layer.linear"),
+)
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SHIFT,
     guidance=3.5, takes_guidance=True,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},
-    presets=PRESETS, kohya=KOHYA)
+    presets=PRESETS, kohya=KOHYA, further=FURTHER)

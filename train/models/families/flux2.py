@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.models.families import flux, packing, sd15
 from train.models.family import Conditions, Prompted
-from train.models.naming import Kohya, renamed
+from train.models.naming import Kohya, Rule, renamed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,11 +73,17 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 KOHYA = Kohya(module="networks.lora_flux_2", rules=(
     *flux.RULES,
     *renamed(r"transformer_blocks\.(\d+)",
-             "ff.linear_in=double_blocks_{}_img_mlp_0 ff.linear_out=double_blocks_{}_img_mlp_2 "
-             "ff_context.linear_in=double_blocks_{}_txt_mlp_0 ff_context.linear_out=double_blocks_{}_txt_mlp_2"),
+             "ff.linear_in=double_blocks.{}.img_mlp.0 ff.linear_out=double_blocks.{}.img_mlp.2 "
+             "ff_context.linear_in=double_blocks.{}.txt_mlp.0 ff_context.linear_out=double_blocks.{}.txt_mlp.2"),
     *renamed(r"single_transformer_blocks\.(\d+)",
-             "attn.to_qkv_mlp_proj=single_blocks_{}_linear1 attn.to_out=single_blocks_{}_linear2"),
+             "attn.to_qkv_mlp_proj=single_blocks.{}.linear1 attn.to_out=single_blocks.{}.linear2"),
 ))
+FURTHER = (
+    *flux.FURTHER,
+    Rule(layer=r"(double_stream_modulation_img|double_stream_modulation_txt|single_stream_modulation)\.linear",
+         name="{}.lin"),
+)
 DEV = replace(flux.DENOISER, predict=predict, call=call_dev, guidance=4.0, presets=PRESETS,  # the pipeline's default
-              kohya=KOHYA, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)})
+              kohya=KOHYA, further=FURTHER,
+              config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)})
 KLEIN = replace(DEV, call=call_klein, unpack=sd15.unpack, vae=without_statistics)

@@ -55,20 +55,20 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 _BLOCK = r"transformer_blocks\.(\d+)"
 _TEXT_BLOCK = r"text_fusion\.(layerwise_blocks|refiner_blocks)\.(\d+)"
 KOHYA = Kohya(module="networks.lora_krea2", imported=False, rules=(
-    *(rule for block, name in ((_BLOCK, "blocks_{}"), (_TEXT_BLOCK, "txtfusion_{}_{}")) for rule in renamed(
-        block, f"attn.to_q={name}_attn_wq attn.to_k={name}_attn_wk attn.to_v={name}_attn_wv "
-        f"attn.to_out.0={name}_attn_wo attn.to_gate={name}_attn_gate "
-        f"ff.gate={name}_mlp_gate ff.up={name}_mlp_up ff.down={name}_mlp_down")),
-    Rule(layer=r"text_fusion\.projector", name="txtfusion_projector"),
+    *(rule for block, name in ((_BLOCK, "blocks.{}"), (_TEXT_BLOCK, "txtfusion.{}.{}")) for rule in renamed(
+        block, f"attn.to_q={name}.attn.wq attn.to_k={name}.attn.wk attn.to_v={name}.attn.wv "
+        f"attn.to_out.0={name}.attn.wo attn.to_gate={name}.attn.gate "
+        f"ff.gate={name}.mlp.gate ff.up={name}.mlp.up ff.down={name}.mlp.down")),
+    Rule(layer=r"text_fusion\.projector", name="txtfusion.projector"),
     Rule(layer=r"img_in", name="first"),
-    Rule(layer=r"time_embed\.linear_1", name="tmlp_0"),
-    Rule(layer=r"time_embed\.linear_2", name="tmlp_2"),
-    Rule(layer=r"time_mod_proj", name="tproj_1"),
-    Rule(layer=r"txt_in\.linear_1", name="txtmlp_1"),
-    Rule(layer=r"txt_in\.linear_2", name="txtmlp_3"),
-    Rule(layer=r"final_layer\.linear", name="last_linear"),
+    Rule(layer=r"time_embed\.linear_1", name="tmlp.0"),
+    Rule(layer=r"time_embed\.linear_2", name="tmlp.2"),
+    Rule(layer=r"time_mod_proj", name="tproj.1"),
+    Rule(layer=r"txt_in\.linear_1", name="txtmlp.1"),
+    Rule(layer=r"txt_in\.linear_2", name="txtmlp.3"),
+    Rule(layer=r"final_layer\.linear", name="last.linear"),
 ))
 DENOISER = replace(
     flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS, solvers=BY_SIGMAS,
     guidance=5.5,  # the pipeline's default is 4.5, counted from 0
-    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=KOHYA)
+    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=KOHYA, further=())

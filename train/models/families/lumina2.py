@@ -48,16 +48,16 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 # attention's projections: 24 heads of queries, 8 of keys and of values.
 _BLOCK = r"(layers|noise_refiner|context_refiner)\.(\d+)"
 KOHYA = Kohya(module="networks.lora_lumina", imported=False, rules=(
-    *fused(_BLOCK, "attn.to_q attn.to_k attn.to_v", "{}_{}_attention_qkv", (3, 1, 1)),
-    *renamed(_BLOCK, "attn.to_out.0={}_{}_attention_out feed_forward.linear_1={}_{}_feed_forward_w1 "
-             "feed_forward.linear_2={}_{}_feed_forward_w2 feed_forward.linear_3={}_{}_feed_forward_w3 "
-             "norm1.linear={}_{}_adaLN_modulation_1"),
-    Rule(layer=r"norm_out\.linear_1", name="final_layer_adaLN_modulation_1"),
-    Rule(layer=r"norm_out\.linear_2", name="final_layer_linear"),
+    *fused(_BLOCK, "attn.to_q attn.to_k attn.to_v", "{}.{}.attention.qkv", (3, 1, 1)),
+    *renamed(_BLOCK, "attn.to_out.0={}.{}.attention.out feed_forward.linear_1={}.{}.feed_forward.w1 "
+             "feed_forward.linear_2={}.{}.feed_forward.w2 feed_forward.linear_3={}.{}.feed_forward.w3 "
+             "norm1.linear={}.{}.adaLN_modulation.1"),
+    Rule(layer=r"norm_out\.linear_1", name="final_layer.adaLN_modulation.1"),
+    Rule(layer=r"norm_out\.linear_2", name="final_layer.linear"),
     Rule(layer=r"x_embedder", name="x_embedder"),
-    Rule(layer=r"time_caption_embed\.caption_embedder\.1", name="cap_embedder_1"),
-    Rule(layer=r"time_caption_embed\.timestep_embedder\.linear_1", name="t_embedder_mlp_0"),
-    Rule(layer=r"time_caption_embed\.timestep_embedder\.linear_2", name="t_embedder_mlp_2"),
+    Rule(layer=r"time_caption_embed\.caption_embedder\.1", name="cap_embedder.1"),
+    Rule(layer=r"time_caption_embed\.timestep_embedder\.linear_1", name="t_embedder.mlp.0"),
+    Rule(layer=r"time_caption_embed\.timestep_embedder\.linear_2", name="t_embedder.mlp.2"),
 ))
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prep.models.family import Family
 from train.models.families import (
@@ -52,7 +52,10 @@ DENOISERS: Mapping[str, DenoiserFamily] = {
 }  # fmt: skip
 
 
-def naming_of(family: Family) -> Naming:
-    """How tensors of the family's LoRA files are named."""
-    return Naming(component=family.denoiser, kohya=DENOISERS[family.name].kohya,
-                  in_comfyui=DENOISERS[family.name].in_comfyui)
+def naming_of(family: Family, layers: Iterable[str] | None = None) -> Naming:
+    """How tensors of the family's LoRA files are named; `layers`: of the denoiser, which decide a UNet's names. Without
+    these, an adapter's own layers do."""
+    facts = DENOISERS[family.name]
+    found = Naming(component=family.denoiser, kohya=facts.kohya, in_comfyui=facts.in_comfyui, further=facts.further,
+                   original=facts.original)
+    return found if layers is None else found.knowing(layers)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
+from train.models.families.unet import original_rules
 from train.models.family import Conditions, DenoiserFamily, Prompted
 from train.models.naming import UNET
 
@@ -44,4 +45,4 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 DENOISER = DenoiserFamily(predict=predict, call=call, unpack=unpack, sampler="DDIMScheduler",
                           sampler_options={"clip_sample": False}, guidance=7.5,
                           config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
-                          presets=PRESETS, kohya=UNET)
+                          presets=PRESETS, kohya=UNET, original=original_rules)

@@ -48,22 +48,22 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 _BLOCK = r"transformer_blocks\.(\d+)"
 KOHYA = Kohya(module="networks.lora_sd3", imported=False, rules=(
     *(rule for attention in ("attn", "attn2") for rule in fused(
-        _BLOCK, f"{attention}.to_q {attention}.to_k {attention}.to_v", f"joint_blocks_{{}}_x_block_{attention}_qkv")),
-    *fused(_BLOCK, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "joint_blocks_{}_context_block_attn_qkv"),
-    *renamed(_BLOCK, "attn.to_out.0=joint_blocks_{}_x_block_attn_proj "
-             "attn2.to_out.0=joint_blocks_{}_x_block_attn2_proj "
-             "attn.to_add_out=joint_blocks_{}_context_block_attn_proj ff.net.0.proj=joint_blocks_{}_x_block_mlp_fc1 "
-             "ff.net.2=joint_blocks_{}_x_block_mlp_fc2 ff_context.net.0.proj=joint_blocks_{}_context_block_mlp_fc1 "
-             "ff_context.net.2=joint_blocks_{}_context_block_mlp_fc2 "
-             "norm1.linear=joint_blocks_{}_x_block_adaLN_modulation_1"),
+        _BLOCK, f"{attention}.to_q {attention}.to_k {attention}.to_v", f"joint_blocks.{{}}.x_block.{attention}.qkv")),
+    *fused(_BLOCK, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "joint_blocks.{}.context_block.attn.qkv"),
+    *renamed(_BLOCK, "attn.to_out.0=joint_blocks.{}.x_block.attn.proj "
+             "attn2.to_out.0=joint_blocks.{}.x_block.attn2.proj "
+             "attn.to_add_out=joint_blocks.{}.context_block.attn.proj ff.net.0.proj=joint_blocks.{}.x_block.mlp.fc1 "
+             "ff.net.2=joint_blocks.{}.x_block.mlp.fc2 ff_context.net.0.proj=joint_blocks.{}.context_block.mlp.fc1 "
+             "ff_context.net.2=joint_blocks.{}.context_block.mlp.fc2 "
+             "norm1.linear=joint_blocks.{}.x_block.adaLN_modulation.1"),
     # Of the last block it is a last normalization of the text.
-    Rule(layer=rf"{_BLOCK}\.norm1_context\.linear", name="joint_blocks_{}_context_block_adaLN_modulation_1",
+    Rule(layer=rf"{_BLOCK}\.norm1_context\.linear", name="joint_blocks.{}.context_block.adaLN_modulation.1",
          halved=True),
-    Rule(layer=r"norm_out\.linear", name="final_layer_adaLN_modulation_1", halved=True),
-    Rule(layer=r"proj_out", name="final_layer_linear"),
+    Rule(layer=r"norm_out\.linear", name="final_layer.adaLN_modulation.1", halved=True),
+    Rule(layer=r"proj_out", name="final_layer.linear"),
     Rule(layer=r"context_embedder", name="context_embedder"),
-    Rule(layer=r"pos_embed\.proj", name="x_embedder_proj"),
-    *(Rule(layer=rf"time_text_embed\.{ours}\.linear_{number + 1}", name=f"{theirs}_mlp_{2 * number}")
+    Rule(layer=r"pos_embed\.proj", name="x_embedder.proj"),
+    *(Rule(layer=rf"time_text_embed\.{ours}\.linear_{number + 1}", name=f"{theirs}.mlp.{2 * number}")
       for ours, theirs in (("timestep_embedder", "t_embedder"), ("text_embedder", "y_embedder")) for number in (0, 1)),
 ))
 DENOISER = DenoiserFamily(

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from train.models.families import sd15
+from train.models.families.unet import original_rules
 from train.models.family import Conditions, Prompted
+from train.models.naming import Kohya
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,4 +29,7 @@ def call(unet: Any, prompted: Prompted) -> Mapping[str, Any]:
             "negative_pooled_prompt_embeds": prompted.negative["pooled"]}
 
 
-DENOISER = replace(sd15.DENOISER, predict=predict, call=call, guidance=5.0)  # the pipeline's default guidance
+# The names of the authors' code: sd-scripts has its own UNet for SDXL, with the layers of these. The guidance is the
+# pipeline's default.
+DENOISER = replace(sd15.DENOISER, predict=predict, call=call, guidance=5.0,
+                   kohya=Kohya(usual=True, rules=original_rules(()), counted=True))

@@ -49,11 +49,15 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 # The names of the authors' code, which fuses the attention's projections.
 _BLOCK = r"(layers|noise_refiner|context_refiner)\.(\d+)"
 KOHYA = Kohya(module="networks.lora_zimage", rules=(
-    *fused(_BLOCK, "attention.to_q attention.to_k attention.to_v", "{}_{}_attention_qkv"),
-    *renamed(_BLOCK, "attention.to_out.0={}_{}_attention_out"),
+    *fused(_BLOCK, "attention.to_q attention.to_k attention.to_v", "{}.{}.attention.qkv"),
+    *renamed(_BLOCK, "attention.to_out.0={}.{}.attention.out"),
     Rule(layer=rf"{_BLOCK}\.(feed_forward\.w\d|adaLN_modulation\.0)", name=""),
 ))
+FURTHER = (  # the layers around the blocks, of patches of 2 x 2; the rest are named as diffusers does
+    Rule(layer=r"all_x_embedder\.2-1", name="x_embedder"),
+    Rule(layer=r"all_final_layer\.2-1\.(.+)", name="final_layer.{}"),
+)
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     guidance=5.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)}, presets=PRESETS,
-    kohya=KOHYA)
+    kohya=KOHYA, further=FURTHER)

@@ -23,21 +23,28 @@ from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_h
 
 DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _KEPT = {**DTYPES, "F64": torch.float64, "I64": torch.int64, "U8": torch.uint8}  # also by optimizers
+# Also by LoRA files of other programs: factors in 8 bits, alphas as whole numbers.
+STORED = {**_KEPT, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I32": torch.int32,
+          "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool}
 Wanted = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 Refused = Callable[[Path, Exception], Exception]
 
 
-def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None) -> dict[str, Tensor]:
-    """The tensors of the file at `path`, on the CPU; they must be exactly those in `wanted` (None: any).
+def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None,
+                     known: Mapping[str, torch.dtype] | None = None) -> dict[str, Tensor]:
+    """The tensors of the file at `path`, on the CPU; they must be exactly those in `wanted` (None: any of the dtypes
+    that are `known`, by default those that are trained).
 
     `digest`: the expected SHA-256 of the file, if any. Raises `Unparsed`, `OSError`.
     """
-    return read_joined({path: digest}, wanted, lambda _, error: error)
+    return read_joined({path: digest}, wanted, lambda _, error: error, known=known)
 
 
 def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused: Refused,
-                only: Mapping[str, range] | None = None) -> dict[str, Tensor]:
-    """The tensors whose rows are in `files`, on the CPU; they must be exactly those in `wanted` (None: any).
+                only: Mapping[str, range] | None = None, known: Mapping[str, torch.dtype] | None = None,
+                ) -> dict[str, Tensor]:
+    """The tensors whose rows are in `files`, on the CPU; they must be exactly those in `wanted` (None: any of the
+    dtypes that are `known`, by default those that are trained).
 
     `files`: each with its expected SHA-256, if any. `only`: the rows to return of a tensor, if not all. Of a file that
     has none of these nothing but the header is read. Raises what `refused` makes of an error in one file.
@@ -50,7 +57,7 @@ def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused
         whole = joined((header.tensors, header.rows) for header in headers.values())
         if wanted is not None:
             _compare(whole, wanted)
-    asked = _Asked(whole=whole, only=only or {}, known=DTYPES if wanted is None else _KEPT)
+    asked = _Asked(whole=whole, only=only or {}, known=known or (DTYPES if wanted is None else _KEPT))
     found: dict[str, Tensor] = {}
     for path, digest in files.items():
         if asked.any_of(headers[path]):
@@ -163,6 +170,8 @@ def _compare(there: Mapping[str, tuple[str, tuple[int, ...]]], wanted: Wanted) -
 
 
 def _read(hashed: _Hashed, info: TensorInfo, known: Mapping[str, torch.dtype] = DTYPES) -> Tensor:
+    if info.dtype not in known:
+        raise Unparsed(f"it has a tensor of dtype {info.dtype}, expected one of: {', '.join(known)}")
     value = torch.empty(info.shape, dtype=known[info.dtype])
     bytes_: Any = value.reshape(-1).view(torch.uint8).numpy()
     left = memoryview(bytes_)

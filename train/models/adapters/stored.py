@@ -1,0 +1,195 @@
+"""The adapters in a file, by the names and shapes of its tensors: nothing is computed before these fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from prep.parse import Unparsed
+from train.models.adapters.peft import Settings
+from train.models.adapters.spelling import candidates, kind_of, of_text, spelled, split
+from train.models.naming import Naming, Place, placed, shape_of_lengths
+from train.models.products import LOHA
+from train.models.targets import Shapes
+
+Table = Mapping[str, "tuple[tuple[Place, str], ...]"]  # layers of the denoiser, by how they are called in files
+_SCALARS = ((), (1,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """An adapter in a file: of a layer of the denoiser, or of several that are one layer in the file."""
+
+    name: str  # of the file's layer, without prefix
+    parts: tuple[tuple[Place, str], ...]  # its layers in the order of their rows
+    tensors: Mapping[str, str] = field(default_factory=dict)  # names in the file, by kind
+
+    @property
+    def kind(self) -> str:
+        """lora, loha or lokr."""
+        return "loha" if any(kind in self.tensors for kind in LOHA) else next(
+            ("lokr" for kind in self.tensors if kind.startswith("lokr_")), "lora")
+
+    def rows(self, layers: Shapes) -> int:
+        """How many rows the file's layer has."""
+        place, layer = self.parts[0]
+        return layers[layer][0] // place.count * place.of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contents:
+    """What a LoRA file has."""
+
+    adapters: tuple[Stored, ...]
+    text: tuple[str, ...]  # tensors of text encoders, which are left out
+
+    def layers(self) -> list[str]:
+        """The layers of the denoiser that have an adapter."""
+        return [layer for each in self.adapters for _, layer in each.parts]
+
+
+def table_of(layers: Iterable[str], naming: Naming) -> Table:
+    """Every name that a layer has in files of any program → its layers."""
+    found: dict[str, list[tuple[Place, str]]] = {}
+    rules = (*(naming.kohya.rules if naming.kohya is not None else ()), *naming.further)
+    for layer in layers:
+        own = Place(name=layer)
+        for place in {spelled(each.name): each for each in (placed(rules, layer), placed(naming.further, layer), own)
+                      if each is not None}.values():
+            found.setdefault(spelled(place.name), []).append((place, layer))
+    return {name: tuple(sorted(parts, key=lambda part: part[0].first)) for name, parts in found.items()}
+
+
+def contents_of(names: Iterable[str], table: Table) -> Contents:
+    """The adapters whose tensors have these names. Raises `Unparsed` for a tensor that nothing here reads."""
+    example = min(table, default="")
+    found: dict[str, Stored] = {}
+    text, layers = [], set[str]()
+    for name in names:
+        if of_text(name):
+            text.append(name)
+            continue
+        stem, kind = split(name) or ("", "")
+        called = next((one for one in candidates(stem) if spelled(one) in table), None) if stem else None
+        if called is None:
+            raise Unparsed(_unread(name, example, found_end=bool(stem)))
+        parts = table[spelled(called)]
+        adapter = found.setdefault(parts[0][0].name, Stored(name=called, parts=parts, tensors={}))
+        if kind in adapter.tensors:
+            raise Unparsed(f"it has '{adapter.tensors[kind][:120]}' and '{name[:120]}', which are the same")
+        assert isinstance(adapter.tensors, dict)
+        adapter.tensors[kind] = name
+    for adapter in found.values():
+        for _, layer in adapter.parts:
+            if layer in layers:
+                raise Unparsed(f"it adapts '{layer}' twice, also under the name '{adapter.name[:120]}'")
+            layers.add(layer)
+    return Contents(adapters=tuple(found.values()), text=tuple(text))
+
+
+def _unread(name: str, example: str, *, found_end: bool) -> str:
+    if kind := kind_of(name):
+        return f"it has the tensor '{name[:120]}': names of {kind}, not read"
+    if found_end:
+        return (f"it has the tensor '{name[:120]}', but the denoiser of this model has no layer of that name: its "
+                f"layers are like {example}")
+    return (f"it has the tensor '{name[:120]}', expected names of a LoRA of this model, like "
+            f"'lora_unet_{example}.lora_down.weight'")
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+
+def rank_of(adapter: Stored, shapes: Shapes) -> int:
+    """The rank of an adapter; of LoKr's whole matrices 1. Raises `Unparsed`."""
+    for kind in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+        if name := adapter.tensors.get(kind):
+            if not shapes[name] or not shapes[name][0]:
+                raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected a rank of 1 or more")
+            return shapes[name][0]
+    return 1
+
+
+def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
+    """Raises `Unparsed` unless the tensors make a weight of the shape that the layer has."""
+    tensors, (_, layer) = adapter.tensors, adapter.parts[0]
+    rows, columns = adapter.rows(layers), prod(layers[layer][1:])
+    if name := next((name for kind, name in tensors.items() if kind == "alpha" and shapes[name] not in _SCALARS), None):
+        raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected one number")
+    if adapter.kind == "lora":
+        _check_lora(adapter, shapes, rows, layers[layer])
+    else:
+        made = _made(adapter, shapes)
+        if made != (rows, columns):
+            first = min((kind, name) for kind, name in tensors.items() if kind not in ("alpha", "magnitude"))[1]
+            raise Unparsed(f"it has '{first[:120]}' and others that do not make a weight of shape "
+                           f"{list(layers[layer])}")
+    if name := tensors.get("magnitude"):
+        _check_lengths(name, shapes[name], rows, layers[layer], fused=adapter.parts[0][0].of > 1)
+
+
+def _check_lora(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int, ...]) -> None:
+    for kind in ("down", "up"):
+        if kind not in adapter.tensors:
+            raise Unparsed(f"it has no tensor '{kind}' of {adapter.name[:120]}")
+    if extra := [name for kind, name in adapter.tensors.items() if kind not in ("down", "up", "alpha", "magnitude")]:
+        raise Unparsed(f"it has '{extra[0][:120]}' beside a LoRA of the same layer")
+    rank = rank_of(adapter, shapes)
+    for kind, wanted in (("down", (rank, *layer[1:])), ("up", (rows, rank, *(1 for _ in layer[2:])))):
+        shape = shapes[adapter.tensors[kind]]
+        if _without_ones(shape) != _without_ones(wanted):
+            raise Unparsed(f"it has '{kind}' of {adapter.name[:120]} with shape {list(shape)}, expected {list(wanted)}")
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Rows, columns and sides of a kernel, if it is larger than 1 x 1: a linear layer's are those of such a kernel."""
+    return shape[:2] if len(shape) >= 2 and prod(shape[2:]) == 1 else shape
+
+
+def _made(adapter: Stored, shapes: Shapes) -> tuple[int, int] | None:
+    """Rows and columns of the product of LoHa or LoKr; `None`: its parts do not fit each other."""
+    flat = {kind: (shapes[name][0], prod(shapes[name][1:])) for kind, name in adapter.tensors.items()
+            if kind not in ("alpha", "magnitude") and len(shapes[name]) >= 2}
+
+    def product(first: str, second: str) -> tuple[int, int] | None:
+        if first not in flat or second not in flat or not flat[first][1] or flat[first][1] != flat[second][0]:
+            return None
+        return flat[first][0], flat[second][1]
+
+    if adapter.kind == "loha":
+        one, other = product(*LOHA[:2]), product(*LOHA[2:])
+        return one if one == other else None
+    small, large = (flat.get(name) or product(f"{name}_a", f"{name}_b") for name in ("lokr_w1", "lokr_w2"))
+    return None if small is None or large is None else (small[0] * large[0], small[1] * large[1])
+
+
+def _check_lengths(name: str, shape: tuple[int, ...], rows: int, layer: tuple[int, ...], *, fused: bool) -> None:
+    """Raises `Unparsed` unless DoRA's lengths are those of rows, or of the columns of a whole layer."""
+    if fused or not by_columns(name, shape, layer):
+        wanted = shape_of_lengths(name, rows, len(layer))
+        if shape not in (wanted, (rows,)):
+            raise Unparsed(f"it has '{name[:120]}' with shape {list(shape)}, expected {list(wanted)}")
+
+
+def by_columns(name: str, shape: tuple[int, ...], layer: tuple[int, ...]) -> bool:
+    """Whether DoRA's lengths are those of columns, of input channels: as OneTrainer writes them, and LyCORIS with
+    wd_on_output off."""
+    return name.endswith(".dora_scale") and shape == (1, layer[1], *(1 for _ in layer[2:])) and layer[0] > 1
+
+
+def scale_of(adapter: Stored, shapes: Shapes, alpha: float | None, settings: Settings) -> float:
+    """The factor of what an adapter adds; `alpha`: that of its own tensor, if it has one."""
+    rank = rank_of(adapter, shapes)
+    if settings.products and alpha is None and settings.alpha is not None:
+        return settings.alpha_of(adapter.name, rank) / rank
+    if adapter.kind != "lora" and (alpha is None or (adapter.kind == "lokr" and not _is_product(adapter))):
+        return 1.0
+    return (settings.alpha_of(adapter.name, rank) if alpha is None else alpha) / rank
+
+
+def _is_product(adapter: Stored) -> bool:
+    """Whether one of LoKr's matrices is a product; two whole ones are not scaled."""
+    return any(kind in adapter.tensors for kind in ("lokr_w1_b", "lokr_w2_b"))
+
+

@@ -1,0 +1,111 @@
+"""A LoRA file of any program, read up to its values: its adapters, what scales them, whether it is sound. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from prep.errors import ModelError
+from prep.parse import Unparsed
+from prep.runs.documents import MOST, open_plain, refused
+from train.models.adapters.peft import KEY, Settings, settings_in, settings_of
+from train.models.adapters.stored import Contents, Stored, contents_of, scale_of, table_of
+from train.models.naming import Naming
+from train.models.targets import Shapes
+from train.runs.safetensors.header import TensorInfo, read_header_and_metadata
+from train.runs.safetensors.values import FLOATS, first_not_finite, number
+
+_PEFT, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+NAMES = ("lora.safetensors", _PEFT, "pytorch_lora_weights.safetensors")  # in a directory: ours, PEFT's, diffusers'
+_ONE = ((), (1,))  # shapes of a single number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraFile:
+    """What a file says without its values."""
+
+    path: Path
+    shapes: Shapes  # of every tensor
+    metadata: Mapping[str, str]
+    contents: Contents
+    alphas: Mapping[str, float]  # by the tensor's name
+    settings: Settings  # PEFT's; empty if there are none
+
+    def scale(self, adapter: Stored) -> float:
+        """The factor of what an adapter adds. Raises `Unparsed`."""
+        return scale_of(adapter, self.shapes, self.alphas.get(adapter.tensors.get("alpha", "")), self.settings)
+
+
+def open_lora(path: Path, layers: Shapes, naming: Naming, hint: str) -> LoraFile:
+    """The LoRA file at `path`, for a denoiser with these layers. `hint`: what to do about a damaged one.
+
+    Raises `CacheError` if it is damaged, `ModelError` if something in it is not read.
+    """
+    try:
+        with open_plain(path) as handle:
+            tensors, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
+            start = handle.tell()
+            contents = _contents(path, tensors, layers, naming)
+            alphas = _alphas(handle, start, tensors, contents)
+            spoiled = first_not_finite(handle, start, ((name, tensors[name]) for each in contents.adapters
+                                                       for name in each.tensors.values()))
+    except (OSError, Unparsed) as error:
+        raise refused(path, error, hint) from None
+    if spoiled is not None:
+        raise ModelError(f"{path} has NaN or infinity in '{spoiled[:120]}': what wrote it had failed",
+                         hint="name a file from before that, like an earlier checkpoint")
+    return LoraFile(path=path, shapes={name: info.shape for name, info in tensors.items()}, metadata=metadata,
+                    contents=contents, alphas=alphas, settings=_settings(path, metadata, naming))
+
+
+def unfit(path: Path, error: Unparsed) -> ModelError:
+    """The error for a file whose content is not read, or does not fit the model."""
+    told = str(error)
+    rows = " whose lengths are those of rows (wd_on_output)" if "dora_scale" in told or "magnitude" in told else ""
+    return ModelError(f"{path} {told.removeprefix('it ')}",
+                      hint=f"name a LoRA{rows} of the same family of models, for the model that it was trained on")
+
+
+def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, naming: Naming) -> Contents:
+    try:
+        found = contents_of(tensors, table_of(layers, naming))
+        for adapter in found.adapters:
+            for kind, name in adapter.tensors.items():
+                if kind != "alpha" and tensors[name].dtype not in FLOATS:
+                    raise Unparsed(f"it has '{name[:120]}' in {tensors[name].dtype}, expected one of: "
+                                   f"{', '.join(FLOATS)}")
+    except Unparsed as error:
+        raise unfit(path, error) from None
+    if not tensors:
+        raise ModelError(f"{path} has no tensors, so it is no LoRA", hint="name a run, or a LoRA file")
+    if not found.adapters:
+        raise ModelError(f"{path} adapts text encoders only", hint="name a LoRA that adapts the denoiser")
+    return found
+
+
+def _alphas(handle: BinaryIO, start: int, tensors: Mapping[str, TensorInfo], contents: Contents) -> dict[str, float]:
+    """The values of the tensors that are single numbers."""
+    found = {}
+    for adapter in contents.adapters:
+        name = adapter.tensors.get("alpha", "")
+        info = tensors.get(name)
+        if info is not None and info.shape in _ONE:
+            handle.seek(start + info.start)
+            found[name] = number(info.dtype, handle.read(info.end - info.start))
+    return found
+
+
+def _settings(path: Path, metadata: Mapping[str, str], naming: Naming) -> Settings:
+    config = path.with_name(_CONFIG)
+    try:
+        if KEY in metadata or path.name != _PEFT or not config.is_file():
+            return settings_in(metadata, naming.component)
+        with open_plain(config) as handle:
+            return settings_of(handle.read(min(os.fstat(handle.fileno()).st_size, MOST)).decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise refused(config, error, "name the file with its adapter_config.json beside it") from None
+    except Unparsed as error:
+        raise unfit(path, error) from None
