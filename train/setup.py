@@ -38,7 +38,7 @@ class Initial:
     files: tuple[Path, ...]
     digests: tuple[str, ...]  # SHA-256 of each
     digest: str  # of all
-    unused: int  # tensors of text encoders, which are never trained
+    notes: tuple[str, ...]  # what is worth knowing about them
     metadata: Mapping[str, str]  # of the first file: whatever its program wrote there
 
 

@@ -25,8 +25,8 @@ def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Ind
         yield from unused(config, Facts(masked=uses_masks(index, config), held_out=any(map(len, index.validation)),
                                         large=model.large, convolves=model.convolves, rescaled=model.rescaled))
     initial = None if model is None else model.initial
-    if initial is not None and initial.unused:
-        yield f"{initial.name} also adapts text encoders; {initial.unused} of its tensors are not used"
+    if initial is not None:
+        yield from initial.notes
     if initial is not None and model is not None:
         yield from _other_origin(initial, model.base, prediction_of(config, manifest))
     if model is not None and config.method == "lora":

@@ -9,7 +9,7 @@ import typer
 
 from prep.cli.console import put, put_json, say
 from prep.cli.signature import choice
-from prep.formatting import counted, format_bytes
+from prep.formatting import counted, format_bytes, printable
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -21,8 +21,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def merge(
-    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file, or the directory or URL of a run (of a "
-                                         "LoRA, or of all weights) or of one of its checkpoints", show_default=False)],
+    lora: Annotated[Path, typer.Argument(metavar="LORA", help="a LoRA file of any trainer, or the directory or "
+                                         "URL of a run (of a LoRA, or of all weights) or of one of its checkpoints",
+                                         show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
                                          show_default=False)],
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's); needed if it has "
@@ -69,8 +70,8 @@ def merge(
 
 def _show(done: Merged, asked: MergeRequest, as_json: bool) -> None:
     """What was written, and what was left out."""
-    if done.left_out:
-        say(f"note: {done.lora} also adapts text encoders; {done.left_out} of its tensors are not merged")
+    for note in done.notes:
+        say(f"note: {printable(note)}")
     if as_json:
         put_json({"format": "latentry/merge", "version": 1, "output": str(done.output), "lora": str(done.lora),
                   "sha256": done.sha256, "strength": asked.strength, "layers": done.layers, "bytes": done.size})

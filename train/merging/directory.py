@@ -69,7 +69,7 @@ class Merged:
     sha256: str  # its digest
     layers: int  # how many were changed; of a full run, how many weights it has
     size: int  # bytes of the directory
-    left_out: int = 0  # tensors of text encoders, which were not merged
+    notes: tuple[str, ...] = ()  # about the file of the LoRA
     full: bool = False  # whether the weights took the place of the model's
 
 
@@ -110,7 +110,7 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     finally:
         atomic.forget(staged)
     return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full,
-                  left_out=content.left_out)
+                  notes=content.notes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,7 @@ class _Content:
 
     full: bool  # whether it takes the place of the model's
     layers: int
-    left_out: int = 0  # tensors of text encoders
+    notes: tuple[str, ...] = ()
     needed: int  # bytes
     base: Mapping[str, str]  # fingerprints of the model that was trained on
     metadata: Mapping[str, str]  # of the file that was trained
@@ -132,7 +132,7 @@ def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
     read = read_lora(path, layers, naming_of(family, layers))
     infos = [_infos(each) for each in files.weights]
     base = base_fingerprints(asked.model, family)
-    return _Content(full=False, layers=len(read.added), left_out=len(read.file.contents.text), base=base,
+    return _Content(full=False, layers=len(read.added), notes=read.file.notes(path.name), base=base,
                     needed=sum(_size(each, asked.dtype) for each in infos),
                     metadata=read.file.metadata, write=lambda folder, digest: _write_denoiser(
                         asked, files, read.added, _facts(asked, base, path, digest), folder))

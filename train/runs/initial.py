@@ -44,12 +44,12 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
     Raises `PathError`, `ModelError`, `ConfigError`, and `CacheError` if a checkpoint's file is another than was saved.
     """
     paths = find_weights(path, family, config.method)
-    unused = 0
+    notes: tuple[str, ...] = ()
     if config.method == "lora":
         layers = layers_of(weights)
         file = open_lora(paths[0], layers, naming, "name an undamaged file of weights")
         check_lora(file, config.lora, layers, presets, naming)
-        unused, metadata = len(file.contents.text), file.metadata
+        notes, metadata = file.notes(path.name), file.metadata
     else:
         files = [_read(each) for each in paths]
         _check_full(path, _joined(path, files), weights)
@@ -59,7 +59,7 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
         if recorded_digest(each) not in (None, found):
             raise CacheError(f"{each} is damaged: its bytes do not match the digest in {STATE} of its checkpoint",
                              hint="name undamaged weights, like those of another checkpoint of the run")
-    return Initial(name=path.name, files=paths, digests=digests, unused=unused, metadata=metadata,
+    return Initial(name=path.name, files=paths, digests=digests, notes=notes, metadata=metadata,
                    digest=digests[0] if len(digests) == 1 else digest_json(list(digests)))
 
 

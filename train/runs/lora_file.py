@@ -20,6 +20,7 @@ from train.runs.safetensors.values import FLOATS, first_not_finite, number
 
 _PEFT, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 NAMES = ("lora.safetensors", _PEFT, "pytorch_lora_weights.safetensors")  # in a directory: ours, PEFT's, diffusers'
+_OF_PEFT = "base_model.model."
 _ONE = ((), (1,))  # shapes of a single number
 
 
@@ -33,6 +34,15 @@ class LoraFile:
     contents: Contents
     alphas: Mapping[str, float]  # by the tensor's name
     settings: Settings  # PEFT's; empty if there are none
+
+    def notes(self, name: str) -> tuple[str, ...]:
+        """What is worth knowing about the file that is called `name`."""
+        found = []
+        if self.contents.text:
+            found.append(f"{name} also adapts text encoders; {len(self.contents.text)} of its tensors are not used")
+        if not self.alphas and self.settings == Settings() and any(each.startswith(_OF_PEFT) for each in self.shapes):
+            found.append(f"{name} has PEFT's names, but no {_CONFIG} beside it: its alpha is taken for its rank")
+        return tuple(found)
 
     def scale(self, adapter: Stored) -> float:
         """The factor of what an adapter adds. Raises `Unparsed`."""

@@ -369,6 +369,21 @@ def test_files_that_are_no_plain_lora(sd15, tmp_path):
     assert "name an undamaged LoRA file" in refused(sd15, tmp_path, CacheError, lora=path).hint
 
 
+def test_text_encoders_are_left_out_with_a_note_and_directories_of_others_are_read(train, sd15, tmp_path):
+    """Of PEFT and of diffusers; the merged weights are those of the file without text encoders."""
+    tensors, merged = load_file(sd15[1]), []
+    more = {"lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": torch.zeros(2, 2)}
+    for name, given in (("adapter_model", tensors | more), ("pytorch_lora_weights", tensors)):
+        (tmp_path / name).mkdir()
+        save_file(given, tmp_path / name / f"{name}.safetensors")
+        result = train("merge", tmp_path / name, "-o", tmp_path / f"{name} merged", "--model", sd15[0])
+        assert result.code == 0, result.err
+        note = f"note: {name}.safetensors also adapts text encoders; 1 of its tensors are not used\n"
+        assert (note in result.err) == (name == "adapter_model")
+        merged.append(load_file(next((tmp_path / f"{name} merged" / "unet").glob("*.safetensors"))))
+    assert all(torch.equal(value, merged[1][name]) for name, value in merged[0].items())
+
+
 def test_a_damaged_checkpoint_names_the_one_before(sd15, tmp_path):
     run = tmp_path / "run"
     for step in ("step-000002", "step-000004"):

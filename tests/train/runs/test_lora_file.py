@@ -125,6 +125,17 @@ def test_adapters_that_took_a_part_of_the_base_away(first, tmp_path):
     assert "init_lora_weights" in refused(tmp_path / "x.safetensors", tensors, table)[0]
 
 
+def test_an_alpha_that_is_nowhere_is_a_note(tmp_path):
+    tensors = {f"base_model.model.{BLOCK}.attn1.to_q.lora_{side}.weight": torch.ones(shape)
+               for side, shape in (("A", (2, 32)), ("B", (32, 2)))}
+    path = tmp_path / "adapter_model.safetensors"
+    save_file(tensors, path)
+    told = "x has PEFT's names, but no adapter_config.json beside it: its alpha is taken for its rank"
+    assert read_lora(path, LAYERS, NAMING).file.notes("x") == (told,)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 2}))
+    assert begin(path).notes("x") == ()
+
+
 @pytest.mark.parametrize("pattern", ["(a+)+$", "((x|x)|x)*", ".*" * 9 + "q", "(a|a)" * 40, "(", "[" * 2000, "a" * 10**6,
                                      "(?=x)"], ids=lambda value: value[:20])
 def test_patterns_of_strangers_are_bounded(pattern, tmp_path):
@@ -157,6 +168,7 @@ def test_text_encoders_are_left_out_by_both(tmp_path):
     save_file({**pair(), **others}, path)
     for file in (read_lora(path, LAYERS, NAMING).file, begin(path)):
         assert set(file.contents.text) == others.keys() and len(file.contents.adapters) == 1
+        assert file.notes("x") == ("x also adapts text encoders; 9 of its tensors are not used",)
     save_file(others, path)
     with pytest.raises(ModelError, match="adapts text encoders only"):
         read_lora(path, LAYERS, NAMING)
