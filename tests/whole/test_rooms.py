@@ -285,7 +285,8 @@ def test_functions_are_small():
 # Where an expression that Python's `re` looks for is made at run time, from what is trusted or only compiled.
 EXPRESSIONS = {
     "prep.images.formats.sniff": "patterns of its own table", "prep.recipe.prompts": "patterns of its own table",
-    "train.models.naming": "rules of the families", "prep.sources.tar_paths": "made by fnmatch, which never backtracks",
+    "train.models.naming": "rules of the families", "train.models.adapters.spelling": "patterns of its own table",
+    "prep.sources.tar_paths": "made by fnmatch, which never backtracks",
     "train.config.setting": "compiled, to say what is wrong; found by train.models.targets, with a limit of time",
 }
 
