@@ -51,12 +51,13 @@ class Replayed:
     warnings: tuple[str, ...] = ()
 
 
-def replay(folder: Path, step: int, manifest: Path | None = None, model: str | None = None) -> Replayed:
+def replay(folder: Path, step: int, manifest: Path | None = None, model: str | None = None,
+           cache: Path | None = None) -> Replayed:
     """The samples of step `step` of the run in `folder`, counted from 1 as in its log, with the settings of its last
     start. Raises the first fault that `train check` would report, and `CacheError` if other samples were recorded, with
     what changed since.
     """
-    run = read_run(folder)
+    run = read_run(folder, manifest=manifest, cache=cache)
     setup = _setup(run, manifest, model)
     if not 1 <= step <= setup.steps:
         raise UsageError(f"--step is {step}, but {folder} has steps 1 to {setup.steps}")
@@ -124,7 +125,7 @@ def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
     planned: int | None = None
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
         planned = find_start(run.folder, complete=False).state.micro_batch
-    report = check(replace(run.asked, manifest=manifest or run.asked.manifest, model=model_of(run, model)),
+    report = check(replace(run.asked, model=model_of(run, model)),
                    run.config, planned=planned)
     if report.setup is None:
         raise report.faults[0]

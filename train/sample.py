@@ -48,6 +48,7 @@ class SampleRequest:
     texts: tuple[Prompt, ...] = ()  # prompts given as text; if any, no prompt file is read
     checkpoint: str | None = None
     manifest: Path | None = None
+    cache: Path | None = None
     model: str | None = None
     steps: int | None = None
     guidance: float | None = None
@@ -69,7 +70,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 
     Writes only the grid. Raises the first fault that `train check` would report.
     """
-    run = read_run(wanted.folder)
+    run = read_run(wanted.folder, manifest=wanted.manifest, cache=wanted.cache)
     after = "after" in wanted.which
     finished = after and _has_only_result(run, wanted)
     start = _start(wanted) if after and not finished else None
@@ -148,7 +149,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
     if wanted.manifest is None:
         require_manifest(run)
     asked = replace(run.asked, download=wanted.download, model=model_of(run, wanted.model),
-                    manifest=wanted.manifest or run.asked.manifest, init=run.folder if finished else None)
+                    init=run.folder if finished else None)
     config = run.config if start is None else start.config
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))

@@ -28,6 +28,7 @@ class RunRequest:
     download: bool = False
     other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
     init: Path | None = None  # weights to begin with; None: a fresh LoRA, or the model's
+    cache: Path | None = None  # where the manifest's cache is now, if it has moved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

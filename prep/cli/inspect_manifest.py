@@ -28,7 +28,7 @@ ModelOpt = Annotated[str | None, typer.Option(help="with --html: model directory
 
 
 def inspect(
-    manifest: opt.ManifestArg,
+    manifest: opt.ManifestArg, cache: opt.MovedCache = None,
     sample: Annotated[str | None, typer.Option(help="show everything about the sample of this name")] = None,
     html: Annotated[Path | None, typer.Option(help="write a self-contained HTML page with plots and a gallery")] = None,
     cards: Cards = 10_000, decode: Decode = None, model: ModelOpt = None, device: opt.Device = "cpu",
@@ -43,7 +43,7 @@ def inspect(
     from prep.report.terminal.manifest import inspect_tables, sample_text
 
     require_device(device)
-    opened = open_manifest(read_manifest(manifest))
+    opened = open_manifest(read_manifest(manifest, cache=cache))
     if html is not None:
         most = decode if decode is not None else DECODED if model is not None else 0
         _write_page(opened, html, cards, _Model(opened, model, device, download), most, shown=not quiet)

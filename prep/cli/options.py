@@ -79,6 +79,10 @@ CacheOrNone = Annotated[Path | None, typer.Option(
     "recipe's [cache], or cache beside the recipe)", show_default=False)]
 
 
+MovedCache = Annotated[Path | None, typer.Option(
+    "--cache", help="where the cache is, if it has moved (default: as the manifest says)", show_default=False)]
+
+
 def cache_of(cache: Path | None, recipe: Recipe) -> Path:
     """The cache that is named, or else that of the recipe. Raises `UsageError` if neither is."""
     named = cache or recipe.cache or (None if recipe.file is None else recipe.file.parent / "cache")

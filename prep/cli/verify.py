@@ -13,7 +13,7 @@ from prep.errors import CacheError
 
 
 def verify(
-    manifest: opt.ManifestArg,
+    manifest: opt.ManifestArg, cache: opt.MovedCache = None,
     quick: Annotated[bool, typer.Option("--quick", help="check sizes, documents and indexes, but no rows")] = False,
     jobs: Annotated[int, typer.Option(help="threads that read and hash", min=1)] = opt.JOBS,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
@@ -25,7 +25,7 @@ def verify(
     from prep.manifest.opened import open_manifest
     from prep.report.terminal.manifest import verify_tables
 
-    opened = open_manifest(read_manifest(manifest))
+    opened = open_manifest(read_manifest(manifest, cache=cache))
     size = sum(field.bytes for field in opened.manifest.fields.values())
     with progress("verifying", size, unit="bytes", shown=not quiet) as tick:
         document = verify_all(opened, quick=quick, jobs=jobs, tick=tick)

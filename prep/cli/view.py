@@ -52,8 +52,9 @@ def view(
     sidecars: Annotated[bool, typer.Option("--sidecars", help="with --edit: write them beside the pictures instead"
                                            )] = False,
     cache: Annotated[Path | None, typer.Option(
-        help="with --edit: the cache that the pictures are encoded to, to count what encoding again would make; needs "
-        "the recipe's model, or --model (default: the MANIFEST's)")] = None,
+        help="of a MANIFEST or RUN: where the cache is, if it has moved; with --edit: the cache that the pictures are "
+        "encoded to, to count what encoding again would make; needs the recipe's model, or --model (default: the "
+        "MANIFEST's)")] = None,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,
                                       show_default=False)] = 0,
@@ -87,9 +88,9 @@ def view(
         app, site = _source(asked, token)
     else:
         options = {BY_NAME[name].flag: value for name, value in given.items()}
-        flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None, "--cache": cache}
+        flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None}
         _refuse({**options, **flags}, "a SOURCE", f"{shown(what)} is none")
-        app, site, first = _encoded(what, token, manifest, model, since)
+        app, site, first = _encoded(what, token, manifest, model, since, cache)
     _serve(app, site, port, f"{token}/{first}", first, open_browser=open_browser, as_json=as_json)
 
 
@@ -157,7 +158,7 @@ def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
     from prep.recipe.edits import NONE
     from prep.recipe.options import given_by
 
-    found = read_manifest(manifest)
+    found = read_manifest(manifest, cache=cache)
     recipe, sources = found.document["recipe"], found.sources
     what = found.folder / recipe if recipe is not None else sources[0] if len(sources) == 1 else None
     if what is None:
@@ -167,7 +168,7 @@ def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
     kept = {name: value for name, value in given_by(words).items() if value != NONE}  # which no edit has to stay
     every = {**dict.fromkeys(given), **kept, **own}
     return _Asked(what=what if is_url(what) else what.resolve(), given=every, scan=False, jobs=1, quiet=False,
-                  edit=True, sidecars=False, cache=cache or Path(shown(found.cache_root)))
+                  edit=True, sidecars=False, cache=Path(shown(found.cache_root)))
 
 
 def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
@@ -239,14 +240,14 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
 
 
 def _encoded(what: Path, token: str, manifest: Path | None, model: str | None,
-             since: Path | None) -> tuple[Guard, Site, str]:
+             since: Path | None, cache: Path | None) -> tuple[Guard, Site, str]:
     """The pages of a manifest or a run, and the first of them."""
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
     from prep.view.app import build_app
 
     place, run = _found(what, manifest)
-    opened = open_manifest(read_manifest(place))
+    opened = open_manifest(read_manifest(place, cache=cache))
     earlier = None if since is None else open_manifest(read_manifest(since))
     app, site = build_app(opened, token, run, None if model is None else _model(model, opened), earlier)
     return app, site, "" if run is None else "run"

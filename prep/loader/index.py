@@ -15,10 +15,10 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
-from prep.cache.store import Cache, open_cache
+from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.mirror import shown
-from prep.manifest.consistency import check_places, read_samples, read_shards, row_shapes, text_shapes
+from prep.manifest.consistency import cache_of, check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
@@ -37,9 +37,9 @@ class Index:
     samples: SampleColumns
     shards: tuple[ShardFacts, ...]
 
-    def __reduce__(self) -> tuple[Callable[[Path, str], Index], tuple[Path, str]]:
+    def __reduce__(self) -> tuple[Callable[[Path, str, Path | None], Index], tuple[Path, str, Path | None]]:
         """Another process opens the manifest again, as workers of a `DataLoader` that are not forked."""
-        return _reopened, (self.manifest.path.absolute(), self.manifest.digest)
+        return _reopened, (self.manifest.path.absolute(), self.manifest.digest, self.manifest.moved)
 
     @cached_property
     def training(self) -> tuple[Column, ...]:
@@ -134,19 +134,15 @@ class Index:
 
 def open_index(manifest: Manifest) -> Index:
     """The index of a manifest's tables. Raises `CacheError` if they are missing, damaged or contradictory."""
-    if not manifest.cache_root.is_dir():
-        raise CacheError(f"{manifest.path} names the cache {manifest.cache_root}, which does not exist",
-                         hint="move the manifest together with its cache, or run prep encode again; a run's "
-                         "manifest.json is a copy: copy it to where that manifest lay, and name it there")
-    cache = open_cache(manifest.cache_root, create=False)
+    cache = cache_of(manifest)
     shards, samples = read_shards(cache, manifest), read_samples(cache, manifest)
     check_places(manifest, shards, samples)
     return Index(manifest=manifest, cache=cache, samples=samples, shards=shards)
 
 
-def _reopened(path: Path, digest: str) -> Index:
+def _reopened(path: Path, digest: str, cache: Path | None) -> Index:
     """The index of the manifest at `path`. Raises `CacheError` if it is not the one with this digest any more."""
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, cache=cache)
     if manifest.digest != digest:
         raise CacheError(f"{shown(path)} has changed since it was opened: it is {manifest.digest[:12]}, was "
                          f"{digest[:12]}", hint="open it again")

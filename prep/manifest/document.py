@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,6 +56,7 @@ class Manifest:
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
+    moved: Path | None = None  # where its cache is now, if that is not where the document says
 
     @property
     def digest(self) -> str:
@@ -65,6 +66,8 @@ class Manifest:
     @property
     def cache_root(self) -> Path:
         """The directory of its cache; of one in an object store, its local copy."""
+        if self.moved is not None:
+            return local_path(self.moved)
         if is_url(self.document["cache"]):
             return local_path(Path(self.document["cache"]))
         place = self.folder / PurePosixPath(self.document["cache"])
@@ -99,14 +102,17 @@ class Manifest:
         return str(self.document["family"])
 
 
-def read_manifest(path: Path, *, fetch: bool = True) -> Manifest:
+def read_manifest(path: Path, *, fetch: bool = True, cache: Path | None = None) -> Manifest:
     """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version.
 
     A manifest in an object store is fetched, and of a cache there what is needed besides shards; with `fetch` False,
-    only the manifest itself. Raises `CacheError`, and `PathError` for an odd URL.
+    only the manifest itself. `cache`: where its cache is now, if it has moved. Raises `CacheError`, and `PathError` for
+    an odd URL, or a `cache` for a manifest in a store, which lies beside its own.
     """
     path = local_path(path)
     if url_of(path) is not None:
+        if cache is not None:
+            raise PathError(f"--cache is given, but {shown(path)} is in a store, beside its cache", hint="omit --cache")
         return _fetched(path, tables=fetch)
     try:
         data = without_mark(read_small(path, most=LIMIT, regular=True))
@@ -116,8 +122,8 @@ def read_manifest(path: Path, *, fetch: bool = True) -> Manifest:
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
                             hint="create it: prep encode SOURCE --model MODEL --cache CACHE -o manifest.json") from None
-    manifest = _parsed(path, data)
-    if fetch and is_url(manifest.document["cache"]):
+    manifest = replace(_parsed(path, data), moved=cache if cache is None or is_url(cache) else cache.absolute())
+    if fetch and url_of(manifest.cache_root) is not None:
         fetch_tables(manifest.cache_root, manifest.document["tables"].values())
     return manifest
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from prep.cache.store import Cache, open_cache
+from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.findings import Finding
-from prep.manifest.consistency import check_places, read_findings, read_samples, read_shards
+from prep.manifest.consistency import cache_of, check_places, read_findings, read_samples, read_shards
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns
 from prep.manifest.shards import ShardFacts
@@ -66,4 +66,4 @@ class OpenedManifest:
 
 def open_manifest(manifest: Manifest) -> OpenedManifest:
     """Opens a manifest and its cache. Raises `CacheError` if the cache is not where the manifest says."""
-    return OpenedManifest(manifest=manifest, cache=open_cache(manifest.cache_root, create=False))
+    return OpenedManifest(manifest=manifest, cache=cache_of(manifest))

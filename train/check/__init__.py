@@ -31,7 +31,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> C
     model: Model | None = None
     shards: Looks = {}
     with Noting(faults):
-        manifest = read_manifest(asked.manifest)
+        manifest = read_manifest(asked.manifest, cache=asked.cache)
     if manifest is None:
         return CheckReport(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
     with Noting(faults):

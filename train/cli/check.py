@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def check(
-    manifest: opt.ManifestOrNone = None, config: opt.ConfigOpt = None, model: opt.ModelOpt = None,
-    output: opt.Output = None,
+    manifest: opt.ManifestOrNone = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
+    model: opt.ModelOpt = None, output: opt.Output = None,
     resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
     method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
     micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
@@ -82,8 +82,8 @@ def check(
     if manifest is None and not resume:
         tell_assumed(opt.read_settings(config, settings, options), cluster, family=family, model=model, samples=samples,
                      node_cache=node_cache, latency=latency, as_json=as_json, simulated=simulated, others={
-                         "--output": output, "--init-from": init_from, "--allow-other-encoders": allow_other_encoders,
-                         "--from": start_from, "--adopt": adopt})
+                         "--output": output, "--cache": cache, "--init-from": init_from,
+                         "--allow-other-encoders": allow_other_encoders, "--from": start_from, "--adopt": adopt})
         return
     _refuse_family(family)
     place = place_of(manifest, output, resume, "train check")
@@ -95,7 +95,8 @@ def check(
         return
     chosen = opt.read_settings(config, settings, options,
                                None if resumed is None or resumed.start is None else resumed.start.state.config)
-    resumed, report = _report(resumed, opt.request_of(manifest, model, download, allow_other_encoders, init_from),
+    resumed, report = _report(resumed, opt.request_of(manifest, model, download, allow_other_encoders, init_from,
+                                                      cache),
                               chosen)
     report = _completed(report, chosen, resumed, cluster, _check_device(device, chosen), place,
                         named=output is not None)

@@ -13,6 +13,7 @@ from prep.cli.options import UNDERFILL
 from prep.cli.options import AsJson as AsJson
 from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
+from prep.cli.options import MovedCache as MovedCache
 from prep.cli.signature import choice
 from prep.errors import UsageError
 from prep.formatting import printable
@@ -119,13 +120,14 @@ def _spelled(name: str, value: Any) -> str:
     return f"--{'' if value else 'no-'}{word}" if isinstance(value, bool) else f"--{word} {value}"
 
 
-def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None) -> RunRequest:
+def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None,
+               cache: Path | None = None) -> RunRequest:
     from prep.fs.mirror import local_path
     from train.runs.stored.reading import for_init
     from train.setup import RunRequest
 
     return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others,
-                      init=init and for_init(init))
+                      init=init and for_init(init), cache=cache)
 
 
 def prompt_faults(setup: Setup | None) -> list[Problem]:

@@ -21,6 +21,7 @@ def replay(
                                            show_default=False)],
     step: Annotated[int, typer.Option(help="the step, counted from 1 as in the log", min=1, show_default=False)],
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
+    cache: opt.MovedCache = None,
     model: opt.ModelOfRun = None, as_json: opt.AsJson = False,
 ) -> None:
     """Show what a step was trained on: pictures, crops, captions, timesteps. Nothing is trained or read from shards."""
@@ -28,7 +29,7 @@ def replay(
     from train.runs.pictures import spelled
     from train.runs.stored.reading import for_losses
 
-    found = drawn_again(for_losses(folder), step, manifest and local_path(manifest), model)
+    found = drawn_again(for_losses(folder), step, manifest and local_path(manifest), model, cache)
     for warning in found.warnings:
         say(f"warning: {printable(warning)}")
     if as_json:

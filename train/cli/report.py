@@ -23,6 +23,7 @@ def report(
                                                 "report.html)")] = None,
     worst: Annotated[int, typer.Option(help="how many of the worst samples to show; 0: none", min=0, max=500)] = 24,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
+    cache: opt.MovedCache = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Write one HTML page about a run: curves, samples through time, worst samples, settings, provenance."""
@@ -37,7 +38,8 @@ def report(
     quiet_pillow()
     with progress("reading the run", None, shown=not quiet):
         place = output or (Path(NAME) if is_url(folder) else None)
-        written = write_report(for_report(folder), place, date.today(), worst=worst, manifest=manifest)
+        written = write_report(for_report(folder), place, date.today(), worst=worst, manifest=manifest,
+                               cache=cache)
     if as_json:
         put_json(_as_json(written))
     else:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    manifest: opt.ManifestOrRuns = None, config: opt.ConfigOpt = None,
+    manifest: opt.ManifestOrRuns = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's, and with --resume "
                                               "the run's; needed then if it has moved)")] = None,
     output: opt.Output = None,
@@ -65,7 +65,8 @@ def run(
             start = None if kept.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, options,
                                        start.state.config if start else None)
-            asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from)
+            asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from,
+                                   cache)
             setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet,
                             alone=resume)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
@@ -314,7 +315,7 @@ def of_run(asked: RunRequest, folder: Path) -> RunRequest:
     if not (folder / "run.json").is_file():
         return asked
     run = read_run(folder)
-    return replace(asked, model=model_of(run, asked.model),
+    return replace(asked, model=model_of(run, asked.model), cache=asked.cache or run.asked.cache,
                    other_encoders=asked.other_encoders or run.asked.other_encoders)
 
 

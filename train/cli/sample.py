@@ -28,6 +28,7 @@ def sample(
     base: Annotated[bool, typer.Option("--base", help="use the model as it was before training")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
+    cache: opt.MovedCache = None,
     model: opt.ModelOfRun = None,
     sampler: Annotated[str | None, typer.Option(metavar="NAME", help="diffusers' scheduler, as sample.sampler")] = None,
     steps: Annotated[int | None, typer.Option(help="sampler steps, also of prompts in a file with --s", min=1,
@@ -68,6 +69,7 @@ def sample(
         check_here(prompts, "prompt file")
     wanted = SampleRequest(folder=for_losses(folder) if base else for_weights(folder, checkpoint), prompts=prompts,
                            texts=texts, checkpoint=checkpoint, manifest=manifest and local_path(manifest),
+                           cache=cache,
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
                            download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))

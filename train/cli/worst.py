@@ -20,6 +20,7 @@ def worst(
                                            show_default=False)],
     count: Annotated[int, typer.Option("-n", "--count", help="how many samples", min=1)] = 20,
     manifest: Annotated[Path | None, typer.Option(help="the manifest, if it has moved since training")] = None,
+    cache: opt.MovedCache = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """List the samples that a run learned least: highest loss, compared with others at about the same timestep."""
@@ -27,7 +28,7 @@ def worst(
     from train.runs.pictures import spelled
     from train.runs.stored.reading import for_losses
 
-    found = find_worst(for_losses(folder), count, manifest and local_path(manifest))
+    found = find_worst(for_losses(folder), count, manifest and local_path(manifest), cache)
     if as_json:
         put_json({"format": "latentry/worst", "version": 1, "showings": found.showings, "known": found.known,
                   "samples": [_as_json(each) for each in found.samples]})

@@ -55,8 +55,10 @@ def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.
     new = {key: text for key, text in wanted.items() if not (folder / f"{key}.late").exists()}
     if not new:
         return "that failed or took too long before; --resume tries it again"
-    request = {"manifest": str(setup.manifest.path.resolve()), "model": str(setup.model.resolve()),
-               "folder": str(folder.resolve()), "device": settings.encode, "texts": dict(list(new.items())[:MOST])}
+    moved = setup.manifest.moved
+    request = {"manifest": str(setup.manifest.path.resolve()), "cache": str(setup.manifest.cache_root) if moved else "",
+               "model": str(setup.model.resolve()), "folder": str(folder.resolve()), "device": settings.encode,
+               "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)
     why = _run(request, settings.encode, min(settings.wait, longest))
     if why is not None:

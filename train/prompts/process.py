@@ -36,7 +36,8 @@ def _encode(request: Mapping[str, Any]) -> None:
     """Encodes the texts of a request. Raises `Problem`."""
     with suppress(OSError, AttributeError):  # Windows has no such thing
         os.nice(_NICE)
-    index = open_index(read_manifest(Path(request["manifest"])))
+    moved = Path(request["cache"]) if request["cache"] else None
+    index = open_index(read_manifest(Path(request["manifest"]), cache=moved))
     texts = {key: (str(text), bool(negative)) for key, (text, negative) in request["texts"].items()}
     rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
     for key, row in zip(texts, rows, strict=True):

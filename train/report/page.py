@@ -47,14 +47,14 @@ class Written:
 
 
 def write_report(folder: Path, output: Path | None, made: date, *, worst: int = WORST,
-                 manifest: Path | None = None) -> Written:
+                 manifest: Path | None = None, cache: Path | None = None) -> Written:
     """Writes the page of the run in `folder` to `output` (default: RUN/report.html), atomically.
 
     Reads a run that goes on as it is now. Replaces nothing but an earlier page. Raises `PathError`, `CacheError` if
     run.json or the log is damaged, `ManifestError` for a `manifest` that is named; what else is missing is missing on
     the page.
     """
-    run, path = read_run(folder), folder / NAME if output is None else output
+    run, path = read_run(folder, manifest=manifest, cache=cache), folder / NAME if output is None else output
     _check_output(run, path)
     if worst and manifest is not None:  # what was named has to be there; where the run's own is gone, the page says so
         read_manifest(manifest, fetch=False)
@@ -73,7 +73,7 @@ def _check_output(run: Run, path: Path) -> None:
     """Raises `PathError` unless the page may be written: apart from cache and pictures, over an earlier page only."""
     places: list[tuple[str, Path | None]] = []
     try:  # not the run's copy: paths are relative to the manifest
-        manifest = read_manifest(run.asked.manifest, fetch=False)
+        manifest = read_manifest(run.asked.manifest, fetch=False, cache=run.asked.cache)
         places = [("cache", manifest.cache_root), *(("pictures", place) for place in manifest.sources)]
     except Problem:
         pass  # it has moved; the page is still not written over anything else

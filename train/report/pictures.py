@@ -103,8 +103,8 @@ def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> 
     try:
         if manifest is None:
             require_manifest(run)
-        opened = open_manifest(read_manifest(manifest or run.asked.manifest))
-        found = find_worst(run.folder, count, manifest)
+        opened = open_manifest(read_manifest(run.asked.manifest, cache=run.asked.cache))
+        found = find_worst(run.folder, count, run.asked.manifest, run.asked.cache)
         described = [describe(opened, each.sample) for each in found.samples]
     except Problem as error:
         return Hardest(found=None, cards=(), why=f"{first_line(error)}. {error.hint}".strip())

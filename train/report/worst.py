@@ -39,12 +39,13 @@ class Worst:
     samples: tuple[Hard, ...]
 
 
-def find_worst(folder: Path, count: int, manifest: Path | None = None) -> Worst:
+def find_worst(folder: Path, count: int, manifest: Path | None = None,
+               cache: Path | None = None) -> Worst:
     """The `count` samples of the run in `folder` with the highest losses, for their timesteps. Raises `Problem`."""
-    run = read_run(folder)
+    run = read_run(folder, manifest=manifest, cache=cache)
     if manifest is None:
         require_manifest(run)
-    index = open_index(read_manifest(manifest or run.asked.manifest))
+    index = open_index(read_manifest(run.asked.manifest, cache=run.asked.cache))
     records = read_losses(folder / NAME)
     found = hardness(records, index.samples.ids)
     if not found.showings:

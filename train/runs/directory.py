@@ -37,7 +37,7 @@ from prep.digest import canonical, digest_bytes
 from prep.errors import CacheError, ConfigError, ModelError, PathError
 from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
-from prep.fs.mirror import DIRECTORY, run_url, shown, url_of
+from prep.fs.mirror import DIRECTORY, local_path, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
@@ -236,11 +236,14 @@ def _nearest(folder: Path) -> Path:
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
-def read_run(folder: Path) -> Run:
-    """The run in `folder`. Raises `PathError` if there is none, `CacheError` if run.json is damaged."""
+def read_run(folder: Path, *, manifest: Path | None = None, cache: Path | None = None) -> Run:
+    """The run in `folder`; `manifest` and `cache`: where these are now, if they have moved. Raises `PathError` if there
+    is none, `CacheError` if run.json is damaged."""
     body = read_document(folder)
     try:
-        asked = RunRequest(manifest=place_of(folder, path_text(body["manifest"], "manifest")),
+        moved = body.get("cache")
+        asked = RunRequest(manifest=manifest or place_of(folder, path_text(body["manifest"], "manifest")),
+                           cache=cache or (None if moved is None else place_of(folder, path_text(moved, "cache"))),
                            model=_model(folder, body["model"]),
                            other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
         table = expect(body["config"], dict, "config")
@@ -274,6 +277,7 @@ def _document(folder: Path, setup: Setup) -> dict[str, Any]:
     named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
     local = Path(named).is_dir()
     return {"format": FORMAT, "version": VERSION, "manifest": _relative(setup.asked.manifest, folder),
+            **({} if setup.asked.cache is None else {"cache": _relative(local_path(setup.asked.cache), folder)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
             "model": {"path": _relative(Path(named), folder)} if local else {"hub": str(named)},
             "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,

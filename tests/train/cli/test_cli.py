@@ -21,6 +21,8 @@ from PIL import Image
 from safetensors import safe_open
 from torch._inductor import cpp_builder
 
+from prep.manifest.document import read_manifest
+
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
 
 
@@ -974,3 +976,24 @@ def test_two_settings_files_are_not_chosen_from(train, make, tmp_path, monkeypat
     assert failed.code == 2 and "two files of settings" in failed.err and "hint: name one: -c " in failed.err
     monkeypatch.chdir(made.root)
     assert train("check", made.path).code == 0
+
+
+def test_a_cache_that_has_moved_is_named_once(prep, train, make, tmp_path, monkeypatch):
+    made = make()
+    folder = made.root / "run"
+    assert run(train, made, steps=1).code == 0
+    cache = read_manifest(made.path).cache_root
+    cache.rename(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    commands = {"verify": (prep, "verify", made.path), "inspect": (prep, "inspect", made.path),
+                "check": (train, "check", made.path), "worst": (train, "worst", folder),
+                "replay": (train, "replay", folder, 1),
+                "resume": (train, "run", made.path, "-o", folder, "--resume", "--steps", 2, "--device", "cpu")}
+    for program, *words in commands.values():
+        lost = program(*words)
+        assert lost.code == 7 and "/cache, does not exist" in lost.err and "--cache CACHE" in lost.err
+    for name, (program, *words) in commands.items():
+        found = program(*words, "--cache", "elsewhere")
+        assert found.code == 0, (name, found.err)
+    assert train("worst", folder).code == 0, "the run knows where it was continued"
+    assert not cache.exists()
