@@ -20,7 +20,7 @@ from prep.recipe.convert.settings.kohya_adapters import put_method
 from prep.recipe.convert.settings.kohya_family import DEFAULTS, PREFIXES, is_gui
 from prep.recipe.convert.settings.kohya_noise import put_noise
 from prep.recipe.convert.settings.kohya_optimizer import put_optimizer, put_schedule
-from prep.recipe.convert.settings.kohya_text import prompts_of, text_of
+from prep.recipe.convert.settings.kohya_text import prompts_for, text_of
 from prep.recipe.convert.settings.kohya_times import put_times
 from prep.recipe.convert.training import Training, number_of
 from prep.recipe.layout import REPEATED
@@ -93,7 +93,7 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     if weight is not None:
         draft.sources = [replace(one, weight=weight) if one.role == "prior" else one for one in draft.sources]
     model = replace(_model(asked, training), **text_of(asked, training))
-    prompts, text = prompts_of(asked, training)
+    prompts, text = prompts_for(asked, training, read)
     _others(layer, training)
     found = draft.finish()
     return replace(found, training=training, recipe=replace(found.recipe, model=model, prompts=prompts), prompts=text)

@@ -31,6 +31,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
     "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
 }
+WHOLE = 4096  # the largest rank, from which on LoKr's matrices are whole in layers of up to 8192 rows a factor
 # The settings that each of the trainer's optimizers takes, besides the learning rate.
 _ADAMW = ("betas", "eps", "weight_decay")
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
@@ -84,6 +85,13 @@ class Training:
             return
         self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; {nearest:g} is written")
         self.put(name, nearest, key)
+
+    def put_rank(self, name: str, rank: int, key: str, kind: str) -> None:
+        """Adds a rank. LoKr keeps its matrices whole from half their side on, for which people ask for 100,000."""
+        if kind == "lokr" and rank > WHOLE:
+            self.note(key, rank, f"asks for whole LoKr matrices, which {name} = {WHOLE} makes, too; {WHOLE} is written")
+            rank = WHOLE
+        self.put_nearest(name, rank, key)
 
     def put_range(self, low: float, high: float, keys: tuple[str, str]) -> None:
         """Adds the least and the largest t that are drawn, as fractions of the noise schedule; all of it: nothing."""

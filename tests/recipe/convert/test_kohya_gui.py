@@ -179,3 +179,34 @@ def test_a_textual_inversion_is_no_full_fine_tuning(folder):
 def test_buckets_without_enlarging_are_of_each_pictures_shape_there(folder):
     (note,) = (one for one in converted(folder, bucket_no_upscale=True).notes if one.key == "bucket_no_upscale")
     assert "of its own shape" in note.said
+
+
+TABLES = ('[prompt]\nwidth = 96\nsample_steps = 4\n[[prompt.subset]]\nprompt = "a star"\nscale = 7\n'
+          '[[prompt.subset]]\nprompt = "a moon"\nnegative_prompt = "dull"\nwidth = 64\nseed = 3\n')
+
+
+def test_prompts_in_tables(folder):
+    (folder / "p.toml").write_text(TABLES)
+    (folder / "p.json").write_text(json.dumps([{"prompt": "a star", "width": 96, "sample_steps": 4, "scale": 7},
+                                               "a moon --n dull --w 64 --s 4 --d 3"]))
+    for name in ("p.toml", "p.json"):
+        (folder / "k.json").write_text(json.dumps({"train_data_dir": "img", "sample_prompts": name}))
+        assert convert(folder / "k.json").prompts == "a star --w 96 --s 4 --l 7\na moon --n dull --w 64 --s 4 --d 3\n"
+
+
+def test_lines_that_encode_refuses_are_told(folder):
+    (folder / "p.txt").write_text("a star\na moon --ss euler_a\n")
+    found = converted(folder, sample_prompts="p.txt")
+    assert found.recipe.prompts == folder / "p.txt"
+    (note,) = (one for one in found.training.notes if one.key == "sample_prompts")
+    assert "prep encode refuses a line, so change it" in note.said and "line 2: unknown option '--ss'" in note.said
+
+
+def test_whole_matrices_by_lycoris_own_switch(folder):
+    given = {"train_data_dir": "img", "network_module": "lycoris.kohya", "network_dim": 8}
+    for args, wanted in ((["algo=lokr", "full_matrix=True", "conv_dim=4"], (4096, 4096)), (["algo=lokr"], (8, 16)),
+                         (["algo=loha", "full_matrix=True"], (8, 16))):
+        (folder / "k.json").write_text(json.dumps({**given, "network_args": args}))
+        found = convert(folder / "k.json")
+        ranks = found.training.settings["lora.rank"], found.training.settings.get("lora.conv_rank", 16)
+        assert ranks == wanted and ("full_matrix" in str(found.training.notes)) == ("full_matrix=True" in args)

@@ -646,6 +646,8 @@ SAVES = {"save_every": 2, "save_every_unit": "EPOCH"}
     ({"huber_strength": 1.0}, "loss.huber", 0.0), ({"compile": True}, "compile", True),
     ({"peft_type": "LOKR", "lokr_dim": 4, "lora_rank": 8}, "lora.kind", "lokr"),
     ({"peft_type": "LOKR", "lokr_dim": 4, "lora_rank": 8}, "lora.rank", 4), ({"peft_type": "LOKR"}, "lora.rank", 16),
+    ({"peft_type": "LOKR", "lokr_dim": 100000}, "lora.rank", 4096), ({"lokr_full_matrix": True}, "lora.rank", 16),
+    ({"peft_type": "LOKR", "lokr_full_matrix": True}, "lora.rank", 4096), ({"lora_rank": 9000}, "lora.rank", 4096),
     ({"peft_type": "LOKR", "lokr_decompose_factor": 8}, "lora.factor", 8), ({"peft_type": "LOKR"}, "lora.factor", 0),
     ({"peft_type": "LOHA", "dropout_probability": 0.2}, "lora.dropout", 0.0),
     ({"train_dtype": "TFLOAT_32"}, "precision", "fp32"), ({"train_dtype": "TFLOAT_32"}, "tf32", True),

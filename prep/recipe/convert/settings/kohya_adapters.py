@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from prep.recipe.convert.draft import Asked
 from prep.recipe.convert.settings.kohya_family import MODULES, is_flow, module_of
 from prep.recipe.convert.settings.kohya_optimizer import arguments
-from prep.recipe.convert.training import BOUNDS, Training, number_of
+from prep.recipe.convert.training import WHOLE, Training, number_of
 
 _RANK, _ALPHA = 4, 1.0  # the defaults of sd-scripts
 # Algorithms of LyCORIS, whose module sd-scripts loads, and of its GUI.
@@ -36,7 +36,12 @@ def put_method(asked: Asked, training: Training) -> None:
         training.note("LoRA_type", kind, "no such adapter here; lora is written")
     if lora:
         args = _network_args(asked)
-        _put_rank("lora.rank", int(rank or _RANK), "network_dim", _kind(asked, args), training)
+        kind = _kind(asked, args)
+        if kind == "lokr" and args.get("full_matrix", "").lower() == "true":
+            rank = WHOLE
+            training.note("network_args full_matrix", args.pop("full_matrix"), f"written as a rank of {WHOLE}")
+            args |= {"conv_dim": str(rank)} if "conv_dim" in args else {}
+        training.put_rank("lora.rank", int(rank or _RANK), "network_dim", kind)
         alpha = _ALPHA if alpha is None else alpha or rank or _RANK
         training.put_nearest("lora.alpha", float(alpha), "network_alpha")
         _convolutions(asked, args, training)
@@ -48,15 +53,6 @@ def _kind(asked: Asked, args: Mapping[str, str]) -> str:
     if asked.any("network_module") == "lycoris.kohya" or of_gui is not None:
         return _LYCORIS.get(args.get("algo", of_gui or "lora").lower(), "")
     return _PRODUCTS.get(module_of(asked) or "", "lora")
-
-
-def _put_rank(name: str, rank: int, key: str, kind: str, training: Training) -> None:
-    """Adds a rank. LyCORIS keeps LoKr's matrices whole from half their side on, for which people ask for 100,000."""
-    most = int(BOUNDS[name][1])
-    if kind == "lokr" and rank > most:
-        training.note(key, rank, f"asks for whole LoKr matrices, which {name} = {most} makes, too; {most} is written")
-        rank = most
-    training.put_nearest(name, rank, key)
 
 
 def _convolutions(asked: Asked, args: dict[str, str], training: Training) -> None:
@@ -76,7 +72,7 @@ def _convolutions(asked: Asked, args: dict[str, str], training: Training) -> Non
     plain = "kohya" if module in _ADAPTED else "all-linear"  # which every family of models has
     training.put("lora.targets", "kohya-conv" if rank else plain, "network_module")
     if rank:
-        _put_rank("lora.conv_rank", int(rank), "network_args conv_dim", _kind(asked, args), training)
+        training.put_rank("lora.conv_rank", int(rank), "network_args conv_dim", _kind(asked, args))
         training.put_nearest("lora.conv_alpha", _ALPHA if alpha is None else alpha or rank, "network_args conv_alpha")
     if module is not None and module in _PRODUCTS:
         training.put("lora.kind", _PRODUCTS[module], "network_module")
@@ -139,8 +135,7 @@ def _lycoris_layers(asked: Asked, args: dict[str, str], training: Training) -> N
     elif any(given.values()):  # each without the other is that of the other layers
         rank, alpha = (training.settings.get(f"lora.{name}") for name in ("rank", "alpha"))
         if own := given["conv_dim"] or rank:
-            kind = str(training.settings["lora.kind"])
-            _put_rank("lora.conv_rank", int(own), "network_args conv_dim", kind, training)
+            training.put_rank("lora.conv_rank", int(own), "network_args conv_dim", str(training.settings["lora.kind"]))
         if scale := given["conv_alpha"] or alpha:
             training.put_nearest("lora.conv_alpha", float(scale), "network_args conv_alpha")
     if flow:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from prep.errors import PathError
 from prep.recipe.convert.draft import Asked
 from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.settings.kohya_family import family_of, is_flow, of_gui
 from prep.recipe.convert.text import fit_text
 from prep.recipe.convert.training import Training, number_of
+from prep.recipe.prompts import prompts_of, read_prompt_file
 
 _WINDOWS: Mapping[float, int] = {150: 2, 225: 3}  # of 75 tokens each
 _IGNORED = "sd-scripts ignores it for flows; not written"
@@ -52,14 +54,18 @@ def text_of(asked: Asked, training: Training) -> dict[str, Any]:
     return found
 
 
-def prompts_of(asked: Asked, training: Training) -> tuple[Path | None, str]:
-    """The file of sample prompts, or the text of one to write: the GUI has the prompts themselves, not a path."""
+def prompts_for(asked: Asked, training: Training, read: Callable[[Path], Any]) -> tuple[Path | None, str]:
+    """The file of sample prompts, or the text of one to write: the GUI has the prompts themselves, not a path, and
+    sd-scripts also has tables of them. `read` reads TOML and JSON."""
     named = asked.any("sample_prompts")
     if not isinstance(named, str) or not named.strip():
         return None, ""
     path = asked.draft.existing(named)
     if path is not None and path.suffix == ".txt" and path.is_file():
+        _check(path, training)
         return path, ""
+    if path is not None and path.suffix in (".toml", ".json") and path.is_file():
+        return None, prompt_text(_of_file(read(path), family_of(asked), training))
     if of_gui(asked):
         lines = [line for line in named.splitlines() if not line.startswith("#")]
         return None, prompt_text(_sampled(line, family_of(asked), training) for line in lines)
@@ -82,3 +88,30 @@ def _sampled(line: str, family: str, training: Training) -> Sampled:
         else:
             training.note("sample_prompts", f"--{option}", "no counterpart; left out of the prompt")
     return Sampled(prompt=prompt, negative=negative, **numbers)
+
+
+def _of_file(document: Any, family: str, training: Training) -> Iterator[Sampled]:
+    """The prompts of a JSON list, or of TOML's [[prompt.subset]] with what they share in [prompt]."""
+    table = document.get("prompt") if isinstance(document, dict) else None
+    shared = table if isinstance(table, dict) else {}
+    listed = shared.get("subset") if shared else document
+    for one in listed if isinstance(listed, list) else []:
+        if isinstance(one, str):
+            yield _sampled(one, family, training)
+        elif isinstance(one, dict):
+            given = {**shared, **one}
+            guidance = given.get("guidance_scale" if family == "flux" else "scale")
+            yield Sampled(prompt=str(given.get("prompt") or ""), negative=str(given.get("negative_prompt") or ""),
+                          width=number_of(given.get("width")), height=number_of(given.get("height")),
+                          seed=number_of(given.get("seed")), steps=number_of(given.get("sample_steps")),
+                          guidance=number_of(guidance))
+
+
+def _check(path: Path, training: Training) -> None:
+    """Notes lines of a prompt file that `prep encode` refuses, like those with other options of sd-scripts."""
+    try:
+        faults = prompts_of(read_prompt_file(path, "sample_prompts"), path, path.name)[1]
+    except PathError:
+        return  # which prep encode tells
+    for fault in faults:
+        training.note("sample_prompts", path.name, f"prep encode refuses a line, so change it: {fault.message}")

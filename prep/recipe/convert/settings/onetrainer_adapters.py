@@ -6,17 +6,16 @@ from collections.abc import Mapping
 
 from prep.recipe.convert.draft import Asked
 from prep.recipe.convert.settings.onetrainer_family import denoiser_of, model_type, part_of
-from prep.recipe.convert.training import Training, number_of
+from prep.recipe.convert.training import WHOLE, Training, number_of
 
 _METHODS: Mapping[str, str] = {"LORA": "lora", "FINE_TUNE": "full"}
 _DTYPES: Mapping[str, str] = {"BFLOAT_16": "bf16", "FLOAT_16": "fp16", "FLOAT_32": "fp32",
                               "TFLOAT_32": "fp32"}
 _PEFT: Mapping[str, str] = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr"}
 _QUANTIZED: Mapping[str, str] = {"NFLOAT_4": "nf4", "FLOAT_8": "fp8"}
-_LORA: Mapping[str, tuple[str, type, float]] = {  # with OneTrainer's defaults
-    "lora_rank": ("lora.rank", int, 16), "lora_alpha": ("lora.alpha", float, 1.0),
-    "dropout_probability": ("lora.dropout", float, 0.0),
-}
+_RANK = 16  # OneTrainer's default, as those of the others
+_LORA: Mapping[str, tuple[str, float]] = {"lora_alpha": ("lora.alpha", 1.0),
+                                          "dropout_probability": ("lora.dropout", 0.0)}
 # What its presets write: attn-only, and of a UNet attn-mlp, which has the layers around the blocks, as kohya has.
 _FILTERS: Mapping[str, str] = {"attn": "attention", "attentions": "kohya"}
 # By the start of model_type, the preset nearest to OneTrainer's default, every linear and convolution layer; of other
@@ -68,10 +67,17 @@ def _lora(asked: Asked, training: Training, *, wanted: bool) -> None:
     factor = number_of(asked.any("lokr_decompose_factor"))
     if wanted and product and factor and factor > 0:
         training.put_nearest("lora.factor", int(factor), "lokr_decompose_factor")
-    for name, (setting, number, usual) in _LORA.items():
-        value = ranks["lokr_dim"] if product and name == "lora_rank" else number_of(asked.any(name))
+    whole = product and asked.any("lokr_full_matrix") is True
+    rank = WHOLE if whole else ranks["lokr_dim" if product else "lora_rank"]
+    if wanted:
+        key = "lokr_dim" if product else "lora_rank"
+        training.put_rank("lora.rank", int(_RANK if rank is None else rank), key, "lokr" if product else "lora")
+    if wanted and whole:
+        training.note("lokr_full_matrix", True, f"written as a rank of {WHOLE}")
+    for name, (setting, usual) in _LORA.items():
+        value = number_of(asked.any(name))
         if wanted:
-            training.put_nearest(setting, number(usual if value is None else value), name)
+            training.put_nearest(setting, usual if value is None else value, name)
     layers, by_pattern = str(asked.any("layer_filter") or ""), asked.any("layer_filter_regex")
     asked.any("layer_filter_preset")  # what the GUI filled layer_filter with
     if not wanted:
