@@ -35,7 +35,7 @@ def assumed_data(family: str | None, model: str | None, samples: int, *, masked:
 
     Raises `UsageError`, `ModelError`.
     """
-    path = None if model is None else locate(model)
+    path = None if model is None else locate(model, download=None)
     choices = {"mask": "sidecar"} if masked else {}
     wanted = assumed(family_of(family, path), path, min(samples, SAMPLES), choices=choices)
     made = sealed(wanted)

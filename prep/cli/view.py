@@ -266,7 +266,7 @@ def _model(named: str, opened: OpenedManifest) -> ViewedModel:
 
     with defer_interrupts():
         from prep.view.model import ViewedModel  # imports torch
-    return ViewedModel(locate(named), opened.manifest)
+    return ViewedModel(locate(named, download=None), opened.manifest)
 
 
 def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:

@@ -49,7 +49,16 @@ def pipeline_index(model: Path) -> dict[str, Any]:
     if not model.is_dir():
         raise ModelError(f"model {model} is not a directory", hint="--model takes a diffusers pipeline directory "
                          "(with model_index.json), or a Hub id like owner/name")
-    return read_config(model / "model_index.json")
+    if not os.path.lexists(model / INDEX) and os.path.lexists(model / MODULAR):
+        raise ModelError(f"model {model} is a modular pipeline ({MODULAR}), which is not supported",
+                         hint="name a repository or directory of the model with model_index.json: most have one")
+    return read_config(model / INDEX)
+
+
+INDEX, MODULAR = "model_index.json", "modular_model_index.json"
+# In the names of pipelines that are given a picture to start from, or to change: their denoisers have other inputs, or
+# were trained to copy.
+_OF_PICTURES = ("Edit", "Kontext", "Inpaint", "Fill", "Img2Img", "Pix2Pix", "Control", "Redux", "Upscale", "Outpaint")
 
 
 def infer_family(model: Path, named: str = "") -> str:
@@ -59,6 +68,10 @@ def infer_family(model: Path, named: str = "") -> str:
     index, configs = pipeline_index(model), Configs(model)
     name = index.get("_class_name")
     families = families_of_pipeline(name)
+    if not families and any(word in str(name) for word in _OF_PICTURES):
+        raise ModelError(f"{model} is a {brief(name)}, which makes pictures from other pictures: such models are not "
+                         "supported", hint="name the model that makes pictures from text alone; prep models lists the "
+                         "known families")
     known = families or {one: FAMILIES[one] for one in (named,) if one and _has_components(index, FAMILIES[one])}
     for family in known.values():
         if family.fits is None or family.fits(configs):

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from prep.buckets.sizes import STEP
 from prep.captions.options import CaptionOptions
-from prep.errors import ModelError
 from prep.formatting import format_size, join_names
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
+from prep.models.hub import checked_id
 from prep.models.pipeline import infer_family
-from prep.parse import Unparsed, hub_id
 from prep.recipe.overview import Overview, RepeatFolder, SampledFiles, SourceOverview
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.write import Comment
@@ -77,11 +76,7 @@ def _family(model: str) -> Family | None:
         return None
     if Path(model).is_dir():
         return FAMILIES[infer_family(Path(model))]
-    try:
-        hub_id(model, "model")
-    except Unparsed as error:
-        raise ModelError(f"{error}, or the path of an existing directory",
-                         hint="name a diffusers pipeline directory, or leave --model out") from None
+    checked_id(model)
     return None
 
 

@@ -13,7 +13,7 @@ from prep.captions.variants import captions_of
 from prep.dataset.bucketing import least_side_check
 from prep.dataset.listing import walk_recipe
 from prep.dataset.texts import TextReading, code_of, detail_of, record_of, text_options_of
-from prep.errors import ModelError, UsageError
+from prep.errors import UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
 from prep.models.configs import Configs
@@ -147,10 +147,7 @@ def _token_check(model: str, recipe: Recipe) -> Check:
     """A check that warns of items with a caption, in any of its variants, that a text encoder does not read whole."""
     from prep.models.hub import locate
 
-    try:
-        where = locate(model)
-    except ModelError as error:
-        raise ModelError(error.message, hint="name a diffusers pipeline directory; a scan downloads nothing") from None
+    where = locate(model, download=None)
     family = FAMILIES[family_of(where, recipe.model.family)]
     options = text_options_of(family, recipe.model, Configs(where))
     with defer_interrupts():  # it loads transformers

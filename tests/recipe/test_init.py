@@ -278,7 +278,7 @@ def test_a_file_that_makes_no_recipe_of_ours(prep, folder, monkeypatch):
     (["nothing"], 5, "source nothing does not exist"),
     (["empty"], 5, "source empty has no pictures, expected .png"),
     (["tars"], 5, "hint: it has 1 tars: prep init 'tars/*.tar'"),
-    (["photos", "--model", "a b"], 6, "or the path of an existing directory"),
+    (["photos", "--model", "a b"], 6, "is neither a directory nor a Hub id"),
 ])
 def test_what_cannot_be(prep, folder, args, code, says):
     draw_captioned(folder / "photos", 1)

@@ -173,7 +173,7 @@ def without(path, name):
 
 def test_models_that_are_none(prep, source, tmp_path, tiny_model):
     result = prep("scan", source, "--model", "nobody/nothing")
-    assert result.code == 6 and "hint: name a diffusers pipeline directory; a scan downloads nothing" in result.err
+    assert result.code == 6 and "hint: name a directory; this command downloads nothing" in result.err
     import shutil
 
     shutil.copytree(tiny_model, tmp_path / "model")

@@ -170,7 +170,7 @@ def simulate_assumed(family: str | None, model: str, scale: Scale, shard_bytes: 
 
     Raises `UsageError`, `ConfigError`, `ModelError`, `EmptyPlanError`.
     """
-    path = locate(model) if model else None
+    path = locate(model, download=None) if model else None
     wanted = assumed(family_of(family, path), path, min(scale.pictures, ASSUMED), choices=choices)
     return replace(simulate(wanted, scale, shard_bytes, None), assumed=assumptions(wanted, model, shard_bytes))
 

@@ -64,11 +64,8 @@ def convert(file: Path, config: Path, out: Path) -> Converted:
     exists and is not an empty directory.
     """
     check_target(out)
-    if file.suffix != CHECKPOINT:
-        raise ModelError(f"{file} is no safetensors file, expected NAME{CHECKPOINT}",
-                         hint="only safetensors are read: a .ckpt file can run code when it is loaded")
+    stored = _stored(file)
     family = FAMILIES[infer_family(config)]
-    stored = Stored.of(read_tensors([file]))  # a truncated file is named here
     quiet_libraries()
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as folder:
         made = Path(folder) / out.name
@@ -83,6 +80,25 @@ def convert(file: Path, config: Path, out: Path) -> Converted:
             out.rmdir()
         made.rename(out)
     return Converted(out=out, scaled=len(stored.scales.of))
+
+
+def is_whole(file: Path) -> bool:
+    """Whether `file` has a denoiser, a VAE and text encoders, so that of another model only configs are needed.
+
+    Raises `ModelError`.
+    """
+    parts = parts_of(_stored(file).tensors)
+    return bool(parts.denoiser and parts.vae and parts.encoders)
+
+
+def _stored(file: Path) -> Stored:
+    """The tensors of `file`. Raises `ModelError`, also if it is truncated."""
+    if file.suffix != CHECKPOINT:
+        raise ModelError(f"{file} is no safetensors file, expected NAME{CHECKPOINT}",
+                         hint="only safetensors are read: a .ckpt file can run code when it is loaded")
+    if not file.exists():
+        raise ModelError(f"{file} does not exist", hint="name the file to convert")
+    return Stored.of(read_tensors([file]))
 
 
 def check_target(out: Path) -> None:

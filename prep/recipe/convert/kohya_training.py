@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prep.parse import Unparsed, hub_id
+from prep.parse import Unparsed
 from prep.recipe.convert import kohya
 from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
 from prep.recipe.convert.settings.kohya_adapters import put_method
@@ -22,7 +22,7 @@ from prep.recipe.convert.settings.kohya_noise import put_noise
 from prep.recipe.convert.settings.kohya_optimizer import put_optimizer, put_schedule
 from prep.recipe.convert.settings.kohya_text import prompts_for, text_of
 from prep.recipe.convert.settings.kohya_times import put_times
-from prep.recipe.convert.training import Training, number_of
+from prep.recipe.convert.training import Training, model_of, number_of
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import ModelOptions
 
@@ -211,12 +211,7 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
     local = [one for one in (asked.draft.base / named, Path(named)) if one.is_dir()]
     if local:
         return ModelOptions(path=str(local[0].absolute()))
-    try:
-        return ModelOptions(path=hub_id(named, "model"))
-    except Unparsed:
-        training.note("pretrained_model_name_or_path", named, "[model] path is a diffusers pipeline directory or a Hub "
-                      "id; convert a single-file checkpoint with diffusers first")
-        return ModelOptions()
+    return model_of(named, "pretrained_model_name_or_path", training)
 
 
 def _others(layer: Layer, training: Training) -> None:

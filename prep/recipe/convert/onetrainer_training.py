@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import PathError
-from prep.parse import Unparsed, brief, hub_id
+from prep.parse import Unparsed, brief
 from prep.recipe.convert import onetrainer
 from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
 from prep.recipe.convert.length import keep_length
@@ -24,7 +24,7 @@ from prep.recipe.convert.settings.onetrainer_noise import put_draws, put_errors,
 from prep.recipe.convert.settings.onetrainer_optimizer import batch_of, put_batches, put_optimizer, put_schedule
 from prep.recipe.convert.settings.onetrainer_times import put_times
 from prep.recipe.convert.text import fit_text
-from prep.recipe.convert.training import Training, number_of
+from prep.recipe.convert.training import Training, model_of, number_of
 from prep.recipe.schema import ImageOptions, ModelOptions
 
 # Older names of settings, and the last version of the configuration that has them.
@@ -143,11 +143,7 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
         return ModelOptions()
     if Path(named).is_dir():
         return ModelOptions(path=str(Path(named).absolute()))
-    try:
-        return ModelOptions(path=hub_id(named, "model"))
-    except Unparsed:
-        training.note("base_model_name", named, "[model] path is a diffusers pipeline directory or a Hub id")
-        return ModelOptions()
+    return model_of(named, "base_model_name", training)
 
 
 def _text(asked: Asked, training: Training) -> dict[str, Any]:

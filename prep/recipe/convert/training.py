@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prep.parse import brief
+from prep.models.hub import convert_command, is_single_file
+from prep.parse import Unparsed, brief, hub_id
 from prep.recipe.convert.note import ConversionNote
+from prep.recipe.schema import ModelOptions
 from prep.recipe.write import comment_lines, quoted
 
 # The trainer's bounds for numbers that converters write.
@@ -206,3 +208,16 @@ def number_of(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return found if found == found and abs(found) != float("inf") else None
+
+
+def model_of(named: str, key: str, training: Training) -> ModelOptions:
+    """The model that a file names by a Hub id; a note, if it is a single file or nothing that is known."""
+    if is_single_file(named):
+        training.note(key, named, "a single file: make a diffusers directory of it and set that as [model] path: "
+                      + convert_command(named))
+        return ModelOptions()
+    try:
+        return ModelOptions(path=hub_id(named, "model"))
+    except Unparsed:
+        training.note(key, named, "[model] path is a diffusers pipeline directory or a Hub id")
+        return ModelOptions()
