@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from inspect import signature
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from prep.cli.console import put
 from prep.cli.signature import Command, append, parameter
@@ -29,13 +30,29 @@ Version = Annotated[bool, typer.Option("--version", help="show versions and exit
 NoColor = Annotated[bool, typer.Option("--no-color", help="plain text, also on a terminal (as with NO_COLOR set)")]
 
 
-def make_app(text: str, commands: Iterable[Command]) -> typer.Typer:
-    """An app with the help `text` and `commands` in this order."""
-    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, help=text,
+class _Groups(TyperGroup):
+    """The commands of an app, in groups with a heading each in its help."""
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
+        """Writes a section for each group."""
+        room = formatter.width - 6 - max(map(len, self.commands))
+        for heading, names in self.groups.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(room)) for name in names])
+
+
+def make_app(text: str, groups: Mapping[str, Sequence[Command]]) -> typer.Typer:
+    """An app with the help `text` and commands in this order, by the heading under which its help lists them."""
+    names = {heading: [command.__name__.replace("_", "-") for command in commands]
+             for heading, commands in groups.items()}
+    kind = type("Commands", (_Groups,), {"groups": names})
+    app = typer.Typer(cls=kind, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, help=text,
                       context_settings={"help_option_names": ["-h", "--help"]})
 
     app.callback()(_global_options)
-    for command in commands:
+    for command in chain.from_iterable(groups.values()):
         app.command(cls=_Command)(append(command, [parameter("no_color", NoColor, False)]))
     return app
 

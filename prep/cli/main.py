@@ -33,8 +33,11 @@ from prep.cli.verify import verify
 from prep.cli.view import view
 
 app = make_app("Turns pictures, captions and masks into a verified cache and one manifest.json.",
-               (init, scan, bucket, mask, encode, seal, import_latents, prompts, inspect, view, verify, diff, gc,
-                compact, export, pack, unpack, push, pull, clean, convert, models, codes, doctor, demo))
+               {"Start": (init, demo, doctor, models, convert),
+                "Look at pictures": (scan, bucket, view),
+                "Make a cache": (mask, encode, import_latents, seal, prompts),
+                "Look at a cache, and keep it": (inspect, verify, diff, gc, compact, clean, codes),
+                "Share": (export, pack, unpack, push, pull)})
 
 
 def main() -> NoReturn:

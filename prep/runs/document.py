@@ -16,12 +16,13 @@ from prep.runs.documents import check_links, read_sealed, refused
 NAME = "run.json"
 FORMAT = "latentry/run"
 VERSION = 3
+MOVED = 4  # of a run whose cache is not where its manifest says
 _OURS = "name the directory that train run wrote (-o)"
 _SECOND = ("format", "version", "manifest", "manifest_digest", "data", "model", "base", "other_encoders", "config",
            "adopted")
 _KEYS = {
     1: ("format", "version", "manifest", "manifest_digest", "model", "other_encoders", "config"),
-    2: _SECOND, 3: (*_SECOND, "started", "recipe"),
+    2: _SECOND, 3: (*_SECOND, "started", "recipe"), MOVED: (*_SECOND, "started", "recipe", "cache"),
 }
 
 

@@ -220,3 +220,17 @@ def test_closed_streams_change_neither_files_nor_the_exit_code(closed, tmp_path)
                                 check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
         assert ending.returncode == code, ending.stderr
     assert (tmp_path / "train.toml").read_text() == as_toml()
+
+
+@pytest.mark.parametrize(("program", "headings"), [
+    ("prep", ["Start", "Look at pictures", "Make a cache", "Look at a cache, and keep it", "Share"]),
+    ("train", ["Train", "Look at a run", "Use the result"])])
+def test_help_lists_every_command_once_in_groups_of_80_columns(request, monkeypatch, program, headings):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = request.getfixturevalue(program)("--help").out.splitlines()
+    listed = lines[lines.index(f"{headings[0]}:"):]
+    assert [line[:-1] for line in listed if line.endswith(":") and not line.startswith(" ")] == headings
+    app = __import__(f"{program}.cli.main", fromlist=["app"]).app
+    assert sorted(line.split()[0] for line in listed if line.startswith("  ")) == sorted(
+        typer.main.get_command(app).commands)
+    assert max(map(len, lines)) <= 80

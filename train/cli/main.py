@@ -18,7 +18,9 @@ from train.cli.stop import stop
 from train.cli.worst import worst
 
 app = make_app("Trains from a manifest and its cache. Never encodes a picture or a caption while training.",
-               (init, check, run, stop, sample_now, sample, merge, worst, replay, report))
+               {"Train": (init, check, run, stop, sample_now),
+                "Look at a run": (report, worst, replay, sample),
+                "Use the result": (merge,)})
 
 
 def main() -> NoReturn:

@@ -43,7 +43,7 @@ from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs import heartbeat
-from prep.runs.document import FORMAT, VERSION, check_manifest, damaged, path_text, place_of, read_document
+from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_of, read_document
 from prep.runs.documents import check_links, seal
 from train.config.load import as_table, parse
 from train.config.schema import Config
@@ -276,8 +276,10 @@ def _document(folder: Path, setup: Setup) -> dict[str, Any]:
     are absolute, and what is in a store is named by its URL."""
     named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
     local = Path(named).is_dir()
-    return {"format": FORMAT, "version": VERSION, "manifest": _relative(setup.asked.manifest, folder),
-            **({} if setup.asked.cache is None else {"cache": _relative(local_path(setup.asked.cache), folder)}),
+    moved = setup.asked.cache
+    return {"format": FORMAT, "version": VERSION if moved is None else MOVED,
+            "manifest": _relative(setup.asked.manifest, folder),
+            **({} if moved is None else {"cache": _relative(local_path(moved), folder)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
             "model": {"path": _relative(Path(named), folder)} if local else {"hub": str(named)},
             "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,

@@ -26,7 +26,7 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None, every: bo
          f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"]))
         for one in document["buckets"]
     ]
-    heads = ("bucket", "pictures", "to train", "per epoch", "micro-batches", "scale", "crop %", "worst", "enlarged")
+    heads = ("bucket", "pictures", "train", "epoch", "batches", "scale", "crop %", "worst", "enlarged")
     listed = None if every else LISTED
     return page(table(heads, rows, right=range(1, 9)), *_step_lines(document, listed),
                 *_picture_lines(document, listed), width=width)

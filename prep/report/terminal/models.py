@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 RECIPES = "manifests/recipes"
 HEADS = ("family", "latent", "step", "predicts", "text", "tokens", "LoRA", "pipeline", "models")
-LEGEND = ("latent: channels x pixels per cell; tokens: of a text row, by default; prep models FAMILY shows one in "
-          "detail")
+NARROW = ("family", "latent", "step", "predicts", "tokens", "models")  # those that fit a terminal
+LEGEND = ("latent: channels x pixels per cell; tokens: of a text row, by default\n"
+          "prep models FAMILY shows one in detail")
 
 
 def describe(family: Family) -> dict[str, Any]:
@@ -47,14 +48,9 @@ def models_table(families: Sequence[Mapping[str, Any]], *, width: int | None = N
     """A table of families, from their documents; a terminal (`width` columns) gets shorter words and a legend."""
     if width is None:
         return page(records(HEADS, [_row(one) for one in families]))
-    return page(records(HEADS, [_row(_shortened(one)) for one in families]), LEGEND, width=width)
-
-
-def _shortened(one: Mapping[str, Any]) -> dict[str, Any]:
-    """A family's document with what makes a row narrow: one format of LoRA files, one class without "Pipeline"."""
-    return {**one, "lora_formats": one["lora_formats"][:1],
-            "pipelines": [name.removesuffix("Pipeline") for name in one["pipelines"][:1]],
-            "predictions": [name.removesuffix("_prediction") for name in one["predictions"]]}
+    rows = [dict(zip(HEADS, _row(one), strict=True)) for one in families]
+    return page(table(NARROW, [[row[head].replace("_prediction", "") for head in NARROW] for row in rows]),
+                *LEGEND.split("\n"), width=width)
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

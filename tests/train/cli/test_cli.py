@@ -987,7 +987,7 @@ def test_a_cache_that_has_moved_is_named_once(prep, train, make, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     commands = {"verify": (prep, "verify", made.path), "inspect": (prep, "inspect", made.path),
                 "check": (train, "check", made.path), "worst": (train, "worst", folder),
-                "replay": (train, "replay", folder, 1),
+                "replay": (train, "replay", folder, "--step", 1),
                 "resume": (train, "run", made.path, "-o", folder, "--resume", "--steps", 2, "--device", "cpu")}
     for program, *words in commands.values():
         lost = program(*words)
