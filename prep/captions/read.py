@@ -56,7 +56,8 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Caption
             raise BadCaption("caption-control-characters",
                              f"caption has {len(controls)} control characters, expected plain text")
         if halves := HALF.findall(text):
-            raise BadCaption("caption-encoding", f"caption has {len(halves)} halves of characters, expected whole ones")
+            raise BadCaption("caption-encoding", f"caption has {counted(len(halves), 'unpaired surrogate')}, expected "
+                             "valid Unicode")
         lines.append(" ".join(text.split()))
     found = tuple(line for line in lines if line)
     notes: tuple[CaptionNote, ...] = ()

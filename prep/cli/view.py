@@ -53,7 +53,7 @@ def view(
                                            )] = False,
     cache: Annotated[Path | None, typer.Option(
         help="of a MANIFEST or RUN: where the cache is, if it has moved; with --edit: the cache that the pictures are "
-        "encoded to, to count what encoding again would make; needs the recipe's model, or --model (default: the "
+        "encoded to, to count what re-encoding would take; needs the recipe's model, or --model (default: the "
         "MANIFEST's)")] = None,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     port: Annotated[int, typer.Option(help="of 127.0.0.1 (default: a free one)", min=0, max=65535,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -189,6 +189,22 @@ class Selector:
             named = pc.is_in(self.samples.table["name"], pa.array(names, pa.string())).to_numpy()
             found |= named if source is None else named & (self.samples.source == source)
         return found
+
+    def samples_of(self, paths: Sequence[str]) -> dict[str, int]:
+        """The first sample of each of a few paths of findings; those of no sample, such as rejected pictures, are left
+        out."""
+        named: dict[str, tuple[int | None, str]] = {}
+        for path in paths:
+            match = _LABEL.fullmatch(path)
+            named[path] = (None, path) if match is None else (int(match[1]), match[2])
+        wanted = pa.array(sorted({name for _, name in named.values()} | set(paths)), pa.string())
+        near: dict[tuple[int | None, str], int] = {}
+        for number in np.flatnonzero(pc.is_in(self.samples.table["name"], wanted).to_numpy()).tolist():
+            name = self.samples.name(number)
+            near.setdefault((int(self.samples.source[number]), name), number)
+            near.setdefault((None, name), number)
+        found = {path: near.get(key, near.get((None, path))) for path, key in named.items()}
+        return {path: number for path, number in found.items() if number is not None}
 
     # ---- order -------------------------------------------------------------------------------------------------------
 

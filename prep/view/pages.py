@@ -15,6 +15,7 @@ from prep.findings import CODES
 from prep.formatting import format_size
 from prep.manifest.select import SORTS, Query
 from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
+from prep.sources.tree import MASK, PICTURES, stem_of
 from prep.view.edit.pages import edit_of, fields_of, query_fields
 from prep.view.params import address
 from prep.view.pictures import statistics
@@ -89,8 +90,18 @@ def findings_page(site: Site, code: str, page: int) -> str:
         given = {name: value for name, value in (("code", code), ("page", other + 1)) if value}
         return f"{site.base}/findings?{urlencode(given)}"
 
+    shown = chosen.slice(page * ROWS, ROWS).to_pylist()
     return site.render("findings.html", code=code, meaning=CODES[code] if code else None, count=len(chosen),
-                       table=_table(chosen.slice(page * ROWS, ROWS).to_pylist()), pager=pager_of(page, pages, link))
+                       findings=shown, numbers=_pictured(site, [one["path"] for one in shown]),
+                       pager=pager_of(page, pages, link))
+
+
+def _pictured(site: Site, paths: Sequence[str]) -> dict[str, int]:
+    """The samples that findings are about: pictures, or those of a mask or caption file."""
+    of = {path: [path, *(stem_of(path).removesuffix(MASK) + end for end in PICTURES)] for path in paths}
+    known = site.selector.samples_of([name for names in of.values() for name in names])
+    found = {path: next((known[name] for name in names if name in known), None) for path, names in of.items()}
+    return {path: number for path, number in found.items() if number is not None}
 
 
 def error_page(base: str, status: int, what: str, hint: str = "") -> str:

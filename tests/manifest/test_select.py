@@ -134,6 +134,17 @@ def selector_number(selector, number):
     return next(at for at, row in enumerate(selector.rows) if row["name"] == f"0000/{number:08}.png")
 
 
+def test_samples_of_findings(selector):
+    names = [(int(source), selector.samples.name(at)) for at, source in enumerate(selector.samples.source)]
+    first = {}
+    for at, (source, name) in enumerate(names):
+        first.setdefault(f"source[{source}]/{name}", at)
+        first.setdefault(name, at)
+    paths = [path for pair in names[:40] for path in (pair[1], f"source[{pair[0]}]/{pair[1]}")]
+    assert selector.samples_of([*paths, "none.png", "source[7]/none.png"]) == {path: first[path] for path in paths}
+    assert selector.samples_of([]) == {}
+
+
 def test_the_worst_findings_come_first(small):
     table = pa.Table.from_pylist([{"path": path, "code": code, "severity": severity, "detail": ""}
                                   for path, code, severity in FOUND], schema=FINDINGS)

@@ -125,7 +125,8 @@ def test_keys_in_the_text_are_the_texts(browser, server):
 
 @LOOKS
 def test_the_list_and_its_changes_fit(browser, three, width, scheme):
-    for path in ("", "?q=cat", "replace?find=red&with=blue&prepend=sks, ", "replace?find=none", "replace?find="):
+    for path in ("", "?q=cat", "replace?find=red&with=blue&prepend=sks, ", "replace?find=none", "replace?find=",
+                 "findings"):
         browser.open(three.url + path, width=width, height=4000, scheme=scheme)
         until(browser, "[...document.images].every(one => one.complete && one.naturalWidth)")
         assert browser.run(CHECK) == [] and browser.complaints() == []

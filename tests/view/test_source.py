@@ -53,7 +53,7 @@ def test_the_list(server):
     text = server.get().text
     assert names(text) == {f"{one}.png" for one in range(8)}
     assert "<p class=\"kind\">Source</p>" in text and "8 for training, 0 for validation; 1 rejected" in text
-    assert "9 pictures were not scanned as they are" in text and "<script>alert" not in text
+    assert "9 pictures were not scanned yet; findings may be missing" in text and "<script>alert" not in text
 
 
 @pytest.mark.parametrize(("query", "found"), [
@@ -153,6 +153,33 @@ def test_the_command(photos):
     with viewing(photos, "--resolution", 64, "--step", 16, "--scan", "--quiet") as running:
         assert running.get().status == 200 and "not scanned" not in running.get().text
         assert running.interrupt() == (0, "", "Ctrl-C ends it\n")
+
+
+def test_a_picture_that_cannot_be_decoded_is_rejected(prep, photos, monkeypatch, tmp_path):
+    """As by prep encode, and once a scan has seen it; its finding leads to no sample, others do, with a picture."""
+    monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "own"))
+    Image.effect_noise((96, 96), 50).convert("RGB").save(photos / "whole.jpg")
+    Image.new("L", (96, 50)).save(photos / "0-masklabel.png")
+    (photos / "cut.jpg").write_bytes((photos / "whole.jpg").read_bytes()[:-400])
+    long_ago = time.time() - 600
+    for path in photos.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    monkeypatch.setattr("prep.fs.memo.REST_NS", 0)
+    with viewing_source(photos, **SMALL) as running:
+        assert "cut.jpg" in names(running.get().text)
+    assert "truncated\tcut.jpg" in prep("scan", photos, "--quiet", "--all").out
+    with viewing_source(photos, **SMALL) as running:
+        text = running.get().text
+        assert "cut.jpg" not in names(text) and "whole.jpg" in names(text)
+        assert re.search(r"class=\"lead\">(.*?)<", text)[1].endswith("; 1 rejected")
+        assert "/thumbnail/" not in running.get("/findings?code=truncated").text
+        assert f'/sample/{number(running, "0.png")}"><bdi>0-masklabel.png' in running.get("/findings").text
+        at = number(running, "whole.jpg")
+        text = running.get("/findings?code=missing-caption").text
+        assert f'/sample/{at}"><bdi>whole.jpg</bdi>' in text and f'/thumbnail/{at}"' in text
+    (photos / "whole.jpg").write_bytes((photos / "0.png").read_bytes())
+    with viewing_source(photos, **SMALL) as running:
+        assert "1 picture changed since the last scan; findings may be missing" in running.get().text
 
 
 def test_options_of_another_kind(prep, photos, small):

@@ -1,4 +1,4 @@
-"""What encoding again would make, by the plan of `prep encode --dry-run`: rows whose keys the cache lacks."""
+"""What re-encoding would take, by the plan of `prep encode --dry-run`: rows whose keys the cache lacks."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def query_fields(given: str) -> list[tuple[str, str]]:
 
 
 def edits_page(site: Site, cost: Cost | None) -> str:
-    """What was edited, and with `cost` what encoding again would make."""
+    """What was edited, and with `cost` what re-encoding would take."""
     editor = site.editor
     assert editor is not None, "the page has an address only with --edit"
     changed, entries, seats = editor.changed(), editor.log.entries(), editor.source.shown.seats

@@ -129,9 +129,10 @@ def _unplaced(bucketing: Assignments) -> int:
 def _notes(survey: Survey) -> list[str]:
     if not survey.unseen:
         return []
-    return [f"{counted(survey.unseen, 'picture')} {'was' if survey.unseen == 1 else 'were'} not scanned as "
-            f"{'it is' if survey.unseen == 1 else 'they are'}, so findings may be missing: start with --scan, or run "
-            "prep scan SOURCE first."]
+    some = survey.unseen < len(survey.items) + survey.rejected
+    were = "changed since the last scan" if some else f"{'was' if survey.unseen == 1 else 'were'} not scanned yet"
+    return [f"{counted(survey.unseen, 'picture')} {were}; findings may be missing: start with --scan, or run prep scan "
+            "SOURCE first."]
 
 
 def _facts(recipe: Recipe) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from prep.dataset.facts import VERSION, fact_kinds
 from prep.dataset.ingest import KnownItem, ingest
 from prep.dataset.reading import FactReader, NotRead
 from prep.dataset.samples import settle_masks
-from prep.findings import Finding, finding
+from prep.findings import CODES, Finding, finding
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo, memo_path
 from prep.progress import DeferredTotal, Progress
@@ -61,8 +61,16 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
                                  rehash=False, progress=progress)).findings
         unseen = 0
     rejects = [one for one in found.findings if one.severity == "error"]
-    return Survey(asked=recipe, recipe=settled, items=found.items, rejected=len(rejects), coverage=coverage,
-                  unseen=unseen, findings=tuple(_each_once([*said, *found.findings, *without_caption(found.items)])))
+    broken = {one.path for one in said if _is_unusable(one.code)}
+    items = tuple(one for one in found.items if one.item.label not in broken)
+    return Survey(asked=recipe, recipe=settled, items=items, rejected=len(rejects) + len(found.items) - len(items),
+                  coverage=coverage, unseen=unseen,
+                  findings=tuple(_each_once([*said, *found.findings, *without_caption(items)])))
+
+
+def _is_unusable(code: str) -> bool:
+    """Whether a scan's finding is that the picture itself cannot be decoded: prep encode rejects it, too."""
+    return CODES[code][0] == "error" and not code.startswith(("caption", "mask", "bad-table"))
 
 
 def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs: int,
