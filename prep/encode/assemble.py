@@ -16,6 +16,7 @@ from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
 from prep.encode.plan import EncodePlan
+from prep.encode.replaced import keep_replaced
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import CacheError, EmptyPlanError, PathError
@@ -42,15 +43,15 @@ NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a t
 
 
 def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
-                      prompt_bytes: bytes | None,
-                      facts: Memo, transient: Sequence[Finding] = (), found: EncodePlan | None = None) -> Manifest:
+                      prompt_bytes: bytes | None, facts: Memo, transient: Sequence[Finding] = (),
+                      replaces: Manifest | None = None, found: EncodePlan | None = None) -> Manifest:
     """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`, `EmptyPlanError`.
 
-    If the cache is in an object store, `path` is the place of a local copy there, or on a disk; what is returned is
-    what was read from there.
+    If the cache is in a store, `path` is that of a local copy there, or on a disk; returns what was read from there.
 
-    A sample with a rejected row is dropped, with a finding; `transient` are findings of this run only. `found` is the
-    plan if it had no task: the cache has not changed since, so the ledger is not read again.
+    `replaces`, which is at `path`, is kept beside it if it differs. A sample with a rejected row is dropped, with a
+    finding; `transient` are findings of this run only. `found` is the plan if it had no task: the cache has not changed
+    since, so the ledger is not read again.
     """
     ledger = load_ledger(cache) if found is None else found.ledger
     refs = ledger.resolve(wanted.wants.keys()) if found is None else found.refs
@@ -80,11 +81,14 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
         },
         "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
     }
-    return write_new(cache, path, document)
+    return write_new(cache, path, document, replaces)
 
 
-def write_new(cache: Cache, path: Path, document: Mapping[str, Any]) -> Manifest:
-    """Writes the manifest of rows in `cache`. Raises `CacheError`, `ManifestError`."""
+def write_new(cache: Cache, path: Path, document: Mapping[str, Any], replaces: Manifest | None = None) -> Manifest:
+    """Writes the manifest of rows in `cache`, and keeps the one that it replaces. Raises `CacheError`, `ManifestError`.
+    """
+    if replaces is not None:
+        keep_replaced(replaces, document)
     if cache.url is None:
         return write_manifest(path, document)
     (write_manifest if url_of(path) is None else put_manifest)(path, document)

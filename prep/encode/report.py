@@ -15,6 +15,7 @@ from prep.encode.forecast.estimate import Estimate
 from prep.encode.forecast.simulate import Simulated
 from prep.encode.parts import Part
 from prep.encode.plan import EncodePlan
+from prep.encode.replaced import Replaced
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
 from prep.findings import LISTED, Finding, rejected_lines
@@ -43,6 +44,7 @@ class EncodeReport:
     estimate: Estimate | None = None  # of a dry run: what the run would take
     simulated: Simulated | None = None  # what many more pictures would take
     part: Part | None = None  # what was encoded; None: everything, and the manifest was written
+    replaced: Replaced | None = None  # the manifest that was replaced; None: none, or by the same
     unmade: int = 0  # rows that failed in this run, and that another run may make
 
     def as_json(self, seconds: float) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class EncodeReport:
                 "masks": None if self.masks is None else dict(self.masks),
                 "estimate": None if self.estimate is None else self.estimate.as_json(),
                 **({} if self.simulated is None else {"simulated": self.simulated.as_json()}),
+                **({} if self.replaced is None else {"replaced": self.replaced.as_json()}),
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
@@ -125,13 +128,15 @@ def shortened(text: str) -> str:
 
 
 def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, sealed: Manifest, *,
-              masks_asked: bool) -> EncodeReport:
+              masks_asked: bool, replaced: Replaced | None = None) -> EncodeReport:
     """The report of a run that wrote the manifest `sealed` at `path`."""
     used, black = _masked(wanted, sealed)
     masks = {"found": _masks_found(wanted), "used": used}
+    note = "" if replaced is None else replaced.note(printable(shown(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),
-                        notices=(*wanted.wants.notices, *outcome.notices, *black),
+                        notices=(*wanted.wants.notices, *outcome.notices, *black, *([note] if note else [])),
+                        replaced=replaced,
                         samples={role: sealed.document["samples"][role] for role in ROLES}, dry_run=False,
                         masks=masks if masks_asked else None, unmade=len(outcome.transient))
 

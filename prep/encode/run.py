@@ -18,9 +18,10 @@ from prep.encode.assemble import assemble_manifest, fixed_fields, rejected_so_fa
 from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.forecast.estimate import estimate
 from prep.encode.forecast.simulate import Scale, simulate
-from prep.encode.limits import check_manifest_size, read_small_prompts
+from prep.encode.limits import check_manifest_size
 from prep.encode.parts import Part
 from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
+from prep.encode.replaced import Replaced, prompts_for, read_replaced
 from prep.encode.report import EncodeReport, errors_of, part_report, report_of
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
 from prep.encode.targets import LatentSource
@@ -33,7 +34,7 @@ from prep.fs.mirror import is_url, local_path, shown, split_url, url_of
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
-from prep.manifest.document import check_manifest_place
+from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.device.named import require_device
 from prep.models.hub import locate
 from prep.progress import Progress
@@ -92,6 +93,7 @@ class Prepared:
     facts: Memo
     frame: Mapping[str, Any]  # of the manifest
     prompt_bytes: bytes | None
+    replaces: Manifest | None  # that the new one replaces
     truncated: Truncated
     masks_asked: bool
 
@@ -142,9 +144,9 @@ def prepare(call: EncodeCall) -> Prepared:
     check_places(call.recipe, cache, output)
     check_can_encode_to(call.cache)
     model = _model(call)
-    named = call.recipe.prompts
-    by = "--prompts" if call.recipe.file is None else "--prompts, or file in [prompts] of the recipe"
-    prompt_bytes, prompts = (None, []) if named is None else read_small_prompts(named, by)
+    old = read_replaced(output)
+    recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
+    call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
     facts = open_facts(cache, trust=not call.rehash)
     wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, latents_from=call.latents_from,
                             progress=call.progress)
@@ -156,7 +158,7 @@ def prepare(call: EncodeCall) -> Prepared:
     truncated = find_truncated(wanted.wants, reading, facts, call.progress)
     wanted = replace(wanted, wants=replace(wanted.wants, findings=(*wanted.wants.findings, *truncated.findings)))
     return Prepared(call=call, output=output, wanted=wanted, model=model, facts=facts, frame=frame,
-                    prompt_bytes=prompt_bytes, truncated=truncated, masks_asked=asked)
+                    prompt_bytes=prompt_bytes, replaces=old, truncated=truncated, masks_asked=asked)
 
 
 def seal(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:
@@ -166,9 +168,10 @@ def seal(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -
     """
     sealed = assemble_manifest(ready.wanted, cache, ready.output, frame=ready.frame,
                                prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
-                               found=None if planned.tasks else planned)
+                               replaces=ready.replaces, found=None if planned.tasks else planned)
     drop_plan(cache, planned, ready.output)
-    return report_of(ready.call.output, ready.wanted, planned, outcome, sealed, masks_asked=ready.masks_asked)
+    return report_of(ready.call.output, ready.wanted, planned, outcome, sealed, masks_asked=ready.masks_asked,
+                     replaced=Replaced.of(ready.replaces, sealed))
 
 
 def open_facts(cache: Path, *, trust: bool) -> Memo:

@@ -13,12 +13,13 @@ from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
-from prep.formatting import format_bytes, join_names, printable
+from prep.formatting import counted, format_bytes, join_names, printable
+from prep.fs import atomic
 from prep.fs.lock import lock_directory
 from prep.fs.mirror import is_url, local_path, shown
 from prep.maintenance import sweep
 from prep.maintenance.gc_store import check_no_plan, find_garbage_in_store, remove_from_store
-from prep.maintenance.others import OtherManifest, find_others, find_others_in_store, searched_folders
+from prep.maintenance.others import OtherManifest, find_others, find_others_in_store, replaced_in, searched_folders
 from prep.maintenance.sweep import KINDS, Needed, Sweep
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
@@ -36,6 +37,7 @@ class GcReport:
     guard: str  # as the user wrote it
     dry_run: bool
     others: tuple[OtherManifest, ...] = ()  # manifests that are not kept and lose rows or tables
+    replaced: tuple[Path, ...] = ()  # replaced manifests, which gc removes
     searched: tuple[Path, ...] = ()  # the directories that were searched for these
 
     def as_json(self) -> dict[str, Any]:
@@ -48,6 +50,7 @@ class GcReport:
                 "guarded": self.sweep.guarded,
                 "others": [{"manifest": shown(one.path), "shards": one.shards, "tables": one.tables}
                            for one in self.others],
+                "replaced": [str(one) for one in self.replaced],
                 "searched": [shown(one) for one in self.searched]}
 
     def as_text(self) -> str:
@@ -56,6 +59,8 @@ class GcReport:
         verb = "would remove" if self.dry_run else "removed"
         lines = [f"{verb} {_count(count, kind)}: {format_bytes(self.sweep.sizes[kind])}"
                  for kind, count in document["removed"].items() if count]
+        lines += [f"{verb} {counted(len(self.replaced), 'replaced manifest')}: {join_names(names, 4)}"
+                  for names in [[str(one) for one in self.replaced]] if names]
         kept = document["kept"]
         lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
         if self.searched and any(document["removed"].values()):
@@ -68,7 +73,7 @@ class GcReport:
         if self.sweep.guarded:
             lines.append(f"of these, {self.sweep.guarded} shards, commits, tables and plans are kept only because they "
                          f"are newer than {self.guard}")
-        if not any(document["removed"].values()):
+        if not any(document["removed"].values()) and not self.replaced:
             return "\n".join(["nothing to remove", *lines])
         total = format_bytes(document["bytes"])
         return "\n".join([*lines, f"{total} would be freed; nothing was removed: add --yes to remove" if self.dry_run
@@ -116,13 +121,17 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
         manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
         found = sweep.find_garbage(cache, _needed(cache, manifests), guard=guard, abandon=abandon)
         others = find_others(cache, manifests, found)
+        folders, kept = searched_folders(cache, manifests), {manifest.path.resolve() for manifest in manifests}
+        replaced = tuple(one for one in replaced_in(folders, cache) if one.resolve() not in kept)
         if not dry_run:
             for one in others:
                 notice(describe_other(one, dry_run=False))
+            for path in replaced:  # before what they need
+                atomic.remove(path)
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
                 sweep.remove(cache, found, tick)
-    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others,
-                    searched=searched_folders(cache, manifests))
+    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others, replaced=replaced,
+                    searched=folders)
 
 
 def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from prep.manifest.tables import SHARDS, read_table
 MOST_FILES = 4096  # *.json files that are checked per directory
 START = 1024  # bytes of a file that tell whether it is a manifest
 JOBS = 32  # objects looked at side by side: small requests, which mostly wait
+_REPLACED = re.compile(r".+\.replaced-[0-9a-f]{12}", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +105,27 @@ def find_others_in_store(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -
                     found += _losing(path, manifest, sweep)
     return Others(found=tuple(sorted(found, key=lambda one: str(one.path))), searched=tuple(searched),
                   notices=tuple(notices))
+
+
+def replaced_name(manifest: Manifest) -> Path:
+    """Where a manifest is kept when another one replaces it: not as `*.json`, so that `--keep *.json` does not name it.
+    """
+    return manifest.path.with_name(f"{manifest.path.name}.replaced-{manifest.digest[:12]}")
+
+
+def replaced_in(folders: Iterable[Path], cache: Cache) -> Iterator[Path]:
+    """Replaced manifests of a cache directly in these directories."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            names = sorted(os.listdir(folder))  # noqa: PTH208  # quicker
+            yield from (folder / name for name in names if _REPLACED.fullmatch(name) and _is_of(folder / name, cache))
+
+
+def _is_of(path: Path, cache: Cache) -> bool:
+    with contextlib.suppress(OSError, ManifestError, CacheError):
+        return (not path.is_symlink() and _begins_as_manifest(path)
+                and read_manifest(path, fetch=False).cache_root.samefile(cache.root))
+    return False
 
 
 def _folder(folder: Path, manifest: Manifest) -> Path:

@@ -46,7 +46,7 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
         found = _overridden(recipe, given)
         found = replace(found, edits=None) if found.edits == NONE else found if found.edits else with_usual_edits(found)
         for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
-            if path is not None:
+            if path is not None and path != NONE:
                 check_here(path, role)
         if found.edits is not None and not found.edits.is_dir():
             raise PathError(f"edits {found.edits} is not a directory",
@@ -124,7 +124,8 @@ def _read(path: Path) -> Recipe:
         edits=None if edits is None else NONE if edits == str(NONE) else _path(edits, "edits.from", path.parent),
         scan=scan_choice(table.get("scan", {})),
         validation=expect(fraction, float, "validation.fraction"),
-        prompts=None if prompts is None else _path(prompts, "prompts.file", path.parent),
+        prompts=None if prompts is None else NONE if prompts == str(NONE) else _path(prompts, "prompts.file",
+                                                                                     path.parent),
         cache=None if cache is None else _path(cache, "cache.path", path.parent),
         file=path,
     )

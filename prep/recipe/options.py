@@ -103,7 +103,8 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
                  "of prep view --edit, if it has any), or none"),
     RecipeOption(key="validation", flag="--validation", kind=float,
                  help="fraction of pictures held out for validation"),
-    RecipeOption(key="prompts", flag="--prompts", kind=Path, help="file of sample prompts: prompt --n negative"),
+    RecipeOption(key="prompts", flag="--prompts", kind=Path, help="file of sample prompts: prompt --n negative; none: "
+                 "without those of the manifest that is replaced"),
     RecipeOption(key="sources", flag="--sources", parse=_words,
                  help="which sources of the recipe to use, by their paths or the last part of them (default: all but "
                  "those with enabled = false)"),
