@@ -167,7 +167,7 @@ def _is_mirrored(picture: Picture) -> bool:
 
 
 def _masks_at(folder: str) -> str:
-    return f"masks/{folder.partition('/')[2]}"
+    return f".masks/{folder.partition('/')[2]}"  # hidden: whoever reads all pictures below the export takes no mask
 
 
 def _lines(options: dict[str, Any], indent: str = "") -> Iterable[str]:

@@ -112,10 +112,10 @@ def test_masks_are_as_their_readers_want_them(encoded, sets, prior):
         assert [one.get("alpha_mask", False) for one in dataset["subsets"]] == [True, False]
         return
     assert {name: mask for name, (_, _, mask) in dataset["shown"].items()} == {
-        name: name.replace("train/", "masks/") for name in PICTURES}
-    with Image.open(sets / "kohya" / "masks" / "3_sks dog" / "b.png") as mask:
+        name: name.replace("train/", ".masks/") for name in PICTURES}
+    with Image.open(sets / "kohya" / ".masks" / "3_sks dog" / "b.png") as mask:
         assert mask.size == (96, 96) and mask.getextrema() == (255, 255)
-    assert (sets / "kohya" / "masks" / "3_sks dog" / "a.png").read_bytes() == (sets / "folder" / masks[0]).read_bytes()
+    assert (sets / "kohya" / ".masks" / "3_sks dog" / "a.png").read_bytes() == (sets / "folder" / masks[0]).read_bytes()
 
 
 def test_several_captions_are_drawn_and_braces_kept(encoded, sets):
