@@ -5,7 +5,6 @@ No setting is dropped silently: every setting that is not converted gets a note,
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect
-from prep.recipe.convert.note import ConversionNote
+from prep.recipe.convert.note import ConversionNote, shown
 from prep.recipe.convert.training import Training
 from prep.recipe.schema import ImageOptions, Recipe, Source
 from prep.recipe.write import Comment
@@ -25,7 +24,6 @@ T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 UNKNOWN = "unknown setting; ignored"
-_SECRET = re.compile(r"secret|token$|password|access_key|credential", re.IGNORECASE)
 VIEWS = 4  # crops per picture, for tools that draw a new crop each time they show it
 CUTS = f"{VIEWS} crops of each picture are drawn once and kept: [image] views"
 BALANCED = "an epoch shows these pictures as often as the training pictures, never more"
@@ -79,9 +77,9 @@ class Draft:
 
     def note(self, key: str, value: Any, said: str, at: str) -> None:
         """Adds a note, once for each key and value."""
-        shown = "" if value is None or _SECRET.search(key) else brief(value)
-        if all((one.key, one.value, one.said) != (key, shown, said) for one in self.notes):
-            self.notes.append(ConversionNote(key=key, value=shown, said=said, at=at))
+        value_shown = shown(key, value)
+        if all((one.key, one.value, one.said) != (key, value_shown, said) for one in self.notes):
+            self.notes.append(ConversionNote(key=key, value=value_shown, said=said, at=at))
 
     def place(self, text: str, key: str) -> Path:
         """The existing path that a text of the file means; if there is none, the likeliest, with a note. Raises

@@ -220,5 +220,4 @@ def _others(layer: Layer, training: Training) -> None:
     for name in left:
         if name in _WORDS:
             training.note(name, layer.table[name], _WORDS[name])
-    if others := sorted(name for name in left if name not in _WORDS):
-        training.note("other settings", None, f"no counterpart: {', '.join(others)}")
+    training.note_others({name: layer.table[name] for name in left if name not in _WORDS})

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from prep.formatting import printable
+from prep.parse import brief
+
+_SECRET = re.compile(r"secret|token$|password|access_key|api_key|credential", re.IGNORECASE)
+
+
+def shown(key: str, value: Any) -> str:
+    """A value as notes have it: truncated; "" if it is secret or absent."""
+    return "" if value is None or _SECRET.search(key) else brief(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,8 +25,13 @@ class ConversionNote:
     value: str  # as in the file, truncated; "" if it is secret or absent
     said: str  # what happens to it here
     at: str  # the place in the recipe that it concerns; "": the whole recipe; "train.toml": that file
+    several: tuple[tuple[str, str], ...] = ()  # names and values of settings that one note is on, and `said` names
 
     @property
     def text(self) -> str:
         """The note on one line, with control characters escaped."""
-        return printable(f"{self.key}{' = ' if self.value else ''}{self.value}: {self.said}")
+        said = self.said
+        if self.several:
+            told = (f"{name} = {value}" if value else name for name, value in self.several)
+            said = f"no counterpart: {', '.join(told)}"
+        return printable(f"{self.key}{' = ' if self.value else ''}{self.value}: {said}")

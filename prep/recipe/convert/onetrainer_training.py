@@ -68,9 +68,8 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     model = replace(_model(asked, training), **_text(asked, training))
     prompts = _prompts(asked, read)
     known = layer.asked | _SILENT
-    left = sorted(name for name, value in table.items() if name not in known and value not in (*OFF, "NONE"))
-    if left:
-        training.note("other settings", None, f"no counterpart: {', '.join(left)}")
+    training.note_others({name: value for name, value in table.items()
+                          if name not in known and value not in (*OFF, "NONE")})
     found = draft.finish()
     return replace(found, training=training, recipe=replace(found.recipe, model=model), prompts=prompts)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prep.models.hub import convert_command, is_single_file
-from prep.parse import Unparsed, brief, hub_id
-from prep.recipe.convert.note import ConversionNote
+from prep.parse import Unparsed, hub_id
+from prep.recipe.convert.note import ConversionNote, shown
 from prep.recipe.schema import ModelOptions
 from prep.recipe.write import comment_lines, quoted
 
@@ -174,9 +174,16 @@ class Training:
 
     def note(self, key: str, value: Any, said: str) -> None:
         """Adds a note, once for each key and value."""
-        note = ConversionNote(key=key, value="" if value is None else brief(value), said=said, at="train.toml")
+        note = ConversionNote(key=key, value=shown(key, value), said=said, at="train.toml")
         if note not in self.notes:
             self.notes.append(note)
+
+    def note_others(self, left: Mapping[str, Any]) -> None:
+        """Adds one note on all settings that were not read, with their values."""
+        if left:
+            self.notes.append(ConversionNote(
+                key="other settings", value="", said=f"no counterpart: {', '.join(sorted(left))}", at="train.toml",
+                several=tuple((name, shown(name, left[name])) for name in sorted(left))))
 
     def rendered(self, head: str) -> str:
         """The text of the file: settings by section, then the notes."""

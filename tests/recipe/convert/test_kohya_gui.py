@@ -210,3 +210,13 @@ def test_whole_matrices_by_lycoris_own_switch(folder):
         found = convert(folder / "k.json")
         ranks = found.training.settings["lora.rank"], found.training.settings.get("lora.conv_rank", 16)
         assert ranks == wanted and ("full_matrix" in str(found.training.notes)) == ("full_matrix=True" in args)
+
+
+def test_settings_without_a_counterpart_are_told_with_their_values(prep, folder):
+    more = {"loss_type": "huber", "huber_c": 0.1, "wandb_api_key": "not this", "huggingface_token": "nor this"}
+    (folder / "gui.json").write_text(json.dumps({**GUI, **more}))
+    result = prep("init", "--from", "gui.json")
+    lost = "huber_c = 0.1, huggingface_token, loss_type = 'huber', wandb_api_key"
+    assert f"note: other settings: no counterpart: {lost}" in result.err
+    comments = "".join(line.strip("# ") + " " for line in (folder / "train.toml").read_text().splitlines())
+    assert lost in " ".join(comments.split()) and "this" not in comments.replace("This", "")
