@@ -104,6 +104,7 @@ HARMLESS: Mapping[str, str] = {
     "position_ids": "counts up from 0, as the library does where it is missing",
     "relative_position_index": "made anew from the config",
     "rotary_emb.inv_freq": "made anew from the config",
+    "pos_embed": "as above: in a denoiser that learned its positions, they are read",
     "num_batches_tracked": "how long a batch norm was trained, which changes no value afterwards",
     "logit_scale": "CLIP's, for comparing pictures with texts",
     "text_projection.weight": "CLIP's, for the same; a class that projects has it",
@@ -135,7 +136,11 @@ _OTHERS = "its config.json and weights are from different models or library vers
 
 def unread(names: Iterable[str]) -> list[str]:
     """Those of `names`, which nothing has read, that are not `HARMLESS`, sorted."""
-    return sorted(name for name in names if not f".{name}".endswith(tuple(f".{end}" for end in HARMLESS)))
+    return sorted(name for name in names if not f".{name}".endswith(tuple(f".{end}" for end in HARMLESS))
+                  and not name.startswith(_OF_PICTURES))
+
+
+_OF_PICTURES = "vision_model."  # CLIP's other half, where a text encoder's weights are those of both
 
 
 def named(keys: list[str]) -> str:

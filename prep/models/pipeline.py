@@ -22,7 +22,7 @@ from prep.models.files import (
     refuse_adapter,
     refuse_redirection,
 )
-from prep.models.weights import check_numbers, index_name, read_tensors, variant_of, weight_files
+from prep.models.weights import check_numbers, index_name, read_tensors, scales_in, variant_of, weight_files
 from prep.parse import brief
 
 # The files of a transformers tokenizer: vocabularies, merges, and the configs that change its output.
@@ -118,7 +118,11 @@ def weighted_files(model: Path, name: str) -> ComponentFiles:
     refuse_redirection(config, folder / "config.json")
     refuse_adapter(folder)
     weights, index, usual_name = _weights(folder, stem)
-    check_numbers(config, folder / "config.json", read_tensors(weights))
+    tensors = read_tensors(weights)
+    check_numbers(config, folder / "config.json", tensors)
+    if library == "diffusers" and config.get("quantization_config") and not scales_in(tensors).of:
+        raise ModelError(f"the weights in {folder} are quantized: {brief(config['quantization_config'])}",
+                         hint="name the model that they were made of; train.toml has quantization for its denoiser")
     return ComponentFiles(folder=folder, config=config, small=small | index, weights=weights, usual_name=usual_name)
 
 

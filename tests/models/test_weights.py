@@ -124,6 +124,17 @@ def test_scales_are_no_weights(tmp_path):
                                    "c.weight": "c.weight_scale_inv"}
 
 
+def test_weights_that_a_library_quantized(tmp_path):
+    """transformers reads such text encoders; a denoiser is not trained on them, and a VAE is small."""
+    model = write_model(tmp_path)
+    given = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    for part in ("vae", "text_encoder"):
+        change_json(model / part / "config.json", quantization_config=given)
+    weighted_files(model, "text_encoder")
+    with pytest.raises(ModelError, match=r"the weights in .*vae are quantized: .*bitsandbytes"):
+        weighted_files(model, "vae")
+
+
 # ---- variants --------------------------------------------------------------------------------------------------------
 
 
