@@ -83,7 +83,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "light": ("info", "nearly all pixels are almost white", "nothing, if intended"),
     "blurred": ("info", "few sharp edges, even at 512 pixels", "remove it, unless intended"),
     "low-information": ("info", "few gray levels, as in a plain or nearly empty picture", "nothing, if intended"),
-    "plain-border": ("info", "plain bars at its sides, as of a film's frame", "crop it"),
+    "plain-border": ("info", "solid bars at the edges (letterboxing)", "crop it"),
     "heavy-compression": ("info", "JPEG below quality 50", "find a better copy"),
     # copies
     "exact-duplicate": ("warning", "same bytes as another file", "remove one, or use repeats"),

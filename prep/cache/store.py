@@ -333,7 +333,7 @@ def new_marker() -> bytes:
 
 def _create(path: Path, create: bool) -> None:
     if not create:
-        raise CacheError(f"{path} is not a cache: it has no {MARKER}",
+        raise CacheError(f"there is no cache in {path}: it has no {MARKER}",
                          hint="prep encode SOURCE --cache DIR creates one")
     check_can_create(path)
     atomic.make_dirs(path.absolute())

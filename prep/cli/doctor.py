@@ -15,7 +15,7 @@ from prep.errors import EXIT_FINDINGS, PathError
 
 def doctor(
     directory: Annotated[Path | None, typer.Argument(
-        help="where caches are to lie; 64 MiB are written there and removed (default: your cache directory)",
+        help="the disk that will hold the caches; 64 MiB are written there and removed (default: your cache directory)",
         show_default=False)] = None,
     as_json: opt.AsJson = False,
 ) -> None:

@@ -36,7 +36,7 @@ def encode(
     batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,
     jobs: opt.Jobs = opt.JOBS,
     encoder_memory: Annotated[float | None, typer.Option(
-        help="GiB of the device for the weights of a text encoder; a larger one stays in the computer's memory, and "
+        help="GiB of the device for the weights of a text encoder; a larger one stays in system RAM, and "
         "its layers are copied one by one (default: no limit)", min=0, max=MOST_GIB)] = None,
     compiled: Annotated[bool, typer.Option(
         "--compile", help="compile VAE and text encoders with torch.compile: the first batches take minutes, the "

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from prep.batching.split import Role
-from prep.formatting import counted
+from prep.formatting import counted, grouped
 
 MOST_REPEATS = 1 << 20  # of a sample in a manifest
 
@@ -35,8 +35,9 @@ def prior_notes(asked: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
         return ()
     used = sum(map(bool, prior))
     left = f"; {len(prior) - used} of {len(prior)} are skipped" if used < len(prior) else ""
-    return (f"note: {counted(used, 'regularization sample')} {'has' if used == 1 else 'have'} "
-            f"{counted(sum(prior), 'showing')} an epoch, as many as the training samples{left}",)
+    pictures = "the regularization picture is" if used == 1 else f"the {grouped(used)} regularization pictures are"
+    return (f"note: {pictures} shown {counted(sum(prior), 'time')} per epoch in total, as often as the training "
+            f"pictures{left}",)
 
 
 def _fit(repeats: Sequence[int], total: int) -> list[int]:

@@ -79,14 +79,14 @@ def decode_as_stored(data: bytes) -> Image.Image:
     Raises `BadPicture`.
     """
     color, _, _, header = load_layers(data)
-    with as_bad_picture("corrupt-data"):
+    with as_bad_picture("corrupt-data", len(data)):
         return upright(to_srgb(color, None), header)
 
 
 def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) from decoding once: as `read_header`, `decode_picture`, `alpha_of`."""
     color, transparency, profile, header = load_layers(data)
-    with as_bad_picture("corrupt-data"):
+    with as_bad_picture("corrupt-data", len(data)):
         pixels = to_srgb(color, profile)
     if transparency is not None:
         canvas = Image.new("RGB", pixels.size, color_of(alpha))
@@ -125,7 +125,7 @@ def crop(scaled: Image.Image, placement: Placement) -> Pixels:
 def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
     """(colors, transparency, profile, header), as stored in the file."""
     picture, parts, header = open_picture(data)
-    with as_bad_picture("corrupt-data"):
+    with as_bad_picture("corrupt-data", len(data)):
         header = load_checked(picture, parts, header)
         return *split_alpha(picture, header.bits), profile_of(picture, parts), header
 

@@ -17,6 +17,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from prep.formatting import grouped
 from prep.geometry import Size
 from prep.images.color import judge
 from prep.images.formats.exif import checked_orientation, orientation_of
@@ -56,7 +57,7 @@ class Header:
 def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
     """(the picture, not yet loaded; its parts; its header). Raises `BadPicture`."""
     parts = unwrap(data)
-    with as_bad_picture("unreadable"):
+    with as_bad_picture("unreadable", len(data)):
         picture = OPENERS[parts.format](io.BytesIO(parts.body))
         return picture, parts, _header(picture, parts)
 
@@ -177,8 +178,8 @@ def _pages(data: bytes) -> int:
 
 
 @contextmanager
-def as_bad_picture(code: str) -> Iterator[None]:
-    """Turns whatever Pillow raises into a `BadPicture`: on hostile bytes that can be anything."""
+def as_bad_picture(code: str, size: int) -> Iterator[None]:
+    """Turns whatever Pillow raises for a file of `size` bytes, on hostile ones anything, into a `BadPicture`."""
     try:
         yield
     except (BadPicture, MemoryError):
@@ -187,5 +188,7 @@ def as_bad_picture(code: str) -> Iterator[None]:
         raise BadPicture("too-many-pixels", str(error)) from None
     except Exception as error:
         words = str(error) or type(error).__name__
+        if "file is truncated" in words.lower():  # what it says besides is of Pillow's buffers
+            raise BadPicture("truncated", f"ends after {grouped(size)} bytes; the rest is missing") from None
         code = "truncated" if "truncated" in words.lower() else code
         raise BadPicture(code, f"cannot be decoded: {words}") from None

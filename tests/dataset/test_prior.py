@@ -53,10 +53,10 @@ def test_what_changes_is_said():
     train = [("train", 5)] * 2
     assert prior_notes([*train, ("prior", 10)]) == ()
     assert prior_notes([*train, ("prior", 1)]) == (
-        "note: 1 regularization sample has 10 showings an epoch, as many as the training samples",)
+        "note: the regularization picture is shown 10 times per epoch in total, as often as the training pictures",)
     assert prior_notes([*train, *[("prior", 1)] * 12]) == (
-        "note: 10 regularization samples have 10 showings an epoch, as many as the training samples; "
-        "2 of 12 are skipped",)
+        "note: the 10 regularization pictures are shown 10 times per epoch in total, as often as the training "
+        "pictures; 2 of 12 are skipped",)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def recipe(photos, tmp_path):
 def test_encode_and_bucket_agree(prep, recipe, tiny_model, tmp_path):
     result = prep("encode", recipe, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
                   "--device", "cpu")
-    said = "note: 2 regularization samples have 24 showings an epoch, as many as the training samples"
+    said = "the 2 regularization pictures are shown 24 times per epoch in total, as often as the training pictures"
     assert result.code == 0 and said in result.err, result.err
     samples = open_manifest(read_manifest(tmp_path / "m.json")).samples
     shown = {name: sum(int(samples.repeats[place]) for place in range(len(samples.repeats))
@@ -89,6 +89,6 @@ def test_encode_and_bucket_agree(prep, recipe, tiny_model, tmp_path):
 def test_those_that_are_too_many_are_left_out(prep, recipe, tiny_model, tmp_path):
     recipe.write_text(recipe.read_text().replace('"photos"\nrepeats = 3', '"val"\nrepeats = 1'))
     seen = prep("bucket", recipe, "--json", "--suggest")
-    assert ("note: 1 regularization sample has 1 showing an epoch, as many as the training samples; "
+    assert ("note: the regularization picture is shown 1 time per epoch in total, as often as the training pictures; "
             "1 of 2 are skipped") in seen.err
     assert sum(one["showings"] for one in seen.json["buckets"]) == 2

@@ -43,7 +43,7 @@ def test_a_computer_with_all_that_is_needed(prep, tmp_path, fine):
     assert checks["torch"]["what"] == torch.__version__ and checks["cpu"]["what"] == "the only device"
     assert checks["room"]["what"].endswith(f" free in {tmp_path}") and list(tmp_path.iterdir()) == []
     text = prep("doctor", tmp_path)
-    assert text.code == 0 and text.out.splitlines()[-1] == "nothing is in the way"
+    assert text.code == 0 and text.out.splitlines()[-1] == "no problems found"
     assert {line.split("\t")[0] for line in text.out.splitlines()[:-1]} == set(checks)
 
 

@@ -49,7 +49,7 @@ def test_a_project_of_kohyas(written, sources, project, prep):
     assert written.recipe.caption_of(2).constant == "dog" and written.recipe.validation == 0.0
     result = prep("bucket", "dataset.toml", "--batch-size", 1, "--json")
     assert result.code == 0 and result.json["steps_per_epoch"] == 2 * (2 * 3 + 1), result.err
-    assert "note: 4 regularization samples have 7 showings an epoch" in result.err
+    assert "note: the 4 regularization pictures are shown 7 times per epoch" in result.err
 
 
 @pytest.mark.parametrize("place", ["mask/3_ohwx dog/0.png", "img/masks/3_ohwx dog/1.png", "img/3_ohwx dog/masks/1.png",

@@ -292,4 +292,4 @@ def test_encode_and_gc_go_on_with_joined_shards(store, prep, tiny_model, tmp_pat
     assert done["removed"]["shards"] == 7 and done["kept"]["shards"] == 2
     assert prep("verify", url).code == 0
     told = prep("compact", f"{store.url}/none")
-    assert told.code == 7 and "none is not a cache: it has no latentry.json" in told.err
+    assert told.code == 7 and "none: it has no latentry.json" in told.err

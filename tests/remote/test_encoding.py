@@ -186,7 +186,7 @@ def test_machines_and_processes_at_once(scene, options, machines):
 @pytest.mark.slow
 def test_parts_of_machines_that_share_no_disk(scene):
     ending = scene.run(scene.words(command="seal"))
-    assert ending["codes"] == [7] and f"{scene.cache} is not a cache: it has no latentry.json" in ending["out"]
+    assert ending["codes"] == [7] and f"there is no cache in {scene.cache}: it has no latentry.json" in ending["out"]
     parts = [scene.one(scene.words("--part", f"{number}/3"), machine=number, anywhere=True) for number in range(3)]
     endings = scene.stage.launch(*parts[:2])
     assert [ending["codes"] for ending in endings] == [[0]] * 2, words_of(endings)

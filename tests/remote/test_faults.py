@@ -204,7 +204,7 @@ def test_what_is_not_there(store, small_there, prep):
     assert told.code == 7 and "latentry.json is damaged: its seal does not match" in told.err
     store.server.delete(f"{store.prefix}/cache/latentry.json")
     told = prep("inspect", f"{store.url}/manifest.json")
-    assert told.code == 7 and f"error: {store.url}/cache is not a cache: it has no latentry.json" in told.err
+    assert told.code == 7 and f"error: there is no cache in {store.url}/cache: it has no latentry.json" in told.err
 
 
 def test_tables_and_shards_that_do_not_match_their_names(store, small_there, prep):

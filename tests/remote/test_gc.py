@@ -349,5 +349,5 @@ def test_what_is_refused(both, store, prep):
     assert told.code == 7 and "a kept manifest needs a shard that is not whole in the store, " in told.err
     assert ": nothing was deleted" in told.err
     told = prep("gc", f"{store.url}/none", "--keep", f"{store.url}/manifest.json")
-    assert told.code == 7 and f"{store.url}/none is not a cache: it has no latentry.json" in told.err
+    assert told.code == 7 and f"there is no cache in {store.url}/none: it has no latentry.json" in told.err
     assert prep("gc", f"{store.url}/cache").code == 2

@@ -76,7 +76,7 @@ PICTURES = {
                {"animated": "2 frames; the first is used"}),
     "pages": (saved(photo(), "TIFF", save_all=True, append_images=[photo(1)]), "a.tif",
               {"multi-page": "2 pages; the first is used"}),
-    "cut": (saved(photo(), "JPEG")[:900], "a.jpg", {"truncated": "cannot be decoded: image file is truncated"}),
+    "cut": (saved(photo(), "JPEG")[:900], "a.jpg", {"truncated": "ends after 900 bytes; the rest is missing"}),
     "empty": (b"", "a.jpg", {"empty-file": "file has 0 bytes"}),
     "text": (b"not found", "a.jpg", {"not-an-image": "file starts with b'not foun'"}),
 }  # fmt: skip

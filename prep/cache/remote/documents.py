@@ -84,7 +84,7 @@ def fetch_tables(root: Path, tables: Iterable[str]) -> None:
         try:
             fetch_small(root / MARKER, MARKER_BYTES)
         except FileNotFoundError:
-            raise CacheError(f"{url_of(root)} is not a cache: it has no {MARKER}", hint=AGAIN) from None
+            raise CacheError(f"there is no cache in {url_of(root)}: it has no {MARKER}", hint=AGAIN) from None
         if not (root / MARKER).is_file():
             raise CacheError(f"{url_of(root / MARKER)} is damaged: its seal does not match", hint=AGAIN)
     cache = Cache(root=root)

@@ -61,7 +61,7 @@ def open_to_encode(path: Path, *, create: bool) -> Cache:
     marker = _marker(path)
     if marker is None:
         if not create:
-            raise CacheError(f"{url} is not a cache: it has no {MARKER}",
+            raise CacheError(f"there is no cache in {url}: it has no {MARKER}",
                              hint="prep encode SOURCE --cache URL creates one")
         marker = create_checked(f"{url}/{MARKER}", new_marker(), MARKER_BYTES)
     for root in (work_root(path), local_path(path)):  # the other is for whole shards

@@ -38,7 +38,7 @@ def channels_table(found: LatentStatistics) -> Table:
         if found.trained_mean_C is not None and found.trained_std_C is not None:
             numbers += [found.trained_mean_C[number], found.trained_std_C[number]]
         rows.append((f"{number}", *(_spelled(value) for value in numbers)))
-    heads = ("mean", "deviation", "least", "most", *(("mean as trained", "deviation as trained") if trained else ()))
+    heads = ("mean", "deviation", "min", "max", *(("mean as trained", "deviation as trained") if trained else ()))
     return Table(caption="Latents by channel", rows=tuple(rows), columns=(
         Column(head="channel", kind="number"), *(Column(head=head, kind="number") for head in heads)))
 

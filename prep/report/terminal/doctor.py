@@ -27,5 +27,5 @@ def as_text(groups: Mapping[str, Sequence[Check]], *, width: int | None) -> str:
     rows = [(check.name, check.state, f"{check.what}. Try: {check.hint}" if check.hint else check.what)
             for check in checks]
     warnings = sum(check.state == "warning" for check in checks)
-    ending = f"{counted(warnings, 'warning')}" if warnings else "nothing is in the way"
+    ending = f"{counted(warnings, 'warning')}" if warnings else "no problems found"
     return page(records(HEADS, rows), ending, width=width)
