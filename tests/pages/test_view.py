@@ -58,9 +58,12 @@ def usual(browser, tmp_path_factory):
 def trained(browser, tmp_path_factory):
     """A run with hostile prompts, and one as usual."""
     with ExitStack() as held:
-        yield [held.enter_context(viewing_here(root / "manifest.json", write_run(root, *texts)))
-               for root, texts in ((tmp_path_factory.mktemp("run"), ()),
-                                   (tmp_path_factory.mktemp("hostile"), (HOSTILE, HOSTILE)))]
+        runs = [write_run(root, *texts) for root, texts in ((tmp_path_factory.mktemp("run"), ()), (
+            tmp_path_factory.mktemp("hostile"), (HOSTILE, HOSTILE)))]
+        (runs[1] / NAME).write_bytes(Heartbeat(
+            token=HOSTILE[0], pid=7, host=HOSTILE[0], boot="another", start="", time=time.time(), phase=HOSTILE[4],
+            since=0.0, step=1, stepped=0.0).spell())
+        yield [held.enter_context(viewing_here(run.parent / "manifest.json", run)) for run in runs]
 
 
 @pytest.fixture(scope="module")

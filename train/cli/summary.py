@@ -125,9 +125,10 @@ def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
 
     found = fewer_short(plan, ranks)
     sizes = list(found) if len(found) <= MANY else [*list(found)[: MANY - 1], min(found)]
-    told = [f"with --micro-batch {size} {f'only {grouped(found[size])}' if found[size] else 'no step'}"
-            for size in sizes]
-    return [f"{', '.join(told)} would be short"] if told else []
+    if [*found.values()] == [0]:
+        return [f"with --micro-batch {sizes[0]} no step would be short"]
+    told = [f"{grouped(found[size]) if found[size] else 'none'} with --micro-batch {size}" for size in sizes]
+    return [f"fewer steps would be short: {', '.join(told)}"] if told else []
 
 
 def step_sizes(plan: StepPlan) -> dict[int, int]:
