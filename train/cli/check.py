@@ -302,10 +302,7 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
 
 
 def _as_text(report: CheckReport, world: int | None) -> str:
-    from train.check.shares import shares_of
-
     lines = plan_lines(report, world or 1)
-    lines += [shares_of(report.setup).line] if report.setup else []
     lines += [f"note: {printable(note)}" for note in report.notes]
     lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]

@@ -23,6 +23,8 @@ NETWORK = 1e9  # bytes a second, to give an idea of the time that a download tak
 def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
     """Model, data and number of steps; with faults, the part that is known. `ranks`: if not 0, also the smaller
     micro-batches with which fewer steps are short, down to a sample for each."""
+    from train.check.shares import shares_of
+
     lines = [] if report.setup is None else _what(report.setup)
     if report.plan is not None:
         lines.append(f"{counted(sum(report.plan.counts), 'sample')} per epoch, in "
@@ -32,6 +34,7 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
         lines += _short_steps(report.plan)
         lines += _fewer_short(report.plan, ranks) if ranks else []
     if report.setup is not None:
+        lines.append(shares_of(report.setup).line)
         epochs = math.floor(report.setup.steps / report.setup.plan.steps_per_epoch * 10) / 10
         lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
                      "ready to train")
