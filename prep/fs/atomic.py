@@ -272,12 +272,14 @@ def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, m
 
 def make_dirs(path: Path, *, mode: int | None = None) -> None:
     """Makes a directory and its missing parents, and syncs their names to the disk. `mode` as for `make_dir`."""
-    if path.is_dir():
-        return
-    make_dirs(path.parent, mode=mode)
-    with contextlib.suppress(FileExistsError):  # another process was quicker
-        make_dir(path, mode=mode)
-    sync_dir(path.parent)
+    missing = []
+    while not path.is_dir() and path.parent != path:
+        missing.append(path)
+        path = path.parent
+    for one in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            make_dir(one, mode=mode)
+        sync_dir(one.parent)
 
 
 @dataclass(slots=True)

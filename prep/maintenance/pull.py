@@ -30,6 +30,8 @@ from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_ma
 from prep.manifest.shards import ShardFacts
 from prep.progress import Progress, Tick, silent
 
+ELSEWHERE = "download both with another program, such as rclone, to places that lie so to each other"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PullReport:
@@ -78,12 +80,20 @@ def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progr
 
 
 def _place(manifest: Manifest, folder: Path) -> Path:
-    """Where the cache goes: as it lies to the manifest in the store. Raises `PathError` if that is not in `folder`."""
+    """Where the cache goes: as it lies to the manifest in the store.
+
+    Raises `PathError` if that is not in `folder`, also where a link in it leads out.
+    """
     named = manifest.document["cache"]
-    place = Path(os.path.normpath(folder.absolute() / named))
-    if not place.is_relative_to(folder.absolute()):
-        raise PathError(f"{shown(manifest.path)} names the cache {named}, which would lie outside {folder}",
-                        hint="download both with another program, such as rclone, to places that lie so to each other")
+    top, place = folder.absolute(), Path(os.path.normpath(folder.absolute() / named))
+    try:
+        inside = place.is_relative_to(top) and place.resolve().is_relative_to(top.resolve())
+    except (OSError, RuntimeError) as error:  # a name that is too long; links in a circle
+        raise PathError(f"{shown(manifest.path)} names the cache {named[:200]}, which no directory here can be: "
+                        f"{getattr(error, 'strerror', None) or error}", hint=ELSEWHERE) from None
+    if not inside:
+        raise PathError(f"{shown(manifest.path)} names the cache {named[:200]}, which would lie outside {folder}",
+                        hint=ELSEWHERE)
     return place
 
 

@@ -38,6 +38,7 @@ from prep.parse import rgb_of as check_color
 KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction", "models", "fields", "buckets",
         "samples", "sources", "recipe", "options", "prompts", "tables", "rejected", "self")
 MOST_BUCKETS = 4096
+MOST_DEEP = 100  # directories on the way to a cache: deeper ones are made, and then few programs can remove them
 MOST_SIDE = 1 << 17  # pixels of a bucket's side
 MOST_AREA = 1 << 29  # pixels of a bucket: twice the square of the largest resolution
 PROMPT_NUMBERS = {"width": (8, 8192), "height": (8, 8192), "seed": (0, (1 << 53) - 1), "steps": (1, 1000)}
@@ -98,6 +99,8 @@ def _check_place(place: str, where: str) -> None:
 def _check_cache(place: str) -> None:
     """Checks where the cache is: relative to the manifest, or the URL of a cache in an object store."""
     _check_place(place, "cache")
+    if place.count("/") > MOST_DEEP:
+        raise Unparsed(f"cache is {brief(place)}, {place.count('/')} directories deep, expected at most {MOST_DEEP}")
     if is_url(place) and not split_url(place)[2]:
         raise Unparsed(f"cache is {brief(place)}, expected a URL like s3://bucket/cache")
 

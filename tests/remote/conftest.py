@@ -16,7 +16,7 @@ from fault_proxy import FaultProxy
 from s3_server import BUCKET, ENVIRONMENT, S3Server
 from small_manifest import write_small
 
-from prep.cache.remote import gather, room, shards, working
+from prep.cache.remote import documents, gather, room, shards, working
 from prep.fs.remote import asking
 from prep.fs.remote.opening import open_store
 
@@ -59,7 +59,7 @@ def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(asking, "SHORTEST", 0.005)
     own = room.Room()
-    for module in (shards, working, gather):
+    for module in (documents, shards, working, gather):
         monkeypatch.setattr(module, "ROOM", own)
     asking._announced.clear()
     open_store.cache_clear()

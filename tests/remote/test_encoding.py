@@ -501,7 +501,7 @@ def test_prompts_of_what_was_downloaded_and_uploaded_to_a_new_place(prep, here, 
 def test_a_limit_without_room_for_one_mask_is_told(scene):
     scene.report()
     ending = scene.run(machine=1, variables={"LATENTRY_REMOTE_LIMIT": "1"})
-    assert ending["codes"] == [7] and "there is no room for a shard of " in ending["out"]
+    assert ending["codes"] == [7] and "there is no room for " in ending["out"]
     assert "LATENTRY_REMOTE_LIMIT=200GB" in ending["out"]
 
 

@@ -252,7 +252,7 @@ def test_a_full_disk_is_told_with_the_options(store, small_there, monkeypatch):
     for copy in store.copies.glob("whole/**/shards"):
         room.atomic.remove_tree(copy)
     monkeypatch.setattr(shards.atomic, "write", full)
-    with pytest.raises(CacheError, match=r"there is no room for a shard of .* in .*: the disk is full") as caught:
+    with pytest.raises(CacheError, match=r"there is no room for .* in .*: the disk is full") as caught:
         rows_of(Path(f"{store.url}/manifest.json"))
     assert "LATENTRY_REMOTE_DIR=DIR" in caught.value.hint and "LATENTRY_REMOTE_LIMIT=200GB" in caught.value.hint
     monkeypatch.undo()

@@ -64,7 +64,7 @@ def lister(store, monkeypatch) -> Iterator[type[Lister]]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setattr(objects, "LISTED", PAGE)
+        monkeypatch.setattr(objects, "PIECE", PAGE)
         monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: handler.clock))
         open_store.cache_clear()
         yield handler

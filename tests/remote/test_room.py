@@ -84,7 +84,7 @@ def test_a_download_counts_in_full_until_it_ends(store, monkeypatch):
             pass
     with second.kept(1000, ended):
         pass
-    with pytest.raises(CacheError, match="there is no room for a shard of 1001 bytes"), first.kept(1001, ended):
+    with pytest.raises(CacheError, match="there is no room for 1001 bytes"), first.kept(1001, ended):
         pass
     assert sorted(path.name for path in (store.copies / "coming").iterdir()) == ["lock", "room"]
 

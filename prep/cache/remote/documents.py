@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from prep.cache.remote.room import make_dirs
+from prep.cache.remote.room import ROOM, make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
 from prep.cache.store import MARKER_BYTES, Cache, inside_another
 from prep.errors import CacheError
@@ -100,13 +100,21 @@ def _has_table(cache: Cache, digest: str) -> bool:
     return path.is_file() and file_digest(path) == digest
 
 
+def _table_size(url: str) -> int:
+    """The size of a table in a store, in bytes. Raises `FileNotFoundError`, `CacheError` for one that is too large."""
+    size = size_of(url)
+    if size > MOST_TABLE:
+        raise CacheError(f"{url} has {size} bytes, expected at most {MOST_TABLE}", hint=AGAIN)
+    return size
+
+
 def _fetch_table(cache: Cache, digest: str) -> None:
     url = f"{url_of(cache.root)}/{cache.table(digest).relative_to(cache.root).as_posix()}"
     for _ in range(TRIES):
         staged = cache.staging() / secrets.token_hex(16)
         try:
-            with atomic.create(staged, mode=cache.file_mode) as handle:
-                for part in stream(url, MOST_TABLE):  # to the disk: tables of 10^8 samples do not fit into memory
+            with ROOM.kept(size := _table_size(url), NEVER), atomic.create(staged, mode=cache.file_mode) as handle:
+                for part in stream(url, size):  # to the disk: tables of 10^8 samples do not fit into memory
                     atomic.write(handle, part)
             if file_digest(staged) == digest:
                 cache.make_dirs(cache.table(digest).parent)

@@ -1,7 +1,8 @@
 """Makes room for local copies: removes the shards that were least recently opened.
 
-LATENTRY_REMOTE_LIMIT says how much all copies may take. Without it they may fill the disk but for a twentieth. A shard
-counts in full from the moment its download begins, for all processes that have their copies in the same directory.
+LATENTRY_REMOTE_LIMIT says how much all copies may take, tables included, which stay. Without it they may fill the disk
+but for a twentieth. A shard counts in full from the moment its download begins, for all processes that have their
+copies in the same directory, and so does a table.
 """
 
 from __future__ import annotations
@@ -159,8 +160,11 @@ def _make_room(size: int) -> int:
         under_way = _under_way()  # first: a download that ends meanwhile counts twice, and not never
         used, copies = _copies()
         allowed = _allowed(used)
-        if size > allowed:
-            raise _no_room(size, "the disk is full" if limit() is None else f"{format_bytes(allowed)} are allowed")
+        stays = used - sum(taken for _, taken, _ in copies)
+        if size > allowed - stays:
+            tables = f", of which tables take {format_bytes(stays)}" if stays else ""
+            raise _no_room(size, "the disk is full" if limit() is None else
+                           f"{format_bytes(allowed)} are allowed{tables}")
         left = allowed - used - under_way
         if left < size:
             left += _remove_oldest(copies, size - left + allowed // 50)
@@ -206,7 +210,7 @@ def _allowed(used: int) -> int:
 
 
 def _no_room(size: int, why: str) -> NotFetched:
-    return NotFetched(f"there is no room for a shard of {format_bytes(size)} in {mirror()}: {why}",
+    return NotFetched(f"there is no room for {format_bytes(size)} in {mirror()}: {why}",
                       hint=f"free some space, or name a directory on another disk with {DIRECTORY}=DIR, or allow more "
                       f"with {LIMIT}=200GB; then run the same command again")
 
@@ -214,20 +218,24 @@ def _no_room(size: int, why: str) -> NotFetched:
 def _copies() -> tuple[int, list[tuple[float, int, Path]]]:
     """The bytes of all copies, and of each shard when it was last opened, its bytes and its path."""
     found: list[tuple[float, int, Path]] = []
-    for folder in _shard_folders(mirror() / WHOLE):
-        for shard in folder.glob("??/*"):
+    tables = 0
+    for root in _caches(mirror() / WHOLE):
+        for shard in root.glob("shards/??/*"):
             with contextlib.suppress(OSError):
                 found.append((shard.stat().st_mtime, sum(size for _, size in tree(shard)), shard))
-    return sum(size for _, size, _ in found), sorted(found)
+        for table in root.glob("tables/??/*"):
+            with contextlib.suppress(OSError):
+                tables += table.stat().st_size
+    return tables + sum(size for _, size, _ in found), sorted(found)
 
 
-def _shard_folders(top: Path) -> Iterator[Path]:
-    """The directories of shards below `top`; removes leftovers of killed processes on the way."""
+def _caches(top: Path) -> Iterator[Path]:
+    """The copies of caches below `top`; removes leftovers of killed processes on the way."""
     for folder, names, files in os.walk(top):
         if MARKER in files:
             remove_leftovers(Path(folder) / "tmp")
             names.clear()
-            yield Path(folder) / "shards"
+            yield Path(folder)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -19,7 +19,8 @@ from prep.errors import CacheError, ConfigError
 from prep.formatting import counted, printable
 from prep.fs.mirror import split_url
 from prep.fs.remote.errors import NO_CREDENTIALS, Denied, Passing, Stopped, StoreError, credentials_hint, sort_out
-from prep.fs.remote.opening import open_store
+from prep.fs.remote.opening import open_store, refuse_redirect
+from prep.fs.remote.waiting import LONG
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -59,6 +60,7 @@ def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading
     """
     scheme, bucket, key = split_url(url)
     waits, usual = waits or Waits(url, stop), SILENT_SENDING if retries else SILENT_AGAIN
+    refuse_redirect(scheme, bucket, key)
     while True:
         if stop.is_set():
             raise Stopped
@@ -96,6 +98,11 @@ class Waits:
         self._first = self._last = time.monotonic()  # when the first of the attempts that fail began, and the latest
         self._tries = 0
         self.renewed = False  # whether credentials were read again
+
+    @property
+    def longest(self) -> float:
+        """Seconds that an answer under way may take without anything new in it."""
+        return max(self._patience, LONG)
 
     @property
     def failed(self) -> bool:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prep.formatting import printable
+from prep.formatting import counted, printable
 from prep.fs.mirror import ListedUrl, split_url
 from prep.fs.remote.asking import NEVER, SILENT, Waits, patiently
 from prep.fs.remote.errors import Passing, Stopped, StoreError, is_conflict, told
+from prep.fs.remote.waiting import NOTICES, apart, body_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -26,8 +27,12 @@ UPLOAD_PART = 1 << 23
 MOST_PARTS = 9_000  # of an upload; S3 takes 10,000
 COPIED_BY_STORE = 5_000_000_000  # bytes of an object that S3 copies by one request
 LISTED = 1000  # objects in an answer to a list request, as S3 has it
+PIECE = 100  # objects that are looked at together: an answer may have few, and be one of very many
+FRUITLESS = 10  # pieces in a row without a new one
+MOST_LISTED = 10_000_000  # objects below one URL: their names take 4 GB of memory
 PART_TRIES = 5  # of a part, before the whole file is sent again
 AGAIN = 3  # attempts at a small object that arrives damaged
+ENDLESS = "another program, such as rclone, shows whether the store ever ends its list"
 
 
 def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
@@ -39,10 +44,7 @@ def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
         size = int(found.meta["size"])
         if size > most:
             raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most}", url)
-        data = bytes(found.bytes())
-        if len(data) != size:
-            raise Passing(f"the answer ended after {len(data)} of {size} bytes")
-        return data
+        return body_of(found, url, size)
 
     return patiently(url, read, stop, silence=SILENT)
 
@@ -71,9 +73,7 @@ def read_listed(url: str, most: int, start: int = 0, length: int | None = None, 
         wanted = size if length is None else min(length, max(0, size - start))
         if wanted > most:
             raise OSError(errno.EFBIG, f"it has {wanted} bytes, expected at most {most} of an object", url)
-        data = bytes(found.bytes())
-        if len(data) != wanted:
-            raise Passing(f"the answer ended after {len(data)} of {wanted} bytes")
+        data = body_of(found, url, wanted)
         named = _MD5.fullmatch(version.partition(" ")[0])
         if length is None and named and split_url(url)[:2] not in _no_md5:
             digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -138,7 +138,7 @@ def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER)
             answer = _asked(url, at, end, whole, stop, None if waits.failed else SILENT)
             waits.asked()
             size = int(answer.meta["size"])  # of the object
-            for part in _parts(answer, 0 if whole else at, at, end, stop):
+            for part in _parts(answer, url, 0 if whole else at, at, end, stop):
                 at += len(part)
                 waits.progressed()
                 yield part
@@ -165,10 +165,16 @@ def _asked(url: str, start: int, end: int, whole: bool, stop: threading.Event, s
     return patiently(url, ask, stop, _ranged, silence=silence)
 
 
-def _parts(answer: Any, at: int, start: int, end: int, stop: threading.Event) -> Iterator[Any]:
+def _parts(answer: Any, url: str, at: int, start: int, end: int, stop: threading.Event) -> Iterator[Any]:
     """The bytes from `start` to `end` of an answer that begins with byte `at`. Raises `Passing`, `Stopped`."""
+    chunks = iter(answer.stream(min_chunk_size=CHUNK))
+
+    def following() -> Any:
+        with NOTICES.of(lambda: f"waiting for {url}: it comes slowly"):
+            return next(chunks, None)
+
     try:
-        for chunk in answer.stream(min_chunk_size=CHUNK):
+        while (chunk := following()) is not None:
             if stop.is_set():
                 raise Stopped
             view = memoryview(chunk)
@@ -215,14 +221,20 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
     def ask(store: ObjectStore, _: str) -> None:
         from obstore import list as list_pages
 
-        for page in list_pages(store, prefix or None, offset=prefix + max(found) if found else None, chunk_size=LISTED):
+        after, fruitless = prefix + max(found) if found else None, 0
+        for page in apart(list_pages(store, prefix or None, offset=after, chunk_size=PIECE), waits.longest, stop):
+            known, before = 0, len(found)
             for one in page:
                 name, size = one["path"].removeprefix(prefix), int(one["size"])
+                known += name in found
                 # The second: of the file KEY and the directory KEY/, the file.
                 if (one["path"] == name and prefix) or (not size and name in found):
                     continue
                 found[name] = Listed(size=size, written=one["last_modified"].timestamp(),
                                      version=_version_of(one))
+            fruitless = fruitless + 1 if len(found) == before else 0
+            # Of KEY and KEY/, one is known: half of them.
+            _check_end(url, len(found), fruitless > FRUITLESS or known > max(PIECE // 10, len(page) // 2))
             waits.progressed()  # of millions of objects, more than one page may fail once
 
     def check_key(error: Exception) -> None:
@@ -231,9 +243,20 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
                              "//, a part . or .., or a control character",
                              hint="rename or delete that object, or name a prefix without it") from None
 
-    patiently(url, ask, stop, check_key, waits=waits)
+    with NOTICES.of(lambda: f"listing {url}: {counted(len(found), 'object')} so far"):
+        patiently(url, ask, stop, check_key, waits=waits)
     names = sorted(found)
     return {name: found[name] for name in names if found[name].size or not _is_above(name, names)}
+
+
+def _check_end(url: str, count: int, again: bool) -> None:
+    """Raises `StoreError` for a list of `count` objects so far that has no end; `again`: it repeats itself."""
+    if again:
+        raise StoreError(f"{url}: the store's list goes on without anything new, after {counted(count, 'object')}",
+                         hint=ENDLESS)
+    if count > MOST_LISTED:
+        raise StoreError(f"{url} has more than {MOST_LISTED:,} objects, as far as the store lists them",
+                         hint=f"name prefixes with fewer objects each, as several sources; {ENDLESS}")
 
 
 def _is_above(name: str, names: Sequence[str]) -> bool:
@@ -247,16 +270,18 @@ def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
 
     Raises `StoreError`.
     """
-    prefix = _prefix_of(url)
+    prefix, waits = _prefix_of(url), Waits(url, stop)
 
     def ask(store: ObjectStore, _: str) -> dict[str, int]:
         from obstore import list_with_delimiter
 
-        objects = list_with_delimiter(store, prefix or None)["objects"]
+        answers = apart((list_with_delimiter(store, prefix or None) for _ in range(1)), waits.longest, stop)
+        objects = next(answers)["objects"]
         return {one["path"].removeprefix(prefix): int(one["size"]) for one in objects
                 if one["path"].startswith(prefix)}  # all but an object of no bytes for the directory itself
 
-    return dict(sorted(patiently(url, ask, stop).items()))
+    with NOTICES.of(lambda: f"listing {url}"):
+        return dict(sorted(patiently(url, ask, stop, waits=waits).items()))
 
 
 _NO_PATH = re.compile(r'invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: )', re.DOTALL)

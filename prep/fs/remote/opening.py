@@ -8,8 +8,10 @@ from datetime import timedelta
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote, urljoin, urlsplit
 
 from prep.errors import ConfigError
+from prep.formatting import printable
 from prep.fs.mirror import ENDPOINTS
 from prep.fs.remote.errors import VARIABLES, StoreError
 
@@ -40,6 +42,50 @@ def open_store(scheme: str, bucket: str, retries: int, silence: float) -> Object
     except (BaseError, ValueError):
         raise StoreError(f"{url} cannot be opened: the settings of the store are not valid",
                          hint=f"check the environment: {VARIABLES[scheme]}, {', '.join(ENDPOINTS[scheme])}") from None
+
+
+# Where credentials travel otherwise than in the header Authorization, which is not sent on to another host.
+_TRAVELS = {"s3": ("AWS_SESSION_TOKEN", "AWS_TOKEN"), "az": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")}
+_asked: set[tuple[str, str]] = set()  # endpoints and buckets
+
+
+def refuse_redirect(scheme: str, bucket: str, key: str) -> None:
+    """Raises `StoreError` if the store sends a request for an object on to another host, which would get credentials.
+
+    obstore follows redirects with all headers but one. So an endpoint is asked once for each bucket, without any
+    credentials.
+    """
+    endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)), "")
+    roles = scheme == "s3" and not any(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"))
+    secret = roles or any(os.environ.get(name) for name in _TRAVELS.get(scheme, ()))
+    if not secret or not re.match("https?://", endpoint) or (endpoint, bucket) in _asked:
+        return
+    _asked.add((endpoint, bucket))
+    address = f"{endpoint.rstrip('/')}/{bucket}/{quote(key)}"
+    host = urlsplit(urljoin(address, _location(address))).netloc
+    if host.rpartition("@")[2] != urlsplit(address).netloc.rpartition("@")[2]:
+        raise StoreError(f"{scheme}://{bucket}: the store sends requests on to {printable(host)[:200]}, which would "
+                         "get the credentials", hint="if that is the store, name it as the endpoint: export "
+                         f"{ENDPOINTS[scheme][0]}=https://HOST")
+
+
+def _location(address: str) -> str:
+    """Where a server sends a request on to; "" if it answers, or does not."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class Stay(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    try:
+        build_opener(Stay).open(Request(address, method="HEAD"), timeout=10).close()
+    except HTTPError as error:
+        return str(error.headers.get("Location") or "") if 300 <= error.code < 400 else ""
+    except (OSError, ValueError, HTTPException):  # what is wrong shows when it is asked for bytes
+        pass
+    return ""
 
 
 def require_library(url: str) -> None:
