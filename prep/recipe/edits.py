@@ -36,11 +36,12 @@ def usual_folder(source: Path) -> Path | None:
 
 
 def with_usual_edits(recipe: Recipe) -> Recipe:
-    """The recipe, which asks for no edits, with those of `prep view --edit` of the recipe itself or of its only source;
-    and with notes on what is used, and on what is there and not used."""
+    """The recipe, which asks for no edits, with those that `prep view --edit` made of the recipe itself, of its only
+    source, or of the directory that its sources lie in; and with notes on what is used, and on what is not."""
     found = list(dict.fromkeys(_written(recipe)))
-    own = (recipe.file, recipe.sources[0].path if len(recipe.sources) == 1 else None)
-    usual = [usual_folder(one) for one in own if one is not None]
+    above = {source.path.parent for source in recipe.sources}
+    whole = recipe.sources[0].path if len(recipe.sources) == 1 else above.pop() if len(above) == 1 else None
+    usual = [usual_folder(one) for one in (recipe.file, whole) if one is not None]
     used = next((one for one in found if one in usual), None)
     notes = [f"note: edits in {shell_name(str(one))} are not used: name it with --edits, or as from in [edits] of a "
              "recipe" for one in found if one != used]
@@ -51,8 +52,9 @@ def with_usual_edits(recipe: Recipe) -> Recipe:
 
 
 def _written(recipe: Recipe) -> Iterator[Path]:
-    """The usual directories of a recipe's file and sources in which edits were saved."""
-    for one in (recipe.file, *(source.path for source in recipe.sources)):
+    """The usual directories of a recipe's file, its sources and what is above these, in which edits were saved."""
+    sources = [source.path for source in recipe.sources]
+    for one in (recipe.file, *sources, *(path.parent for path in sources)):
         folder = None if one is None else usual_folder(one)
         if folder is not None and (folder / UNDO).is_dir() and any(
                 not inner.name.startswith(".") for inner in folder.iterdir()):

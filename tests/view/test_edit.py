@@ -27,6 +27,7 @@ from prep.errors import ConfigError, PathError, UsageError
 from prep.fs.below import Below
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
+from prep.fs.untrusted import NotRegularFile
 from prep.manifest.select import SORTS, Query
 from prep.progress import silent
 from prep.recipe.load import load_recipe
@@ -582,6 +583,38 @@ def test_what_was_saved_is_used_by_the_next_command(prep, pictures, tmp_path):
     found = load_recipe(recipe, choices={})
     assert found.edits is None and found.notes == (
         f"note: edits in {folder} are not used: name it with --edits, or as from in [edits] of a recipe",)
+
+
+def test_edits_of_a_directory_are_those_of_a_recipe_of_its_subdirectories(tmp_path, prep):
+    """As prep init writes it for a layout of kohya's; the subdirectory alone says what it does not use."""
+    photos, recipe = tmp_path / "photos", tmp_path / "dataset.toml"
+    for name in ("10_cat", "20_dog"):
+        draw(photos / name / "0.png", (96, 80), seed=len(name)).with_suffix(".txt").write_text(name)
+    with viewing_source(photos, folder := tmp_path / "photos-edits", **SMALL) as server:
+        for name in ("10_cat", "20_dog"):
+            assert server.save(number(server, f"{name}/0.png"), "caption", f"a {name}".encode()).status == 200
+    assert prep("init", photos, "-o", recipe, "--quiet").code == 0
+    found = load_recipe(recipe, choices={})
+    assert len(found.sources) == 2 and found.edits == folder
+    assert {one.captions[0][0] for one in ingest(found, Memo(None), jobs=1).items} == {"a 10_cat", "a 20_dog"}
+    assert "edits in" in load_recipe(photos / "10_cat", choices={}).notes[0]
+
+
+@pytest.mark.parametrize("sidecars", [False, True])
+def test_systems_without_descriptors_of_directories(pictures, edits, monkeypatch, sidecars):
+    monkeypatch.setattr("prep.fs.below.by_descriptor", lambda: False)
+    root = pictures if sidecars else edits
+    with viewing_source(pictures, None if sidecars else edits, sidecars=sidecars, **SMALL) as server:
+        at = number(server, "sub/b.png")
+        for words in (b"first", b"second"):
+            assert server.save(at, "caption", words).status == 200
+        assert (root / "sub" / "b.txt").read_text() == "second\n"
+        assert server.undo(at, "caption").status == server.undo(at, "caption").status == 200
+    assert (root / "sub" / "b.txt").exists() == sidecars
+    (edits / "sub").mkdir(parents=True, exist_ok=True)
+    (edits / "sub" / "c").symlink_to(pictures)
+    with pytest.raises(NotRegularFile), Below(edits, ("sub", "c")).opened():
+        pass
 
 
 def test_a_save_writes_edits_into_the_recipe(prep, pictures, tmp_path):
