@@ -97,6 +97,12 @@ def test_a_layer_of_another_model_is_told_as_that(tmp_path):
     assert "but the denoiser of this model has no layer of that name: its layers are like " in message
     message, _ = refused(tmp_path / "x.safetensors", {**pair(), **pair(f"unet.{BLOCK}.attn1.to_q")})
     assert "and" in message and "which are the same" in message
+    path = tmp_path / "y.safetensors"
+    fused = pair("lora_unet_double_blocks_0_img_attn_qkv", rows=96)
+    save_file({**fused, **pair("transformer_blocks.0.attn.to_k")}, path)
+    layers = {f"transformer_blocks.0.attn.to_{letter}": (32, 32) for letter in "qkv"}
+    with pytest.raises(ModelError, match=r"adapts 'transformer_blocks.0.attn.to_k' twice, as 'double_blocks_0_img_att"):
+        read_lora(path, layers, naming_of(FAMILIES["flux"], layers))
 
 
 @pytest.mark.parametrize("parts", [

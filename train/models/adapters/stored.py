@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from prep.parse import Unparsed
@@ -23,7 +23,7 @@ class Stored:
 
     name: str  # of the file's layer, without prefix
     parts: tuple[tuple[Place, str], ...]  # its layers in the order of their rows
-    tensors: Mapping[str, str] = field(default_factory=dict)  # names in the file, by kind
+    tensors: Mapping[str, str]  # names in the file, by kind
 
     @property
     def kind(self) -> str:
@@ -64,8 +64,9 @@ def table_of(layers: Iterable[str], naming: Naming) -> Table:
 def contents_of(names: Iterable[str], table: Table) -> Contents:
     """The adapters whose tensors have these names. Raises `Unparsed` for a tensor that nothing here reads."""
     example = min(table, default="")
-    found: dict[str, Stored] = {}
-    text, layers = [], set[str]()
+    called_as: dict[str, str] = {}
+    tensors: dict[str, dict[str, str]] = {}
+    text = []
     for name in names:
         if of_text(name):
             text.append(name)
@@ -74,18 +75,22 @@ def contents_of(names: Iterable[str], table: Table) -> Contents:
         called = next((one for one in candidates(stem) if spelled(one) in table), None) if stem else None
         if called is None:
             raise Unparsed(_unread(name, example, found_end=bool(stem)))
-        parts = table[spelled(called)]
-        adapter = found.setdefault(parts[0][0].name, Stored(name=called, parts=parts, tensors={}))
-        if kind in adapter.tensors:
-            raise Unparsed(f"it has '{adapter.tensors[kind][:120]}' and '{name[:120]}', which are the same")
-        assert isinstance(adapter.tensors, dict)
-        adapter.tensors[kind] = name
-    for adapter in found.values():
+        group = spelled(called)
+        called_as.setdefault(group, called)
+        if (other := tensors.setdefault(group, {}).setdefault(kind, name)) != name:
+            raise Unparsed(f"it has '{other[:120]}' and '{name[:120]}', which are the same")
+    found = [Stored(name=called, parts=table[group], tensors=tensors[group]) for group, called in called_as.items()]
+    _require_once(found)
+    return Contents(adapters=tuple(found), text=tuple(text))
+
+
+def _require_once(adapters: Iterable[Stored]) -> None:
+    """Raises `Unparsed` if two adapters are on one layer, whose names in the file differ."""
+    seen: dict[str, str] = {}
+    for adapter in adapters:
         for _, layer in adapter.parts:
-            if layer in layers:
-                raise Unparsed(f"it adapts '{layer}' twice, also under the name '{adapter.name[:120]}'")
-            layers.add(layer)
-    return Contents(adapters=tuple(found.values()), text=tuple(text))
+            if (other := seen.setdefault(layer, adapter.name)) != adapter.name:
+                raise Unparsed(f"it adapts '{layer}' twice, as '{other[:120]}' and as '{adapter.name[:120]}'")
 
 
 def _unread(name: str, example: str, *, found_end: bool) -> str:
