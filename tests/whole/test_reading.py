@@ -30,7 +30,7 @@ OPENS = {
     "prep.report.pages.frame": "files of this package", "prep.view.render": "files of this package",
     "train.parallel.code": "files of this package",
     "prep.demo.tiny_model": "a model that it has just written",
-    "prep.models.checkpoints.single_file": "a model that it has just written",
+    "prep.models.checkpoints": "a model that is being written",
     "prep.sources.tar_members": "a tar in what was opened before", "prep.export.run": "a tar that is being written",
     "prep.imports.npz": "a member of a zip", "prep.cli.view": "a browser",
 }
