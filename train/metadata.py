@@ -21,6 +21,7 @@ from prep.geometry import Size
 from prep.models.pipeline import weighted_files
 from train.config.load import as_table
 from train.models import lora
+from train.optim.schedule import warmup_steps
 from train.runs.safetensors.writer import data_digest
 from train.setup import Setup
 
@@ -117,7 +118,7 @@ def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
     facts: dict[str, Any] = {
         "output_name": title_of(setup), "base_model_version": _version(setup), "sd_model_name": setup.model.name,
         "learning_rate": config.optimizer.lr, "unet_lr": config.optimizer.lr, "optimizer": config.optimizer.name,
-        "lr_scheduler": config.schedule.name, "lr_warmup_steps": config.schedule.warmup,
+        "lr_scheduler": config.schedule.name, "lr_warmup_steps": warmup_steps(config.schedule, setup.steps),
         "max_grad_norm": config.optimizer.clip, "seed": config.seed, "steps": step, "max_train_steps": setup.steps,
         "num_batches_per_epoch": plan.steps_per_epoch, "epoch": step // plan.steps_per_epoch,
         "total_batch_size": plan.batch_size, "batch_size_per_device": plan.micro_batch,

@@ -19,7 +19,7 @@ from prep.runs.losses import NAME, Records, read_losses
 from train.check import check
 from train.config.table import SETTINGS
 from train.models.size_shift import chances_by_bucket
-from train.runs.directory import Run, model_of, read_run, require_manifest
+from train.runs.directory import Run, model_of, open_run, read_run
 from train.runs.losses import ids_of
 from train.runs.pictures import path_of
 from train.runs.resume import find_start
@@ -120,13 +120,11 @@ def _other_data(run: Run, setup: Setup) -> str:
 
 def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
     """The setup of the run's last start; its steps were planned with the micro-batch in its checkpoints."""
-    if manifest is None:
-        require_manifest(run)
     planned: int | None = None
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
         planned = find_start(run.folder, complete=False).state.micro_batch
-    report = check(replace(run.asked, model=model_of(run, model)),
-                   run.config, planned=planned)
+    own = open_run(run, manifest).manifest
+    report = check(replace(run.asked, model=model_of(run, model)), run.config, planned=planned, manifest=own)
     if report.setup is None:
         raise report.faults[0]
     return report.setup

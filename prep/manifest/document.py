@@ -23,6 +23,7 @@ from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
 from prep.fs.remote.objects import create_object, read_object, replace_object
 from prep.fs.text import TooLarge, read_small, without_mark
+from prep.fs.untrusted import read_regular
 from prep.geometry import Size
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed, brief
@@ -110,9 +111,8 @@ def read_manifest(path: Path, *, fetch: bool = True, cache: Path | None = None) 
     an odd URL, or a `cache` for a manifest in a store, which lies beside its own.
     """
     path = local_path(path)
+    _check_moved(path, cache)
     if url_of(path) is not None:
-        if cache is not None:
-            raise PathError(f"--cache is given, but {shown(path)} is in a store, beside its cache", hint="omit --cache")
         return _fetched(path, tables=fetch)
     try:
         data = without_mark(read_small(path, most=LIMIT, regular=True))
@@ -122,10 +122,31 @@ def read_manifest(path: Path, *, fetch: bool = True, cache: Path | None = None) 
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
                             hint="create it: prep encode SOURCE --model MODEL --cache CACHE -o manifest.json") from None
-    manifest = replace(_parsed(path, data), moved=cache if cache is None or is_url(cache) else cache.absolute())
-    if fetch and url_of(manifest.cache_root) is not None:
-        fetch_tables(manifest.cache_root, manifest.document["tables"].values())
-    return manifest
+    return _with_tables(_parsed(path, data), fetch, cache)
+
+
+def read_copy(copy: Path, path: Path, *, fetch: bool = True, cache: Path | None = None) -> Manifest:
+    """The manifest in the file `copy`, as if it lay at `path`, from where its paths lead. Raises as `read_manifest`."""
+    path = local_path(path)
+    _check_moved(path, cache)
+    try:
+        manifest = _parsed(path, without_mark(read_regular(copy, LIMIT)))
+    except OSError as error:
+        raise ManifestError(f"cannot read manifest {copy}: {error.strerror or error}", hint=NAME_IT) from None
+    return _with_tables(manifest, fetch, cache)
+
+
+def _check_moved(path: Path, cache: Path | None) -> None:
+    if cache is not None and url_of(path) is not None:
+        raise PathError(f"--cache is given, but {shown(path)} is in a store, beside its cache", hint="omit --cache")
+
+
+def _with_tables(manifest: Manifest, fetch: bool, cache: Path | None) -> Manifest:
+    """The manifest, whose cache is at `cache` now if that is given; with `fetch`, what a store has of its tables."""
+    found = replace(manifest, moved=cache if cache is None or is_url(cache) else cache.absolute())
+    if fetch and url_of(found.cache_root) is not None:
+        fetch_tables(found.cache_root, found.document["tables"].values())
+    return found
 
 
 def _fetched(path: Path, *, tables: bool) -> Manifest:

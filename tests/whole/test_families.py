@@ -44,9 +44,8 @@ from train.models.families.registry import DENOISERS, naming_of
 from train.models.family import Conditions
 from train.models.samplers import samplers
 from train.objectives.forward import forward, sample_losses
-from train.report.provenance import own_manifest
 from train.runs.checkpoint_files import save
-from train.runs.directory import claim_run, read_run
+from train.runs.directory import claim_run, own_manifest, read_run
 from train.runs.resume import Compared, compare, find_start
 from train.sampling.prompts import cached
 from train.sampling.sampler import _noise, pictures

@@ -21,17 +21,17 @@ from train.config.schema import Config
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
 
-def check(asked: RunRequest, config: Config, *, planned: int | None = None) -> CheckReport:
+def check(asked: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None
+          ) -> CheckReport:
     """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault. `planned`: the
-    micro-batch with which the steps of a resumed run were planned."""
+    micro-batch with which the steps of a resumed run were planned; `manifest`: that in place of the one to read."""
     faults: list[Problem] = []
-    manifest: Manifest | None = None
     index: Index | None = None
     plan: StepPlan | None = None
     model: Model | None = None
     shards: Looks = {}
     with Noting(faults):
-        manifest = read_manifest(asked.manifest, cache=asked.cache)
+        manifest = manifest or read_manifest(asked.manifest, cache=asked.cache)
     if manifest is None:
         return CheckReport(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
     with Noting(faults):

@@ -11,6 +11,7 @@ from prep.loader.index import Index
 from train.config.interval import interval_of
 from train.config.load import by_name
 from train.config.schema import Config
+from train.optim.schedule import warmup_steps
 
 
 def check_masks(index: Index, config: Config) -> None:
@@ -52,10 +53,10 @@ def steps_of(config: Config, plan: StepPlan) -> int:
 def check_schedule(config: Config, plan: StepPlan | None) -> None:
     """Raises `ConfigError` for a warm-up or cycles that the run is too short for."""
     steps, schedule = 0 if plan is None else steps_of(config, plan), config.schedule
-    if plan is not None and schedule.warmup > steps:
+    if plan is not None and warmup_steps(schedule, steps) > steps:
         raise ConfigError(f"schedule.warmup is {schedule.warmup}, but the run has {steps} steps: the learning "
                           "rate would never reach optimizer.lr", hint=f"--set schedule.warmup={steps // 10}")
-    falling = max(steps - schedule.warmup, 1)
+    falling = max(steps - warmup_steps(schedule, steps), 1)
     if plan is not None and schedule.name == "cosine-restarts" and schedule.cycles > falling:
         raise ConfigError(f"schedule.cycles is {schedule.cycles}, but only {falling} steps follow the warm-up",
                           hint=f"--set schedule.cycles={min(4, falling)}")

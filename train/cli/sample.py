@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,9 @@ def sample(
     prompt: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="a prompt, encoded if the cache lacks it; "
                                                      "may contain --n, --w, --h, --d, --s, --l as in a file")] = None,
     prompts: Annotated[Path | None, typer.Option(help="file of prompts (default: the manifest's)")] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="the PNG to write")] = Path("grid.png"),
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="the PNG to write; replaces only an "
+                                                "earlier grid (default: grid.png, or grid-2.png if that is there, and "
+                                                "so on)")] = None,
     checkpoint: Annotated[str | None, typer.Option(help="name, like step-000500 (default: the newest)")] = None,
     base: Annotated[bool, typer.Option("--base", help="use the model as it was before training")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="show before and after training side by side")] = False,
@@ -53,6 +56,7 @@ def sample(
         raise UsageError("--base is given with --checkpoint, but it shows the model before training",
                          hint="omit one of them")
     require_device(device)
+    output = output or unused_picture("grid")
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.models.tensors import pick_device
@@ -78,3 +82,9 @@ def sample(
     for warning in shown.warnings:
         say(f"warning: {warning}")
     put(str(output))
+
+
+def unused_picture(stem: str) -> Path:
+    """A PNG of this name in the working directory that is not there yet: what was drawn before is kept."""
+    names = (Path(f"{stem}{'' if number == 1 else f'-{number}'}.png") for number in range(1, 1 << 20))
+    return next(place for place in names if not os.path.lexists(place))

@@ -21,6 +21,7 @@ from train.config.setting import (
     size_check,
     switch_or_auto,
     targets_check,
+    warmup_check,
 )
 
 Method = Literal["lora", "full"]
@@ -123,7 +124,8 @@ class Schedule:
 
     name: ScheduleName = setting("constant", choices=get_args(ScheduleName),
                                  help="the learning rate after the warm-up; all but constant fall until the last step")
-    warmup: int = setting(0, low=0, help="steps of linear warm-up")
+    warmup: int | float = setting(0, check=warmup_check, values="steps, 0 or more, or a fraction of the run: 0.05",
+                                  help="steps of linear warm-up, or a fraction of all steps")
     floor: float = setting(0.0, low=0, high=1, help="fraction of optimizer.lr that the schedule falls to")
     cycles: int = setting(1, low=1, help="cosine-restarts: how often it falls, each time from the full rate")
     power: float = setting(1.0, low=1e-3, high=100, help="polynomial: exponent of the fall; 1: linear, above 1: faster "

@@ -89,6 +89,16 @@ def _spell(bound: float) -> str:
     return "2^63 - 1" if bound == (1 << 63) - 1 else f"{bound:.10g}"
 
 
+def warmup_check(value: Any, where: str) -> int | float:
+    """Checks a number of steps, or a fraction of all: less than 1."""
+    if isinstance(value, float) and 0 < value < 1:
+        return value
+    try:
+        return int(_number(value, int, 0, LARGEST, where))
+    except Unparsed as error:
+        raise Unparsed(f"{error}, or a fraction of the run below 1, like 0.05") from None
+
+
 def size_check(value: Any, where: str) -> tuple[Any, ...]:
     """Checks (width, height) in pixels: a latent cell has 8 pixels per side."""
     whole, _ = _check_of(8, 8, 8192, ())

@@ -13,12 +13,18 @@ def factor(schedule: Schedule, step: int, total: int) -> float:
     Warm-up rises linearly and reaches 1 in its last step. Then all but constant fall toward `floor`, which they would
     reach at step `total`: floor + (1 - floor) · fall(progress).
     """
-    if step < schedule.warmup:
-        return (step + 1) / schedule.warmup
+    warmup = warmup_steps(schedule, total)
+    if step < warmup:
+        return (step + 1) / warmup
     if schedule.name == "constant":
         return 1.0
-    progress = min((step - schedule.warmup) / max(total - schedule.warmup, 1), 1.0)
+    progress = min((step - warmup) / max(total - warmup, 1), 1.0)
     return schedule.floor + (1 - schedule.floor) * _fall(schedule, progress)
+
+
+def warmup_steps(schedule: Schedule, total: int) -> int:
+    """The steps of warm-up in a run of `total` steps; of a fraction the whole ones, as sd-scripts has it."""
+    return schedule.warmup if isinstance(schedule.warmup, int) else int(schedule.warmup * total)
 
 
 def _fall(schedule: Schedule, progress: float) -> float:

@@ -24,9 +24,9 @@ from prep.runs.losses import RELATIVE
 from prep.runs.state import TONES, WORDS, State, state_of
 from train.models.adapters.readers import KINDS
 from train.report import pictures as shown
-from train.report.provenance import checkpoints, own_manifest, provenance, settings
+from train.report.provenance import checkpoints, provenance, settings
 from train.runs.checkpoint import list_checkpoints
-from train.runs.directory import Run, read_run
+from train.runs.directory import Run, own_manifest, read_run
 from train.runs.watch import line
 
 NAME = "report.html"

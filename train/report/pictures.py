@@ -12,7 +12,6 @@ import numpy as np
 from prep.errors import Problem, first_line
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
-from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.report.pages.frame import Pictures
 from prep.report.pages.gallery import CAPTIONS, LETTERS, from_sources
@@ -21,7 +20,7 @@ from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
 from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
 from train.report.worst import Worst, find_worst
-from train.runs.directory import Run, require_manifest
+from train.runs.directory import Run, open_run
 
 SIDE = 320  # pixels of the longer side of a picture
 WHOLE = 960  # pixels of the longer side of a grid whose parts are not known
@@ -101,10 +100,8 @@ def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> 
     if not count:
         return Hardest(found=None, cards=(), why="Not asked for.")
     try:
-        if manifest is None:
-            require_manifest(run)
-        opened = open_manifest(read_manifest(run.asked.manifest, cache=run.asked.cache))
-        found = find_worst(run.folder, count, run.asked.manifest, run.asked.cache)
+        opened = open_manifest(open_run(run, manifest).manifest)
+        found = find_worst(run.folder, count, manifest, run.asked.cache)
         described = [describe(opened, each.sample) for each in found.samples]
     except Problem as error:
         return Hardest(found=None, cards=(), why=f"{first_line(error)}. {error.hint}".strip())

@@ -10,25 +10,16 @@ from prep.errors import Problem, first_line
 from prep.formatting import format_bytes
 from prep.fs.mirror import shown, url_of
 from prep.fs.untrusted import size_regular, walk
-from prep.manifest.document import Manifest, read_manifest
 from prep.models.fingerprint import digest_file
 from prep.report.pages.parts import Column, Table
 from prep.runs.documents import reason
 from train.config.load import by_name
 from train.config.table import SETTINGS, spell
 from train.runs.checkpoint import State, list_checkpoints, read_state
-from train.runs.directory import RESULTS, Run
+from train.runs.directory import RESULTS, Run, own_manifest
 
 MOST_DIGESTED = 1 << 30  # bytes of a result, beyond which its digest would take minutes
 Facts = list[tuple[str, str]]  # title, value
-
-
-def own_manifest(run: Run) -> Manifest | None:
-    """The run's copy of its manifest; `None` if it is missing or damaged."""
-    try:
-        return read_manifest(run.folder / "manifest.json", fetch=False)
-    except Problem:
-        return None
 
 
 def provenance(run: Run) -> Facts:

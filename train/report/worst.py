@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from prep.errors import CacheError
-from prep.loader.index import Index, open_index
-from prep.manifest.document import read_manifest
+from prep.loader.index import Index
 from prep.runs.losses import NAME, Hardness, hardness, read_losses
-from train.runs.directory import read_run, require_manifest
+from train.runs.directory import open_run, read_run
 from train.runs.pictures import path_of
 
 
@@ -43,9 +42,7 @@ def find_worst(folder: Path, count: int, manifest: Path | None = None,
                cache: Path | None = None) -> Worst:
     """The `count` samples of the run in `folder` with the highest losses, for their timesteps. Raises `Problem`."""
     run = read_run(folder, manifest=manifest, cache=cache)
-    if manifest is None:
-        require_manifest(run)
-    index = open_index(read_manifest(run.asked.manifest, cache=run.asked.cache))
+    index = open_run(run, manifest)
     records = read_losses(folder / NAME)
     found = hardness(records, index.samples.ids)
     if not found.showings:

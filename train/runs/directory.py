@@ -34,13 +34,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.digest import canonical, digest_bytes
-from prep.errors import CacheError, ConfigError, ModelError, PathError
+from prep.errors import CacheError, ConfigError, ModelError, PathError, Problem
 from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.mirror import DIRECTORY, local_path, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
+from prep.loader.index import Index, open_index
+from prep.manifest.document import Manifest, read_copy, read_manifest
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs import heartbeat
 from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_of, read_document
@@ -254,6 +256,29 @@ def read_run(folder: Path, *, manifest: Path | None = None, cache: Path | None =
                    adopted=tuple(list_of(body.get("adopted", []), checkpoint.adopted_of, "adopted")))
     except (Unparsed, ConfigError) as error:
         raise damaged(folder, error) from None
+
+
+def own_manifest(run: Run, *, fetch: bool = False) -> Manifest | None:
+    """The run's copy of the manifest that it was last started with, as if it lay where that did; `None` if it is
+    missing or damaged, or with `fetch` if tables cannot be fetched."""
+    try:
+        return read_copy(run.folder / "manifest.json", run.asked.manifest, fetch=fetch, cache=run.asked.cache)
+    except Problem:
+        return None
+
+
+def open_run(run: Run, manifest: Path | None = None) -> Index:
+    """The samples that the run was last started with: by its own copy of the manifest, since another one may lie in
+    its place now. If the cache has no tables of that, or a `manifest` was named: by what is there.
+
+    Raises `ManifestError`, `CacheError`.
+    """
+    if manifest is None:
+        with suppress(CacheError):
+            if (own := own_manifest(run, fetch=True)) is not None:
+                return open_index(own)
+        require_manifest(run)
+    return open_index(read_manifest(run.asked.manifest, cache=run.asked.cache))
 
 
 def run_of(folder: Path) -> Path:

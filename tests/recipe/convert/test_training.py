@@ -297,13 +297,12 @@ def test_intervals_in_epochs_need_no_note_unless_something_is_left_out(folder):
         "sample_every_n_steps": "sd-scripts ignores it beside sample_every_n_epochs"}
 
 
-def test_a_warm_up_that_is_a_fraction_needs_steps(folder):
+def test_a_warm_up_that_is_a_fraction_stays_one_where_the_steps_are_not_known(folder):
     config, said = of_kohya(folder, lr_scheduler="cosine", lr_warmup_steps=0.1, max_train_steps=700)
     assert config.schedule.warmup == 70 and "lr_warmup_steps" not in said
     # With both, sd-scripts computes the steps from the epochs.
     config, said = of_kohya(folder, lr_scheduler="cosine", lr_warmup_steps=0.1, max_train_steps=700, max_train_epochs=3)
-    assert config.schedule.warmup == 0
-    assert said["lr_warmup_steps"] == "a fraction of the run; schedule.warmup is in steps"
+    assert config.schedule.warmup == 0.1 and "lr_warmup_steps" not in said
 
 
 @pytest.mark.parametrize(("given", "name"), [

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch._inductor import cpp_builder
 
 from prep.manifest.document import read_manifest
+from train.cli.sample import unused_picture
 
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
 
@@ -998,3 +999,10 @@ def test_a_cache_that_has_moved_is_named_once(prep, train, make, tmp_path, monke
         assert found.code == 0, (name, found.err)
     assert train("worst", folder).code == 0, "the run knows where it was continued"
     assert not cache.exists()
+def test_a_grid_without_a_name_replaces_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(3):
+        found.append(unused_picture("grid").name)
+        Path(found[-1]).touch()
+    assert found == ["grid.png", "grid-2.png", "grid-3.png"]

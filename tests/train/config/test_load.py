@@ -194,3 +194,12 @@ def test_a_batch_that_micro_batches_do_not_divide_names_one_that_does(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config(path, {"batch_size": 12})
     assert caught.value.hint == "--micro-batch 4, or another --batch-size"
+
+
+def test_a_warm_up_in_steps_or_as_a_fraction():
+    assert [parse({"schedule": {"warmup": value}}, "").schedule.warmup for value in (0, 7, 0.05)] == [0, 7, 0.05]
+    config = parse({"schedule": {"warmup": 0.05}}, "")
+    assert parse(as_table(config), "") == config
+    for wrong in (1.5, 1.0, -0.1, 0.0, "5%", -1, True):
+        with pytest.raises(ConfigError, match=r"schedule\.warmup is .*, expected .*or a fraction of the run below 1"):
+            parse({"schedule": {"warmup": wrong}}, "")

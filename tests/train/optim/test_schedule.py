@@ -21,6 +21,14 @@ def test_constant_is_one_after_a_linear_warm_up():
     assert [factor(schedule, step, 100) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(("total", "steps"), [(100, 5), (39, 1), (10, 0)])
+def test_a_fraction_of_the_run_is_its_whole_steps(total, steps):
+    """As sd-scripts has it, and in a run in epochs, whose steps nobody knows beforehand."""
+    for step in (0, steps, total - 1):
+        assert factor(Schedule(name="cosine", warmup=0.05), step, total) == factor(
+            Schedule(name="cosine", warmup=steps), step, total)
+
+
 def test_cosine_falls_from_one_towards_zero():
     schedule = Schedule(name="cosine", warmup=2)
     assert factor(schedule, 2, 10) == 1.0

@@ -113,6 +113,8 @@ def test_a_manifest_that_has_moved(report, train):
     run, _, document = report(**PLAIN)
     there = run.parent / "m.json"
     there.rename(run.parent / "moved.json")
+    assert train("report", run, "--json").json["worst"] == document["worst"]  # by the run's own copy
+    (run / "manifest.json").unlink()
     assert train("report", run, "--json").json["worst"] == 0
     assert "is gone: " in (run / "report.html").read_text()
     wrong = train("report", run, "--manifest", run.parent / "nowhere.json")

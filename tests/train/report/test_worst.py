@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prep.errors import CacheError
+from prep.errors import CacheError, ManifestError
 from prep.loader.index import open_index
 from prep.runs.losses import HEAD, NAME, RECORD, adjusted
 from train.report.worst import find_worst
@@ -101,3 +101,21 @@ def test_paths_can_be_pasted_into_a_shell(trained, train, monkeypatch):
     assert first.endswith(f"  photos/{index.samples.name(2)}") and second.split()[-1].startswith(("64/", "80/"))
     found = train("worst", run, "-n", 1, "--json").json
     assert found["samples"][0]["path"] == f"photos/{index.samples.name(2)}" and found["samples"][0]["ratio"] > 1.4
+
+
+def test_the_run_s_own_copy_of_its_manifest_counts(trained):
+    """Not another one that was written in its place since, nor that it is gone; without its tables, what is there."""
+    made, index, put = trained
+    samples, records = records_of(index, 400)
+    folder = put(records)
+    before = find_worst(folder, 3)
+    assert before.known == len(np.unique(samples))
+    made.path.write_text("{}")
+    assert find_worst(folder, 3) == before
+    with pytest.raises(ManifestError):
+        find_worst(folder, 3, made.path)
+    made.path.unlink()
+    assert find_worst(folder, 3) == before
+    (folder / "manifest.json").write_text("{}")
+    with pytest.raises(CacheError, match="is gone: "):
+        find_worst(folder, 3)

@@ -52,7 +52,7 @@ def for_report(place: Path) -> Path:
 
 def for_losses(place: Path) -> Path:
     """The directory of a run of which the losses of samples are to be read."""
-    return _run(place, lambda name: name in (RUN, LOSSES) or is_state(name))
+    return _run(place, lambda name: name in (RUN, LOSSES, "manifest.json") or is_state(name))
 
 
 def for_resume(place: Path) -> Path:

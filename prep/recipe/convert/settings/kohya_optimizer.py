@@ -104,10 +104,8 @@ def _put_warmup(kind: str, warmup: float, training: Training) -> None:
         training.note("lr_warmup_steps", warmup, "sd-scripts' constant schedule has no warm-up; not written")
     elif not 0 < warmup < 1:
         training.put("schedule.warmup", round(warmup), "lr_warmup_steps")
-    elif total is None:
-        training.note("lr_warmup_steps", warmup, "a fraction of the run; schedule.warmup is in steps")
     else:
-        training.put("schedule.warmup", round(warmup * total), "lr_warmup_steps")
+        training.put("schedule.warmup", warmup if total is None else round(warmup * total), "lr_warmup_steps")
 
 
 def _warmup(asked: Asked) -> float:

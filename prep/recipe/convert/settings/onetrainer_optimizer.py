@@ -108,8 +108,10 @@ def put_schedule(asked: Asked, training: Training) -> None:
         training.note("learning_rate_cycles", cycles, "schedule.cycles is a whole number; not written")
     warmup = number_of(asked.any("learning_rate_warmup_steps"))
     warmup = 200 if warmup is None else warmup
-    if 0 < warmup <= 1:
-        training.note("learning_rate_warmup_steps", warmup, "a fraction of the run; schedule.warmup is in steps")
+    if 0 < warmup < 1:
+        training.put("schedule.warmup", warmup, "learning_rate_warmup_steps")
+    elif warmup == 1:
+        training.note("learning_rate_warmup_steps", warmup, "the whole run, so that the rate never falls; not written")
     elif warmup > 0 and training.settings.get("optimizer.name") == "adamw-schedule-free":
         training.put("schedule.warmup", int(warmup), "learning_rate_warmup_steps")  # which counts its own steps
     elif warmup > 0:
