@@ -15,7 +15,7 @@ from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import is_url
 from prep.fs.paths import resolve
-from prep.fs.text import parse_toml, read_text
+from prep.fs.text import parse_toml, read_small, read_text
 from prep.recipe.schema import Recipe
 from prep.recipe.write import quoted, relative_to
 from prep.sources.walk import is_tars
@@ -81,11 +81,11 @@ def record_edits(recipe: Path, folder: Path) -> bool:
     """Adds an [edits] that names `folder` to the end of a recipe's file, whose other bytes stay; returns False, and
     changes nothing, if it has one. Raises `OSError`, `ConfigError`, `PathError`, `Unparsed`."""
     at = recipe.resolve()
-    text = read_text(at)
+    text = read_text(at, regular=True)
     table = parse_toml(text, str(recipe))
     if "edits" in table:
         return False
-    named, data = relative_to(folder, at.parent), at.read_bytes()
+    named, data = relative_to(folder, at.parent), read_small(at, regular=True)
     end = "\r\n" if b"\r\n" in data else "\n"
     lines = ["", "[edits]", f"from = {quoted(named)}", ""]
     if not text.endswith("\n"):
