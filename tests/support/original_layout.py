@@ -237,41 +237,6 @@ distilled_guidance_layer.out_proj = distilled_guidance_layer.out_proj
 distilled_guidance_layer.layers.{}.in_layer = distilled_guidance_layer.layers.{}.linear_1
 distilled_guidance_layer.layers.{}.out_layer = distilled_guidance_layer.layers.{}.linear_2
 """
-FLUX2 = _DOUBLE + """
-img_in = x_embedder
-txt_in = context_embedder
-time_in.in_layer = time_guidance_embed.timestep_embedder.linear_1
-time_in.out_layer = time_guidance_embed.timestep_embedder.linear_2
-guidance_in.in_layer = time_guidance_embed.guidance_embedder.linear_1
-guidance_in.out_layer = time_guidance_embed.guidance_embedder.linear_2
-double_stream_modulation_img.lin = double_stream_modulation_img.linear
-double_stream_modulation_txt.lin = double_stream_modulation_txt.linear
-single_stream_modulation.lin = single_stream_modulation.linear
-final_layer.linear = proj_out
-final_layer.adaLN_modulation.1 = ~ norm_out.linear
-double_blocks.{}.img_mlp.0 = transformer_blocks.{}.ff.linear_in
-double_blocks.{}.img_mlp.2 = transformer_blocks.{}.ff.linear_out
-double_blocks.{}.txt_mlp.0 = transformer_blocks.{}.ff_context.linear_in
-double_blocks.{}.txt_mlp.2 = transformer_blocks.{}.ff_context.linear_out
-single_blocks.{}.linear1 = single_transformer_blocks.{}.attn.to_qkv_mlp_proj
-single_blocks.{}.linear2 = single_transformer_blocks.{}.attn.to_out
-"""
-_ZIMAGE_BLOCK = """
-@.{}.attention.qkv = @.{}.attention.to_q + @.{}.attention.to_k + @.{}.attention.to_v
-@.{}.attention.out = @.{}.attention.to_out.0
-@.{}.feed_forward.w1 = @.{}.feed_forward.w1
-@.{}.feed_forward.w2 = @.{}.feed_forward.w2
-@.{}.feed_forward.w3 = @.{}.feed_forward.w3
-@.{}.adaLN_modulation.0 = @.{}.adaLN_modulation.0
-"""
-ZIMAGE = """
-x_embedder = all_x_embedder.2-1
-final_layer.linear = all_final_layer.2-1.linear
-final_layer.adaLN_modulation.1 = all_final_layer.2-1.adaLN_modulation.1
-cap_embedder.1 = cap_embedder.1
-t_embedder.mlp.0 = t_embedder.mlp.0
-t_embedder.mlp.2 = t_embedder.mlp.2
-""" + "".join(_ZIMAGE_BLOCK.replace("@", blocks) for blocks in ("layers", "noise_refiner", "context_refiner"))
 
 
 def published(weights: Weights, lines: str) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,7 @@ pytest.importorskip("transformers", minversion="5", reason="older tokenizers can
 import tiny_pipelines
 
 from prep.errors import ModelError
+from prep.models.checkpoints.original import fit, ways_of_diffusers
 from prep.models.checkpoints.single_file import convert
 from prep.models.families.registry import FAMILIES
 from prep.models.pipeline import infer_family
@@ -77,9 +79,48 @@ def test_a_denoiser_alone_in_every_spelling_and_dtype(model, tmp_path):
 def test_authors_names(family, prefix, tmp_path):
     model = tiny_pipelines.save(family, tmp_path / "model")
     weights = published(load_file(denoiser(model)), PUBLISHED[family])
+    kinds = {"": torch.float32, "model.diffusion_model.": torch.float8_e4m3fn, "diffusion_model.": torch.bfloat16}
+    weights = {name: value.to(kinds[prefix]) for name, value in weights.items()}
+    save_file({name: value.to(kinds[prefix]) for name, value in load_file(denoiser(model)).items()}, denoiser(model))
     save_file({prefix + name: value.contiguous() for name, value in weights.items()}, tmp_path / "x.safetensors")
     convert(tmp_path / "x.safetensors", model, tmp_path / "out")
     assert same(denoiser(tmp_path / "out"), denoiser(model))
+
+
+WIDTH = 3072  # which diffusers' converters of FLUX.1 and Chroma take for granted
+FLUX = {
+    "img_in.weight": (WIDTH, 64), "img_in.bias": (WIDTH,), "txt_in.weight": (WIDTH, 32), "txt_in.bias": (WIDTH,),
+    **{f"{name}.{layer}": shape for name, first in (("time_in", 256), ("vector_in", 16), ("guidance_in", 256))
+       for layer, shape in (("in_layer.weight", (WIDTH, first)), ("in_layer.bias", (WIDTH,)),
+                            ("out_layer.weight", (WIDTH, WIDTH)), ("out_layer.bias", (WIDTH,)))},
+    **{f"double_blocks.0.{side}_{name}": shape for side in ("img", "txt") for name, shape in (
+        ("mod.lin.weight", (6 * WIDTH, WIDTH)), ("mod.lin.bias", (6 * WIDTH,)), ("attn.qkv.weight", (3 * WIDTH, WIDTH)),
+        ("attn.qkv.bias", (3 * WIDTH,)), ("attn.norm.query_norm.scale", (128,)), ("attn.norm.key_norm.scale", (128,)),
+        ("attn.proj.weight", (WIDTH, WIDTH)), ("attn.proj.bias", (WIDTH,)), ("mlp.0.weight", (4 * WIDTH, WIDTH)),
+        ("mlp.0.bias", (4 * WIDTH,)), ("mlp.2.weight", (WIDTH, 4 * WIDTH)), ("mlp.2.bias", (WIDTH,)))},
+    **{f"single_blocks.0.{name}": shape for name, shape in (
+        ("linear1.weight", (7 * WIDTH, WIDTH)), ("linear1.bias", (7 * WIDTH,)), ("linear2.weight", (WIDTH, 5 * WIDTH)),
+        ("linear2.bias", (WIDTH,)), ("norm.query_norm.scale", (128,)), ("norm.key_norm.scale", (128,)),
+        ("modulation.lin.weight", (3 * WIDTH, WIDTH)), ("modulation.lin.bias", (3 * WIDTH,)))},
+    "final_layer.linear.weight": (64, WIDTH), "final_layer.linear.bias": (64,),
+    "final_layer.adaLN_modulation.1.weight": (2 * WIDTH, WIDTH), "final_layer.adaLN_modulation.1.bias": (2 * WIDTH,),
+}
+
+
+@pytest.mark.parametrize("odd", ["", "double_blocks.0.img_attn.odd.weight", "odd"])
+def test_flux_at_its_width_without_any_data(odd):
+    from diffusers import FluxTransformer2DModel
+
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(num_layers=1, num_single_layers=1, joint_attention_dim=32,
+                                       pooled_projection_dim=16, guidance_embeds=True)
+        names = {**FLUX, **({odd: (3,)} if odd else {})}
+        given = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in names.items()}
+    _, way = ways_of_diffusers(FluxTransformer2DModel, model.config, {name: f"there.{name}" for name in names})
+    found = fit(given, way, model)
+    assert not found.missing and not found.misshapen and found.unread == ((f"there.{odd}",) if odd else ())
+    assert {dtype for dtype, _ in found.layout.values()} == {torch.bfloat16}
+    assert sum(math.prod(shape) for _, shape in found.layout.values()) == sum(map(math.prod, FLUX.values()))
 
 
 def in_one_file(model: Path, path: Path) -> dict[str, torch.Tensor]:
