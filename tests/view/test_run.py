@@ -197,10 +197,10 @@ def test_a_run_that_is_trained_tells_what_it_does(run):
 
 @pytest.mark.parametrize(("beat", "said"), [
     ({"start": "1"}, "Killed: 4 of 40 steps"), ({"ended": "the disk is full"}, "Failed: 4 of 40 steps"),
-    ({"host": "gpu-7", "time": time.time() - 7300}, "Running, or killed: 4 of 40 steps")],
+    ({"host": "gpu-7"}, "Running, or killed: 4 of 40 steps")],
     ids=["killed", "failed", "silent"])
 def test_a_run_that_is_trained_no_more(run, beat, said):
-    beating(run, **beat)
+    beating(run, **beat, **({"time": time.time() - 7300} if "host" in beat else {}))
     (run / "checkpoints" / "step-000004").mkdir(parents=True)
     (run / "checkpoints" / "step-000004" / "state.json").write_text("{}")
     with viewing_here(run.parent / "manifest.json", run) as server:
