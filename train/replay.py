@@ -46,7 +46,7 @@ class Replayed:
     """A step."""
 
     epoch: int  # from 0
-    sources: int  # of the manifest
+    prefixes: tuple[str, ...]  # of the names of each source's pictures
     samples: tuple[Shown, ...]
     warnings: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ def replay(folder: Path, step: int, manifest: Path | None = None, model: str | N
     losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots])
     if losses is None:
         raise _not_replayed(run, step, setup)
-    return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, sources=len(setup.manifest.sources),
+    return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, prefixes=setup.manifest.prefixes,
                     samples=tuple(_shown(setup.index, requests, losses)), warnings=tuple(_warnings(run, step, setup)))
 
 

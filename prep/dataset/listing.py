@@ -9,6 +9,7 @@ from pathlib import Path
 from prep.dataset.edits import EditFolder
 from prep.dataset.overlap import SharedFiles
 from prep.findings import Finding
+from prep.fs.labels import source_prefixes
 from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
 from prep.recipe.edits import source_folders
@@ -35,13 +36,13 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
     places, count = source_folders(recipe), len(recipe.sources)
     edits = None if recipe.edits is None else EditFolder(root=recipe.edits, sources=places[:count],
                                                          unused=places[count:])
-    shared = SharedFiles(recipe)
+    shared, prefixes = SharedFiles(recipe), source_prefixes([source.path for source in recipe.sources])
     with readers() as workers:
         for number, source in enumerate(recipe.sources):
             mask = recipe.mask_of(number)
             fits = chosen_by(source.include, source.exclude)
             masks = folders[mask] if isinstance(mask, Path) else "sidecar" if mask == "auto" else mask
-            prefix = "" if len(recipe.sources) == 1 else f"source[{number}]/"
+            prefix = prefixes[number]
             taken = left = 0
             for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash,
                                    prefix=prefix, workers=workers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,12 +12,12 @@ import pyarrow.compute as pc
 from prep.cache.reader import Reader
 from prep.errors import CacheError, UsageError
 from prep.formatting import counted, printable, printable_name
+from prep.fs.labels import labels_of, sources_of
 from prep.geometry import Size
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import SampleColumns
 from prep.parse import suggest
 
-_LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
 SUGGEST_AMONG = 20_000  # names; searching more for a similar name takes seconds
 
 
@@ -52,20 +51,21 @@ def import_line(latents: Mapping[str, Any]) -> str:
 
 
 def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
-    """The samples called `name` (their full name, a `source[N]/` label or a file name), and their findings.
+    """The samples called `name` (their full name, the label in findings or a file name), and their findings.
 
     Raises `UsageError` if there are none, `CacheError` if a table is damaged.
     """
     name = printable_name(name)  # the table's spelling, if the shell completed a name that is not UTF-8
     column = audit.samples.table["name"]
     numbers = pc.indices_nonzero(pc.equal(column, name)).to_pylist()
-    if not numbers and (match := _LABEL.fullmatch(name)):  # the label in scans and findings
-        same = pc.indices_nonzero(pc.equal(column, match[2])).to_pylist()
-        numbers = [number for number in same if audit.samples.source[number] == int(match[1])]
+    for source, named in sources_of(name, audit.prefixes) if not numbers else ():  # the label in scans and findings
+        same = pc.indices_nonzero(pc.equal(column, named)).to_pylist()
+        numbers += [number for number in same if audit.samples.source[number] == source]
     if not numbers:
         ends = pc.ends_with(column, pattern="/" + PurePosixPath(name).name)
         numbers = pc.indices_nonzero(ends).to_pylist()
-    labels = {name, *(f"source[{source}]/{name}" for source in range(len(audit.manifest.sources)))}
+    sources = range(len(audit.manifest.sources))
+    labels = {name, *(label for source in sources for label in labels_of(source, name, audit.prefixes))}
     findings = [one for one in audit.findings if one["path"] in labels]
     if not numbers and not findings:
         near = printable(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""

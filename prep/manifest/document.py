@@ -19,6 +19,7 @@ from prep.digest import canonical, seal
 from prep.errors import CacheError, ManifestError, ModelError, PathError
 from prep.formatting import shell_name
 from prep.fs.atomic import write_atomic
+from prep.fs.labels import source_prefixes
 from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
 from prep.fs.remote.objects import create_object, read_object, replace_object
@@ -84,6 +85,11 @@ class Manifest:
     def sources(self) -> tuple[Path | None, ...]:
         """Where the pictures were when they were encoded; `None` if no relative path leads there."""
         return tuple(None if place is None else self._at(place) for place in self.document["sources"])
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of each source's pictures begin with in findings."""
+        return source_prefixes(self.sources)
 
     @property
     def options(self) -> tuple[str | Path, ...]:

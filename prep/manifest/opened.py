@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,6 +58,11 @@ class OpenedManifest:
     def findings_table(self) -> pa.Table:
         """The FINDINGS table."""
         return read_table(self.cache, self.manifest.document["tables"]["findings"], FINDINGS)
+
+    @cached_property
+    def prefixes(self) -> Sequence[str]:
+        """What the names of each source's pictures begin with in findings."""
+        return self.manifest.prefixes
 
     @cached_property
     def findings(self) -> list[dict[str, str]]:

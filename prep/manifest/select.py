@@ -5,7 +5,6 @@ No Python object is made for a sample. Measured at 10^6 samples: tests/benchmark
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.findings import SEVERITIES
+from prep.fs.labels import labels_of, sources_of
 from prep.manifest.samples import SampleColumns
 
 SORTS = ("name", "id", "mask", "weight", "caption", "pixels", "loss")
 LASTING = ("name", "id", "weight", "pixels")  # orders that captions and masks do not change
 REMEMBERED = 16  # selections; each takes 4 bytes a sample
 MANY = 1000  # places in a chunk that are found one by one
-_LABEL = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +52,8 @@ class Listed(Protocol):
     def samples(self) -> SampleColumns: ...
     @property
     def findings_table(self) -> pa.Table: ...
+    @property
+    def prefixes(self) -> Sequence[str]: ...  # of the names of each source's pictures in findings
 
 
 class Selector:
@@ -173,21 +174,22 @@ class Selector:
     def findings_of(self, sample: int) -> list[dict[str, str]]:
         """The findings about a sample, as documents."""
         name, source = self.samples.name(sample), int(self.samples.source[sample])
-        labels = pa.array([name, f"source[{source}]/{name}"])
+        labels = pa.array([name, *labels_of(source, name, self._listed.prefixes)])
         found: list[dict[str, str]] = self.findings.filter(pc.is_in(self.findings["path"], labels)).to_pylist()
         return found
 
     def _with_finding(self, code: str) -> Column:
-        """Samples by the paths of findings: names, or labels such as `source[1]/name`."""
+        """Samples by the paths of findings: names, or labels, which begin with their source's prefix."""
         paths = self.findings_with(code)["path"].to_pylist()
         by_source: dict[int | None, list[str]] = {None: paths}
+        prefixes = self._listed.prefixes
         for path in paths:
-            if match := _LABEL.fullmatch(path):
-                by_source.setdefault(int(match[1]), []).append(match[2])
+            for source, name in sources_of(path, prefixes):
+                by_source.setdefault(source, []).append(name)
         found = np.zeros(len(self.samples), bool)
-        for source, names in by_source.items():
+        for number, names in by_source.items():
             named = pc.is_in(self.samples.table["name"], pa.array(names, pa.string())).to_numpy()
-            found |= named if source is None else named & (self.samples.source == source)
+            found |= named if number is None else named & (self.samples.source == number)
         return found
 
     def samples_of(self, paths: Sequence[str]) -> dict[str, int]:
@@ -195,8 +197,7 @@ class Selector:
         out."""
         named: dict[str, tuple[int | None, str]] = {}
         for path in paths:
-            match = _LABEL.fullmatch(path)
-            named[path] = (None, path) if match is None else (int(match[1]), match[2])
+            named[path] = next(iter(sources_of(path, self._listed.prefixes)), (None, path))
         wanted = pa.array(sorted({name for _, name in named.values()} | set(paths)), pa.string())
         near: dict[tuple[int | None, str], int] = {}
         for number in np.flatnonzero(pc.is_in(self.samples.table["name"], wanted).to_numpy()).tolist():

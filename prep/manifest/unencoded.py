@@ -27,6 +27,7 @@ class Unencoded:
     samples: SampleColumns
     findings_table: pa.Table
     buckets: tuple[Size, ...]
+    prefixes: tuple[str, ...] = ("",)  # of the names of each source's pictures in findings
 
     def describe(self, number: int) -> dict[str, Any]:
         """One sample as a document, its rows `None`; the mask of a view is {} if there is one."""
@@ -58,10 +59,10 @@ class Unencoded:
 
 
 def unencoded(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping[str, float],
-              findings: Iterable[Finding]) -> Unencoded:
+              findings: Iterable[Finding], prefixes: Sequence[str] = ("",)) -> Unencoded:
     """The tables of samples whose keys are all `NO_KEY`, and of findings; `coverage` as for `build_samples`."""
     return Unencoded(samples=open_samples(_table(samples, buckets, coverage)), buckets=tuple(buckets),
-                     findings_table=_findings(findings))
+                     findings_table=_findings(findings), prefixes=tuple(prefixes))
 
 
 def _table(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping[str, float]) -> pa.Table:

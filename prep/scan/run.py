@@ -8,7 +8,6 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of
 from prep.dataset.bucketing import least_side_check
 from prep.dataset.listing import walk_recipe
@@ -66,10 +65,13 @@ def run_scan(asked: ScanCall) -> ScanReport:
                                                select=asked.select, ignore=asked.ignore)}
     tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
     blobs: dict[str, Blob] = {}
+    owners: dict[str, int] = {}  # the sources of pictures without a caption
     small: dict[str, bool] = {}  # pictures below the recipe's minimum side, and whether they are usable otherwise
     below = least_side_check(recipe)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
+        if any(one.code in UNSAID for one in examined.findings):
+            owners[item.label] = item.source
         if examined.identity is None:
             return tokens(item, examined)
         if asked.show is not None:
@@ -86,9 +88,9 @@ def run_scan(asked: ScanCall) -> ScanReport:
                       memory=memory, check=check, compare=bool(wanted), examiner=examiner,
                       total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
     broken = {one.path for one in report.findings if one.severity == "error"}
-    left = {one.path for one in report.findings if _left_out(one, recipe)} - broken
+    left = {one.path for one in report.findings if _left_out(one, recipe, owners)} - broken
     left |= {name for name, usable in small.items() if usable}
-    said = (_with_policy(one, recipe) for one in report.findings
+    said = (_with_policy(one, recipe, owners) for one in report.findings
             if one.path not in small or one.code != "too-small" or one.severity == "error")  # once a picture
     report = replace(report, samples=report.samples - len(left),
                      findings=apply_policy(said, choice, select=asked.select, ignore=asked.ignore))
@@ -101,16 +103,18 @@ def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
     """(what earlier scans found in each picture, with the recipe's policy; the number of pictures that no scan has seen
     as they are). Opens no picture."""
     found: list[Finding] = []
+    owners: dict[str, int] = {}
     unseen, memory = 0, ScanMemo(usual_path())
     try:
         for item in walk_recipe(recipe):
             if isinstance(item, Item):
                 known = memory.get(item)[1]
                 unseen += known is None
+                owners[item.label] = item.source
                 found += known.findings if known is not None else ()
     finally:
         memory.close()
-    return apply_policy([_with_policy(one, recipe) for one in found], recipe.scan), unseen
+    return apply_policy([_with_policy(one, recipe, owners) for one in found], recipe.scan), unseen
 
 
 def _check(asked: ScanCall) -> None:
@@ -122,25 +126,19 @@ def _check(asked: ScanCall) -> None:
                 raise UsageError(str(error), hint="the table of codes is in README.md") from None
 
 
-def _with_policy(one: Finding, recipe: Recipe) -> Finding:
+def _with_policy(one: Finding, recipe: Recipe, owners: Mapping[str, int]) -> Finding:
     """The finding, with the recipe's policy if a caption is missing or empty: info if the policy supplies a caption."""
     if one.code not in UNSAID:
         return one
-    choice = _caption_choice(one, recipe)
+    choice = recipe.caption_of(owners.get(one.path, 0))
     given = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
     if given is not None:
         return replace(one, severity="info", detail=f"{one.detail}; {given} is used")
     return replace(one, detail=f"{one.detail}; the picture is skipped") if choice.missing == "reject" else one
 
 
-def _left_out(one: Finding, recipe: Recipe) -> bool:
-    return one.code in UNSAID and _caption_choice(one, recipe).missing == "reject"
-
-
-def _caption_choice(one: Finding, recipe: Recipe) -> CaptionOptions:
-    """The recipe's caption options for the source in a finding's label."""
-    return recipe.caption_of(0 if len(recipe.sources) == 1 else
-                             int(one.path.removeprefix("source[").partition("]")[0]))
+def _left_out(one: Finding, recipe: Recipe, owners: Mapping[str, int]) -> bool:
+    return one.code in UNSAID and recipe.caption_of(owners.get(one.path, 0)).missing == "reject"
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:

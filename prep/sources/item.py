@@ -17,7 +17,7 @@ class Item:
     """One picture with its caption and mask, as a source yields it; nothing is decoded yet."""
 
     name: str  # POSIX path below the source's root; unique within its source
-    label: str  # its name in findings, unique in its recipe: begins with `source[1]/` if that has several sources
+    label: str  # its name in findings, unique in its recipe: begins with its source's if that has several
     source: int  # index into the recipe's sources
     picture: Blob
     caption: Blob | None

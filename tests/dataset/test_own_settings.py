@@ -85,9 +85,9 @@ def test_a_missing_caption_stops_only_where_it_should(sealed, folder):
     (folder / "more/1.txt").unlink()
     source = "[[source]]\npath = 'photos'\n[[source]]\npath = 'more'\n"
     result = sealed(source, code=3)
-    assert "pictures without a caption (1): source[1]/1.png" in result.err
+    assert "pictures without a caption (1): more/1.png" in result.err
     sealed(source + "caption = {missing = 'reject'}")
-    assert [one["path"] for one in sealed.report["rejected"]] == ["source[1]/1.png"]
+    assert [one["path"] for one in sealed.report["rejected"]] == ["more/1.png"]
 
 
 def test_masks_by_source(sealed, folder):

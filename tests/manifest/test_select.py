@@ -148,7 +148,7 @@ def test_samples_of_findings(selector):
 def test_the_worst_findings_come_first(small):
     table = pa.Table.from_pylist([{"path": path, "code": code, "severity": severity, "detail": ""}
                                   for path, code, severity in FOUND], schema=FINDINGS)
-    listed = SimpleNamespace(samples=small.samples, findings_table=table)
+    listed = SimpleNamespace(samples=small.samples, findings_table=table, prefixes=small.prefixes)
     assert [one["severity"] for one in Selector(listed).findings.to_pylist()] == [
         "error", "warning", "warning", "warning", "info"]
 

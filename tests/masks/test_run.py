@@ -203,7 +203,7 @@ def test_sources_of_the_same_names_do_not(prep, two, tmp_path):
     result = prep("mask", two, "--with", "threshold", "-o", tmp_path / "out")
     assert (result.code, result.out) == (3, "") and not (tmp_path / "out").exists()
     assert result.err == (
-        "error: source[0]/a.png and source[1]/a.webp would share the mask a-masklabel.png\n"
+        "error: one/a.png and two/a.webp would share the mask a-masklabel.png\n"
         "hint: run prep mask for each source, and set its directory as mask in that [[source]]\n")
 
 

@@ -36,8 +36,8 @@ def two(tmp_path):
     return recipe
 
 
-BAD = {("source[0]/bad.png", "not-an-image"), ("source[1]/bad.png", "not-an-image")}
-ALONE = {("source[0]/sub/alone.png", "missing-caption"), ("source[1]/sub/alone.png", "missing-caption")}
+BAD = {("one/bad.png", "not-an-image"), ("two/bad.png", "not-an-image")}
+ALONE = {("one/sub/alone.png", "missing-caption"), ("two/sub/alone.png", "missing-caption")}
 
 
 def said(findings):
@@ -51,7 +51,7 @@ def test_files_of_several_sources_are_told_apart(prep, two, tiny_model, tmp_path
     document = prep("inspect", tmp_path / "m.json", "--json").json
     assert document["rejected"] == 4
     assert said(document["findings"]) == BAD | ALONE | {("mks/one.png", "orphan-mask")}
-    for name in ("bad.png", "source[1]/bad.png"):
+    for name in ("bad.png", "two/bad.png"):
         found = prep("inspect", tmp_path / "m.json", "--sample", name, "--json").json["findings"]
         assert said(found) == {one for one in BAD if one[0].endswith(name)}
 
@@ -59,7 +59,7 @@ def test_files_of_several_sources_are_told_apart(prep, two, tiny_model, tmp_path
 def test_a_sample_is_found_by_the_name_that_findings_give_it(prep, two, tiny_model, tmp_path):
     prep("encode", two, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json", "--model", tiny_model, *SMALL)
     assert len(prep("inspect", tmp_path / "m.json", "--sample", "good.png", "--json").json["samples"]) == 2
-    (one,) = prep("inspect", tmp_path / "m.json", "--sample", "source[1]/good.png", "--json").json["samples"]
+    (one,) = prep("inspect", tmp_path / "m.json", "--sample", "two/good.png", "--json").json["samples"]
     assert (one["name"], one["source"]) == ("good.png", 1)
     missing = prep("inspect", tmp_path / "m.json", "--sample", "source[2]/good.png")
     assert missing.code == 2 and "manifest has no sample 'source[2]/good.png'" in missing.err
@@ -78,13 +78,13 @@ def test_a_sample_is_found_by_a_name_that_is_not_utf_8(prep, tiny_model, tmp_pat
 
 def test_scan_and_bucket_tell_them_apart(prep, two):
     findings = prep("scan", two, "--json").json["findings"]
-    assert said(findings) >= BAD | ALONE | {("mks/one.png", "orphan-mask"), ("source[1]/good.png", "exact-duplicate")}
-    (copied,) = [one["detail"] for one in findings if one["path"] == "source[1]/good.png"]
-    assert copied == "same bytes as source[0]/good.png"
+    assert said(findings) >= BAD | ALONE | {("mks/one.png", "orphan-mask"), ("two/good.png", "exact-duplicate")}
+    (copied,) = [one["detail"] for one in findings if one["path"] == "two/good.png"]
+    assert copied == "same bytes as one/good.png"
     assert not [one for one in findings if one["path"] == "mks/two.png"]
     view = prep("bucket", two, "--batch-size", 4, "--underfill", "repeat", *SMALL[:4], "--json").json
-    assert {one["name"] for one in view["pictures"]} >= {"source[0]/good.png", "source[1]/good.png"}
-    assert all(name.startswith("source[") for name in view["repeated"])
+    assert {one["name"] for one in view["pictures"]} >= {"one/good.png", "two/good.png"}
+    assert all(name.startswith(("one/", "two/")) for name in view["repeated"])
 
 
 def test_what_one_source_has_alone_keeps_its_name(prep, two, tmp_path):
@@ -107,8 +107,8 @@ def test_rows_that_fail_later_are_told_apart(prep, two, tiny_model, tmp_path, mo
                   *SMALL, "--json").json
     details = {one["path"]: one["detail"] for one in report["rejected"] if one["code"] == "unreadable-file"}
     assert details == {
-        "source[1]/good.png": "source[1]/good.png cannot be read: Permission denied",
-        "source[1]/two.png": "source[1]/two.png: its mask two.png cannot be read: Permission denied"}
+        "two/good.png": "two/good.png cannot be read: Permission denied",
+        "two/two.png": "two/two.png: its mask two.png cannot be read: Permission denied"}
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -223,5 +223,5 @@ def test_a_source_of_nothing_is_told(prep, tmp_path, make, detail):
     (tmp_path / "alone.toml").write_text(alone)
     both, one = prep("scan", tmp_path / "both.toml", "--json"), prep("scan", tmp_path / "alone.toml", "--json")
     told = {"code": "empty-source", "severity": "warning", "detail": detail}
-    assert (both.code, both.json["findings"]) == (0, [{"path": "source[1]/.", **told}])
+    assert (both.code, both.json["findings"]) == (0, [{"path": "void/.", **told}])
     assert (one.code, one.json["findings"]) == (1, [{"path": ".", **told}])  # a scan of nothing is no success

@@ -107,7 +107,7 @@ def test_a_missing_caption_is_told_with_what_becomes_of_it(prep, source, tmp_pat
     (tmp_path / "r.toml").write_text(f"[[source]]\npath = 'other'\n[[source]]\npath = 'in'\n{own}\n")
     result = prep("scan", tmp_path / "r.toml", "--json", "--select", "missing-caption")
     (one,) = result.json["findings"]
-    assert (one["path"], one["severity"]) == ("source[1]/copy of a.png", severity)
+    assert (one["path"], one["severity"]) == ("in/copy of a.png", severity)
     assert one["detail"].startswith("no caption") and one["detail"].endswith(end)
     whole = 1 + (policy != "reject")  # of three pictures, one of which is broken
     assert (result.json["pictures"], result.json["samples"]) == (3, whole)

@@ -652,16 +652,16 @@ def test_an_edit_of_one_source_is_none_of_another(pictures, edits, tmp_path):
     recipe = tmp_path / "dataset.toml"
     recipe.write_text('[edits]\nfrom = "edits"\n[[source]]\npath = "pictures"\n[[source]]\npath = "more"\n')
     found = ingest(without_caption_stop(load_recipe(recipe, choices={})), Memo(None), jobs=1)
-    assert {one.item.label: one.captions[0][0] for one in found.items}["source[0]/sub/b.png"] == "of b"
+    assert {one.item.label: one.captions[0][0] for one in found.items}["pictures/sub/b.png"] == "of b"
     (edits / "a.txt").write_text("of which a?")
-    with pytest.raises(ConfigError, match=r"source\[0\]/a.png and source\[1\]/a.png share the edit a.txt") as error:
+    with pytest.raises(ConfigError, match=r"pictures/a.png and more/a.png share the edit a.txt") as error:
         ingest(load_recipe(recipe, choices={}), Memo(None), jobs=1)
     assert f"move it to pictures/ or more/ in {edits}" in error.value.hint
     (edits / "more").mkdir()
     (edits / "a.txt").rename(edits / "more" / "a.txt")
     found = ingest(without_caption_stop(load_recipe(recipe, choices={})), Memo(None), jobs=1)
     assert {one.item.label: one.captions[0][0] for one in found.items if one.item.name == "a.png"} == {
-        "source[0]/a.png": "of a", "source[1]/a.png": "of which a?"}
+        "pictures/a.png": "of a", "more/a.png": "of which a?"}
     assert "orphan-caption" not in {one.code for one in found.findings}
 
 

@@ -38,7 +38,7 @@ def replay(
         return
     put(f"step {step}, in epoch {found.epoch}")
     for each in found.samples:
-        put(f"{spelled(each.path, each.name, each.source, found.sources)}\n  {_details(each)}\n  "
+        put(f"{spelled(each.path, each.name, each.source, found.prefixes)}\n  {_details(each)}\n  "
             + ("without its caption" if each.caption is None else f"caption: {printable(each.caption)}"))
 
 

@@ -36,7 +36,7 @@ def worst(
     put(f"{'ratio':>6}  {'loss':>8}  {'shown':>5}  picture")
     for each in found.samples:
         put(f"{each.ratio:6.2f}  {each.loss:8.4f}  {each.showings:5}  "
-            f"{spelled(each.path, each.name, each.source, found.sources)}")
+            f"{spelled(each.path, each.name, each.source, found.prefixes)}")
 
 
 def _as_json(each: Hard) -> dict[str, Any]:

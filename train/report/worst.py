@@ -34,7 +34,7 @@ class Worst:
 
     showings: int
     known: int  # samples that were shown
-    sources: int  # of the manifest
+    prefixes: tuple[str, ...]  # of the names of each source's pictures
     samples: tuple[Hard, ...]
 
 
@@ -48,7 +48,7 @@ def find_worst(folder: Path, count: int, manifest: Path | None = None,
     if not found.showings:
         raise CacheError(f"{folder} has no losses of samples in {index.manifest.path}",
                          hint="run train run to train it; earlier versions kept none")
-    return Worst(showings=found.showings, known=int((found.shown > 0).sum()), sources=len(index.manifest.sources),
+    return Worst(showings=found.showings, known=int((found.shown > 0).sum()), prefixes=index.manifest.prefixes,
                  samples=tuple(_hard(index, found, count)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prep.formatting import shell_name
@@ -17,8 +18,8 @@ def path_of(index: Index, sample: int) -> Path | None:
     return path.relative_to(here) if path is not None and path.is_relative_to(here) else path
 
 
-def spelled(path: Path | None, name: str, source: int, sources: int) -> str:
+def spelled(path: Path | None, name: str, source: int, prefixes: Sequence[str]) -> str:
     """How a sample is printed: its path, or its name, after its source if there are several."""
     if path is not None:
         return shell_name(str(path))
-    return shell_name(name if sources == 1 else f"source[{source}]/{name}")
+    return shell_name(f"{prefixes[source]}{name}")

@@ -15,6 +15,7 @@ from prep.cache.reader import Reader
 from prep.cache.values import read_values
 from prep.findings import Finding
 from prep.formatting import format_size
+from prep.fs.labels import labels_of
 from prep.images.thumbnail import encode_jpeg, encode_shade, encode_webp, shrink, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
@@ -138,8 +139,8 @@ def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> I
 
 def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about: About, *, many: bool) -> Found:
     """The card of a sample without its pictures, and what it is found by."""
-    label = sample["name"] if len(audit.manifest.sources) == 1 else f"source[{sample['source']}]/{sample['name']}"
-    findings = tuple(about.findings.get(label, ()))
+    labels = labels_of(sample["source"], sample["name"], audit.prefixes)
+    findings = tuple(one for label in labels for one in about.findings.get(label, ()))
     if many:
         findings = tuple(replace(one, detail=one.detail[:LETTERS_OF_MANY]) for one in findings[:CAPTIONS])
     decoded, score = about.decoded.get(number), about.scores.get(number)

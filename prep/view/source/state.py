@@ -14,6 +14,7 @@ from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import counted
+from prep.fs.labels import source_prefixes
 from prep.manifest.samples import Sample, Text, View
 from prep.manifest.select import Selector
 from prep.manifest.unencoded import NO_KEY, Unencoded, unencoded
@@ -72,7 +73,8 @@ def shown_of(survey: Survey) -> Shown:
     coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in seats
                 if seat.item.item.label in survey.coverage}
     tables = unencoded([_sample(recipe, seat) for seat in seats], bucketing.buckets, coverage,
-                       (*survey.findings, *bucketing.findings))
+                       (*survey.findings, *bucketing.findings),
+                       source_prefixes([source.path for source in recipe.sources]))
     selector = Selector(tables)
     selector.prepare()
     crowds, roles = Counter(seat.bucket for seat in seats), Counter(seat.role for seat in seats)
