@@ -120,6 +120,11 @@ def from_system(error: OSError, *, in_cache: bool = False, or_else: str = "") ->
     return PathError(what, hint="check the path, its permissions and the disk")
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the error is a panic of a library in Rust, which derives from `BaseException` alone."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its class."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
-from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_line, from_system
+from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_line, from_system, is_panic
 from prep.formatting import printable
 from prep.fs.mirror import more_room
 from prep.fs.paths import in_cache
@@ -101,7 +101,7 @@ def _ended(error: BaseException, name: str) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", name)
         _put_errors([_entry(error.format_message(), f"{command} --help lists the options", EXIT_USAGE, "usage")])
         return EXIT_USAGE
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) and not is_panic(error):
         raise error
     say("".join(traceback.format_exception(error)).rstrip())
     say(f"error: this is a bug in {name}; the lines above show where")

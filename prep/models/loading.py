@@ -6,14 +6,15 @@ import errno
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prep.errors import ModelError, first_line
+from prep.errors import ModelError, first_line, is_panic
 from prep.models.checkpoints.bounds import known_warnings, require_room
 from prep.models.checkpoints.staging import staged
-from prep.models.files import ComponentFiles
+from prep.models.files import FETCH_AGAIN, ComponentFiles
 
 
 def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
@@ -50,6 +51,17 @@ def _dtype_in(options: Mapping[str, Any]) -> Any:
     return options.get("dtype", options.get("torch_dtype"))
 
 
+@contextmanager
+def without_panics(model: Path) -> Iterator[None]:
+    """Raises a `ModelError` where a library in Rust panics, as tokenizers does: that is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ModelError(f"the tokenizer of {model} stopped at a text: {first_line(error)}", hint=FETCH_AGAIN) from None
+
+
 PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
 
 
@@ -63,13 +75,14 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
 
     kind = getattr(transformers, "AutoTokenizer" if class_name in PROCESSORS else class_name)
     try:
-        with staged(files) as folder:
+        with staged(files) as folder, without_panics(files.folder):
             tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         if class_name in PROCESSORS and tokenizer.chat_template is None:
             tokenizer.chat_template = json.loads(files.small.get("chat_template.json", b"{}")).get("chat_template")
         if not tokenizer.model_max_length >= 2:
             raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
-        tokenizer(["a"], truncation=True)  # some faulty configs fail only here
+        with without_panics(files.folder):
+            tokenizer(["a"], truncation=True)  # some faulty configs fail only here
         return tokenizer
     except Exception as error:  # as above
         raise ModelError(f"cannot load the tokenizer in {files.folder}: {_said(error, files)}",

@@ -210,6 +210,12 @@ def test_the_bar_goes_away_when_work_fails(monkeypatch):
     assert not bar.live.is_started and tick._bar is None
 
 
+def test_a_panic_of_a_library_in_rust_is_a_bug(end):
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+    code, _, err = end(panic("index out of range"))
+    assert code == 70 and err.endswith("error: this is a bug in prep; the lines above show where\n")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell does")
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (1, 2), (0, 1, 2)], ids=str)
 def test_closed_streams_change_neither_files_nor_the_exit_code(closed, tmp_path):

@@ -173,3 +173,14 @@ def test_no_unconditional_row_is_an_error_and_not_a_row_of_nan(prep, photos, tin
                   "--resolution", 96, "--step", 16, "--device", "cpu")
     assert result.code == 7 and "the unconditional text row could not be encoded" in result.err
     assert not (tmp_path / "m.json").exists()
+
+
+def test_a_panic_of_a_library_in_rust_is_an_error_of_the_model(prep, photos, tiny_model, tmp_path, monkeypatch):
+    """Of tokenizers, with some files: it derives from `BaseException`, and ended the command with a traceback."""
+    panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+
+    call = ("encode", photos, "--model", tiny_model, "--resolution", 64, "--cache", tmp_path / "c", "-o",
+            tmp_path / "m.json", "--device", "cpu")
+    monkeypatch.setattr(TextEncoder, "_forward", lambda *_, **__: (_ for _ in ()).throw(panic("out of range")))
+    failed = prep(*call)
+    assert failed.code == 6 and "stopped at a text: out of range" in failed.err and "Traceback" not in failed.err

@@ -23,6 +23,7 @@ from prep.models.device.offload import Placement
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_text, text_files
+from prep.models.loading import without_panics
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.models.text.pipeline import assemble, encoder_configs, load_encoder, spoken, tokenizers_of
 from prep.models.text.quantization import most_captions, require_library
@@ -45,7 +46,7 @@ class TextEncoder:
         `UsageError` without the library that quantizes.
         """
         require_library(options.quantization)
-        self._family, self._options, self._dtype = family, options, dtype
+        self._model, self._family, self._options, self._dtype = model, family, options, dtype
         self._device = pick_device(device)
         self.placement = Placement(self._device, memory, compute)
         self.batches = FittingBatches(self._device, compute, most=most_captions(options.quantization))
@@ -76,8 +77,8 @@ class TextEncoder:
     def _probe(self, model: Path, first: Iterable[TextBatch]) -> Mapping[str, Shape]:
         """Prepares the batches, and returns the shapes of a row's arrays. Raises as `__init__` does."""
         try:
-            self.prepare(first)
-            with torch.inference_mode():
+            with torch.inference_mode(), without_panics(model):
+                self.prepare(first)
                 row = self.batches.one(self._negative, CAPTION)
         except Problem:
             raise
@@ -118,7 +119,8 @@ class TextEncoder:
         Trimmed rows are padded with zeros to `tokens`, and have an attention mask: 1 for text, 0 for padding. A batch
         that does not fit into the device's memory is halved. Raises `OutOfMemoryError` if one caption does not fit.
         """
-        rows = self.batches.run(list(captions), lambda texts: self._forward(texts, negative, tokens), CAPTION)
+        with without_panics(self._model):
+            rows = self.batches.run(list(captions), lambda texts: self._forward(texts, negative, tokens), CAPTION)
         return [self._kept(row, tokens) or self._again(partial(self._forward, [caption], negative, tokens), tokens)
                 for caption, row in zip(captions, rows, strict=True)]
 

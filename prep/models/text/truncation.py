@@ -23,6 +23,7 @@ from prep.models.components import class_of
 from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import text_files
+from prep.models.loading import without_panics
 from prep.models.pipeline import pipeline_index
 from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
@@ -75,7 +76,8 @@ class TruncationFinder:
         files, index = text_files(model), pipeline_index(model)
         tokenizers = tokenizers_of(model, family, files)
         pipeline = text_pipeline(model, family, files, tokenizers)
-        with ExitStack() as stack, torch.inference_mode():
+        self._model = model
+        with ExitStack() as stack, torch.inference_mode(), without_panics(model):
             seen = {name: stack.enter_context(_watched(tokenizers[tokenizer_name(name)])) for name in files.encoders
                     if tokenizer_name(name) in tokenizers}
             try:
@@ -97,7 +99,9 @@ class TruncationFinder:
         """For each caption what is lost of it; `None` if every encoder reads all of it."""
         for start in range(0, len(captions), BATCH):
             chunk = captions[start:start + BATCH]
-            for one in zip(*(reader.truncations(chunk) for reader in self._readers), strict=True):
+            with without_panics(self._model):
+                found = [reader.truncations(chunk) for reader in self._readers]
+            for one in zip(*found, strict=True):
                 yield _of_all(one, [reader.encoder for reader in self._readers])
 
     def readings(self, caption: str) -> list[Reading]:
