@@ -253,6 +253,7 @@ def test_what_could_not_be_uploaded_is_on_the_same_computer(train, words, here, 
     assert f"error: {url} is not all uploaded: " in told.err
     assert f"all is whole in {run_root(url)}: the same command with --resume, on this computer, uploads it" in told.err
     mine = files(run_root(url))
+    assert f"{url} is not all uploaded: ".encode() in mine.pop("heartbeat.json"), "why it failed"
     require_same(mine, here | {"log.jsonl": mine["log.jsonl"]})
     store.proxy.forget()
     told = train(*words, "--resume", "-o", url)
