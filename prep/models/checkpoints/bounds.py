@@ -1,8 +1,8 @@
 """Checks what a model's config asks for before memory is allocated for it: the model is built without any.
 
-On torch's meta device tensors have shapes and no data. While it is built, numbers of parameters and modules are counted
-and compared with the weights that are there: a config of a billion layers ends after some thousands of them. That
-counts whatever the config's numbers are called. Time is not measured: what is counted bounds it.
+On torch's meta device tensors have shapes and no data. While it is built, its parameters, buffers and modules
+are counted and compared with the weights that are there: a config of a billion layers ends after some thousands of
+them. That counts whatever the config's numbers are called. Time is not measured: what is counted bounds it.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ def limited(tensors: Mapping[str, StoredTensor]) -> Iterator[None]:
         spend(0 if value is None else value.numel())
 
     hooks = (registration.register_module_parameter_registration_hook(tensor),
+             registration.register_module_buffer_registration_hook(tensor),
              registration.register_module_module_registration_hook(lambda module, name, value: spend(0)))
     try:
         with _Sizes(left[0] + TABLES):

@@ -57,6 +57,11 @@ def test_tables_without_weights_are_bounded_too():
             torch.empty(1 << 40, device="cpu")
 
 
+def test_buffers_count_as_weights_do():
+    with limited({}), torch.device("meta"), pytest.raises(TooMuch):
+        nn.BatchNorm2d(10**7, affine=False)
+
+
 def test_only_what_this_thread_builds_counts():
     """Another one may load a model of its own meanwhile; and the hooks are gone afterwards."""
     built: list[nn.Module] = []
