@@ -20,6 +20,7 @@ from prep.export.masks import is_masked
 from prep.geometry import Placement, Size
 
 NAME = "dataset.toml"
+SMALL = 1.5  # as much smaller is a bucket that was made for pictures which are not enlarged
 STEP = 64  # pixels, sd-scripts' default of bucket_reso_steps
 
 
@@ -138,9 +139,8 @@ def sizes_of(pictures: Sequence[Picture]) -> list[Resolution]:
         groups[distances.index(min(distances))].add(bucket)
     never = not any(place.scaled[0] > sample.size[0] for picture in pictures for sample in picture.samples
                     for place in [sample.placement(sample.views[0])])
-    small = any(place.scaled == sample.size for picture in pictures for sample in picture.samples
-                for place in [sample.placement(sample.views[0])])
-    return [Resolution(buckets=frozenset(some), no_upscale=never and small) for some in groups]
+    return [Resolution(buckets=frozenset(some), no_upscale=never and min(map(_area, some)) * SMALL < area)
+            for some, area in zip(groups, areas, strict=True)]
 
 
 def _area(bucket: Size) -> int:

@@ -75,7 +75,7 @@ def test_roles_have_directories_of_their_own(encoded, sets, prep):
     assert found == [f"regularization/4_people/people.tar_{one}.png" for one in "xyz"] + PICTURES
     assert (sets / "out" / found[0]).read_bytes() == (sets / "more" / "x.png").read_bytes()
     (dataset,) = read_config(sets / "out" / "dataset.toml")
-    assert (dataset["resolution"], dataset["bucket_reso_steps"]) == (96, 16)
+    assert (dataset["resolution"], dataset["bucket_reso_steps"], dataset["bucket_no_upscale"]) == (96, 16, False)
     assert {name: shown[:2] for name, shown in dataset["shown"].items()} == {
         **{f"regularization/4_people/people.tar_{one}.png": (4, "person") for one in "xyz"},
         PICTURES[0]: (3, "dog 0"), PICTURES[1]: (3, "dog 3"), PICTURES[2]: (3, "dog 2"), PICTURES[3]: (3, "dog 1")}
