@@ -410,7 +410,10 @@ def _exists(path: Path, dir_fd: int | None) -> bool:
 def forget(staged: Path) -> None:
     """Removes what was staged, if it is still there. Raises nothing: what ended the work is the error to report."""
     with contextlib.suppress(OSError):
-        remove_tree(staged)
+        if staged.is_dir():
+            remove_tree(staged)
+        else:
+            remove(staged)
 
 
 def _full_fsync(descriptor: int) -> None:

@@ -33,10 +33,10 @@ def there(store, tmp_path):
     return root
 
 
-def encode(prep, source, cache, manifest, model, *options):
+def encode(prep, source, cache, manifest, model, *options, code=0):
     done = prep("encode", source, "--model", model, "--cache", cache, "-o", manifest, "--resolution", "96", "--json",
                 *options)
-    assert done.code == 0, done.err
+    assert done.code == code, done.err
     return done.json
 
 
@@ -176,7 +176,7 @@ def test_an_object_that_changes_while_it_is_encoded_is_a_finding(store, there, p
         return ""
 
     store.proxy.rule = replace
-    found = encode(prep, f"{store.url}/photos", tmp_path / "cache", tmp_path / "m.json", tiny_model)
+    found = encode(prep, f"{store.url}/photos", tmp_path / "cache", tmp_path / "m.json", tiny_model, code=1)
     assert found["samples"]["train"] == 3
     assert [(one["path"], one["code"]) for one in found["rejected"]] == [("a.png", "changed-meanwhile")]
 
