@@ -678,6 +678,16 @@ def test_ranks_train_one_run(train, words, store, url, tmp_path, monkeypatch, sh
     assert len(losses) == 8
 
 
+def test_a_start_that_failed_while_it_loaded_is_no_other_run(tmp_path):
+    from train.runs.stored.bring import make_way
+
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "heartbeat.json").write_text("{}")
+    assert make_way("s3://bucket/cat", tmp_path / "cat") == [] and (tmp_path / "cat").is_dir()
+    (tmp_path / "cat" / "run.json").write_text("{}")
+    assert len(make_way("s3://bucket/cat", tmp_path / "cat")) == 1 and not (tmp_path / "cat").exists()
+
+
 def test_requests_are_for_the_computer_that_trains(train, words, url):
     from prep.runs.heartbeat import NAME
     from train.runs.heart import Heart

@@ -33,6 +33,7 @@ from train.runs.checkpoint import (
     step_name,
     step_named,
 )
+from train.runs.directory import PASSING
 from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WANDB_ID, WRITER, has_result, whole_steps
 from train.runs.stored.objects import Objects, differs, digests_of
 
@@ -53,7 +54,7 @@ def check_new(objects: Objects, there: Names) -> None:
 
 def make_way(url: str, folder: Path) -> list[str]:
     """Sets aside what is left here of another run at the same place; returns warnings."""
-    if not folder.is_dir() or not any(folder.iterdir()):
+    if not folder.is_dir() or all(path.name in PASSING for path in folder.iterdir()):
         return []
     targets = (folder.with_name(f"{folder.name}.aside-{number}") for number in range(1, 1 << 20))
     target = next(place for place in targets if not place.exists())
