@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prep.errors import ModelError, first_line, is_panic
+from prep.errors import ModelError, OutOfMemoryError, first_line, is_panic
 from prep.models.checkpoints.bounds import known_warnings, require_room
 from prep.models.checkpoints.staging import staged
+from prep.models.device.memory import is_out_of_memory
 from prep.models.files import FETCH_AGAIN, ComponentFiles
 
 
@@ -21,7 +22,7 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
     """Loads a model of class `kind`, of diffusers or transformers, into CPU memory, all its weights from `files`.
 
     `what` names it in messages, `packages` completes the hint on a missing package, and `options` go to
-    `from_pretrained`. Raises `ModelError`.
+    `from_pretrained`. Raises `ModelError`, `OutOfMemoryError`.
     """
     try:
         with staged(files, _dtype_in(options)) as folder, known_warnings():
@@ -37,6 +38,11 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
         raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {_said(error, files)}",
                          hint=f"install that package{packages}") from None
     except Exception as error:  # broken files make the libraries raise almost anything, even SafetensorError
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(
+                f"there is too little memory to load the {what} in {files.folder}", hint="end other programs; in "
+                "training, a quantized denoiser takes less (quantization = \"fp8\" or \"nf4\"), and in encoding text "
+                "encoders that are not loaded whole (--encoder-memory GIB)") from None
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise ModelError(f"cannot load the {what} in {files.folder}: its weights with their scales applied do not "
                              f"fit into {tempfile.gettempdir()}", hint="free space there, or name another directory: "

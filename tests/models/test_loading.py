@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 from model_files import change_json
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from prep.errors import ModelError
+from prep.errors import ModelError, OutOfMemoryError
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
@@ -195,3 +197,18 @@ def test_bitsandbytes_asks_for_no_kernels():
         assert not logging.getLogger("bitsandbytes.backends.cpu.ops").isEnabledFor(logging.WARNING)
     finally:
         logger.setLevel(before)
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"), SafetensorError("Cannot allocate memory (os error 12)")],
+    ids=lambda error: type(error).__name__)
+def test_too_little_memory_is_no_broken_download(model, monkeypatch, error):
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr("diffusers.AutoencoderKL.from_pretrained", fail)
+    with pytest.raises(OutOfMemoryError) as caught:
+        load_vae(model, torch.float32)
+    assert caught.value.exit_code == 9 and "too little memory to load the VAE" in caught.value.message
+    assert "download" not in caught.value.hint and "--encoder-memory" in caught.value.hint

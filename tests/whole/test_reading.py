@@ -25,7 +25,7 @@ OPENS = {
     "prep.cache.damage": "a lock",
     "train.runs.directory": "a directory, to lock it",
     "train.runs.losses": "to append to what was just put there whole",
-    "prep.doctor.machine": "files of the system", "prep.runtime": "files of the system",
+    **dict.fromkeys(("prep.doctor.machine", "prep.runtime", "prep.runs.heartbeat"), "files of the system"),
     "prep.cli.console": "the null device", "prep.workers.worker": "the null device",
     "prep.report.pages.frame": "files of this package", "prep.view.render": "files of this package",
     "train.parallel.code": "files of this package",

@@ -27,7 +27,7 @@ from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import ComponentFiles, read_config
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
-from prep.models.weights import read_shapes
+from prep.models.weights import index_name, read_shapes, variant_of
 from prep.parse import Unparsed
 from prep.runs.documents import open_plain, refused
 from train.config.schema import Dtype
@@ -43,6 +43,7 @@ from train.runs.checkpoint_files import Part, write_part
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
 
+INDEX = ".safetensors.index.json"
 _COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".safetensors")  # no pickles, no code
 _Infos = Mapping[str, TensorInfo]  # of a file
 _SPELLED: Mapping[Dtype, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -259,14 +260,24 @@ def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
         folder = model / name
         if name == family.denoiser or not isinstance(kind, list) or not folder.is_dir():
             continue
-        chosen = {path.name for path in folder.iterdir()}
-        with suppress(Problem):  # a tokenizer and a scheduler have no weights; of others, one variant will do
-            chosen = {path.name for path in weighted_files(model, name).weights}
+        named = {path.name: path.name for path in folder.iterdir()}
+        with suppress(Problem):  # a tokenizer and a scheduler have no weights
+            named = _without_variant(weighted_files(model, name))
         for path in sorted(folder.iterdir()):
-            weights = path.suffix == ".safetensors"
+            weights = path.suffix == ".safetensors" or ".safetensors.index." in path.name
             if path.suffix in _COPIED and path.is_file() and not path.name.startswith(".") and (
-                    not weights or path.name in chosen):
-                yield path, f"{name}/{path.name}"
+                    not weights or path.name in named):
+                yield path, f"{name}/{named.get(path.name, path.name)}"
+
+
+def _without_variant(files: ComponentFiles) -> dict[str, str]:
+    """The files of a component's weights and their index, each with its name if it were of no variant: the denoiser
+    that is written has none, and diffusers loads one variant of all components."""
+    found = {path.name: files.weight_name(path) for path in files.weights}
+    for name in (name for name in files.small if name.endswith(INDEX)):
+        stem = name.removesuffix(INDEX)
+        found[index_name(stem, variant_of(files.folder, stem))] = name
+    return found
 
 
 def _copy(source: Path, target: Path, changed: bytes | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +16,7 @@ Row = TypeVar("Row")
 Items = TypeVar("Items", bound="Sliced")
 
 # Messages of PyTorch's allocators: those for CPU and MPS raise a plain RuntimeError.
-_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
+_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
 class Sliced(Protocol):
@@ -28,9 +29,10 @@ class Sliced(Protocol):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, in device or host memory."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MESSAGES)
+    allocates = isinstance(error, RuntimeError) or type(error).__name__ == "SafetensorError"  # which maps files
+    return allocates and any(words in str(error).lower() for words in _MESSAGES)
 
 
 class FittingBatches:

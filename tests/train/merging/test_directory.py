@@ -348,6 +348,21 @@ def refused(sd15, tmp_path, kind=ModelError, **changes):
     return error.value
 
 
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_model_of_a_variant_becomes_one_without(sd15, tmp_path, shards):
+    """As its card loads it: diffusers looks for one variant of all components."""
+    pipe, model = tiny_pipelines.load(sd15[0]), tmp_path / "fp16"
+    pipe.to(torch.float16).save_pretrained(model, variant="fp16", max_shard_size="200KB" if shards else "10GB")
+    merge(MergeRequest(lora=sd15[1], model=model, output=tmp_path / "out"))
+    assert not list((tmp_path / "out").rglob("*.index.fp16.json"))
+    assert shards or not list((tmp_path / "out").rglob("*fp16*"))
+    made = tiny_pipelines.load(tmp_path / "out")
+    for name in ("vae", "text_encoder"):
+        old, new = (getattr(each, name).state_dict() for each in (
+            tiny_pipelines.load(model, variant="fp16"), made))
+        assert old.keys() == new.keys() and all(torch.equal(old[each], new[each]) for each in old)
+
+
 def test_files_that_are_no_plain_lora(sd15, tmp_path):
     tensors = load_file(sd15[1])
     name = next(name for name in tensors if name.endswith("lora_down.weight"))
