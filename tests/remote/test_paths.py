@@ -32,7 +32,6 @@ LOCAL = {
     "prep unpack file": (U, "{tmp}/new"), "prep unpack folder": ("{tmp}/x.tar", U),
     "prep push manifest": (U, "{url}/pushed"), "prep pull folder": ("{url}/manifest.json", U),
     "prep convert file": (U, "--config", "{model}", "-o", "{tmp}/out"),
-    "prep convert config": ("{tmp}/x.safetensors", "--config", U, "-o", "{tmp}/out"),
     "prep convert output": ("{tmp}/x.safetensors", "--config", "{model}", "-o", U),
     "prep doctor directory": (U,), "prep demo directory": (U,),
     "train init output": ("-o", U),
@@ -67,6 +66,11 @@ URLS = {
     "train worst manifest": ("{tmp}/run", "--manifest", U), "train replay folder": (U, "--step", 1),
     "train replay manifest": ("{tmp}/run", "--step", 1, "--manifest", U), "train report folder": (U,),
     "train report manifest": ("{tmp}/run", "--manifest", U),
+    "train stop folder": (U,), "train sample_now folder": (U,),
+    **{f"{command} cache": ("{home}/manifest.json", "--cache", U)
+       for command in ("prep inspect", "prep verify", "train check", "train run")},
+    **{f"train {command} cache": ("{tmp}/run", "--cache", U) for command in ("sample", "worst", "report")},
+    "train replay cache": ("{tmp}/run", "--step", 1, "--cache", U),
 }
 
 
