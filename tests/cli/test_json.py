@@ -111,10 +111,10 @@ def test_the_documents_of_every_command(checked, photos, tiny_model, tmp_path):
     checked("clean", "--dry-run")
     checked("scan", tmp_path / "nowhere", code=5)
     # What needs a store, depends on the computer, or runs until Ctrl-C: tests/remote/test_transfer.py, tests/doctor and
-    # tests/view check it.
+    # tests/view check it; what asks a process that trains: tests/train/cli/test_cli.py.
     there = {"push", "pull", "doctor", "view"}
-    assert checked.commands == COMMANDS - {f"prep {name}" for name in there}
-    assert checked.formats == set(SCHEMAS) - there
+    assert checked.commands == COMMANDS - {f"prep {name}" for name in there} - {"train stop", "train sample-now"}
+    assert checked.formats == set(SCHEMAS) - there - {"request"}
 
 
 def photos_of(photos):

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 from pictures import draw
 from PIL import Image
 from safetensors import safe_open
@@ -24,6 +25,7 @@ from torch._inductor import cpp_builder
 from prep.manifest.document import read_manifest
 from train.cli.sample import unused_picture
 
+SCHEMAS = Path(__file__).parents[3] / "manifests" / "schemas"
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
 
 
@@ -400,6 +402,7 @@ def test_a_run_is_stopped_and_draws_pictures_when_it_is_asked(train, make, monke
         f"interrupted after step 5; saved {folder}/checkpoints/step-000005. Run the same command again with --resume "
         "to continue\n")
     answer = json.loads(said[-1])
+    Draft202012Validator(json.loads((SCHEMAS / "request.schema.json").read_text())).validate(answer)
     assert answer.pop("step") <= 5 and answer.pop("phase")  # of the last heartbeat
     assert answer == {"format": "latentry/request", "version": 1, "request": "stop", "pid": os.getpid(),
                       "host": os.uname().nodename}
