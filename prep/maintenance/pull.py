@@ -86,12 +86,8 @@ def _place(manifest: Manifest, folder: Path) -> Path:
     """
     named = manifest.document["cache"]
     top, place = folder.absolute(), Path(os.path.normpath(folder.absolute() / named))
-    try:
-        inside = place.is_relative_to(top) and place.resolve().is_relative_to(top.resolve())
-    except (OSError, RuntimeError) as error:  # a name that is too long; links in a circle
-        raise PathError(f"{shown(manifest.path)} names the cache {named[:200]}, which no directory here can be: "
-                        f"{getattr(error, 'strerror', None) or error}", hint=ELSEWHERE) from None
-    if not inside:
+    # Of names that are too long, or links in a circle, `realpath` resolves what it can; making the cache fails then.
+    if not (place.is_relative_to(top) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(top))):
         raise PathError(f"{shown(manifest.path)} names the cache {named[:200]}, which would lie outside {folder}",
                         hint=ELSEWHERE)
     return place

@@ -223,24 +223,38 @@ def test_a_table_takes_no_more_room_than_copies_may(dataset, prep, tmp_path, mon
     assert not any(command == "GET" and "/tables/" in path for command, path, _ in store.asked)
 
 
+@pytest.fixture
+def elsewhere(dataset):
+    """`elsewhere(cache)`: the URL of a manifest that names its cache so."""
+    def go(cache):
+        def lie(handler, key):
+            name = key.replace(f"d/{cache}/", "d/cache/")
+            if name != key and name in handler.objects:
+                handler.objects[key] = handler.objects[name]
+            return False
+
+        return dataset(lie, {"cache": cache})[1]
+
+    return go
+
+
 @pytest.mark.parametrize("cache", ["lnk", "lnk/sub", "sub/lnk/x"])
-def test_pull_follows_no_link_out_of_the_directory(dataset, prep, tmp_path, cache):
+def test_pull_follows_no_link_out_of_the_directory(elsewhere, prep, tmp_path, cache):
     outside, here = tmp_path / "outside", tmp_path / "here"
     outside.mkdir()
     (here / "sub").mkdir(parents=True)
     for link in (here / "lnk", here / "sub" / "lnk"):
         link.symlink_to(outside)
-
-    def elsewhere(handler, key):
-        name = key.replace(f"d/{cache}/", "d/cache/")
-        if name != key and name in handler.objects:
-            handler.objects[key] = handler.objects[name]
-        return False
-
-    _, url = dataset(elsewhere, {"cache": cache})
-    result = prep("pull", url, here)
+    result = prep("pull", elsewhere(cache), here)
     assert result.code == 5 and f"names the cache {cache}, which would lie outside" in result.err
     assert not list(outside.iterdir()) and {path.name for path in here.iterdir()} == {"lnk", "sub"}
+
+
+def test_pull_follows_no_links_in_a_circle(elsewhere, prep, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "circle").symlink_to("circle")
+    result = prep("pull", elsewhere("circle/cache"), tmp_path / "here")
+    assert result.code in (5, 7) and f"{tmp_path / 'here' / 'circle' / 'cache'}: " in result.err, result.err
 
 
 def test_a_cache_thousands_of_directories_deep_is_refused(dataset, prep, tmp_path):
