@@ -16,7 +16,7 @@ from train.models.adapters.stored import Contents, Stored, contents_of, scale_of
 from train.models.naming import Naming
 from train.models.targets import Shapes
 from train.runs.safetensors.header import TensorInfo, read_header_and_metadata
-from train.runs.safetensors.values import FLOATS, first_not_finite, number
+from train.runs.safetensors.values import FLOATS, NUMBERS, first_not_finite, number
 
 _PEFT, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 NAMES = ("lora.safetensors", _PEFT, "pytorch_lora_weights.safetensors")  # in a directory: ours, PEFT's, diffusers'
@@ -84,9 +84,10 @@ def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, nam
         found = contents_of(tensors, table_of(layers, naming))
         for adapter in found.adapters:
             for kind, name in adapter.tensors.items():
-                if kind != "alpha" and tensors[name].dtype not in FLOATS:
-                    raise Unparsed(f"it has '{name[:120]}' in {tensors[name].dtype}, expected one of: "
-                                   f"{', '.join(FLOATS)}")
+                known = NUMBERS if kind == "alpha" else FLOATS
+                if tensors[name].dtype not in known:
+                    raise Unparsed(f"it has '{name[:120]}' of dtype {tensors[name].dtype}, expected one of the dtypes "
+                                   f"{', '.join(known)}")
     except Unparsed as error:
         raise unfit(path, error) from None
     if not tensors:

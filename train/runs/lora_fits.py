@@ -102,15 +102,12 @@ def _check_lengths(file: LoraFile, module: str, adapter: Stored, layer: tuple[in
 def _check_product(file: LoraFile, adapter: Stored, trained: list[str], layers: Shapes, lora: Lora) -> None:
     """Raises `ModelError` unless an adapter has exactly the tensors of LoHa or LoKr that the settings give."""
     hint = "give it the lora.kind, factor, rank and targets that the file was trained with"
-    (layer, *others) = trained
+    (layer,) = trained  # `Naming.require` refuses parts of fused layers
     rank = adapter_of(lora, layer, layers[layer][2:]).rank
     wanted, given = product_shapes(layers[layer], rank, lora), adapter.tensors
-    if others or adapter.parts[0][0].of > 1:
-        raise ModelError(f"{file.path} adapts {', '.join(trained)} as one layer, {adapter.name[:80]}, which a "
-                         f"{KINDS[lora.kind]} of this program does not", hint="merge it into its model instead")
     if extra := [name for kind, name in given.items() if kind not in (*wanted, "alpha")]:
-        raise ModelError(f"{file.path} has the tensor '{extra[0][:80]}', which is none of lora.kind '{lora.kind}' "
-                         "with these settings", hint=hint)
+        raise ModelError(f"{file.path} has the tensor '{extra[0][:80]}', which a {KINDS[lora.kind]} "
+                         "with these settings does not have", hint=hint)
     for kind, shape in wanted.items():
         seen = file.shapes[given[kind]] if kind in given else None
         if seen is None or prod(seen) != prod(shape) or seen[:1] != shape[:1]:

@@ -258,7 +258,7 @@ def test_files_of_other_things_are_refused(trained, tmp_path, tiny_model):
     refused({name: value for name, value in tensors.items() if name != first}, ModelError,
             "x.safetensors has no tensor 'up' of ")
     refused({**tensors, first: torch.zeros(32, 2, dtype=torch.int64)}, ModelError,
-            f"has '{first}' in I64, expected")
+            f"has '{first}' of dtype I64, expected")
     (fault,) = checked(made, run / "lora.safetensors", method="full").faults
     assert "does not fit the denoiser: '" in fault.message and "is missing, expected shape [" in fault.message
     weights = load_file(tiny_model / "unet" / "diffusion_pytorch_model.safetensors")

@@ -68,8 +68,10 @@ def begin(path, **settings):
      "with shape [0, 32], expected a rank of 1 or more"),
     ({f"{STEM}.lora_down.weight": torch.tensor(1.0)}, "with shape [], expected a rank of 1 or more"),
     ({f"{STEM}.lora_up.weight": torch.tensor(1.0)}, "shape []"),
-    ({f"{STEM}.lora_down.weight": torch.ones(2, 32, dtype=torch.int64)}, "in I64, expected one of: F64, F32"),
-    ({f"{STEM}.lora_down.weight": torch.ones(2, 32, dtype=torch.bool)}, "in BOOL, expected one of: F64, F32"),
+    ({f"{STEM}.lora_down.weight": torch.ones(2, 32, dtype=torch.int64)},
+     "of dtype I64, expected one of the dtypes F64, F32, F16, BF16, F8_E5M2, F8_E4M3"),
+    ({f"{STEM}.lora_down.weight": torch.ones(2, 32, dtype=torch.bool)}, "of dtype BOOL, expected one of the dtypes "),
+    ({f"{STEM}.alpha": torch.tensor(True)}, f"has '{STEM}.alpha' of dtype BOOL, expected one of the dtypes F64, F32"),
 ], ids=str)
 def test_values_and_shapes_that_no_adapter_has(spoil, said, tmp_path):
     for message in refused(tmp_path / "x.safetensors", {**pair(), **spoil}):
@@ -120,6 +122,19 @@ def test_products_are_compared_before_they_are_made(parts, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
+def test_products_of_other_tensors_than_the_settings_give(tmp_path):
+    whole = {f"{STEM}.lokr_w1": torch.ones(4, 4), f"{STEM}.lokr_w2": torch.ones(8, 8)}
+    path = tmp_path / "x.safetensors"
+    save_file(whole, path)
+    begin(path, kind="lokr", rank=8, factor=4)
+    parts = {f"{STEM}.lokr_w2_a": torch.ones(8, 1), f"{STEM}.lokr_w2_b": torch.ones(1, 8)}
+    save_file({f"{STEM}.lokr_w1": whole[f"{STEM}.lokr_w1"], **parts}, path)
+    with pytest.raises(ModelError) as caught:
+        begin(path, kind="lokr", rank=8, factor=4)
+    name = f"{STEM}.lokr_w2_a"[:80]
+    assert str(caught.value) == f"{path} has the tensor '{name}', which a LoKr with these settings does not have"
+
+
 @pytest.mark.parametrize("first", ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga"])
 def test_adapters_that_took_a_part_of_the_base_away(first, tmp_path):
     tensors = {f"base_model.model.{BLOCK}.attn1.to_q.lora_{side}.weight": torch.ones(shape)
@@ -150,12 +165,22 @@ def test_patterns_of_strangers_are_bounded(pattern, tmp_path):
     assert "its alpha_pattern has " in message or "alpha_pattern" in message
 
 
-@pytest.mark.parametrize("table", ["[" * 10**5, '"text"', "[]", '{"unet.lora_alpha": "8"}', '{"unet.lora_alpha": NaN}',
-                                   '{"unet.alpha_pattern": [1]}', '{"unet.alpha_pattern": {"to_q": "x"}}',
-                                   '{"unet.lora_alpha": ' + "9" * 4000 + "}"], ids=lambda value: value[:30])
-def test_settings_that_are_none(table, tmp_path):
+@pytest.mark.parametrize(("table", "said"), [
+    ("[" * 10**5, "its lora_adapter_metadata is not JSON: "),
+    ('"text"', "its lora_adapter_metadata is 'text', expected a table"),
+    ("[]", "its lora_adapter_metadata is [], expected a table"),
+    ('{"unet.lora_alpha": "8"}', "its lora_alpha is '8', expected a number"),
+    ('{"unet.lora_alpha": NaN}', "its lora_alpha is nan, expected a number"),
+    ('{"unet.peft_type": "LOHA", "unet.alpha": [8]}', "its alpha is [8], expected a number"),
+    ('{"unet.alpha_pattern": [1]}', "its alpha_pattern is [1], expected a table"),
+    ('{"unet.alpha_pattern": {"to_q": "x"}}', "its alpha_pattern of 'to_q' is 'x', expected a number"),
+    (json.dumps({"unet.alpha_pattern": {f".*to_{letter}": 1 for letter in "abcdefghijk"}}),
+     "its alpha_pattern has 11 expressions, expected at most 10"),
+    ('{"unet.lora_alpha": ' + "9" * 4000 + "}", "its lora_a"),  # a number, or more digits than Python reads
+], ids=lambda value: value[:30])
+def test_settings_that_are_none(table, said, tmp_path):
     message, _ = refused(tmp_path / "x.safetensors", pair(), {"lora_adapter_metadata": table})
-    assert "its " in message
+    assert said in message
 
 
 def test_an_alpha_of_zero_adds_nothing_and_begins_nothing(tmp_path):

@@ -75,8 +75,9 @@ def parse(table: Mapping[str, Any]) -> Settings:
                        "which was taken out of them and is not in the file. PEFT writes what is added to the base with "
                        "save_pretrained(path_initial_model_for_weight_conversion=…)")
     products = table.get("peft_type") in ("LOHA", "LOKR")
-    given = table.get("alpha" if products else "lora_alpha")
-    return Settings(alpha=None if given is None else _number("alpha", given), products=products,
+    name = "alpha" if products else "lora_alpha"
+    given = table.get(name)
+    return Settings(alpha=None if given is None else _number(name, given), products=products,
                     by_root=table.get("use_rslora") is True, alphas=_patterns(table.get("alpha_pattern") or {}))
 
 
@@ -92,7 +93,7 @@ def _patterns(table: Any) -> Patterns:
         else:
             expressions.append((number, _expression(pattern), value))
     if len(expressions) > _MOST_EXPRESSIONS:
-        raise Unparsed(f"its alpha_pattern has {len(expressions)} expressions, expected {_MOST_EXPRESSIONS} at most")
+        raise Unparsed(f"its alpha_pattern has {len(expressions)} expressions, expected at most {_MOST_EXPRESSIONS}")
     return Patterns(names=names, expressions=tuple(expressions))
 
 

@@ -8,6 +8,7 @@ from math import prod
 
 from prep.parse import Unparsed
 from train.models.adapters.peft import Settings
+from train.models.adapters.readers import KINDS
 from train.models.adapters.spelling import candidates, kind_of, of_text, spelled, split
 from train.models.naming import Naming, Place, placed, shape_of_lengths
 from train.models.products import LOHA
@@ -125,6 +126,9 @@ def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
     if adapter.kind == "lora":
         _check_lora(adapter, shapes, rows, layers[layer])
     else:
+        own = ("hada_" if adapter.kind == "loha" else "lokr_", "alpha", "magnitude")
+        if extra := [name for kind, name in tensors.items() if not kind.startswith(own)]:
+            raise Unparsed(f"it has '{extra[0][:120]}' beside a {KINDS[adapter.kind]} of the same layer")
         made = _made(adapter, shapes)
         if made != (rows, columns):
             first = min((kind, name) for kind, name in tensors.items() if kind not in ("alpha", "magnitude"))[1]
@@ -138,8 +142,6 @@ def _check_lora(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int, ..
     for kind in ("down", "up"):
         if kind not in adapter.tensors:
             raise Unparsed(f"it has no tensor '{kind}' of {adapter.name[:120]}")
-    if extra := [name for kind, name in adapter.tensors.items() if kind not in ("down", "up", "alpha", "magnitude")]:
-        raise Unparsed(f"it has '{extra[0][:120]}' beside a LoRA of the same layer")
     rank = rank_of(adapter, shapes)
     for kind, wanted in (("down", (rank, *layer[1:])), ("up", (rows, rank, *(1 for _ in layer[2:])))):
         shape = shapes[adapter.tensors[kind]]

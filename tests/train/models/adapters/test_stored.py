@@ -1,0 +1,44 @@
+"""Adapters whose tensors do not belong together, told by their names and shapes alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from prep.parse import Unparsed
+from train.models.adapters.stored import check_shapes, contents_of, table_of
+from train.models.naming import Kohya, Naming, fused
+
+LAYERS = {"a.to_q": (4, 6), "a.to_k": (4, 6), "a.to_v": (4, 6), "b.out": (4, 6)}
+NAMING = Naming(component="transformer", kohya=Kohya(rules=fused("(a)", "to_q to_k to_v", "{}.qkv")))
+LORA = {"b.out.lora_down.weight": (2, 6), "b.out.lora_up.weight": (4, 2)}
+LOHA = {f"b.out.hada_w{number}_{side}": shape for number in (1, 2) for side, shape in (("a", (4, 2)), ("b", (2, 6)))}
+LOKR = {"b.out.lokr_w1": (2, 2), "b.out.lokr_w2": (2, 3)}
+
+
+def check(shapes):
+    for adapter in contents_of(shapes, table_of(LAYERS, NAMING)).adapters:
+        check_shapes(adapter, shapes, LAYERS)
+
+
+@pytest.mark.parametrize("shapes", [LORA, LOHA, LOKR, {**LORA, "b.out.dora_scale": (4, 1), "b.out.alpha": ()}])
+def test_whole_adapters_fit(shapes):
+    check(shapes)
+
+
+@pytest.mark.parametrize(("shapes", "said"), [
+    ({"b.out.lora_down.weight": (2, 6)}, "it has no tensor 'up' of b.out"),
+    ({"b.out.lora_up.weight": (4, 2)}, "it has no tensor 'down' of b.out"),
+    ({"b.out.alpha": ()}, "it has no tensor 'down' of b.out"),
+    ({**LORA, "b.out.lora_up.weight": (3, 2)}, "it has 'up' of b.out with shape [3, 2], expected [4, 2]"),
+    ({**LORA, "b.out.lora_down.weight": (2, 5)}, "it has 'down' of b.out with shape [2, 5], expected [2, 6]"),
+    ({**LORA, "b.out.dora_scale": (3, 1)}, "it has 'b.out.dora_scale' with shape [3, 1], expected [4, 1]"),
+    ({**LORA, **LOHA}, "it has 'b.out.lora_down.weight' beside a LoHa of the same layer"),
+    ({**LORA, **LOKR}, "it has 'b.out.lora_down.weight' beside a LoKr of the same layer"),
+    ({**LOHA, **LOKR}, "it has 'b.out.lokr_w1' beside a LoHa of the same layer"),
+    ({"a.qkv.lora_A.weight": (2, 6), "a.qkv.lora_B.weight": (12, 2), "a.to_k.lora_A.weight": (2, 6)},
+     "it adapts 'a.to_k' twice, as 'a.qkv' and as 'a.to_k'"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_tensors_that_do_not_belong_together(shapes, said):
+    with pytest.raises(Unparsed) as caught:
+        check(shapes)
+    assert str(caught.value) == said
