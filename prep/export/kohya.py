@@ -61,7 +61,7 @@ def check(pictures: Iterable[Picture], family: str) -> None:
         if picture.suffix not in READ:
             odd.append(picture.first.name)
     if odd:
-        raise UsageError(f"sd-scripts would pass over pictures in formats that it does not read ({len(odd)}): "
+        raise UsageError(f"sd-scripts skips pictures in formats that it does not read ({len(odd)}): "
                          f"{join_names(odd, 8)}", hint="convert them to PNG, and encode again; --to folder takes any")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prep.fs.untrusted import read_regular
-from prep.parse import Unparsed, expect, list_of, one_of
+from prep.parse import Unparsed, count, expect, list_of, one_of, within
 
 NAME = "heartbeat.json"
 FORMAT, VERSION = "latentry/heartbeat", 1
@@ -81,10 +81,10 @@ def read_heartbeat(run: Path) -> Heartbeat | None:
         return None
 
 
-def _parsed(body: dict[str, Any]) -> Heartbeat:
-    """The heartbeat in a document. Raises `Unparsed`."""
+def _parsed(body: dict[str, Any]) -> Heartbeat | None:
+    """The heartbeat in a document, if it is one of this version. Raises `Unparsed`."""
     if body.get("format") != FORMAT or body.get("version") != VERSION:
-        raise Unparsed("it is no heartbeat")
+        return None
     values: dict[str, Any] = {name: read(body.get(name), name) for names, read in (
         (("token", "host", "boot", "start", "phase"), _text), (("time", "since", "stepped"), _time),
         (("pid", "step"), _whole)) for name in names}
@@ -98,16 +98,12 @@ def _text(value: Any, where: str) -> str:
 
 
 def _whole(value: Any, where: str) -> int:
-    found = expect(value, int, where)
-    if not 0 <= found < 1 << 31:
-        raise Unparsed(f"{where} is {found}, expected a number of a step or a process")
-    return found
+    return count(value, where, (1 << 31) - 1)  # of a step, or a process
 
 
 def _time(value: Any, where: str) -> float:
     found = expect(value, float, where)
-    if not 0 <= found < 1 << 40:
-        raise Unparsed(f"{where} is {value}, expected seconds since 1970")
+    within(found, 0, 1 << 40, where)
     return found
 
 

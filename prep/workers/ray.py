@@ -155,8 +155,8 @@ def _check_private(ray: Any) -> None:
     """Raises `UsageError` if the cluster that was started listens beyond this machine."""
     addresses = [node["NodeManagerAddress"] for node in ray.nodes()]
     if not all(ip_address(one).is_loopback for one in addresses):
-        raise UsageError(f"the Ray cluster that was started listens on {', '.join(addresses)}, expected the loopback: "
-                         "Ray was imported before",
+        raise UsageError(f"the Ray cluster that was started listens on {', '.join(addresses)}, expected only "
+                         "127.0.0.1: Ray was imported before prep could configure it",
                          hint="start it in a new process, or connect to a cluster with --address")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,16 @@ def test_kohya_caches_are_as_its_rules_say(prep, encoded, photos, tmp_path):
                 assert 0 <= arrays["alpha_mask"].min() < arrays["alpha_mask"].max() <= 1
 
 
+def test_pictures_that_sd_scripts_does_not_read_are_refused():
+    pictures = [SimpleNamespace(first=SimpleNamespace(name=name), samples=(), suffix=Path(name).suffix)
+                for name in ("a.png", "b.tif", "sub/c.gif")]
+    with pytest.raises(UsageError) as caught:
+        kohya.check(pictures, "sd15")
+    assert caught.value.message == (
+        "sd-scripts skips pictures in formats that it does not read (2): b.tif, sub/c.gif")
+    assert caught.value.hint == "convert them to PNG, and encode again; --to folder takes any"
+
+
 def test_a_picture_at_two_sizes_is_one_file_where_names_say_the_size(prep, photos, tiny_model, tmp_path, monkeypatch):
     for name in ("3", "4", "5", "6", "7"):
         (photos / f"{name}.png").unlink()
@@ -219,8 +230,9 @@ def test_only_a_new_directory_or_the_same_export_is_written_to(make, tmp_path):
 def test_a_picture_that_is_gone_or_edited_is_refused(encoded, photos, tmp_path):
     data = (photos / "3.png").read_bytes()
     (photos / "3.png").write_bytes(data + b"x")
-    with pytest.raises(CacheError, match=r"the picture of '3\.png' is not in its source as it was encoded"):
+    with pytest.raises(CacheError) as caught:
         export(encoded, "folder", tmp_path / "out")
+    assert str(caught.value) == "the picture of '3.png' is not in its source as it was encoded: it was moved or edited"
     assert not (tmp_path / "out").exists(), "all pictures are checked before anything is written"
     (photos / "3.png").unlink()
     with pytest.raises(CacheError, match=r"the picture of '3\.png' is not in its source: No such file"):

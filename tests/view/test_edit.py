@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
@@ -855,8 +856,11 @@ def test_only_samples_that_are_shown_are_reworded(server, edits):
     for address, told in (("/replace?find=none", "No caption changes."), ("/replace", "Say what to find"),
                           ("/replace?prepend=x+", "1 caption changes")):  # "x one of b" begins so already
         assert told in server.get(address).text
-    assert server.get("/replace?find=" + "x" * 1001).status == 400
-    assert server.get("/replace?find=a%00b").status == 400 and server.get("/replace?finds=a").status == 400
+    for text, shown in (("x" * 1001, "x" * 80), ("a%00b", "a\\x00b")):
+        answer = server.get(f"/replace?find={text}")
+        assert answer.status == 400
+        assert f"find is '{shown}', expected at most 1000 printable characters" in html.unescape(answer.text)
+    assert server.get("/replace?finds=a").status == 400
 
 
 def test_a_rewording_is_sent_by_its_page_alone(server, edits):

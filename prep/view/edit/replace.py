@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from prep.digest import digest_strings
 from prep.formatting import counted
-from prep.parse import Unparsed
+from prep.parse import Unparsed, brief
 from prep.view.edit.editor import Editor, Sent
 from prep.view.edit.refused import Refused
 
@@ -59,7 +59,7 @@ class Plan:
 def reworded_by(text: str, name: str) -> str:
     """A text of an address. Raises `Unparsed`."""
     if len(text) > LONGEST or not text.isprintable():
-        raise Unparsed(f"{name} has {len(text)} characters, expected at most {LONGEST}, all printable")
+        raise Unparsed(f"{name} is {brief(text)}, expected at most {LONGEST} printable characters")
     return text
 
 

@@ -78,7 +78,8 @@ def test_prompts_of_others_are_not_replaced(prep, folder):
     (folder / "gui.json").write_text(json.dumps({**GUI, "sample_prompts": "a star"}))
     (folder / "prompts.txt").write_text("mine\n")
     result = prep("init", "--from", "gui.json")
-    assert result.code == 5 and "prompt file prompts.txt already exists" in result.err
+    assert result.code == 5
+    assert "prompt file prompts.txt already exists, and the file to convert has other prompts\n" in result.err
     assert not (folder / "dataset.toml").exists() and (folder / "prompts.txt").read_text() == "mine\n"
     assert prep("init", "--from", "gui.json", "--force").code == 0
     assert (folder / "prompts.txt").read_text() == "a star\n"

@@ -98,6 +98,13 @@ def test_a_file_that_is_replaced_while_it_is_read(path, monkeypatch):
         read_safetensors(path, WANTED, None)
 
 
+def test_dtypes_that_are_not_asked_for(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save({"x": torch.ones(2, dtype=torch.float64)}))
+    with pytest.raises(Unparsed, match="it has a tensor of dtype F64, expected one of: F32, BF16, F16"):
+        read_safetensors(path, None, None)
+
+
 def test_a_file_that_shrinks_while_it_is_read(path):
     data = path.read_bytes()
     handle = io.BytesIO(data[:-4])
