@@ -129,6 +129,9 @@ def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
         own = ("hada_" if adapter.kind == "loha" else "lokr_", "alpha", "magnitude")
         if extra := [name for kind, name in tensors.items() if not kind.startswith(own)]:
             raise Unparsed(f"it has '{extra[0][:120]}' beside a {KINDS[adapter.kind]} of the same layer")
+        for kind in ("lokr_w1", "lokr_w2"):
+            if kind in tensors and (part := tensors.get(f"{kind}_a") or tensors.get(f"{kind}_b")):
+                raise Unparsed(f"it has '{part[:120]}' beside '{tensors[kind][:120]}', expected one of them")
         made = _made(adapter, shapes)
         if made != (rows, columns):
             first = min((kind, name) for kind, name in tensors.items() if kind not in ("alpha", "magnitude"))[1]

@@ -34,6 +34,8 @@ def test_whole_adapters_fit(shapes):
     ({**LORA, "b.out.dora_scale": (3, 1)}, "it has 'b.out.dora_scale' with shape [3, 1], expected [4, 1]"),
     ({**LORA, **LOHA}, "it has 'b.out.lora_down.weight' beside a LoHa of the same layer"),
     ({**LORA, **LOKR}, "it has 'b.out.lora_down.weight' beside a LoKr of the same layer"),
+    ({**LOKR, "b.out.lokr_w1_a": (2, 1), "b.out.lokr_w1_b": (1, 2)},
+     "it has 'b.out.lokr_w1_a' beside 'b.out.lokr_w1', expected one of them"),
     ({**LOHA, **LOKR}, "it has 'b.out.lokr_w1' beside a LoHa of the same layer"),
     ({"a.qkv.lora_A.weight": (2, 6), "a.qkv.lora_B.weight": (12, 2), "a.to_k.lora_A.weight": (2, 6)},
      "it adapts 'a.to_k' twice, as 'a.qkv' and as 'a.to_k'"),
