@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.configs import Configs
+from prep.models.denoiser import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
@@ -27,6 +29,8 @@ from prep.models.pipeline import family_of, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
+
+BELONGS = "name a model that makes pictures from text alone, with the encoders that its denoiser was trained with"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,10 +81,8 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
         prediction = prediction_of(model, specs.family)
         contexts = contexts_of(recipe, model, specs, options, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
-    latent_facts(model, specs.family)  # errors in the model show before all pictures are read
-    if specs.with_std:
-        require_posterior(model)
-    rules_of(recipe)  # errors in the rules show before all pictures are read
+    denoiser = _checked_denoiser(model, specs)  # errors in model and rules show before all pictures are read
+    rules_of(recipe)
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
@@ -95,10 +97,25 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
         surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
     wants = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
     wants = replace(wants, notices=(*wants.notices, *notes))
+    if denoiser is not None:
+        check_sizes(model, specs.family, denoiser, sorted({sample.bucket for sample in wants.samples}))
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
                           contexts=contexts, file_digest=file_digest, survey=surveyed,
                           bucketing=buckets, wants=wants, text_options=options, latents_from=latents_from,
                           text_groups=TextGroups(model, specs.family, options, wants.texts))
+
+
+def _checked_denoiser(model: Path, specs: FieldSpecs) -> Mapping[str, Any] | None:
+    """The config of the denoiser, once VAE and denoiser are known to suit these rows; `None` if the directory has only
+    what encodes. Raises `ModelError`, `ConfigError`."""
+    latent_facts(model, specs.family)
+    if specs.with_std:
+        require_posterior(model)
+    if not os.path.lexists(model / specs.family.denoiser / "config.json"):
+        return None
+    denoiser = Configs(model)(specs.family.denoiser)
+    check_widths(model, specs.family, denoiser, specs.text, BELONGS)
+    return denoiser
 
 
 @dataclass(frozen=True, slots=True)

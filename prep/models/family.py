@@ -102,6 +102,11 @@ class Family:
     shift_factor: str
     batch_norm_eps: float | None = None  # of a VAE with a batch norm; None: that of its config
     predictions: tuple[Prediction, ...]  # what its denoisers may predict
+    # Keys of the denoiser's config that rows decide: the array whose last width each must equal, and times what.
+    config_widths: Mapping[str, tuple[str, int]]
+    # Most pixels of a side, and of a picture that is not square, by the denoiser's config; None: any.
+    longest_side: Callable[[Mapping[str, Any]], int | None] | None = None
+    largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
     text: TextFacts
     # Of a published model, what `text.shapes` reads of its configs, by component ("": model_index.json); plans without

@@ -113,19 +113,19 @@ def test_a_pipeline_of_an_unknown_class_is_of_the_family_that_the_recipe_named(m
 
 
 def test_a_bucket_larger_than_the_positions_of_the_denoiser_is_refused(make, faults, monkeypatch):
-    limited = replace(DENOISERS["sd15"], longest_side=lambda config: 16 * config["in_channels"])  # 64
-    monkeypatch.setattr("train.check.model.DENOISERS", {"sd15": limited})
+    limited = replace(FAMILIES["sd15"], longest_side=lambda config: 16 * config["in_channels"])  # 64
+    monkeypatch.setattr("train.check.model.FAMILIES", {"sd15": limited})
     (fault,) = faults(make())
-    assert fault.message.endswith("tiny takes sides of at most 64 pixels, but the manifest has the bucket 80x48")
+    assert fault.message.endswith("tiny takes sides of at most 64 pixels, but the dataset has the bucket 80x48")
     assert fault.exit_code == 6
     assert fault.hint == "set image.longest = 64 in the recipe, and run prep encode again"
 
 
 def test_a_bucket_of_more_patches_than_the_denoiser_pads_to_is_refused(make, faults, monkeypatch):
-    limited = replace(DENOISERS["sd15"], largest_area=lambda config: 800 * config["in_channels"])  # 3200
-    monkeypatch.setattr("train.check.model.DENOISERS", {"sd15": limited})
+    limited = replace(FAMILIES["sd15"], largest_area=lambda config: 800 * config["in_channels"])  # 3200
+    monkeypatch.setattr("train.check.model.FAMILIES", {"sd15": limited})
     (fault,) = faults(make())
-    assert fault.message.endswith("tiny takes at most 3200 pixels of a picture that is not square, but the manifest "
+    assert fault.message.endswith("tiny takes at most 3200 pixels of a picture that is not square, but the dataset "
                                   "has the bucket 80x48")
     assert fault.exit_code == 6
     assert fault.hint == "set image.resolution = 56 in the recipe, and run prep encode again"

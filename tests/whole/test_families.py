@@ -34,6 +34,7 @@ from prep.loader.index import open_index
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
+from prep.models.families.registry import FAMILIES
 from train.check import check
 from train.config.load import parse
 from train.config.schema import Sampling
@@ -89,6 +90,43 @@ def setup(made: Path, **settings: Any) -> Any:
     report = check(RunRequest(manifest=made), parse({"precision": "fp32", "batch_size": 2, "steps": 2, **settings}, ""))
     assert report.setup is not None, [fault.message for fault in report.faults]
     return report.setup
+
+
+# Values of the denoiser's config that allow no side above 64 pixels, or no picture that is not square.
+SMALL = {"sd3": {"pos_embed_max_size": 4}, "auraflow": {"pos_embed_max_size": 16},
+         "lumina2": {"axes_lens": [300, 4, 4]}, "hidream": {"max_resolution": [4, 4]}}
+
+
+def test_what_a_denoiser_does_not_take_is_refused_before_it_is_encoded(case, made, prep, tmp_path):
+    """As train check refuses it, in the same words; the model that made the cache is never refused."""
+    family, original = FAMILIES[case.family], made.parent / "model"
+    assert (case.family in SMALL) == bool(family.longest_side or family.largest_area)
+    copy, own = tmp_path / "model", Path(family.denoiser, "config.json")
+    shutil.copytree(original, copy)
+    config = json.loads((original / own).read_bytes())
+    words = [made.parent / "photos", "--model", copy, "-o", tmp_path / "m.json", "--resolution", 64, "--step", 32,
+             "--dtype", "float32", "--compute", "float32", "--cache"]
+    encode = ["encode", *words, tmp_path / "cache", "--device", "cpu"]
+    for changes in (*({name: config[name] + 5} for name in family.config_widths), SMALL.get(case.family, {})):
+        (copy / own).write_text(json.dumps(config | changes))
+        faults = check(RunRequest(manifest=made, model=str(copy)), parse({}, "")).faults
+        assert [fault.exit_code for fault in faults] == [6] * bool(changes), faults
+        seal = ["seal", *words, made.parent / "cache"]
+        for command in ([*encode, "--dry-run"], seal, *([encode] if changes else [])):
+            result = prep(*command)
+            assert [result.code] == ([fault.exit_code for fault in faults] or [0]), result.err
+            assert all(fault.message in result.err for fault in faults), result.err
+        assert not (tmp_path / "cache").exists() and (tmp_path / "m.json").exists() == (not changes)
+        (tmp_path / "m.json").unlink(missing_ok=True)
+
+
+def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
+    """Unless the denoiser's config says what family it is, or what rows are."""
+    copy = shutil.copytree(made.parent / "model", tmp_path / "model")
+    shutil.rmtree(copy / FAMILIES[case.family].denoiser)
+    result = prep("encode", made.parent / "photos", "--model", copy, "--cache", tmp_path / "cache", "-o",
+                  tmp_path / "m.json", "--resolution", 64, "--step", 32, "--device", "cpu", "--dry-run")
+    assert result.code == (6 if case.family in ("sd15", "sd21", "hidream") else 0), result.err
 
 
 def test_settings_that_a_flow_has_not(case, made):

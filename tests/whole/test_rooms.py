@@ -78,9 +78,9 @@ TRAIN_FLOORS = (
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
                "prep.fs.paths", "prep.fs.remote.*", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
-               "prep.models.families.*", "prep.models.pipeline", "prep.models.files", "prep.models.fingerprint",
-               "prep.models.hub", "prep.models.loading", "prep.models.tensors", "prep.models.text.*",
-               "prep.models.components", "prep.models.device.*",
+               "prep.models.denoiser", "prep.models.families.*", "prep.models.pipeline", "prep.models.files",
+               "prep.models.fingerprint", "prep.models.hub", "prep.models.loading", "prep.models.tensors",
+               "prep.models.text.*", "prep.models.components", "prep.models.device.*",
                "prep.models.vae", "prep.models.weights", "prep.report.pages.*", "prep.runs.*", "prep.images.decode",
                "prep.images.formats.parts", "prep.images.thumbnail",
                "prep.encode.forecast.assumed"} | {f"prep.{word}" for word in VOCABULARY}

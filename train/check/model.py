@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isqrt, prod
+from math import prod
 from pathlib import Path
 
 from prep.errors import ModelError, Problem
 from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
+from prep.models.denoiser import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
@@ -135,34 +136,9 @@ def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
                          "reuses rows that both have in common")
     family = FAMILIES[named]
     config = weighted_files(model, family.denoiser).config
-    shapes = {"latent": (family.latent_channels,), **(index.text_shapes if index is not None else {})}
-    for name, (array, factor) in DENOISERS[named].config_widths.items():
-        wanted = shapes[array][-1] * factor if array in shapes else None
-        if wanted is not None and config.get(name) != wanted:
-            raise ModelError(f"{model / family.denoiser} has {name} {config.get(name)!r}, but the cache's rows have "
-                             f"{wanted}",
-                             hint="train the model that the cache was made for, or run prep encode with this one")
-    longest_side, largest_area = DENOISERS[named].longest_side, DENOISERS[named].largest_area
-    _check_sides(model, manifest, None if longest_side is None else longest_side(config))
-    _check_areas(model, manifest, None if largest_area is None else largest_area(config))
-
-
-def _check_sides(model: Path, manifest: Manifest, most: int | None) -> None:
-    """Raises `ModelError` for a bucket that is larger than the denoiser's table of positions."""
-    for size in manifest.buckets:
-        if most is not None and max(size) > most:
-            raise ModelError(f"{model} takes sides of at most {most} pixels, but the manifest has the bucket "
-                             f"{size[0]}x{size[1]}",
-                             hint=f"set image.longest = {most} in the recipe, and run prep encode again")
-
-
-def _check_areas(model: Path, manifest: Manifest, most: int | None) -> None:
-    """Raises `ModelError` for a bucket that is not square and has more patches than the denoiser pads to."""
-    for width, height in manifest.buckets:
-        if most is not None and width != height and width * height > most:
-            raise ModelError(f"{model} takes at most {most} pixels of a picture that is not square, but the manifest "
-                             f"has the bucket {width}x{height}",
-                             hint=f"set image.resolution = {isqrt(most)} in the recipe, and run prep encode again")
+    check_widths(model, family, config, index.text_shapes if index is not None else {},
+                 "train the model that the cache was made for, or run prep encode with this one")
+    check_sizes(model, family, config, manifest.buckets)
 
 
 def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:

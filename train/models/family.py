@@ -57,12 +57,7 @@ class DenoiserFamily:
     solvers: Solvers = field(default_factory=dict)  # other schedulers that the pipeline of a flow works with
     guidance: float  # usual guidance scale
     takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
-    # Keys of the denoiser's config that a cache decides: the array whose last width each must equal, and times what.
-    config_widths: Mapping[str, tuple[str, int]]
-    longest_side: Callable[[Mapping[str, Any]], int | None] | None = None  # in pixels, by its config; None: any
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
-    # Pixels of a picture that is not square, by the denoiser's config; None: any.
-    largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
     # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.
     shift: Callable[[int, Mapping[str, Any]], float] | None = None
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for sample pictures of this size

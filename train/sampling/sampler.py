@@ -60,7 +60,7 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[Prom
 
 def _whole(denoiser: Denoiser, size: Size) -> Size:
     """`size`, rounded down to sides that the denoiser takes."""
-    least, longest = denoiser.family.factor * denoiser.family.patch, denoiser.calls.longest_side
+    least, longest = denoiser.family.factor * denoiser.family.patch, denoiser.family.longest_side
     most = (None if longest is None else longest(denoiser.model.config)) or max(size)
     width, height = (max(least, min(side, most) // least * least) for side in size)
     return width, height

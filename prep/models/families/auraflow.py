@@ -8,6 +8,7 @@ that of EleutherAI/pile-t5-xl, is saved as Llama's). The transformer takes patch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isqrt
 from typing import Any
 
 from prep.models.configs import Configs
@@ -18,6 +19,12 @@ from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
 def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
     """`hidden` [token, channel] of UMT5."""
     return {"hidden": (options.max_length, configs.width("text_encoder", "d_model"))}
+
+
+def longest_side(config: Mapping[str, Any]) -> int | None:
+    """Pixels: the table has `pos_embed_max_size` patches of 2 × 2 latent cells, in a square."""
+    patches = config.get("pos_embed_max_size", 1024)  # as in the class of diffusers
+    return isqrt(patches) * 16 if type(patches) is int and patches > 0 else None
 
 
 def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
@@ -45,4 +52,5 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("flow",), upcasts_vae=True, text=TEXT,
     lora_formats=("diffusers", "kohya"),
+    config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1)}, longest_side=longest_side,
 )

@@ -46,4 +46,5 @@ FAMILY = Family(
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611", shift_factor="0.1159",
     lora_formats=("diffusers", "kohya"),
     predictions=("flow",), text=TEXT,
+    config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

@@ -50,4 +50,5 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1",
     shift_factor="0", batch_norm_eps=1e-5, predictions=("flow",), text=TEXT,
     lora_formats=("diffusers", "kohya"),
+    config_widths={"in_channels": ("latent", 4), "text_in_dim": ("hidden", 1)},
 )

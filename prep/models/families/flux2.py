@@ -65,6 +65,7 @@ DEV = Family(
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     lora_formats=("diffusers", "kohya"),
     predictions=("flow",), text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}),
+    config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )
 KLEIN = Family(
     name="flux2_klein", models=("FLUX.2 klein 4B", "FLUX.2 klein 9B"), pipelines=("Flux2KleinPipeline",),
@@ -74,4 +75,5 @@ KLEIN = Family(
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     lora_formats=("diffusers", "kohya"),
     predictions=("flow",), text=_text(klein_shapes, KLEIN_LAYERS, {}),
+    config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

@@ -58,6 +58,13 @@ def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
             "llama": (layers, options.max_length, configs.width(LLAMA, "hidden_size")), "pooled": (pooled,)}
 
 
+def largest_area(config: Mapping[str, Any]) -> int | None:
+    """Pixels of a picture that is not square: the transformer pads its patches to as many as `max_resolution` has."""
+    sides = config.get("max_resolution", [128, 128])
+    usable = isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+    return sides[0] * sides[1] * 8 * 8 if usable else None
+
+
 def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
     """The arrays of each caption; all encoders read the same text."""
     t5_BLD, _, llama_NBLD, _, pooled_BD, _ = pipeline.encode_prompt(
@@ -94,4 +101,5 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT,
     lora_formats=("diffusers", "kohya"),
+    config_widths={"in_channels": ("latent", 1), "text_emb_dim": ("pooled", 1)}, largest_area=largest_area,
 )

@@ -71,4 +71,5 @@ FAMILY = Family(
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), text=TEXT,
     lora_formats=("diffusers", "kohya"),
+    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)},
 )

@@ -25,6 +25,13 @@ def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
     return {"hidden": (options.max_length, configs.width("text_encoder", "hidden_size"))}
 
 
+def longest_side(config: Mapping[str, Any]) -> int | None:
+    """Pixels: the positions of a side, of patches of 2 × 2 latent cells."""
+    positions = config.get("axes_lens", (300, 512, 512))
+    sides = [side for side in positions[1:] if type(side) is int] if isinstance(positions, list | tuple) else []
+    return min(sides) * 16 if sides else None
+
+
 def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
     """One `hidden` per caption, system prompt included, without padding."""
     hidden_BLD, mask_BL, _, _ = pipeline.encode_prompt(
@@ -60,4 +67,5 @@ FAMILY = Family(
     denoiser="transformer", components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="0.3611", shift_factor="0.1159", predictions=("flow",), text=TEXT,
     lora_formats=("diffusers", "kohya"),
+    config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)}, longest_side=longest_side,
 )

@@ -58,9 +58,11 @@ ALPHA = Family(
     name="pixart_alpha", models=("PixArt Alpha",), pipelines=("PixArtAlphaPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.18215",
     shift_factor="0", predictions=("epsilon",), text=_text(120),
+    config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )
 SIGMA = Family(
     name="pixart_sigma", models=("PixArt Sigma",), pipelines=("PixArtSigmaPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("epsilon",), text=_text(300),
+    config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )

@@ -76,4 +76,5 @@ FAMILY = Family(
     name="sana", models=("SANA 1.0", "SANA 1.5"), pipelines=("SanaPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=32, factor=32, patch=1, step=64, resolution=1024, scaling_factor="0.41407",
     shift_factor="0", predictions=("flow",), text=TEXT,
+    config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )

@@ -71,4 +71,5 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=512, scaling_factor="0.18215",
     shift_factor="0", predictions=("epsilon", "v_prediction"), text=TEXT, lora_formats=("kohya", "diffusers"),
     published={"text_encoder": {"hidden_size": 768}},
+    config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
 )

@@ -31,6 +31,12 @@ def denoiser_config(configs: Configs) -> Mapping[str, int]:
     return {} if configs.has(LAST) else {JOINT: configs.width("transformer", JOINT)}
 
 
+def longest_side(config: Mapping[str, Any]) -> int | None:
+    """Pixels: `pos_embed_max_size` patches of 2 × 2 latent cells; without a table, any size."""
+    patches = config.get("pos_embed_max_size", 96)
+    return patches * 16 if type(patches) is int else None
+
+
 def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
     """One `hidden` and one `pooled` per caption; all encoders read the same caption."""
     hidden_BLD, _, pooled_BD, _ = pipeline.encode_prompt(
@@ -70,4 +76,6 @@ FAMILY = Family(
     lora_formats=("diffusers", "kohya"),
     published={"": {LAST: ["transformers", "T5EncoderModel"]}, "text_encoder": {"projection_dim": 768},
                "text_encoder_2": {"projection_dim": 1280}, LAST: {"d_model": 4096}},
+    config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),
+                   "pooled_projection_dim": ("pooled", 1)}, longest_side=longest_side,
 )

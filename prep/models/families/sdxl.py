@@ -70,4 +70,5 @@ FAMILY = Family(
     shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT,
     lora_formats=("kohya", "diffusers"),
     published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"hidden_size": 1280, "projection_dim": 1280}},
+    config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
 )

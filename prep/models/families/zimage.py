@@ -45,4 +45,5 @@ FAMILY = Family(
     name="zimage", models=("Z-Image", "Z-Image-Turbo"), pipelines=("ZImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT, lora_formats=("diffusers", "kohya"),
+    config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
 )

@@ -15,10 +15,10 @@ from PIL import Image
 
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
+from prep.models.families.registry import FAMILIES
 from prep.recipe.prompts import PromptSettings
 from train.config.schema import Sampling
 from train.models.denoiser import load, quiet
-from train.models.families.registry import DENOISERS
 from train.models.samplers import DIFFUSION, LIBRARIES
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
@@ -76,8 +76,7 @@ def test_a_rescaled_schedule_is_sampled_from_its_last_timestep(make, setup_of, t
 def test_sizes_are_those_that_the_denoiser_takes(asked):
     _, _, denoiser, _, _ = asked
     assert _whole(denoiser, (100, 47)) == (96, 40) and _whole(denoiser, (3, 8)) == (8, 8)
-    sd3 = SimpleNamespace(family=SimpleNamespace(factor=8, patch=2), calls=DENOISERS["sd3"],
-                          model=SimpleNamespace(config={"pos_embed_max_size": 24}))
+    sd3 = SimpleNamespace(family=FAMILIES["sd3"], model=SimpleNamespace(config={"pos_embed_max_size": 24}))
     assert _whole(sd3, (1000, 100)) == (384, 96)
     sd3.model.config["pos_embed_max_size"] = None
     assert _whole(sd3, (1000, 100)) == (992, 96)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from train.models.families import sd15
@@ -30,12 +29,6 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
 
 def _mask(text: TextArrays) -> Tensor:
     return text["hidden"].new_ones(text["hidden"].shape[:2])
-
-
-def longest_side(config: Mapping[str, Any]) -> int | None:
-    """Pixels: the table has `pos_embed_max_size` patches of 2 × 2 latent cells, in a square."""
-    patches = config.get("pos_embed_max_size", 1024)  # as in the class of diffusers
-    return isqrt(patches) * 16 if type(patches) is int and patches > 0 else None
 
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
@@ -71,5 +64,4 @@ DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_STEPS,
     guidance=3.5,  # the pipeline's default
-    config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1)}, longest_side=longest_side,
     presets=PRESETS, kohya=KOHYA)

@@ -67,5 +67,4 @@ FURTHER = (*flux.FURTHER, *(
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SIGMAS,
-    guidance=5.0, config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
-    presets=flux.PRESETS, kohya=flux.KOHYA, further=FURTHER)
+    guidance=5.0, presets=flux.PRESETS, kohya=flux.KOHYA, further=FURTHER)

@@ -63,5 +63,4 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
 # Layers are named as the UNet's.
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
-    guidance=5.0, config_widths={"in_channels": ("latent", 1), "text_embed_dim": ("hidden", 1)},
-    presets=sd15.PRESETS, kohya=None, in_comfyui=False, shift=shift_of)
+    guidance=5.0, presets=sd15.PRESETS, kohya=None, in_comfyui=False, shift=shift_of)

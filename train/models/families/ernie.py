@@ -52,5 +52,4 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     guidance=4.0,  # the pipeline's default
-    config_widths={"in_channels": ("latent", 4), "text_in_dim": ("hidden", 1)}, presets=PRESETS,
-    kohya=Kohya(imported=False))  # the authors name layers as diffusers does; ComfyUI reads them so
+    presets=PRESETS, kohya=Kohya(imported=False))  # the authors name layers as diffusers does; ComfyUI reads them so

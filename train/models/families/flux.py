@@ -79,7 +79,4 @@ FURTHER = (
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SHIFT,
-    guidance=3.5, takes_guidance=True,
-    config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
-                   "pooled_projection_dim": ("pooled", 1)},
-    presets=PRESETS, kohya=KOHYA, further=FURTHER)
+    guidance=3.5, takes_guidance=True, presets=PRESETS, kohya=KOHYA, further=FURTHER)

@@ -84,6 +84,5 @@ FURTHER = (
          name="{}.lin"),
 )
 DEV = replace(flux.DENOISER, predict=predict, call=call_dev, guidance=4.0, presets=PRESETS,  # the pipeline's default
-              kohya=KOHYA, further=FURTHER,
-              config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)})
+              kohya=KOHYA, further=FURTHER)
 KLEIN = replace(DEV, call=call_klein, unpack=sd15.unpack, vae=without_statistics)

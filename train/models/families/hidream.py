@@ -69,13 +69,6 @@ def prepare(pipeline: Any, size: Size) -> None:
     pipeline.default_sample_size = sqrt(size[0] * size[1]) * (1 + 1e-9) / FACTOR
 
 
-def largest_area(config: Mapping[str, Any]) -> int | None:
-    """Pixels of a picture that is not square: the transformer pads its patches to as many as `max_resolution` has."""
-    sides = config.get("max_resolution", [128, 128])
-    usable = isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
-    return sides[0] * sides[1] * FACTOR * FACTOR if usable else None
-
-
 ATTENTION = ("to_q", "to_k", "to_v", "to_out", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
 PRESETS: Mapping[str, tuple[str, ...]] = {
     # Image and text projections of the joint attention, and the attention of the single blocks.
@@ -89,6 +82,5 @@ DENOISER = DenoiserFamily(
     # The pipeline always gives a shift by size, but to UniPC never.
     solvers={**BY_SHIFT, UNIPC: "static"},
     guidance=5.0,  # the pipeline's default
-    config_widths={"in_channels": ("latent", 1), "text_emb_dim": ("pooled", 1)}, prepare=prepare,
-    largest_area=largest_area, presets=PRESETS,
+    prepare=prepare, presets=PRESETS,
     kohya=Kohya(imported=False))  # the authors name layers as diffusers does; ComfyUI reads them so

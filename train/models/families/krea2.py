@@ -70,5 +70,4 @@ KOHYA = Kohya(module="networks.lora_krea2", imported=False, rules=(
 ))
 DENOISER = replace(
     flux.DENOISER, predict=predict, call=call, takes_guidance=False, presets=PRESETS, solvers=BY_SIGMAS,
-    guidance=5.5,  # the pipeline's default is 4.5, counted from 0
-    config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)}, kohya=KOHYA, further=())
+    kohya=KOHYA, further=(), guidance=5.5)  # the pipeline's default is 4.5, counted from 0

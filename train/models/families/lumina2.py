@@ -28,13 +28,6 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
     return {**padding.embeddings(prompted), "latents": prompted.latent_1Chw, "guidance_scale": prompted.guidance}
 
 
-def longest_side(config: Mapping[str, Any]) -> int | None:
-    """Pixels: the positions of a side, of patches of 2 × 2 latent cells."""
-    positions = config.get("axes_lens", (300, 512, 512))
-    sides = [side for side in positions[1:] if type(side) is int] if isinstance(positions, list | tuple) else []
-    return min(sides) * 16 if sides else None
-
-
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "attention": ("to_q", "to_k", "to_v", "to_out.0"),
     # Attention and feed-forward layers of all blocks, the refiners' too; no modulation, no embeddings.
@@ -62,5 +55,4 @@ KOHYA = Kohya(module="networks.lora_lumina", imported=False, rules=(
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SIGMAS,
-    guidance=4.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
-    longest_side=longest_side, presets=PRESETS, kohya=KOHYA, in_comfyui=False)
+    guidance=4.0, presets=PRESETS, kohya=KOHYA, in_comfyui=False)

@@ -39,4 +39,4 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
 
 # The layers are named as FLUX.1's. The guidance is the pipeline's default.
 DENOISER = replace(flux.DENOISER, predict=predict, call=call, takes_guidance=False, guidance=5.0, kohya=None,
-                   further=(), config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)})
+                   further=())

@@ -63,5 +63,4 @@ def prepare(pipeline: Any, _: Size) -> None:
 
 # The scheduler of the published pipelines, and the default guidance of `__call__`. Layers are named as the UNet's.
 DENOISER = replace(sd15.DENOISER, predict=predict, call=call, sampler="DPMSolverMultistepScheduler", sampler_options={},
-                   guidance=4.5, config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
-                   kohya=None, original=None, prepare=prepare)
+                   guidance=4.5, kohya=None, original=None, prepare=prepare)

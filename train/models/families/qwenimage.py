@@ -43,5 +43,4 @@ DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=flux.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_SIGMAS,
     guidance=4.0,  # the pipeline's default true_cfg_scale
-    config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)}, presets=PRESETS,
-    kohya=Kohya(usual=True))  # the authors name layers as diffusers does
+    presets=PRESETS, kohya=Kohya(usual=True))  # the authors name layers as diffusers does

@@ -40,5 +40,4 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
     solvers=BY_STEPS,
-    guidance=4.5, config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)}, presets=PRESETS,
-    kohya=None, in_comfyui=False)
+    guidance=4.5, presets=PRESETS, kohya=None, in_comfyui=False)

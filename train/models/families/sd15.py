@@ -43,6 +43,5 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 # DDIM: the same pictures for the same noise. Latents are unbounded, so no clipping, as in StableDiffusionPipeline.
 DENOISER = DenoiserFamily(predict=predict, call=call, unpack=unpack, sampler="DDIMScheduler",
-                          sampler_options={"clip_sample": False}, guidance=7.5,
-                          config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
-                          presets=PRESETS, kohya=UNET, original=original_rules)
+                          sampler_options={"clip_sample": False}, guidance=7.5, presets=PRESETS, kohya=UNET,
+                          original=original_rules)

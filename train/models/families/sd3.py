@@ -30,12 +30,6 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
             "negative_pooled_prompt_embeds": prompted.negative["pooled"]}
 
 
-def longest_side(config: Mapping[str, Any]) -> int | None:
-    """Pixels: `pos_embed_max_size` patches of 2 × 2 latent cells; without a table, any size."""
-    patches = config.get("pos_embed_max_size", 96)
-    return patches * 16 if type(patches) is int else None
-
-
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 PRESETS: Mapping[str, tuple[str, ...]] = {
     # Image and text projections of the joint attention, and those of the image's own attention in 3.5 medium.
@@ -71,6 +65,4 @@ DENOISER = DenoiserFamily(
     # The pipeline gives a shift by size to a scheduler whose config asks for it.
     solvers={**BY_STEPS, MULTISTEP: "any", SINGLESTEP: "any", UNIPC: "any"},
     guidance=7.0,  # the pipeline's default; 3.5 is usually sampled with 3.5 to 4.5
-    config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),
-                   "pooled_projection_dim": ("pooled", 1)},
-    longest_side=longest_side, presets=PRESETS, kohya=KOHYA)
+    presets=PRESETS, kohya=KOHYA)

@@ -59,5 +59,4 @@ FURTHER = (  # the layers around the blocks, of patches of 2 x 2; the rest are n
 )
 DENOISER = DenoiserFamily(
     predict=predict, call=call, unpack=sd15.unpack, sampler="FlowMatchEulerDiscreteScheduler", sampler_options={},
-    guidance=5.0, config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)}, presets=PRESETS,
-    kohya=KOHYA, further=FURTHER)
+    guidance=5.0, presets=PRESETS, kohya=KOHYA, further=FURTHER)

@@ -10,6 +10,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
+from prep.models.families.auraflow import longest_side
 from train.models.families.auraflow import DENOISER
 from train.models.family import Conditions
 
@@ -36,12 +37,12 @@ def test_rows_of_zeros_matter(transformer):
 @pytest.mark.parametrize(("config", "most"), [({"pos_embed_max_size": 256}, 256), ({"pos_embed_max_size": 9216}, 1536),
                                               ({}, 512), ({"pos_embed_max_size": "x"}, None)])
 def test_the_longest_side_is_that_of_the_table_of_positions(config, most):
-    assert DENOISER.longest_side(config) == most
+    assert longest_side(config) == most
 
 
 def test_a_size_beyond_it_is_one_that_the_transformer_cannot_take(transformer):
     hidden = torch.zeros(1, 8, 32)
-    most = DENOISER.longest_side(transformer.config) // 8
+    most = longest_side(transformer.config) // 8
     assert answer(transformer, hidden, (most, 2)).shape == (1, 4, most, 2)
     with pytest.raises(IndexError):
         answer(transformer, hidden, (most + 4, 2))

@@ -12,6 +12,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
+from prep.models.families.hidream import largest_area
 from train.models.families.hidream import DENOISER
 from train.models.family import Conditions
 
@@ -50,7 +51,7 @@ def test_the_pipeline_keeps_every_size():
                                               ({"max_resolution": None}, None), ({"max_resolution": [16]}, None),
                                               ({"max_resolution": ["a", 1]}, None)])
 def test_the_largest_area_is_that_of_the_patches_it_pads_to(config, most):
-    assert DENOISER.largest_area(config) == most
+    assert largest_area(config) == most
 
 
 def test_a_picture_beyond_it_is_one_that_the_transformer_cannot_take():

@@ -10,9 +10,9 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
+from prep.models.families.lumina2 import longest_side
 from train.config.load import parse
 from train.models.denoiser import load, predict
-from train.models.families.lumina2 import longest_side
 from train.models.family import Conditions
 
 CPU = torch.device("cpu")
