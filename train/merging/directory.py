@@ -38,7 +38,7 @@ from train.metadata import table_in
 from train.models.base import base_fingerprints
 from train.models.families.registry import naming_of
 from train.models.targets import layers_of
-from train.runs.checkpoint import recorded_digest
+from train.runs.checkpoint import open_weights, recorded_digest
 from train.runs.checkpoint_files import Part, write_part
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
@@ -346,7 +346,7 @@ def _check_space(asked: MergeRequest, weights: int, others: list[tuple[Path, str
 
 def _sha256(path: Path) -> str:
     running = hashlib.sha256()
-    with open_plain(path) as handle:
+    with open_weights(path) as handle:
         while data := handle.read(1 << 20):
             running.update(data)
     return running.hexdigest()

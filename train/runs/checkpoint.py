@@ -32,17 +32,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.mirror import shown
+from prep.fs.paths import in_cache
 from prep.fs.untrusted import check_dir, size_regular, walk
 from prep.loader.identity import facts_of
 from prep.parse import Unparsed, count, digest_of, expect, list_of
 from prep.runs.document import NAME
-from prep.runs.documents import check_links, read_sealed, refused
+from prep.runs.documents import check_links, open_plain, read_sealed, refused
 
 FORMAT = "latentry/checkpoint"
 VERSION = 3
@@ -252,6 +253,14 @@ def listed_files(path: Path, folder: Path) -> Mapping[str, FileFacts]:
         return {name: _file(name, value) for name, value in expect(body["files"], dict, "files").items()}
     except (OSError, Unparsed) as error:
         raise refused(folder / STATE, error, way_out(folder)) from None
+
+
+def open_weights(path: Path) -> BinaryIO:
+    """Opens a file of weights for reading. Outside of runs and caches it may be a link, like those of a snapshot in the
+    Hub's cache. Raises `OSError`."""
+    near = list(path.absolute().parents)[:3]  # pieces of a denoiser's file are the deepest
+    kept = in_cache(path) or any(os.path.lexists(folder / name) for folder in near for name in (NAME, STATE))
+    return open_plain(path if kept else path.resolve())
 
 
 def recorded_digest(path: Path) -> str | None:

@@ -14,11 +14,11 @@ from prep.models.family import Family
 from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
 from prep.parse import Unparsed
-from prep.runs.documents import open_plain, refused
+from prep.runs.documents import refused
 from train.config.schema import Config
 from train.models.naming import Naming
 from train.models.targets import Presets, Shapes, layers_of
-from train.runs.checkpoint import STATE, files_of, is_checkpoint, list_checkpoints, recorded_digest
+from train.runs.checkpoint import STATE, files_of, is_checkpoint, list_checkpoints, open_weights, recorded_digest
 from train.runs.lora_file import NAMES, open_lora
 from train.runs.lora_fits import check_lora
 from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header_and_metadata
@@ -110,7 +110,7 @@ def _joined(path: Path, files: list[_File]) -> Shapes:
 
 def _read(path: Path) -> _File:
     try:
-        with open_plain(path) as handle:
+        with open_weights(path) as handle:
             tensors, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
         for name, info in tensors.items():
             if info.dtype not in _TRAINED:

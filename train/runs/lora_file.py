@@ -10,11 +10,12 @@ from typing import BinaryIO
 
 from prep.errors import ModelError
 from prep.parse import Unparsed
-from prep.runs.documents import MOST, open_plain, refused
+from prep.runs.documents import MOST, refused
 from train.models.adapters.peft import KEY, Settings, settings_in, settings_of
 from train.models.adapters.stored import Contents, Stored, contents_of, scale_of, table_of
 from train.models.naming import Naming
 from train.models.targets import Shapes
+from train.runs.checkpoint import open_weights
 from train.runs.safetensors.header import TensorInfo, read_header_and_metadata
 from train.runs.safetensors.values import FLOATS, NUMBERS, first_not_finite, number
 
@@ -55,7 +56,7 @@ def open_lora(path: Path, layers: Shapes, naming: Naming, hint: str) -> LoraFile
     Raises `CacheError` if it is damaged, `ModelError` if something in it is not read.
     """
     try:
-        with open_plain(path) as handle:
+        with open_weights(path) as handle:
             tensors, metadata = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
             start = handle.tell()
             contents = _contents(path, tensors, layers, naming)
@@ -114,7 +115,7 @@ def _settings(path: Path, metadata: Mapping[str, str], naming: Naming) -> Settin
     try:
         if KEY in metadata or path.name != _PEFT or not config.is_file():
             return settings_in(metadata, naming.component)
-        with open_plain(config) as handle:
+        with open_weights(config) as handle:
             return settings_of(handle.read(min(os.fstat(handle.fileno()).st_size, MOST)).decode())
     except (OSError, UnicodeDecodeError) as error:
         raise refused(config, error, "name the file with its adapter_config.json beside it") from None

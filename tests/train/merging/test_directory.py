@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hub_caches import hub_cache
 from pictures import draw
 from runs import go
 from safetensors import safe_open
@@ -397,6 +398,22 @@ def test_text_encoders_are_left_out_with_a_note_and_directories_of_others_are_re
         assert (note in result.err) == (name == "adapter_model")
         merged.append(load_file(next((tmp_path / f"{name} merged" / "unet").glob("*.safetensors"))))
     assert all(torch.equal(value, merged[1][name]) for name, value in merged[0].items())
+
+
+def test_a_lora_may_be_a_link(sd15, tmp_path):
+    """Like one in a snapshot of the Hub's cache, whose settings are in another link beside it; named as file or as
+    directory."""
+    (tmp_path / "lora").mkdir()
+    tensors = {name: value for name, value in load_file(sd15[1]).items() if not name.endswith(".alpha")}
+    save_file(tensors, tmp_path / "lora" / "adapter_model.safetensors")
+    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 6}))
+    folder, merged = hub_cache(tmp_path / "hub", tmp_path / "lora", "someone/lora"), []
+    for number, named in enumerate((tmp_path / "lora", folder, folder / "adapter_model.safetensors")):
+        done = merge(MergeRequest(lora=named, model=sd15[0], output=tmp_path / str(number)))
+        merged.append(load_file(done.output / "unet" / "diffusion_pytorch_model.safetensors"))
+    base = load_file(next((sd15[0] / "unet").glob("*.safetensors")))
+    assert any(not torch.equal(value, base[name]) for name, value in merged[0].items())
+    assert all(torch.equal(value, other[name]) for name, value in merged[0].items() for other in merged[1:])
 
 
 def test_a_damaged_checkpoint_names_the_one_before(sd15, tmp_path):

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from hub_caches import hub_cache
 from runs import go
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -64,6 +65,21 @@ def test_a_run_a_checkpoint_and_a_file_are_places_of_the_same_weights(trained):
     for place in (run, result, run / "checkpoints" / "step-000002"):
         assert same(begun(made, place, lora={"rank": 2}).denoiser.parameters, result)
     assert not same(create_state(checked(made, None, lora={"rank": 2}).setup, CPU).denoiser.parameters, result)
+
+
+def test_weights_may_be_links_outside_of_runs(trained, tiny_model, tmp_path):
+    """Like those in snapshots of the Hub's cache. Those in a run are refused: see test_links."""
+    made, run = trained
+    (tmp_path / "lora").mkdir()
+    shutil.copy(run / "lora.safetensors", tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    folder = hub_cache(tmp_path / "hub", tmp_path / "lora", "someone/lora")
+    for place in (folder, folder / "pytorch_lora_weights.safetensors"):
+        assert same(begun(made, place, lora={"rank": 2}).denoiser.parameters, run / "lora.safetensors")
+    unet = hub_cache(tmp_path / "hub", tiny_model, "someone/tiny") / "unet"
+    wanted = load_file(unet / "diffusion_pytorch_model.safetensors")
+    for place in (unet.parent, unet / "diffusion_pytorch_model.safetensors"):
+        found = begun(made, place, method="full").denoiser.parameters
+        assert all(torch.equal(value, wanted[name]) for name, value in found.items())
 
 
 def test_a_finished_run_whose_checkpoints_are_gone_is_its_result(trained, tmp_path):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from prep.parse import Unparsed
-from prep.runs.documents import open_plain
+from train.runs.checkpoint import open_weights
 from train.runs.safetensors.header import TensorInfo, first_rows, joined, read_header, read_header_and_metadata
 
 DTYPES: Mapping[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -51,7 +51,7 @@ def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused
     """
     headers: dict[Path, _Header] = {}
     for path in files:
-        with _refusing(refused, path), open_plain(path) as handle:
+        with _refusing(refused, path), open_weights(path) as handle:
             headers[path] = _header(handle, os.fstat(handle.fileno()).st_size)
     with _refusing(refused, path if len(files) == 1 else path.parent):
         whole = joined((header.tensors, header.rows) for header in headers.values())
@@ -68,7 +68,7 @@ def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused
 
 def names_of(path: Path) -> set[str]:
     """The names of the tensors in the file at `path`. Raises `Unparsed`, `OSError`."""
-    with open_plain(path) as handle:
+    with open_weights(path) as handle:
         return set(read_header(handle, os.fstat(handle.fileno()).st_size))
 
 
@@ -112,7 +112,7 @@ class _Asked:
 
 def _read_file(path: Path, digest: str | None, header: _Header, asked: _Asked, found: dict[str, Tensor]) -> None:
     """Adds the tensors of a file, or their rows, to `found`. Raises `Unparsed`, `OSError`."""
-    with open_plain(path) as handle:
+    with open_weights(path) as handle:
         hashed = _Hashed(handle)
         if _header(hashed, os.fstat(handle.fileno()).st_size) != header:
             raise Unparsed("it was changed while it was read")
