@@ -449,7 +449,7 @@ def test_a_file_that_changes_meanwhile_is_a_finding(run, caches, sd15, monkeypat
     files = caches(sd15, "sd")
     plain = source.read_blob
     monkeypatch.setattr(source, "read_blob", lambda blob: plain(blob) + (b"x" if blob.file == str(files[0]) else b""))
-    found = findings_of(run(sd15, "--json"))
+    found = findings_of(run(sd15, "--json", code=1))
     assert "changed while it was being imported; run the command again" in found["0.png", "changed-meanwhile"]
 
 

@@ -140,8 +140,8 @@ def test_a_missing_cache_is_told(make, faults):
     made = make()
     shutil.rmtree(made.root / "cache")
     (fault,) = faults(made)
-    assert "which does not exist" in fault.message and fault.exit_code == 7
-    assert fault.hint.startswith("move the manifest together with its cache")
+    assert fault.message == f"the cache of {made.path}, {made.root / 'cache'}, does not exist" and fault.exit_code == 7
+    assert fault.hint.startswith("name where it is now with --cache CACHE, or run prep encode again")
 
 
 def test_a_missing_shard_and_a_short_one_are_told(make, faults):
