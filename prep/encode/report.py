@@ -24,6 +24,7 @@ from prep.fs.mirror import shown
 from prep.manifest.document import Manifest
 from prep.manifest.opened import findings_of, open_manifest
 
+UNREAD = ("unreadable-file", "changed-meanwhile", "not-encoded")  # what the disk or a cluster failed at, no bad picture
 WIDTH = 120  # characters of what is said about each
 
 
@@ -138,7 +139,8 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
                         notices=(*wanted.wants.notices, *outcome.notices, *black, *([note] if note else [])),
                         replaced=replaced,
                         samples={role: sealed.document["samples"][role] for role in ROLES}, dry_run=False,
-                        masks=masks if masks_asked else None, unmade=len(outcome.transient))
+                        masks=masks if masks_asked else None,
+                        unmade=sum(one.code in UNREAD for one in outcome.transient))
 
 
 def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part,

@@ -521,7 +521,7 @@ def test_a_huge_file_and_a_picture_that_memory_does_not_hold_are_findings(encode
     with monkeypatch.context() as patch:
         patch.setattr("prep.encode.engines.decoding.decode_picture", exhausted("1.png", decode_picture))
         patch.setattr("prep.dataset.facts.read_header", exhausted("2.png", read_header))
-        found = {one["path"]: one for one in encode(code=1).json["rejected"]}
+        found = {one["path"]: one for one in encode()["rejected"]}
     assert set(found) == {"0.png", "1.png", "2.png"}
     assert "it has 2199023255552 bytes, expected at most 1073741824" in found["0.png"]["detail"]
     assert found["1.png"]["code"] == "too-large" and "takes more memory than there is" in found["1.png"]["detail"]

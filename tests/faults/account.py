@@ -17,7 +17,8 @@ from prep.fs.tree import file_digest, tree_digest
 State = dict[str, object]
 HEX = r"([0-9a-f]{64})"
 FOLDER = re.compile(rf"cache(/(tmp|plans|damaged|(shards|commits|tables)(/..)?|shards/../{HEX}/\w+))?")
-DISPOSABLE = re.compile(r"cache/(lock|damaged/lock|facts\.sqlite(-journal)?|lookup\.[a-z]+)")  # in any state
+DISPOSABLE = re.compile(r"cache/(lock|damaged/lock|facts\.sqlite(-journal)?|lookup\.[a-z]+)"  # in any state
+                        r"|[\w-]+\.json\.replaced-[0-9a-f]{12}")
 
 
 @dataclass

@@ -125,7 +125,7 @@ def test_seal_says_what_is_missing_and_which_commands_make_it(there, whole):
 
 def test_without_the_number_of_parts_seal_names_the_command_that_makes_all(there, whole):
     ending = there.run(there.seal(), task_rows=1)
-    assert ending["codes"] == [7] and "is not a cache" in ending["err"]
+    assert ending["codes"] == [7] and "there is no cache in" in ending["err"]
     assert [ending["codes"] for ending in parts(there, 2)] == [[0]]
     error = json.loads(there.run(there.seal(), task_rows=1)["out"])["error"]
     assert "parts with work left" not in error["message"] and "--part" not in error["hint"]
@@ -362,7 +362,7 @@ def test_the_jobs_of_kubernetes(served, there, stage, tmp_path):
     completions = encode["spec"]["completions"]
     assert encode["spec"]["parallelism"] == completions
     early = run(seal)
-    assert early.returncode == 7 and "is not a cache" in early.stderr
+    assert early.returncode == 7 and "there is no cache in" in early.stderr
     for index in range(completions):
         done = run(encode, JOB_COMPLETION_INDEX=str(index))
         assert done.returncode == 0, done.stderr

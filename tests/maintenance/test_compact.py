@@ -163,4 +163,4 @@ def test_compact_goes_beside_encoders_and_not_beside_gc(prep, encode, tmp_path, 
 def test_what_is_no_cache(prep, tmp_path):
     for command in ("compact", "gc"):
         result = prep(command, tmp_path / "nothing", *(("--keep", "m.json") if command == "gc" else ()))
-        assert result.code == 7 and "is not a cache" in result.err
+        assert result.code == 7 and "there is no cache in" in result.err

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
+from prep.errors import ConfigError
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
@@ -30,7 +32,8 @@ def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Ind
     if initial is not None and model is not None:
         yield from _other_origin(initial, model.base, prediction_of(config, manifest))
     if model is not None and config.method == "lora":
-        yield from _unread(config.lora, model)
+        with suppress(ConfigError):  # of a format that the family has not, which is a fault already
+            yield from _unread(config.lora, model)
         yield from _misread(config.lora, model)
     given = config.optimizer
     usual = OPTIMIZERS[given.name].lr

@@ -369,7 +369,7 @@ def test_a_node_with_another_version_or_cache(run, tmp_path, monkeypatch):
     assert " has Latentry " in answer.said
     missing = Job(cache=type(run.cache)(root=tmp_path / "elsewhere"), tasks=[])
     answer = RayWorker().start(missing, tmp_path, engine.version("latentry"), str(tmp_path))
-    assert isinstance(answer.problem, CacheError) and "is not a cache" in answer.said
+    assert isinstance(answer.problem, CacheError) and "there is no cache in" in answer.said
     assert not (tmp_path / "elsewhere").exists()
 
 
