@@ -172,7 +172,7 @@ def test_a_cache_that_is_not_there(prep, encode, tmp_path):
     encode()
     shutil.rmtree(tmp_path / "cache")
     result = prep("inspect", tmp_path / "m.json")
-    assert result.code == 7 and "there is no cache in" in result.err and "prep encode" in result.err
+    assert result.code == 7 and "cache, does not exist" in result.err and "prep encode" in result.err
 
 
 def commits_of(cache: Path, field: str) -> list[Path]:

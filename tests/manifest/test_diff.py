@@ -218,8 +218,8 @@ def test_without_a_cache_documents_are_compared(encode, diff, photos, tmp_path):
     shutil.move(tmp_path / "cache", tmp_path / "gone")
     document, lines = diff()
     assert document["samples"] is None and document["findings"] is None
-    assert len(document["notes"]) == 2 and all("there is no cache in" in note for note in document["notes"])
-    assert lines[1].startswith("not compared: ") and "there is no cache in" in lines[1]
+    assert len(document["notes"]) == 2 and all("cache, does not exist" in note for note in document["notes"])
+    assert lines[1].startswith("not compared: ") and "cache, does not exist" in lines[1]
     assert document["fields"]["latent"]["rows"] == {"a": 8, "b": 7, "shared": None, "added": None, "removed": None}
     assert "latent: 7 rows, were 8" in lines and "train samples: 7, were 8" in lines
     encode("a.json")
