@@ -239,6 +239,16 @@ def publish(staged: Path, target: Path) -> None:
         raise
 
 
+def write_published(path: Path, data: Buffer) -> None:
+    """Writes `data` to `path` as `publish` does: synced, and repeatable if that fails at its end."""
+    staged = temporary_name(path.absolute())
+    try:
+        write_synced(staged, data)
+        publish(staged, path)
+    finally:
+        forget(staged)
+
+
 def write_passing(path: Path, data: Buffer) -> None:
     """Replaces `path` by `data` atomically, and leaves it to the system when that reaches the disk: for what tells of
     this moment, and is worth nothing after a crash. It is no change of the disk that matters, so no primitive makes it.

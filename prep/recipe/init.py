@@ -11,7 +11,7 @@ from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import counted, format_size, printable, shell_name
-from prep.fs.atomic import forget, publish, write_synced
+from prep.fs.atomic import forget, publish, write_published, write_synced
 from prep.fs.blob import open_file
 from prep.fs.mirror import check_here, is_url, shown
 from prep.fs.paths import check_not_cache, check_replaceable
@@ -206,10 +206,11 @@ def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitRep
     except ConfigError as error:
         raise ConfigError(f"{other} does not convert to a valid recipe: {error.message}", hint=error.hint) from None
     if target is not None and converted.training is not None:
-        _write_text(target, converted.training.rendered(
-            f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart are at the end."))
+        write_published(target, converted.training.rendered(
+            f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart are at the end."
+        ).encode())
     if prompts is not None:
-        _write_text(prompts, converted.prompts)
+        write_published(prompts, converted.prompts.encode())
     return InitReport(output=output, recipe=recipe, converted=converted, training=target, prompts=prompts)
 
 
@@ -233,16 +234,6 @@ def _check_train_target(target: Path, other: Path, output: Path, force: bool) ->
         raise PathError(f"training settings {target} already exist",
                         hint="choose an -o in another directory, or add --force to replace them")
     check_replaceable(target, "training settings", lambda _: not target.exists() or not _is_recipe(target))
-
-
-def _write_text(target: Path, text: str) -> None:
-    """Writes a file atomically."""
-    staged = target.absolute().with_name(f".{secrets.token_hex(8)}{target.suffix}")
-    try:
-        write_synced(staged, text.encode())
-        publish(staged, target)
-    finally:
-        forget(staged)
 
 
 def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], shown: Collection[str]) -> None:

@@ -16,7 +16,7 @@ def init(
 ) -> None:
     """Write a commented train.toml with every setting and its default. Never replaces an existing file."""
     from prep.errors import PathError
-    from prep.fs.atomic import forget, make_dirs, publish, temporary_name, write_synced
+    from prep.fs.atomic import make_dirs, write_published
     from prep.fs.mirror import check_here
     from train.config.table import as_toml
 
@@ -24,11 +24,6 @@ def init(
     make_dirs(output.absolute().parent)
     if output.is_symlink() or output.exists():
         raise PathError(f"{output} exists, expected a new file", hint="name another with -o")
-    staged = temporary_name(output.absolute())
-    try:
-        write_synced(staged, as_toml().encode())
-        publish(staged, output)
-    finally:
-        forget(staged)
+    write_published(output, as_toml().encode())
     named = "" if output.name == SETTINGS_FILE and output.parent == Path() else f" -c {output}"
     put(f"wrote {output}; train run MANIFEST{named} reads it")
