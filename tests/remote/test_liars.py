@@ -21,7 +21,7 @@ from prep.digest import canonical, seal
 from prep.fs.mirror import DIRECTORY, LIMIT
 from prep.fs.remote import asking, objects, opening, waiting
 from prep.fs.remote.errors import StoreError
-from prep.fs.remote.objects import list_folder, list_objects, read_listed, read_object, stream
+from prep.fs.remote.objects import delete_object, list_folder, list_objects, read_listed, read_object, size_of, stream
 from prep.fs.remote.opening import open_store
 
 PREFIX = "photos/"
@@ -53,6 +53,10 @@ class Liar(BaseHTTPRequestHandler):
             ETag=f'"{md5(data).hexdigest()}"')
 
     do_HEAD = do_GET
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
 
     def answer(self, status, data=b"", length=None, **headers):
         self.send_response(status)
@@ -264,21 +268,79 @@ def test_a_cache_thousands_of_directories_deep_is_refused(dataset, prep, tmp_pat
     assert not (tmp_path / "here").exists()
 
 
-def test_no_credentials_go_to_another_host(dataset, serve, prep, monkeypatch):
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token")
-    other = serve(other=True)
-
-    def away(handler, key):
-        if key:
+def away(other, after=0):
+    """A lie that sends requests on to the host `other`, once it was asked for `after` things."""
+    def lie(handler, key):
+        if sent := bool(key or "?" in handler.path) and len(handler.asked) > after:
             handler.answer(307, Location=f"http://localhost:{other.port}{handler.path}")
-        return bool(key)
+        return sent
 
-    _, url = dataset(away)
-    result = prep("inspect", url)
-    assert result.code == 7 and f"the store sends requests on to localhost:{other.port}, which would get" in result.err
-    assert not other.asked
+    return lie
+
+
+TOKENS = {"s3": {"AWS_SESSION_TOKEN": "a-token"}, "az": {"AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=a-token"}}
+ASKED = {"read": lambda url: read_object(url, 100), "list": list_objects, "size": size_of, "delete": delete_object}
+
+
+@pytest.fixture
+def token(serve, monkeypatch):
+    """`token(scheme, lie)`: a store of the scheme, whose credentials travel in what is sent on."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for given in (name, name.upper()):
+            monkeypatch.delenv(given, raising=False)
+
+    def go(scheme, lie):
+        store = serve({"a": b"x"}, lie)
+        for name, value in {"AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{store.port}", "AZURE_ALLOW_HTTP": "true",
+                            "AZURE_STORAGE_ACCOUNT_NAME": "account", **TOKENS[scheme]}.items():
+            monkeypatch.setenv(name, value)
+        return store
+
+    return go
+
+
+@pytest.mark.parametrize("scheme", TOKENS)
+@pytest.mark.parametrize("what", ASKED)
+@pytest.mark.parametrize("after", [0, 1])
+def test_no_token_goes_to_another_host(token, serve, scheme, what, after):
+    """Neither at once nor after answers of the store's own, whatever is asked."""
+    other = serve(other=True)
+    store = token(scheme, away(other, after))
+    url = f"{scheme}://bucket/a"
+    if after:
+        assert size_of(url) == 1
+    with pytest.raises(StoreError, match="the store sends requests on to another host, which would get the cred"):
+        ASKED[what](url)
+    assert not other.asked and len(store.asked) == after + 1
+
+
+def test_a_store_behind_a_proxy_is_asked_once_without_its_token(token, serve, monkeypatch):
+    """The proxy alone knows which hosts it reaches."""
+    other = serve(other=True)
+    token("s3", away(other))
+    monkeypatch.setenv("AWS_PROXY_URL", "http://127.0.0.1:9")
+    with pytest.raises(StoreError, match=f"the store sends requests on to localhost:{other.port}, which would get"):
+        read_object("s3://bucket/a", 100)
     opening._asked.clear()
-    store, url = dataset()
-    assert prep("inspect", url).code == 0
-    assert [command for command, _, headers in store.asked if "Authorization" not in headers and
-            "authorization" not in headers] == ["HEAD"], "asked once, without credentials"
+    store = token("s3", Liar.lie)
+    with pytest.raises(StoreError, match="no connection"):
+        read_object("s3://bucket/a", 100)
+    assert not other.asked and [(command, headers.get("authorization")) for command, _, headers in store.asked] == [
+        ("HEAD", None)]
+
+
+@pytest.mark.parametrize("bypassed", [True, False])
+def test_hosts_that_bypass_a_proxy_of_the_system_are_reached_without_it(token, monkeypatch, bypassed):
+    store = token("s3", Liar.lie)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "*" if bypassed else "127.0.0.1")
+    assert read_object("s3://bucket/a", 100) == b"x"
+    assert [command for command, *_ in store.asked] == ["GET"] if bypassed else ["HEAD", "GET"]
+
+
+def test_keys_that_do_not_travel_follow_a_redirect(serve):
+    """Some stores send readers on to where the bytes are, by links that need no credentials."""
+    other = serve({"a": b"x"}, other=True)
+    serve(lie=away(other))
+    assert read_object("s3://bucket/a", 100) == b"x"
+    assert not [name for _, _, headers in other.asked for name in headers if name.lower() == "authorization"]

@@ -9,7 +9,7 @@ import errno
 import re
 
 from prep.errors import CacheError
-from prep.fs.mirror import split_url
+from prep.fs.mirror import ENDPOINTS, split_url
 
 VARIABLES = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_SKIP_SIGNATURE=true "
              "for a public bucket", "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -17,6 +17,9 @@ VARIABLES = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
 NO_CREDENTIALS = "the environment has no credentials, and this machine has no role that gives some"
 # Where machines in clouds are asked for credentials of their role: AWS, Google, Azure.
 _METADATA = re.compile(r"//(?:169\.254\.169\.254|metadata|metadata\.google\.internal)/|/latest/api/token")
+
+# A proxy where none can be, as nothing listens on port 0: by it obstore is to reach hosts that it must not reach.
+NOWHERE = "127.0.0.1:0"
 
 # Codes of S3 for a write that met another one of the same object. Which of them will have written it is not known yet.
 _CONFLICT = re.compile("<Code>(?:ConditionalRequestConflict|OperationAborted)</Code>")
@@ -54,6 +57,13 @@ def credentials_hint(url: str) -> str:
             "computer's clock; then run the same command again")
 
 
+def sent_on(url: str, host: str) -> StoreError:
+    """The error for a store that sends requests on to another host."""
+    return StoreError(f"{url}: the store sends requests on to {host}, which would get the credentials",
+                      hint="if that is the store, name it as the endpoint: export "
+                      f"{ENDPOINTS[split_url(url)[0]][0]}=https://HOST")
+
+
 def sort_out(error: Exception, url: str) -> None:
     """Raises what an error of obstore means: `FileNotFoundError`, `Denied`, `Passing`, or a `StoreError`.
 
@@ -67,10 +77,7 @@ def sort_out(error: Exception, url: str) -> None:
         raise FileNotFoundError(errno.ENOENT, name, url) from None
     if isinstance(error, ValueError) and "Could not parse path" in str(error):
         raise FileNotFoundError(errno.ENOENT, "no object can have such a name", url) from None
-    if "<Code>RequestTimeTooSkewed</Code>" in str(error):
-        raise StoreError(f"{url}: the store refuses requests of this computer, whose clock differs too much from the "
-                         "store's", hint="set the clock (timedatectl set-ntp true on Linux), then run the same command "
-                         "again") from None
+    _check_setup(str(error), url)
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         raise Denied(what) from None
     if "ExpiredToken" in str(error) or "TokenRefreshRequired" in str(error):
@@ -92,6 +99,16 @@ def sort_out(error: Exception, url: str) -> None:
     hint = credentials_hint(url) if what == NO_CREDENTIALS else (
         "check bucket, region and endpoint in the environment")
     raise StoreError(f"{url}: {what}", hint=hint) from None
+
+
+def _check_setup(text: str, url: str) -> None:
+    """Raises `StoreError` for what this computer's clock or its environment has to be set for."""
+    if "<Code>RequestTimeTooSkewed</Code>" in text:
+        raise StoreError(f"{url}: the store refuses requests of this computer, whose clock differs too much from the "
+                         "store's", hint="set the clock (timedatectl set-ntp true on Linux), then run the same command "
+                         "again") from None
+    if re.search(rf"\b{re.escape(NOWHERE)}\b", text):
+        raise sent_on(url, "another host") from None
 
 
 def _is_configuration(text: str) -> bool:

@@ -13,7 +13,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from prep.errors import ConfigError
 from prep.formatting import printable
 from prep.fs.mirror import ENDPOINTS
-from prep.fs.remote.errors import VARIABLES, StoreError
+from prep.fs.remote.errors import NOWHERE, VARIABLES, StoreError, sent_on
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore
@@ -46,27 +46,53 @@ def open_store(scheme: str, bucket: str, retries: int, silence: float) -> Object
 
 # Where credentials travel otherwise than in the header Authorization, which is not sent on to another host.
 _TRAVELS = {"s3": ("AWS_SESSION_TOKEN", "AWS_TOKEN"), "az": ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")}
+# Who gives credentials: hosts, and variables that name others.
+_GIVERS = {"s3": ("169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23"),
+           "az": ("169.254.169.254", "login.microsoftonline.com")}
+_NAMED_GIVERS = {"s3": ("AWS_ENDPOINT_URL_STS", "AWS_METADATA_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+                 "az": ("AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST", "AZURE_MSI_ENDPOINT")}
 _asked: set[tuple[str, str]] = set()  # endpoints and buckets
+
+
+def _guarded(scheme: str) -> str:
+    """The endpoint whose redirects to other hosts would take credentials there; "" where there is none.
+
+    obstore follows redirects, with all headers but Authorization, and names where it was in the header Referer.
+    """
+    endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)), "")
+    roles = scheme == "s3" and not any(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"))
+    secret = roles or any(os.environ.get(name) for name in _TRAVELS.get(scheme, ()))
+    return endpoint if secret and re.match("https?://", endpoint) else ""
+
+
+def _only_hosts(scheme: str) -> list[str]:
+    """The hosts that obstore may talk to; none if it may talk to any, or has to by a proxy, which decides itself."""
+    endpoint = _guarded(scheme)
+    if not endpoint or os.environ.get(f"{PREFIX[scheme]}_PROXY_URL"):
+        return []
+    from urllib.request import getproxies, proxy_bypass
+
+    named = [os.environ[name] for name in _NAMED_GIVERS[scheme] if os.environ.get(name)]
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    hosts = [urlsplit(endpoint).hostname or "", *(urlsplit(one).hostname or one for one in named), *_GIVERS[scheme],
+             *([f"sts.{region}.amazonaws.com"] if scheme == "s3" else [])]
+    return [] if getproxies() and not all(proxy_bypass(host) for host in hosts) else hosts
 
 
 def refuse_redirect(scheme: str, bucket: str, key: str) -> None:
     """Raises `StoreError` if the store sends a request for an object on to another host, which would get credentials.
 
-    obstore follows redirects with all headers but one. So an endpoint is asked once for each bucket, without any
-    credentials.
+    Where a proxy is in between, an endpoint is asked once for each bucket, without any credentials. Elsewhere, obstore
+    reaches no other host.
     """
-    endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)), "")
-    roles = scheme == "s3" and not any(os.environ.get(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"))
-    secret = roles or any(os.environ.get(name) for name in _TRAVELS.get(scheme, ()))
-    if not secret or not re.match("https?://", endpoint) or (endpoint, bucket) in _asked:
+    endpoint = _guarded(scheme)
+    if not endpoint or (endpoint, bucket) in _asked or _only_hosts(scheme):
         return
     _asked.add((endpoint, bucket))
     address = f"{endpoint.rstrip('/')}/{bucket}/{quote(key)}"
     host = urlsplit(urljoin(address, _location(address))).netloc
     if host.rpartition("@")[2] != urlsplit(address).netloc.rpartition("@")[2]:
-        raise StoreError(f"{scheme}://{bucket}: the store sends requests on to {printable(host)[:200]}, which would "
-                         "get the credentials", hint="if that is the store, name it as the endpoint: export "
-                         f"{ENDPOINTS[scheme][0]}=https://HOST")
+        raise sent_on(f"{scheme}://{bucket}", printable(host)[:200])
 
 
 def _location(address: str) -> str:
@@ -103,4 +129,6 @@ def _client_options(scheme: str, silence: float) -> ClientConfig:
         given = os.environ.get(f"{PREFIX[scheme]}_{name.upper()}")
         if given:
             options[name] = given.lower() in ("1", "true", "yes", "on") if name.startswith("allow") else given
+    if hosts := _only_hosts(scheme):
+        options.update(proxy_url=f"http://{NOWHERE}", proxy_excludes=",".join(hosts))
     return cast("ClientConfig", options)
