@@ -13,8 +13,8 @@ from prep.cache.store import Cache
 from prep.encode.forecast.assumed import Assumed, assumed, assumptions, family_of, sealed
 from prep.loader.index import Index
 from prep.models.hub import locate
+from prep.training.schema import Config
 from train.check.data import planned_by
-from train.config.schema import Config
 from train.outlook import Outlook, outlook_of
 
 SAMPLES = 40 * 256  # a shard of each aspect ratio

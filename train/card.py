@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from prep.models.pipeline import pipeline_index
+from prep.training.schema import Config
+from prep.training.table import SETTINGS, spell
 from train.config.load import by_name
-from train.config.schema import Config
-from train.config.table import SETTINGS, spell
 from train.metadata import architecture_of, title_of, usual_size
 from train.models.adapters.readers import KINDS, unread_by_comfyui, unread_by_diffusers
 from train.models.families.registry import naming_of

@@ -19,7 +19,7 @@ from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
 from prep.models.device.memory import is_out_of_memory
-from train.config.schema import Config
+from prep.training.schema import Config
 from train.parallel.ranks import ALONE, Ranks
 from train.setup import Setup
 

@@ -16,8 +16,8 @@ from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
 from prep.models.files import read_config
 from prep.runs.losses import NAME, Records, read_losses
+from prep.training.table import SETTINGS
 from train.check import check
-from train.config.table import SETTINGS
 from train.models.size_shift import chances_by_bucket
 from train.runs.directory import Run, model_of, open_run, read_run
 from train.runs.losses import ids_of

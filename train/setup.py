@@ -14,8 +14,8 @@ from prep.loader.index import Index
 from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
 from prep.models.family import Family
-from train.config.interval import Interval, interval_of
-from train.config.schema import Config
+from prep.training.interval import Interval, interval_of
+from prep.training.schema import Config
 from train.models.naming import Naming
 
 

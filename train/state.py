@@ -18,8 +18,8 @@ from prep.errors import CacheError, ConfigError, ModelError, first_line
 from prep.loader.device import module_to_device, to_host
 from prep.loader.latents import Latents, latents_of
 from prep.models.family import Family
+from prep.training.schema import Config, Dtype
 from train.config.load import as_table
-from train.config.schema import Config, Dtype
 from train.metadata import checkpoint_metadata, result_metadata
 from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests

@@ -13,20 +13,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prep.batching.parts import Division, outside_rest
 from prep.batching.permutation import permute, permute_each
+from prep.batching.policy import Shuffle, Underfill
 from prep.batching.rng import plan_key, plan_number
 from prep.errors import ConfigError, EmptyPlanError
 from prep.formatting import join_names
 from prep.geometry import Size
 
-Underfill = Literal["drop", "partial", "repeat"]
-Shuffle = Literal["global", "partitioned"]
 Indices = NDArray[np.int64]
 _Made = tuple[Indices, Indices, Indices | None]  # occurrences, turns and places of a micro-batch
 STEPS_AT_ONCE, OCCURRENCES_AT_ONCE = 64, 1 << 14

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from prep.batching.plan import Indices, StepPlan, Underfill, step_plan
+from prep.batching.plan import Indices, StepPlan, step_plan
+from prep.batching.policy import Underfill
 from prep.buckets.assign import Assignment, Assignments
 from prep.buckets.suggest import Sizes
 from prep.dataset.ingest import KnownItem

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from prep.batching.plan import Shuffle, StepPlan, Underfill, require_steps, step_plan
+from prep.batching.plan import StepPlan, require_steps, step_plan
+from prep.batching.policy import Shuffle, Underfill
 from prep.errors import CacheError, ConfigError, UsageError
 from prep.loader import draws
 from prep.loader.batches import Batch, batches

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the settings' record names the distributions, and imports nothing heavy
+from prep.training.schema import Distribution
+
+if TYPE_CHECKING:
     import numpy as np
-
-Distribution = Literal["uniform", "logit-normal", "mode"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

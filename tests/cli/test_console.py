@@ -15,7 +15,7 @@ import typer
 from prep.cli import console, ticker
 from prep.errors import CacheError, Problem
 from prep.findings import Finding
-from train.config.table import as_toml
+from prep.training.table import as_toml
 
 ROOT = Path(__file__).parents[2]
 

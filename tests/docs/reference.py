@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from prep.errors import EXIT_BUG, EXIT_FINDINGS, EXIT_INTERRUPTED, Problem
 from prep.findings import CODES
-from train.config import table
+from prep.training import table
 
 PAGE = "manifests/reference.md"
 PROGRAMS = ("prep", "train")

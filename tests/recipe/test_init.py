@@ -186,7 +186,7 @@ def test_no_more_is_held_out_than_a_validation_looks_at(pictures, held_out):
     from fractions import Fraction
 
     from prep.recipe.suggest import MOST_HELD_OUT, _fraction
-    from train.config.schema import Validation
+    from prep.training.schema import Validation
 
     assert round(Fraction(str(_fraction(pictures))) * pictures) == pytest.approx(held_out, abs=1)
     assert Validation().most == MOST_HELD_OUT

@@ -8,7 +8,7 @@ from tarred import member, tar_of
 
 from prep.recipe.elsewhere import TRAINING
 from prep.recipe.load import load_recipe
-from train.config.schema import Config
+from prep.training.schema import Config
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from hub_caches import hub_cache
 from prep.errors import ConfigError, ModelError
 from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import digest_file
+from prep.training.schema import Lora
 from train.check import check, notes
 from train.check.requirements import check_device
 from train.config.load import parse
-from train.config.schema import Lora
 from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
 from train.models.families.registry import DENOISERS, naming_of

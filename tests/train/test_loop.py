@@ -23,10 +23,10 @@ from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.rows import Rows
+from prep.training.schema import Result
 from train import evaluate, failures, loop, steps
 from train.check import check
 from train.config.load import parse
-from train.config.schema import Result
 from train.objectives import forward
 from train.optim import optimizers
 from train.runs import saver

@@ -35,9 +35,9 @@ from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from prep.models.families.registry import FAMILIES
+from prep.training.schema import Sampling
 from train.check import check
 from train.config.load import parse
-from train.config.schema import Sampling
 from train.models import lora
 from train.models.denoiser import load, predict, scheduler_config
 from train.models.dropout import has_dropout

@@ -20,14 +20,14 @@ NAMES = set(MODULES.values())
 
 # The root of prep is closed: these words, the library's face, and packages. A word imports only other words.
 VOCABULARY = {"errors", "findings", "geometry", "arrays", "digest", "keys", "parse", "formatting", "progress",
-              "runtime"}
+              "runtime", "setting"}
 
 # A package imports from lower lines only, and from no other of its own line.
 FLOORS = (
     VOCABULARY,
     {"workers"},
     {"fs", "images", "captions", "buckets", "batching", "models", "demo"},
-    {"cache", "sources", "runs"},
+    {"cache", "sources", "runs", "training"},
     {"manifest", "recipe"},
     {"dataset", "maintenance", "export", "loader", "doctor"},
     {"scan", "masks", "encode"},
@@ -42,12 +42,12 @@ MAY_IMPORT = {
     "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": ("workers",), "demo": (),
     "workers": (),
     "cache": ("fs",), "sources": ("fs", "captions", "workers"),
-    "runs": ("fs", "images"),
+    "runs": ("fs", "images"), "training": ("batching",),
     "manifest": ("fs", "cache", "batching", "models"),
-    "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers"),
+    "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers", "training"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),
     "maintenance": ("fs", "cache", "manifest"), "export": ("fs", "images", "sources", "cache", "manifest"),
-    "loader": ("fs", "cache", "manifest", "batching", "models"), "doctor": ("fs", "models"),
+    "loader": ("fs", "cache", "manifest", "batching", "models", "training"), "doctor": ("fs", "models"),
     "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset", "workers"),
     "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
     "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
@@ -77,7 +77,8 @@ TRAIN_FLOORS = (
 # What `train` may take from `prep`, beside the vocabulary.
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
                "prep.fs.paths", "prep.fs.remote.*", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
-               "prep.manifest.*", "prep.batching.*", "prep.recipe.prompts", "prep.cli.*", "prep.models.family",
+               "prep.manifest.*", "prep.batching.*", "prep.training.*", "prep.recipe.prompts", "prep.cli.*",
+               "prep.models.family",
                "prep.models.denoiser", "prep.models.families.*", "prep.models.pipeline", "prep.models.files",
                "prep.models.fingerprint", "prep.models.hub", "prep.models.loading", "prep.models.tensors",
                "prep.models.text.*", "prep.models.components", "prep.models.device.*",
@@ -287,7 +288,7 @@ EXPRESSIONS = {
     "prep.images.formats.sniff": "patterns of its own table", "prep.recipe.prompts": "patterns of its own table",
     "train.models.naming": "rules of the families", "train.models.adapters.spelling": "patterns of its own table",
     "prep.sources.tar_paths": "made by fnmatch, which never backtracks",
-    "train.config.setting": "compiled, to say what is wrong; found by train.models.targets, with a limit of time",
+    "prep.training.checks": "compiled, to say what is wrong; found by train.models.targets, with a limit of time",
 }
 
 

@@ -10,14 +10,14 @@ from prep.loader.index import Index, open_index
 from prep.loader.shards import Looks, check_shards
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
+from prep.training.interval import INTERVALS
+from prep.training.schema import Config
 from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
 from train.check.faults import Noting
 from train.check.model import Model, model_of
 from train.check.notes import notes_of
 from train.check.objective import check_fields, prediction_of
 from train.check.requirements import check_libraries
-from train.config.interval import INTERVALS
-from train.config.schema import Config
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
 

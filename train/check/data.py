@@ -8,9 +8,9 @@ from prep.batching.plan import StepPlan, require_steps, step_plan
 from prep.errors import CacheError, ConfigError
 from prep.formatting import counted
 from prep.loader.index import Index
-from train.config.interval import interval_of
+from prep.training.interval import interval_of
+from prep.training.schema import Config
 from train.config.load import by_name
-from train.config.schema import Config
 from train.optim.schedule import warmup_steps
 
 

@@ -10,11 +10,11 @@ from prep.errors import ConfigError
 from prep.loader.index import Index
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
+from prep.training.optimizers import OPTIMIZERS
+from prep.training.schema import Config, Lora
 from train.check.data import uses_masks
 from train.check.model import Model
 from train.check.objective import prediction_of
-from train.config.optimizers import OPTIMIZERS
-from train.config.schema import Config, Lora
 from train.config.unused import Facts, unused
 from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.setup import Initial

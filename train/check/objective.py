@@ -12,7 +12,7 @@ from prep.manifest.document import Manifest
 from prep.models.families.registry import FAMILIES
 from prep.models.files import read_config
 from prep.models.pipeline import weighted_files
-from train.config.schema import Config
+from prep.training.schema import Config
 from train.models.families.registry import DENOISERS
 from train.models.levels import check_levels
 from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from prep.errors import ConfigError
-from train.config.schema import Config
+from prep.training.schema import Config
 from train.optim.optimizers import TABLE
 from train.trackers.tracked import check_trackers
 

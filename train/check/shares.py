@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from prep.formatting import counted
 from prep.recipe.prompts import PromptSettings
-from train.config.schema import Validation
+from prep.training.schema import Validation
 from train.models.families.registry import DENOISERS
 from train.setup import Setup
 

@@ -31,7 +31,7 @@ from train.parallel.ranks import ALONE
 
 if TYPE_CHECKING:
     from prep.errors import Problem
-    from train.config.schema import Config
+    from prep.training.schema import Config
     from train.outlook import Outlook
     from train.setup import CheckReport, RunRequest, Setup
 

@@ -18,7 +18,7 @@ def init(
     from prep.errors import PathError
     from prep.fs.atomic import make_dirs, write_published
     from prep.fs.mirror import check_here
-    from train.config.table import as_toml
+    from prep.training.table import as_toml
 
     check_here(output, "settings file")
     make_dirs(output.absolute().parent)

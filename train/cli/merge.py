@@ -14,7 +14,7 @@ from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.config.schema import Dtype
+    from prep.training.schema import Dtype
     from train.merging.directory import Merged, MergeRequest
 
 DTYPES = ("float32", "float16", "bfloat16")

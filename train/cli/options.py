@@ -22,7 +22,7 @@ from prep.runtime import defer_interrupts
 
 if TYPE_CHECKING:
     from prep.errors import Problem
-    from train.config.schema import Config
+    from prep.training.schema import Config
     from train.setup import RunRequest, Setup
 
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "

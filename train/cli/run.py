@@ -24,7 +24,7 @@ from train.parallel.errors import RankFailed
 from train.parallel.ranks import Ranks, joined
 
 if TYPE_CHECKING:
-    from train.config.schema import Config
+    from prep.training.schema import Config
     from train.runs.heart import Requests
     from train.runs.log import Log
     from train.runs.resume import Start

@@ -12,7 +12,7 @@ from prep.formatting import counted, grouped
 from train.cli.summary import outlook_lines, reading_line
 
 if TYPE_CHECKING:
-    from train.config.schema import Config
+    from prep.training.schema import Config
 
 RANKS = 8  # of a node, at most, unless --nodes says otherwise
 ALL = "train check --simulate --samples 1e9 --world-size 1024"

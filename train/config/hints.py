@@ -7,9 +7,9 @@ import shlex
 from typing import Any
 
 from prep.parse import Unparsed, closest
+from prep.training.interval import interval_check
+from prep.training.table import SECTIONS, SETTINGS, Row, spell
 from train.config.aliases import advice, meant
-from train.config.interval import interval_check
-from train.config.table import SECTIONS, SETTINGS, Row, spell
 
 _SWITCHES = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 MANY = "train init writes a file with every setting"

@@ -16,12 +16,12 @@ from prep.errors import ConfigError
 from prep.fs.mirror import check_here
 from prep.fs.text import TooLarge, parse_toml, read_text
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
+from prep.setting import line_check
+from prep.training.optimizers import DEPENDENT, OPTIMIZERS, usual
+from prep.training.schema import STEPS, Config, Lora, Optimizer
+from prep.training.table import SECTIONS, SETTINGS
 from train.config import hints
 from train.config.aliases import advice
-from train.config.optimizers import DEPENDENT, OPTIMIZERS, usual
-from train.config.schema import STEPS, Config, Lora, Optimizer
-from train.config.setting import line_check
-from train.config.table import SECTIONS, SETTINGS
 
 _INSTEAD = {"steps": "epochs", "epochs": "steps"}
 MOST = 1 << 20  # bytes of a file of settings
@@ -257,7 +257,7 @@ def _check_optimizer(config: Config) -> None:
         if name not in OPTIMIZERS[given.name].takes and value != default:
             raise Unparsed(f"optimizer.{name} is {brief(value)}, but '{given.name}' has no such setting, expected "
                            f"{brief(default)}")
-    if given.name in ("adamw-schedule-free", "prodigy") and not given.betas[0]:  # of which they keep something else
+    if OPTIMIZERS[given.name].first_beta and not given.betas[0]:  # of which they keep something else
         raise Unparsed(f"optimizer.betas[0] is 0, expected more for '{given.name}'")
     if given.name == "adamw-schedule-free":
         if config.schedule.name != "constant":

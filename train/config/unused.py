@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prep.formatting import listed
+from prep.training.schema import Config
+from prep.training.table import SETTINGS
 from train.config.load import by_name
-from train.config.schema import Config
-from train.config.table import SETTINGS
 
 _Reasons = Iterable[tuple[tuple[str, ...], str]]  # settings, and why they have no effect
 

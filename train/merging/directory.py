@@ -30,7 +30,7 @@ from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.weights import index_name, read_shapes, variant_of
 from prep.parse import Unparsed
 from prep.runs.documents import open_plain, refused
-from train.config.schema import Dtype
+from prep.training.schema import Dtype
 from train.merging.additions import Added, changed, read_lora
 from train.merging.card import CARD, Merger, card
 from train.merging.trained import another, family_of_run, find_lora, find_trained

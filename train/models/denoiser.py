@@ -21,7 +21,7 @@ from prep.models.family import ATTENTION_MASK, Family
 from prep.models.files import FETCH_AGAIN, read_config
 from prep.models.loading import load_model
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
-from train.config.schema import Config
+from prep.training.schema import Config
 from train.models import lora
 from train.models.families.registry import DENOISERS
 from train.models.family import GUIDANCE, Conditions, DenoiserFamily

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from prep.batching.rng import draw_key
 from prep.errors import ConfigError
 from prep.loader.device import to_device
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models.adapters.stored import contents_of, table_of
 from train.models.naming import Naming, Place, ends_of, in_file_order
 from train.models.principal import principal_part

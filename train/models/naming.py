@@ -30,8 +30,8 @@ from math import isclose
 from typing import TYPE_CHECKING
 
 from prep.errors import ConfigError
+from prep.training.schema import Lora
 from train.config.load import own_alphas
-from train.config.schema import Lora
 from train.models.targets import Shapes, adapter_of
 
 if TYPE_CHECKING:  # train check reads names, and imports no torch

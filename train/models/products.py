@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import isqrt, prod
 
-from train.config.schema import Lora
+from prep.training.schema import Lora
 
 LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 LOKR = ("lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b")

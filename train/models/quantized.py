@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from train.config.schema import Quantization
+from prep.training.schema import Quantization
 
 BLOCK = 64  # of NF4: numbers that share a scale
 FP8_MOST = 448.0  # the largest number of float8 e4m3

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from prep.errors import ConfigError
-from train.config.schema import SAMPLERS
+from prep.training.schema import SAMPLERS
 
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 MULTISTEP, SINGLESTEP, UNIPC = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"

@@ -11,7 +11,7 @@ from prep.geometry import Size
 from prep.loader.timesteps import Timesteps
 from prep.models.family import Family
 from prep.models.files import FETCH_AGAIN
-from train.config.schema import TimestepDraws
+from prep.training.schema import TimestepDraws
 from train.models.family import DenoiserFamily
 
 

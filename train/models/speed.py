@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from train.config.schema import Config
+from prep.training.schema import Config
 
 
 def speed_up(model: Any, config: Config, device: torch.device) -> None:

@@ -15,7 +15,7 @@ from prep.models.family import Family
 from prep.models.pipeline import weighted_files
 from prep.models.weights import read_shapes
 from prep.parse import brief, suggest
-from train.config.schema import Config, Full, Lora
+from prep.training.schema import Config, Full, Lora
 from train.models.products import product_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]

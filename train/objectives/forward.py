@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prep.loader.batches import Batch
 from prep.loader.latents import Latents
-from train.config.schema import Loss
+from prep.training.schema import Loss
 from train.models.denoiser import Denoiser, predict
 from train.models.family import Conditions
 from train.objectives import loss

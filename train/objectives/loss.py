@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from train.config.schema import Loss
+from prep.training.schema import Loss
 
 _NO_AREA = 1e-12  # below any mean of weights other than 0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from train.config.schema import Optimizer
+from prep.training.schema import Optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from train.config.schema import Schedule
+from prep.training.schema import Schedule
 
 
 def factor(schedule: Schedule, step: int, total: int) -> float:

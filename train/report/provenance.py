@@ -13,8 +13,8 @@ from prep.fs.untrusted import size_regular, walk
 from prep.models.fingerprint import digest_file
 from prep.report.pages.parts import Column, Table
 from prep.runs.documents import reason
+from prep.training.table import SETTINGS, spell
 from train.config.load import by_name
-from train.config.table import SETTINGS, spell
 from train.runs.checkpoint import State, list_checkpoints, read_state
 from train.runs.directory import RESULTS, Run, own_manifest
 

@@ -47,8 +47,8 @@ from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs import heartbeat
 from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_of, read_document
 from prep.runs.documents import check_links, seal
+from prep.training.schema import Config
 from train.config.load import as_table, parse
-from train.config.schema import Config
 from train.optim.optimizers import TABLE
 from train.runs import checkpoint
 from train.setup import Origin, RunRequest, Setup

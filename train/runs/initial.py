@@ -15,7 +15,7 @@ from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
 from prep.parse import Unparsed
 from prep.runs.documents import refused
-from train.config.schema import Config
+from prep.training.schema import Config
 from train.models.naming import Naming
 from train.models.targets import Presets, Shapes, layers_of
 from train.runs.checkpoint import STATE, files_of, is_checkpoint, list_checkpoints, open_weights, recorded_digest

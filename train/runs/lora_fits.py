@@ -8,7 +8,7 @@ from math import prod, sqrt
 from prep.errors import ConfigError, ModelError
 from prep.formatting import shell_name
 from prep.parse import Unparsed, brief
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models.adapters.covering import targets_of
 from train.models.adapters.readers import KINDS
 from train.models.adapters.stored import Stored, by_columns, check_shapes, rank_of

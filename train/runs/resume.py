@@ -11,9 +11,9 @@ from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.formatting import listed, shell_name
 from prep.fs.mirror import shown, url_of
 from prep.loader.identity import changes
+from prep.training.schema import Config
+from prep.training.table import SETTINGS
 from train.config.load import as_table, parse
-from train.config.schema import Config
-from train.config.table import SETTINGS
 from train.models.families.registry import DENOISERS
 from train.models.targets import Adapter, adapter_of, layers_of, read_weights, targeted
 from train.optim.optimizers import TABLE

@@ -30,7 +30,7 @@ from prep.models.family import ATTENTION_MASK
 from prep.models.loading import quiet_libraries
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
-from train.config.schema import Sampling
+from prep.training.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled, scheduler_config
 from train.models.family import Prompted, TextArrays
 from train.models.samplers import diffusion_options, flow_options, require_steps

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from prep.errors import ConfigError, first_line
 from prep.runs.events import Event
+from prep.training.schema import Config, Logging
 from train.config.load import as_table
-from train.config.schema import Config, Logging
 from train.runs.log import Watch
 from train.trackers.tensorboard import TensorBoard
 from train.trackers.wandb import Wandb

@@ -1,7 +1,6 @@
 """Converts training settings of other tools to a `train.toml`, with notes on those without a counterpart.
 
-It writes only settings that the trainer accepts, and only values within its bounds; a test reads each through the
-trainer's own loader. It does not import the trainer, which `prep` does not need.
+It writes only settings that the trainer accepts, and only values within their bounds (`prep.training`).
 """
 
 from __future__ import annotations
@@ -15,51 +14,14 @@ from prep.parse import Unparsed, hub_id
 from prep.recipe.convert.note import ConversionNote, shown
 from prep.recipe.schema import ModelOptions
 from prep.recipe.write import comment_lines, quoted
+from prep.setting import LARGEST
+from prep.training.optimizers import OPTIMIZERS
+from prep.training.table import SETTINGS, bounds_of
 
-# The trainer's bounds for numbers that converters write.
-BOUNDS: Mapping[str, tuple[float, float]] = {
-    "steps": (1, 1 << 40), "epochs": (1, 1 << 40), "batch_size": (1, 1 << 20), "micro_batch": (1, 1 << 20),
-    "seed": (0, (1 << 63) - 1), "caption_dropout": (0, 1), "lora.rank": (1, 4096), "lora.alpha": (1e-6, 1e6),
-    "lora.dropout": (0, 0.99), "lora.conv_rank": (1, 4096), "lora.factor": (0, 4096),
-    "lora.conv_alpha": (1e-6, 1e6), "optimizer.lr": (0, 100), "optimizer.betas": (0, 0.999999),
-    "optimizer.eps": (1e-30, 1), "optimizer.weight_decay": (0, 100), "optimizer.clip": (0, 1e12),
-    "optimizer.d_coef": (1e-3, 1e3),
-    "schedule.warmup": (0, 1 << 40), "schedule.floor": (0, 1), "schedule.cycles": (1, 1 << 40),
-    "schedule.power": (1e-3, 100), "loss.unmasked_weight": (0, 1), "loss.min_snr": (0, 1e6),
-    "noise.offset": (0, 10), "noise.pyramid": (0, 1), "noise.pyramid_levels": (1, 32), "noise.perturbation": (0, 10),
-    "guidance_embedding": (0, 100), "timesteps.std": (1e-3, 10), "timesteps.shift": (0.01, 100),
-    "timesteps.mean": (-10, 10), "timesteps.mode_scale": (-1, 1.75), "timesteps.low": (0, 0.999),
-    "timesteps.high": (0.001, 1), "loss.huber": (0, 1e3),
-    "ema.decay": (0, 0.9999999), "validation.every": (0, 1 << 40), "sample.every": (0, 1 << 40),
-    "checkpoint.every": (0, 1 << 40), "checkpoint.keep": (0, 1 << 40),
-}
-WHOLE = 4096  # the largest rank, from which on LoKr's matrices are whole in layers of up to 8192 rows a factor
-# The settings that each of the trainer's optimizers takes, besides the learning rate.
-_ADAMW = ("betas", "eps", "weight_decay")
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    "adamw": _ADAMW, "adamw-8bit": _ADAMW, "adamw-8bit-paged": _ADAMW, "adamw-schedule-free": _ADAMW,
-    "adafactor": ("weight_decay",), "lion": ("betas", "weight_decay"), "muon": (*_ADAMW, "momentum"),
-    "prodigy": (*_ADAMW, "d_coef", "bias_correction", "safeguard_warmup"),
-}
-# What their libraries decay weights by, if a file does not say.
+WHOLE = int(bounds_of("lora.rank")[1])  # from that rank on LoKr's matrices are whole, up to 8192 rows a factor
+# What the optimizers' libraries decay weights by, if a file does not say.
 DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "adamw-8bit": 0.01,
                                "adamw-8bit-paged": 0.01}
-WORDS: Mapping[str, tuple[str, ...]] = {
-    "method": ("lora", "full"), "precision": ("auto", "bf16", "fp16", "fp32"),
-    "lora.targets": ("attention", "all-linear", "kohya", "kohya-conv"), "lora.kind": ("lora", "loha", "lokr"),
-    "quantization": ("none", "fp8", "nf4"), "ema.device": ("model", "cpu"),
-    "prediction": ("manifest", "epsilon", "v_prediction"),
-    "loss.weighting": ("none", "debiased", "cosmap", "inverse-square"),
-    "timesteps.distribution": ("uniform", "logit-normal", "mode"), "timesteps.shift_by_size": ("none", "schedule"),
-    "optimizer.name": tuple(OPTIMIZERS),
-    "sample.sampler": ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LMSDiscreteScheduler",
-                       "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler",
-                       "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler", "DPMSolverMultistepScheduler",
-                       "DPMSolverSinglestepScheduler"),
-    "schedule.name": ("constant", "linear", "cosine", "cosine-restarts", "polynomial"),
-}
-SWITCHES = ("gradient_checkpointing", "compile", "tf32", "lora.dora", "zero_terminal_snr", "loss.masked",
-            "loss.normalize_area", "optimizer.bias_correction", "optimizer.safeguard_warmup")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,17 +37,16 @@ class Training:
         if self._fits(name, value):
             self.settings[name], self.keys[name] = value, key
         else:
-            low, high = BOUNDS.get(name, (0, 0))
-            self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; not written")
+            self.note(key, value, f"{name} accepts {_values(name)}; not written")
 
     def put_nearest(self, name: str, value: float, key: str) -> None:
         """Adds a number, or the nearest that the trainer accepts, with a note; one below 0 has no nearest."""
-        low, high = BOUNDS[name]
+        low, high = bounds_of(name)
         nearest = type(value)(min(max(value, low), high))
         if value < 0 <= low or nearest == value:
             self.put(name, value, key)
             return
-        self.note(key, value, f"{name} accepts numbers from {low:g} to {high:g}; {nearest:g} is written")
+        self.note(key, value, f"{name} accepts {_values(name)}; {nearest:g} is written")
         self.put(name, nearest, key)
 
     def put_rank(self, name: str, rank: int, key: str, kind: str) -> None:
@@ -97,7 +58,7 @@ class Training:
 
     def put_range(self, low: float, high: float, keys: tuple[str, str]) -> None:
         """Adds the least and the largest t that are drawn, as fractions of the noise schedule; all of it: nothing."""
-        if not low < high:
+        if not max(low, 0) < min(high, 1):
             self.note(keys[0], None, f"up to {keys[1]} there is one timestep at most, which has no counterpart; not "
                       "written")
             return
@@ -107,12 +68,8 @@ class Training:
 
     def put_epochs(self, name: str, count: float, key: str) -> None:
         """Adds an interval in whole epochs, as other tools count them; less than one epoch: never."""
-        if not self._fits(name, count):
-            self.put(name, count, key)
-        elif count < 1:
-            self.settings[name] = 0
-        else:
-            self.settings[name] = f"{int(count)} epoch{'' if int(count) == 1 else 's'}"
+        whole = int(count) if 0 <= count <= LARGEST else 0
+        self.put(name, f"{whole} epoch{'' if whole == 1 else 's'}" if whole else 0 if 0 <= count < 1 else count, key)
 
     def put_debiased(self, key: str, value: Any, *, predicts_v: bool, beside: str = "") -> None:
         """Weights the loss by 1 / sqrt(SNR), which sd-scripts and OneTrainer limit to SNRs of at most 1,000: they reach
@@ -132,11 +89,12 @@ class Training:
         if "weight_decay" not in values:
             self.settings["optimizer.weight_decay"] = DECAYS[name]
         for setting, (value, key) in values.items():
-            if name in ("adamw-schedule-free", "prodigy") and setting == "betas" and not value[0]:
+            takes = setting in OPTIMIZERS[name].takes
+            if OPTIMIZERS[name].first_beta and setting == "betas" and not value[0]:
                 self.note(key, value, f"'{name}' needs a first one above 0; not written")
-            elif setting in OPTIMIZERS[name] and setting in ("weight_decay", "eps", "d_coef"):
+            elif takes and setting in ("weight_decay", "eps", "d_coef"):
                 self.put_nearest(f"optimizer.{setting}", value, key)
-            elif setting in OPTIMIZERS[name]:
+            elif takes:
                 self.put(f"optimizer.{setting}", value, key)
             else:
                 self.note(key, value, f"'{name}' has no such setting")
@@ -165,12 +123,11 @@ class Training:
             given.pop("lora.conv_rank", None)
 
     def _fits(self, name: str, value: Any) -> bool:
-        if name in SWITCHES:
-            return isinstance(value, bool)
-        if name in WORDS:
-            return value in WORDS[name]
-        low, high = BOUNDS[name]
-        return all(low <= one <= high for one in (value if isinstance(value, list) else [value]))
+        try:
+            SETTINGS[name].spec.check(value, name)
+        except Unparsed:
+            return False
+        return True
 
     def note(self, key: str, value: Any, said: str) -> None:
         """Adds a note, once for each key and value."""
@@ -196,6 +153,12 @@ class Training:
         for one in self.notes:
             lines += comment_lines(one.text)
         return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _values(name: str) -> str:
+    """What a setting accepts, in words."""
+    spec = SETTINGS[name].spec
+    return spec.values if spec.bounds is None else "numbers from {:g} to {:g}".format(*spec.bounds)
 
 
 def _spelled(value: Any) -> str:

@@ -9,12 +9,13 @@ from pictures import draw
 
 from prep.errors import ConfigError
 from prep.recipe.convert.detect import convert
-from prep.recipe.convert.training import BOUNDS, OPTIMIZERS, SWITCHES, WORDS, Training
+from prep.recipe.convert.training import Training
 from prep.recipe.load import load_recipe
 from prep.recipe.write import render_recipe
-from train.config import optimizers
+from prep.setting import line_check
+from prep.training.schema import Checkpoint
+from prep.training.table import SETTINGS
 from train.config.load import load_config
-from train.config.schema import Checkpoint
 from train.models.families.registry import DENOISERS
 from train.models.samplers import RESCALED
 
@@ -401,10 +402,6 @@ def test_onetrainers_adafactor_may_find_its_own_rate(folder):
     assert "finds its own rate" in said["optimizer.optimizer"]
 
 
-def test_the_trainers_optimizers_are_known_to_the_converters():
-    assert {name: facts.takes for name, facts in optimizers.OPTIMIZERS.items()} == OPTIMIZERS
-
-
 def test_schedules_without_a_counterpart_are_notes(folder):
     config, said = of_kohya(folder, lr_scheduler="inverse_sqrt")
     assert config.schedule.name == "cosine" and said["lr_scheduler"] == "no counterpart; cosine is written"
@@ -728,23 +725,27 @@ def test_what_onetrainer_counts_otherwise_is_a_note(folder):
         "blocks")
 
 
-@pytest.mark.parametrize("name", [*BOUNDS, *WORDS, *SWITCHES])
-def test_bounds_are_those_of_the_trainer(tmp_path, name):
-    for value in BOUNDS.get(name) or WORDS.get(name) or (True, False):
+@pytest.mark.parametrize("row", SETTINGS.values(), ids=lambda row: row.name)
+def test_a_converter_writes_what_the_trainer_takes_and_nothing_else(row):
+    bounds, whole = row.spec.bounds, isinstance(row.value, int)
+    fine = [row.value] if bounds is None else [kind_of(row, one) for one in bounds]
+    beyond = ["no such word", {}] if bounds is None else [
+        kind_of(row, bounds[0] - 1), kind_of(row, bounds[1] + 1 if whole else bounds[1] * 1.001)]
+    for value in fine:
         training = Training()
-        given = [float(value)] * 2 if name == "optimizer.betas" else value
-        if name.rpartition(".")[2] in OPTIMIZERS["prodigy"] and name != "optimizer.betas":
-            training.put("optimizer.name", "prodigy", "x")
-        if name == "micro_batch":
-            training.put("batch_size", given, "x")
-        if name == "lora.factor":
-            training.put("lora.kind", "lokr", "x")
-        training.put(name, given, "x")
-        (tmp_path / "train.toml").write_text(training.rendered("x"))
-        config = load_config(tmp_path / "train.toml")
-        section, _, key = name.rpartition(".")
-        found = getattr(getattr(config, section) if section else config, key)
-        assert found == (tuple(given) if name == "optimizer.betas" else given) and not training.notes
+        training.put(row.name, value, "x")
+        assert training.settings == {row.name: value} and not training.notes
+        assert row.spec.check(value, row.name) == value
+    for value in beyond if row.spec.check is not line_check else [3, "two\nlines"]:
+        training = Training()
+        training.put(row.name, value, "x")
+        assert not training.settings and [one.key for one in training.notes] == ["x"]
+        assert f"{row.name} accepts" in training.notes[0].said
+
+
+def kind_of(row, number):
+    """`number` as the setting has it: a pair, a float, or a whole number."""
+    return (number, number) if isinstance(row.value, tuple) else type(row.value)(number)
 
 
 def test_a_batch_that_is_too_large_takes_the_micro_batch_along(folder):

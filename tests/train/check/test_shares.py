@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from runs import go
 
+from prep.training.schema import Validation
 from train import steps, validate
 from train.check.shares import notes_on_shares, shares_of
-from train.config.schema import Validation
 
 PLAIN = {"batch_size": 4, "micro_batch": 2, "lora": {"rank": 2}, "sample": {"every": 0}}
 

@@ -752,7 +752,7 @@ def test_sample_encodes_a_prompt_itself_and_writes_nothing_but_the_grid(prep, tr
 
 
 def test_init_writes_every_setting_and_replaces_nothing(train, make, tmp_path):
-    from train.config.table import as_toml
+    from prep.training.table import as_toml
 
     path = tmp_path / "new" / "train.toml"
     result = train("init", "-o", path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prep.errors import ConfigError
+from prep.training.table import SETTINGS
 from train.config import aliases
 from train.config.load import load_config, parse
-from train.config.table import SETTINGS
 
 
 def test_every_answer_names_a_setting_that_exists_and_no_name_of_ours_is_taken():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from prep.errors import ConfigError
+from prep.training.schema import Config, Lora
 from train.config.load import as_table, load_config, option, parse
-from train.config.schema import Config, Lora
 
 
 def test_every_setting_has_a_default():

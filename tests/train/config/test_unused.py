@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from prep.training.table import SETTINGS
 from train.config.load import load_config
-from train.config.table import SETTINGS
 from train.config.unused import Facts, depends_on_device, unused, unused_on
 
 USUAL = Facts(masked=True, held_out=True, large=True, convolves=True, rescaled=False)

@@ -23,7 +23,7 @@ import tiny_pipelines
 
 from prep.errors import CacheError, ModelError, PathError, Problem, UsageError
 from prep.models.families.registry import FAMILIES
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.merging import directory
 from train.merging.directory import MergeRequest, merge
 from train.merging.trained import find_lora

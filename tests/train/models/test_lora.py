@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from prep.errors import ConfigError
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models import lora
 from train.models.denoiser import quiet
 from train.models.families.sd15 import PRESETS

@@ -19,7 +19,7 @@ from original_checkpoints import unet_name
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models import lora
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.naming import UNET, Kohya, Naming, Place, fused, renamed

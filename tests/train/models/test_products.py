@@ -13,7 +13,7 @@ from peft.tuners.lokr.layer import factorization
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models import lora
 from train.models.families.registry import DENOISERS, naming_of
 from train.models.families.sd15 import PRESETS

@@ -24,7 +24,7 @@ from original_layout import AURAFLOW, KREA2, LUMINA2, SD3, published
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models import lora
 from train.models.families.registry import DENOISERS, naming_of
 

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from prep.errors import ConfigError
+from prep.training.schema import Lora
 from train.check import check
 from train.config.load import parse
-from train.config.schema import Lora
 from train.models import lora
 from train.models.families.sd15 import PRESETS
 from train.models.quantized import QuantizedLinear, quantize

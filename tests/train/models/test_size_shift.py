@@ -16,7 +16,7 @@ from prep.errors import ConfigError, ModelError
 from prep.loader import draws
 from prep.loader.index import open_index
 from prep.models.families.registry import FAMILIES
-from train.config.schema import TimestepDraws
+from prep.training.schema import TimestepDraws
 from train.models.families.registry import DENOISERS
 from train.models.size_shift import chances_by_bucket, flux_shift, size_shifts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prep.errors import ConfigError
-from train.config.schema import Full
+from prep.training.schema import Full
 from train.models import targets
 from train.models.targets import unfrozen
 

@@ -8,7 +8,7 @@ import torch
 from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_loss_weighting_for_sd3, compute_snr
 
-from train.config.schema import Loss
+from prep.training.schema import Loss
 from train.objectives import loss
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from prep.errors import ConfigError
-from train.config import optimizers as settings
+from prep.training import optimizers as settings
+from prep.training.schema import Optimizer
 from train.config.load import parse
-from train.config.schema import Optimizer
 from train.optim import kept
 from train.optim.optimizers import TABLE, average, state_bytes
 

@@ -11,7 +11,7 @@ from second_device import playing
 from torch import nn
 from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
-from train.config.schema import Schedule
+from prep.training.schema import Schedule
 from train.optim import ema
 from train.optim.schedule import factor
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from prep.errors import ConfigError, ModelError, Problem
 from prep.models.families.registry import FAMILIES
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.merging.additions import read_lora
 from train.models.adapters.covering import targets_of
 from train.models.adapters.stored import table_of

@@ -17,7 +17,7 @@ from prep.loader.index import open_index
 from prep.loader.rows import Rows
 from prep.models.families.registry import FAMILIES
 from prep.recipe.prompts import PromptSettings
-from train.config.schema import Sampling
+from prep.training.schema import Sampling
 from train.models.denoiser import load, quiet
 from train.models.samplers import DIFFUSION, LIBRARIES
 from train.sampling.grid import grid_png

@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from runs import events, go
 
+from prep.training.schema import Logging
 from train.check import check
 from train.config.load import parse
-from train.config.schema import Logging
 from train.setup import RunRequest
 from train.trackers import tracked
 from train.trackers.tracked import check_trackers, tracking

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models.naming import Naming
 
 KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr"}  # by lora.kind

@@ -11,7 +11,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from diffusers import ErnieImagePipeline
 
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models.families import ernie, flux2
 from train.models.family import Conditions
 from train.models.targets import targeted

@@ -11,7 +11,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from diffusers import Flux2Pipeline
 
-from train.config.schema import Lora
+from prep.training.schema import Lora
 from train.models.families import flux2
 from train.models.family import Conditions
 from train.models.targets import targeted

@@ -11,8 +11,8 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 from diffusers import Krea2Pipeline
 
+from prep.training.schema import Lora
 from train.config.load import parse
-from train.config.schema import Lora
 from train.models.denoiser import load, predict
 from train.models.families import krea2
 from train.models.family import Conditions

@@ -16,8 +16,8 @@ import tiny_pipelines
 from diffusers import PixArtTransformer2DModel
 
 from prep.recipe.prompts import PromptSettings
+from prep.training.schema import Sampling
 from train.config.load import parse
-from train.config.schema import Sampling
 from train.models.denoiser import Denoiser, load, predict
 from train.models.family import Conditions
 from train.models.samplers import DIFFUSION, LIBRARIES

@@ -12,7 +12,7 @@ from typing import Any
 
 from prep.formatting import counted
 from prep.parse import Unparsed, brief, within
-from train.config.setting import LARGEST
+from prep.setting import LARGEST
 
 INTERVALS = ("validation.every", "sample.every", "checkpoint.every")  # the settings
 VALUES = 'steps, 0 or more, or epochs: "1 epoch", "0.5 epochs"'

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from prep.errors import ConfigError
-from train.config import table
+from prep.training import table
+from prep.training.schema import Config
 from train.config.load import as_table, load_config, parse
-from train.config.schema import Config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_file_holds_every_setting_with_its_default(tmp_path):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from typing import Any
 
-from train.config.schema import Config
-from train.config.setting import Spec
+from prep.setting import Spec
+from prep.training.schema import Config
 
 _COLUMN = 40  # where comments begin
 FIRST = ("method", "steps", "batch_size", "optimizer.lr", "lora.rank", "quantization", "gradient_checkpointing",
@@ -66,6 +66,13 @@ def _row(prefix: str, one: Field[Any]) -> Row:
 
 
 SETTINGS: Mapping[str, Row] = {row.name: row for row in rows()}
+
+
+def bounds_of(name: str) -> tuple[float, float]:
+    """The least and the largest value of the setting `name`, a number."""
+    bounds = SETTINGS[name].spec.bounds
+    assert bounds is not None, f"{name} is no number"
+    return bounds
 
 
 def as_toml() -> str:

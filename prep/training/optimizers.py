@@ -17,23 +17,25 @@ class Settings:
     takes: tuple[str, ...]
     lr: float = 1e-4  # usual
     betas: tuple[float, float] = (0.9, 0.999)  # usual
+    first_beta: bool = False  # whether the first of betas must be above 0
 
 
 _ADAMW = ("betas", "eps", "weight_decay")
-OPTIMIZERS: Mapping[OptimizerName, Settings] = {
+OPTIMIZERS: Mapping[str, Settings] = {
     "adamw": Settings(takes=_ADAMW),
     "adamw-8bit": Settings(takes=_ADAMW),
     "adamw-8bit-paged": Settings(takes=_ADAMW),
-    "adamw-schedule-free": Settings(takes=_ADAMW, lr=3e-4),  # its authors advise 1 to 10 times that of a schedule
+    # Its authors advise 1 to 10 times the rate of a schedule.
+    "adamw-schedule-free": Settings(takes=_ADAMW, lr=3e-4, first_beta=True),
     "adafactor": Settings(takes=("weight_decay",)),
     "lion": Settings(takes=("betas", "weight_decay"), lr=2e-5, betas=(0.9, 0.99)),  # 3 to 10 times less than AdamW's
     "muon": Settings(takes=(*_ADAMW, "momentum")),
-    "prodigy": Settings(takes=(*_ADAMW, "d_coef", "bias_correction", "safeguard_warmup"), lr=1.0),
+    "prodigy": Settings(takes=(*_ADAMW, "d_coef", "bias_correction", "safeguard_warmup"), lr=1.0, first_beta=True),
 }
 DEPENDENT = ("betas", "eps", "weight_decay", "momentum", "d_coef", "bias_correction", "safeguard_warmup")
 
 
 def usual(name: Any) -> dict[str, Any]:
     """The usual values of settings whose defaults depend on the optimizer; empty if `name` is no optimizer."""
-    facts = OPTIMIZERS.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]
+    facts = OPTIMIZERS.get(name) if isinstance(name, str) else None
     return {} if facts is None else {"lr": facts.lr, "betas": facts.betas}

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prep.errors import ConfigError
-from train.config.interval import INTERVALS, Interval, interval_of
+from prep.training.interval import INTERVALS, Interval, interval_of
+from prep.training.table import SETTINGS
 from train.config.load import as_table, load_config, parse
-from train.config.table import SETTINGS
 
 LENGTHS = st.fractions(min_value=Fraction(1), max_value=40, max_denominator=50)
 

@@ -1,6 +1,6 @@
 """The settings of a run, as frozen records: this is the only place that says what they are.
 
-`train.config.table` lists them for `train init`, the reference page and the checks.
+`prep.training.table` lists them for `train init`, the reference page, the checks and the converters.
 """
 
 from __future__ import annotations
@@ -8,21 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from prep.batching.plan import Shuffle, Underfill
-from prep.loader.timesteps import Distribution
-from train.config.interval import VALUES, interval_check
-from train.config.optimizers import OptimizerName
-from train.config.setting import (
+from prep.batching.policy import Shuffle, Underfill
+from prep.setting import line_check, setting
+from prep.training.checks import (
     PRESETS,
     layers_check,
-    line_check,
     parts_check,
-    setting,
     size_check,
     switch_or_auto,
     targets_check,
     warmup_check,
 )
+from prep.training.interval import VALUES, interval_check
+from prep.training.optimizers import OptimizerName
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -30,6 +28,7 @@ Quantization = Literal["none", "fp8", "nf4"]
 Product = Literal["lora", "loha", "lokr"]
 Begin = Literal["kaiming", "pissa"]
 Format = Literal["auto", "kohya", "diffusers"]
+Distribution = Literal["uniform", "logit-normal", "mode"]
 Kind = Literal["manifest", "epsilon", "v_prediction", "flow"]
 Weighting = Literal["none", "debiased", "cosmap", "inverse-square"]
 SizeShift = Literal["none", "schedule", "area"]
