@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -290,6 +291,34 @@ def publish_table(cache: Cache, data: atomic.Buffer) -> str:
         atomic.remove_directory_in_way(target)
         cache.write(target, data, read_only=True)
     return digest
+
+
+def publish_parts(cache: Cache, digest: str, parts: Iterable[atomic.Buffer]) -> bool:
+    """Stores a table that comes in parts, as `publish_table`; returns False, and stores nothing, if it is another one.
+
+    Takes no part of a table that is there.
+    """
+    target = cache.table(digest)
+    cache.make_dirs(target.parent)
+    if _is_whole(target, digest, file_digest):
+        atomic.sync_dir(target.parent)
+        return True
+    staged, running = atomic.temporary_name(target, cache.staging()), hashlib.sha256()
+    try:
+        with atomic.create(staged, mode=cache.file_mode) as handle:
+            for part in parts:
+                atomic.write(handle, part)
+                running.update(part)
+            atomic.sync(handle)
+        if running.hexdigest() != digest:
+            return False
+        atomic.protect(staged)
+        atomic.remove_directory_in_way(target)
+        atomic.rename(staged, target)
+    finally:
+        atomic.forget(staged)
+    atomic.sync_dir(target.parent)
+    return True
 
 
 def retire_shard(cache: Cache, digest: str) -> None:

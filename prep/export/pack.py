@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prep.cache.remote.documents import MOST_TABLE
 from prep.cache.store import MARKER_BYTES, Cache
-from prep.digest import digest_bytes
 from prep.errors import CacheError, PathError
-from prep.export.tar_format import BLOCK, END, Member, header_of, shard_members, table_name, tables_of
+from prep.export.tar_format import BLOCK, END, Member, header_of, parts_of, shard_members, table_name, tables_of
 from prep.formatting import counted, format_bytes, printable
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import is_url, refuse_url
 from prep.fs.paths import MARKER
 from prep.fs.tree import listing_digest
-from prep.fs.untrusted import open_regular, read_regular, stream_of
+from prep.fs.untrusted import open_regular, read_regular, size_regular, stream_of
 from prep.manifest.commands import repair_command
 from prep.manifest.consistency import read_shards
 from prep.manifest.document import LIMIT, Manifest, read_manifest, require_local
 from prep.manifest.shards import ShardFacts
 from prep.progress import Progress, Tick, silent
-
-PIECE = 1 << 20  # bytes copied at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +64,7 @@ def pack(path: Path, output: Path, *, progress: Progress = silent) -> PackReport
             _add(handle, name, read_regular(path, LIMIT))
             _add(handle, f"{root}/{MARKER}", read_regular(cache.root / MARKER, MARKER_BYTES))
             for table in tables_of(manifest.document):
-                _add(handle, table_name(root, table), _checked_table(cache, table, manifest))
+                _add_table(handle, table_name(root, table), cache, table, manifest)
             for shard in shards:
                 _add_shard(handle, root, cache, shard, manifest, tick)
             atomic.write(handle, END)
@@ -93,17 +89,30 @@ def _names(manifest: Manifest) -> tuple[str, str]:
     return home.relative_to(common).as_posix(), cache.relative_to(common).as_posix()
 
 
-def _checked_table(cache: Cache, digest: str, manifest: Manifest) -> bytes:
-    data = read_regular(cache.table(digest), MOST_TABLE)
-    if digest_bytes(data) != digest:
-        raise CacheError(f"table {digest} is damaged: its bytes do not match its name", hint=repair_command(manifest))
-    return data
+def _add_table(handle: BinaryIO, name: str, cache: Cache, digest: str, manifest: Manifest) -> None:
+    """Adds a table. Raises `CacheError` if its bytes are not the ones whose digest is its name."""
+    otherwise = CacheError(f"table {digest} is damaged: its bytes do not match its name",
+                           hint=repair_command(manifest))
+    member = Member(name=name, size=size_regular(cache.table(digest)))
+    if _add_file(handle, member, _parts(cache.table(digest), member.size, otherwise)) != digest:
+        raise otherwise
 
 
 def _add(handle: BinaryIO, name: str, data: bytes) -> None:
     """Adds a small file."""
-    atomic.write(handle, header_of(Member(name=name, size=len(data))))
-    atomic.write(handle, data + bytes(-len(data) % BLOCK))
+    _add_file(handle, Member(name=name, size=len(data)), [data])
+
+
+def _add_file(handle: BinaryIO, member: Member, parts: Iterable[bytes], tick: Tick = lambda _: None) -> str:
+    """Adds a file that comes in parts, and returns the SHA-256 of its bytes."""
+    atomic.write(handle, header_of(member))
+    running = hashlib.sha256()
+    for part in parts:
+        atomic.write(handle, part)
+        running.update(part)
+        tick(len(part))
+    atomic.write(handle, bytes(-member.size % BLOCK))
+    return running.hexdigest()
 
 
 def _add_shard(handle: BinaryIO, root: str, cache: Cache, shard: ShardFacts, manifest: Manifest, tick: Tick) -> None:
@@ -111,15 +120,8 @@ def _add_shard(handle: BinaryIO, root: str, cache: Cache, shard: ShardFacts, man
     folder, listing = cache.shard(shard.digest), []
     for member in shard_members(root, shard.remote):
         name = member.name.partition(f"/{shard.digest}/")[2]
-        atomic.write(handle, header_of(member))
-        running, size = hashlib.sha256(), 0
-        for part in _parts(folder / name, member.size, _spoiled(shard, manifest)):
-            atomic.write(handle, part)
-            running.update(part)
-            size += len(part)
-            tick(len(part))
-        atomic.write(handle, bytes(-size % BLOCK))
-        listing.append({"path": name, "size": size, "sha256": running.hexdigest()})
+        digest = _add_file(handle, member, _parts(folder / name, member.size, _spoiled(shard, manifest)), tick)
+        listing.append({"path": name, "size": member.size, "sha256": digest})
     if listing_digest(listing) != shard.digest:
         raise _spoiled(shard, manifest)
 
@@ -131,11 +133,8 @@ def _parts(path: Path, size: int, otherwise: CacheError) -> Iterator[bytes]:
     except OSError:
         raise otherwise from None
     with handle:
-        left = size
-        while left and (part := handle.read(min(PIECE, left))):
-            left -= len(part)
-            yield part
-        if left or handle.read(1):
+        yield from parts_of(handle, size)
+        if handle.tell() != size or handle.read(1):
             raise otherwise
 
 

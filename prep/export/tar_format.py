@@ -24,6 +24,7 @@ from prep.formatting import printable
 from prep.parse import brief
 
 BLOCK = tarfile.BLOCKSIZE
+PIECE = 1 << 20  # bytes read at a time
 END = bytes(2 * BLOCK)
 AGAIN = "copy the tar again, or make it again: prep pack MANIFEST -o FILE.tar"
 
@@ -74,14 +75,26 @@ def expect_member(source: BinaryIO, where: Path, wanted: Member) -> None:
 
 def read_small(source: BinaryIO, where: Path, member: Member, most: int) -> bytes:
     """The bytes of a member whose header was read, at most `most`. Raises `CacheError`."""
-    if member.size > most:
-        raise CacheError(f"{where} has '{printable(member.name)}' of {member.size} bytes, expected at most {most}",
-                         hint=AGAIN)
-    data = source.read(member.size)
+    data = b"".join(member_parts(source, where, member, most))
     skip(source, -member.size % BLOCK)
     if len(data) < member.size:
         raise CacheError(f"{where} ends within '{printable(member.name)}'", hint=AGAIN)
     return data
+
+
+def member_parts(source: BinaryIO, where: Path, member: Member, most: int) -> Iterator[bytes]:
+    """As `read_small`, in pieces, which may end early; what pads the last block is left. Raises `CacheError` now."""
+    if member.size > most:
+        raise CacheError(f"{where} has '{printable(member.name)}' of {member.size} bytes, expected at most {most}",
+                         hint=AGAIN)
+    return parts_of(source, member.size)
+
+
+def parts_of(source: BinaryIO, size: int) -> Iterator[bytes]:
+    """The next `size` bytes, in pieces; fewer if the tar ends."""
+    while size and (part := source.read(min(PIECE, size))):
+        size -= len(part)
+        yield part
 
 
 def skip(source: BinaryIO, size: int) -> None:

@@ -14,14 +14,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from prep.cache.remote.documents import MOST_TABLE
-from prep.cache.store import MARKER_BYTES, Cache, open_cache, publish_dir, publish_table
-from prep.digest import digest_bytes
+from prep.cache.store import MARKER_BYTES, Cache, open_cache, publish_dir, publish_parts
 from prep.errors import CacheError, PathError
 from prep.export.sample import safe_path
 from prep.export.tar_format import (
     AGAIN,
     BLOCK,
     expect_member,
+    member_parts,
+    parts_of,
     read_header,
     read_small,
     shard_members,
@@ -40,8 +41,6 @@ from prep.manifest.consistency import read_shards
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
 from prep.manifest.shards import ShardFacts
 from prep.progress import Progress, Tick, silent
-
-PIECE = 1 << 20  # bytes copied at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +104,11 @@ def _fill(source: BinaryIO, file: Path, manifest: Manifest, folder: Path, progre
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         for digest in tables_of(manifest.document):
             member = read_header(source, file)
-            data = read_small(source, file, member, MOST_TABLE)
-            if member.name != table_name(name, digest) or digest_bytes(data) != digest:
+            parts = member_parts(source, file, member, MOST_TABLE)
+            after = source.tell() + member.room - BLOCK
+            if member.name != table_name(name, digest) or not publish_parts(cache, digest, parts):
                 raise CacheError(f"{file} is damaged: table {digest} is not what comes next", hint=AGAIN)
-            publish_table(cache, data)
+            source.seek(after)
         shards = read_shards(cache, manifest)
         with progress("unpacking", sum(shard.bytes for shard in shards), "bytes") as tick:
             return shards, [shard for shard in shards if _unpacked(source, file, name, cache, shard, tick)]
@@ -152,12 +152,11 @@ def _unpacked(source: BinaryIO, file: Path, name: str, cache: Cache, shard: Shar
 def _copied(source: BinaryIO, path: Path, size: int, tick: Tick) -> str:
     """Writes and syncs a member's bytes; returns their SHA-256. A tar that ends early makes another digest."""
     atomic.make_dirs(path.parent)
-    running, left = hashlib.sha256(), size
+    running = hashlib.sha256()
     with atomic.create(path) as handle:
-        while left and (part := source.read(min(PIECE, left))):
+        for part in parts_of(source, size):
             atomic.write(handle, part)
             running.update(part)
-            left -= len(part)
             tick(len(part))
         atomic.sync(handle)
     skip(source, -size % BLOCK)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.digest import digest_json, digest_parts
-from prep.fs.untrusted import NotRegularFile, is_link, open_regular, require_kind, stream_of
+from prep.fs.untrusted import NotRegularFile, is_link, read_parts, require_kind
 
 LEVELS = 2  # nested directories of a shard: its own, and that of an array
 MOST_FILES = 1024  # of a shard; Latentry writes two per array, and one more
@@ -30,9 +30,8 @@ def tree_digest(root: Path) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in blocks of 1 MiB."""
-    with stream_of(open_regular(path)) as handle:
-        return digest_parts(iter(lambda: handle.read(1 << 20), b""))
+    """SHA-256 of a file's bytes, read in blocks."""
+    return digest_parts(read_parts(path))
 
 
 def tree(root: Path) -> Iterator[tuple[str, int]]:

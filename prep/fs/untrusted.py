@@ -65,6 +65,12 @@ def read_regular(path: Path | str, most: int, *, dir_fd: int | None = None) -> b
     return data
 
 
+def read_parts(path: Path | str) -> Iterator[bytes]:
+    """The bytes of a regular file, in blocks of 1 MiB. As `open_regular`."""
+    with stream_of(open_regular(path)) as handle:
+        yield from iter(lambda: handle.read(_PART), b"")
+
+
 def read_bytes(descriptor: int, most: int, size: int, path: str) -> bytes:
     """Reads a descriptor of about `size` bytes to its end, at most `most` bytes. Raises `OSError`, also if no data is
     available now: see `stream_of`."""

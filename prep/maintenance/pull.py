@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache.commits import tasks_by_shard
-from prep.cache.remote.documents import MOST_TABLE
 from prep.cache.remote.shards import download_shard
 from prep.cache.shard_check import verify_shard
-from prep.cache.store import Cache, open_cache, publish_table
-from prep.errors import PathError
+from prep.cache.store import Cache, open_cache, publish_parts
+from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import check_here, is_url, local_path, shown
 from prep.fs.paths import check_replaceable
 from prep.fs.remote.asking import side_by_side
-from prep.fs.untrusted import read_regular
+from prep.fs.untrusted import read_parts, read_regular
 from prep.maintenance.repair import write_salvaged
 from prep.manifest.consistency import read_shards
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
@@ -72,7 +71,7 @@ def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progr
     with (lock_directory(cache.root, exclusive=False, patience=PATIENCE),
           progress("downloading", sum(shard.bytes for shard in shards), "bytes") as tick):
         for table in manifest.document["tables"].values():
-            publish_table(cache, read_regular(remote.table(table), MOST_TABLE))
+            _copy_table(remote, cache, table)
         fetched = _download(remote, cache, shards, recheck, jobs, tick)
     write_atomic(target, read_regular(manifest.path, LIMIT))
     return PullReport(manifest=target, shards=len(shards), fetched=len(fetched),
@@ -91,6 +90,12 @@ def _place(manifest: Manifest, folder: Path) -> Path:
         raise PathError(f"{shown(manifest.path)} names the cache {named[:200]}, which would lie outside {folder}",
                         hint=ELSEWHERE)
     return place
+
+
+def _copy_table(remote: Cache, cache: Cache, digest: str) -> None:
+    """Copies a table from the copy that `read_manifest` made of it. Raises `CacheError`, `OSError`."""
+    if not publish_parts(cache, digest, read_parts(remote.table(digest))):
+        raise CacheError(f"{remote.table(digest)} changed while it was copied", hint="run the same command again")
 
 
 def _download(remote: Cache, cache: Cache, shards: tuple[ShardFacts, ...], recheck: bool, jobs: int,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES, Role
 from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
-from prep.fs.blob import blob_at, read_blob
+from prep.fs.blob import MOST_BYTES, blob_at, read_blob
 from prep.fs.mirror import is_url
 from prep.fs.paths import resolve
 from prep.fs.untrusted import read_regular
@@ -87,7 +87,7 @@ class SampleColumns:
         source, path = sources[int(self.source[sample])], self.picture_path(sample, sources)
         if source is not None and is_url(source):
             return b"" if source.suffix == ".tar" else read_blob(blob_at(source, self.name(sample)))
-        return b"" if path is None else read_regular(path, path.stat().st_size)
+        return b"" if path is None else read_regular(path, MOST_BYTES)
 
     def placement(self, view: int, bucket: Size) -> Placement:
         """How a view of a sample is scaled, cropped and mirrored into its bucket."""

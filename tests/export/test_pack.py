@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from large_tables import LARGE, enlarge, peak_of
 from small_manifest import moved, write_small
 
 from prep.cache.store import Cache
@@ -245,3 +246,13 @@ def test_places_that_cannot_be_packed(home, prep, packed, tmp_path):
         unpack(bad, tmp_path / "there")
     with pytest.raises(PathError, match="cannot be a name in a tar"):
         header_of(Member(name="x" * 300, size=1))
+
+
+def test_a_table_goes_in_pieces(home, tmp_path):
+    """Of a hundred million samples, it would not fit into memory."""
+    enlarge(home)
+    assert peak_of(lambda: pack(home / "manifest.json", tmp_path / "set.tar")) < LARGE / 2
+    assert peak_of(lambda: unpack(tmp_path / "set.tar", tmp_path / "there")) < LARGE / 2
+    assert needed(tmp_path / "there") == needed(home)
+    again = unpack(tmp_path / "set.tar", tmp_path / "there")
+    assert again.unpacked == 0 and needed(tmp_path / "there") == needed(home)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from large_tables import LARGE, enlarge, peak_of
 from remote_rows import rows_of
 from small_manifest import moved, write_small
 
@@ -22,8 +23,12 @@ from prep.cache.records import Shard
 from prep.cache.remote import upload
 from prep.cache.remote.working import open_to_encode
 from prep.cache.store import open_cache
+from prep.errors import CacheError
 from prep.fs.remote import objects
 from prep.fs.remote.objects import list_objects, read_object, upload_file
+from prep.maintenance import pull as pulling
+from prep.maintenance.pull import pull
+from prep.manifest.consistency import read_shards
 
 
 def there(store, home):
@@ -308,3 +313,25 @@ def test_large_files_go_in_parts(store, tmp_path, fault):
     upload_file(f"{store.url}/large", tmp_path / "large")
     assert store.server.get(f"{store.prefix}/large") == data
     assert [method for method, _, _ in store.proxy.asked].count("POST") >= 2, "it was begun and completed"
+
+
+def test_a_table_comes_in_pieces(store, home, tmp_path, monkeypatch):
+    """Of a hundred million samples, it would not fit into memory. Without the proxy, which is in this process."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{store.server.port}")
+    enlarge(home)
+    store.upload(home)
+    assert peak_of(lambda: pull(store_path(store), tmp_path / "there")) < LARGE / 2
+    assert there(store, tmp_path / "there")
+
+
+def test_a_table_whose_copy_changes_is_not_taken(store, small_there, tmp_path, monkeypatch):
+    def damaging(remote, manifest):
+        path = remote.table(manifest.document["tables"]["samples"])
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        return read_shards(remote, manifest)
+
+    monkeypatch.setattr(pulling, "read_shards", damaging)
+    with pytest.raises(CacheError, match="changed while it was copied"):
+        pull(store_path(store), tmp_path / "there")
+    assert not (tmp_path / "there" / "manifest.json").exists()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prep.cache.remote.room import ROOM, make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
-from prep.cache.store import MARKER_BYTES, Cache, inside_another
+from prep.cache.store import MARKER_BYTES, Cache, inside_another, publish_parts
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import split_url, url_of
@@ -111,20 +110,13 @@ def _table_size(url: str) -> int:
 def _fetch_table(cache: Cache, digest: str) -> None:
     url = f"{url_of(cache.root)}/{cache.table(digest).relative_to(cache.root).as_posix()}"
     for _ in range(TRIES):
-        staged = cache.staging() / secrets.token_hex(16)
         try:
-            with ROOM.kept(size := _table_size(url), NEVER), atomic.create(staged, mode=cache.file_mode) as handle:
-                for part in stream(url, size):  # to the disk: tables of 10^8 samples do not fit into memory
-                    atomic.write(handle, part)
-            if file_digest(staged) == digest:
-                cache.make_dirs(cache.table(digest).parent)
-                atomic.protect(staged)
-                atomic.rename(staged, cache.table(digest))
-                return
+            # To the disk: tables of 10^8 samples do not fit into memory.
+            with ROOM.kept(size := _table_size(url), NEVER):
+                if publish_parts(cache, digest, stream(url, size)):
+                    return
         except FileNotFoundError as error:
             if error.filename != url:
                 raise
             raise CacheError(f"{url} is missing", hint=AGAIN) from None
-        finally:
-            atomic.remove(staged)
     raise CacheError(f"{url} is damaged: its bytes do not match its name", hint=AGAIN)
