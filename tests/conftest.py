@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import kept_workers
@@ -25,7 +26,7 @@ from pictures import draw, draw_mask
 from prep.runtime import gc_disabled
 from prep.workers import pool
 
-pytest_plugins = ("small_cache", "small_manifest", "real_manifest", "browser")  # fixtures that several packages share
+pytest_plugins = ("small_cache", "small_manifest", "browser")  # fixtures that several packages share
 
 # Before any library reads them: tests never reach the network, and tiny models are quicker on few threads.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -181,6 +182,29 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
     build_random(path)
     return path
+
+
+@pytest.fixture
+def make(tmp_path: Path, tiny_model: Path) -> Callable[..., Any]:
+    """`make(**what_differs)`: a manifest in the test's directory, its model of random weights; see real_manifest.py."""
+    from real_manifest import build
+
+    return lambda **differs: build(tmp_path, differs.pop("model", tiny_model), **differs)
+
+
+@pytest.fixture
+def setup_of() -> Callable[..., Any]:
+    """`setup_of(made, **settings)`: a run that may begin; settings as in train.toml."""
+    from train.check import check
+    from train.config.load import parse
+    from train.setup import RunRequest
+
+    def go(made, **settings):
+        report = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test"))
+        assert report.setup is not None, [fault.message for fault in report.faults]
+        return report.setup
+
+    return go
 
 
 @pytest.fixture

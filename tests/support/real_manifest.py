@@ -1,6 +1,6 @@
 """A small manifest made by the real writers, with values a test can know: random latents, masks and text rows.
 
-Two buckets (64x64 and 80x48 pixels), a model of random weights. `make(...)` varies what a test is about.
+Two buckets (64x64 and 80x48 pixels), a model of random weights. The fixture `make` varies what a test is about.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from prep.arrays import ArraySpec
@@ -28,9 +27,6 @@ from prep.manifest.samples import Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.recipe.prompts import parse_prompts
-from train.check import check
-from train.config.load import parse
-from train.setup import RunRequest, Setup
 
 torch.set_num_threads(1)  # quicker for models this small
 
@@ -194,21 +190,3 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
 def roles(samples: Sequence[Sample], size: tuple[int, int] | None) -> dict[str, int]:
     return {role: sum(sample.role == role and size in (None, sample.bucket) for sample in samples)
             for role in ("train", "validation", "prior")}
-
-
-@pytest.fixture
-def make(tmp_path: Path, tiny_model: Path) -> Callable[..., Made]:
-    """`make(**what_differs)`: a manifest in the test's directory, its model of random weights."""
-    return lambda **differs: build(tmp_path, differs.pop("model", tiny_model), **differs)
-
-
-@pytest.fixture
-def setup_of() -> Callable[..., Setup]:
-    """`setup_of(made, **settings)`: a run that may begin; settings as in train.toml."""
-
-    def go(made: Made, **settings: Any) -> Setup:
-        report = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test"))
-        assert report.setup is not None, [fault.message for fault in report.faults]
-        return report.setup
-
-    return go
