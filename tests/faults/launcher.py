@@ -36,6 +36,8 @@ for name, value in {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENI
 
 import shim  # noqa: E402  # beside this file
 
+os.fsync = lambda descriptor: os.fstat(descriptor) and None  # as in tests/conftest.py; what power takes is modelled
+
 
 def load() -> None:
     """Imports what `prep encode` and its friends import late."""
