@@ -161,8 +161,8 @@ def untested(messages: Iterable[Message], literals: Sequence[str]) -> list[Messa
     def is_told(message: Message) -> bool:
         own = [piece for piece in message.pieces if len(piece) >= LONG and shared[piece] == 1]
         return (any(piece in together or any(part in piece for part in parts) for piece in own)
-                or all(piece in together for piece in message.pieces)
-                and any(_in_order(message.pieces, literal) for literal in literals))
+                or (all(piece in together for piece in message.pieces)
+                and any(_in_order(message.pieces, literal) for literal in literals)))
 
     return [message for message in messages if not is_told(message)]
 
