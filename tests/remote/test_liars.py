@@ -11,18 +11,21 @@ import time
 from contextlib import suppress
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from s3_server import ENVIRONMENT
 from small_manifest import write_small
 
+from prep.cache.remote.room import NotFetched
 from prep.digest import canonical, seal
 from prep.fs.mirror import DIRECTORY, LIMIT
 from prep.fs.remote import asking, objects, opening, waiting
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import delete_object, list_folder, list_objects, read_listed, read_object, size_of, stream
 from prep.fs.remote.opening import open_store
+from train.runs.stored.reading import for_init
 
 PREFIX = "photos/"
 
@@ -67,9 +70,9 @@ class Liar(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def page(self, names, more):
+    def page(self, names, more, size=1):
         listed = "".join(f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-                         f"<ETag>\"1\"</ETag><Size>1</Size></Contents>" for name in names)
+                         f"<ETag>\"1\"</ETag><Size>{size}</Size></Contents>" for name in names)
         token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
         self.answer(200, f"<ListBucketResult><IsTruncated>{'true' if more else 'false'}</IsTruncated>{token}{listed}"
                     "</ListBucketResult>".encode())
@@ -344,3 +347,23 @@ def test_keys_that_do_not_travel_follow_a_redirect(serve):
     serve(lie=away(other))
     assert read_object("s3://bucket/a", 100) == b"x"
     assert not [name for _, _, headers in other.asked for name in headers if name.lower() == "authorization"]
+
+
+BEYOND = 1 << 50  # bytes; more than any disk here has
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json", "weights.safetensors"])
+def test_weights_take_no_more_room_than_the_disk_has(serve, tmp_path, name):
+    """Whatever a store announces, before a byte of it comes."""
+    def lie(handler, key):
+        if "list-type" in handler.path:
+            return handler.page([f"run/{name}"], "", size=BEYOND)
+        handler.answer(200, length=BEYOND)
+        return True
+
+    store = serve(lie=lie)
+    for place in ("run", f"run/{name}") if name.endswith("tensors") else ("run",):
+        with pytest.raises(NotFetched, match=rf"{name} has 1024.0 TiB, but .* has room for"):
+            for_init(Path(f"s3://bucket/{place}"))
+    assert not [path for command, path, _ in store.asked if command == "GET" and "list-type" not in path]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]

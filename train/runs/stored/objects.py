@@ -15,10 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from prep.cache.remote.room import NotFetched
 from prep.errors import CacheError, PathError
-from prep.formatting import counted
+from prep.formatting import counted, format_bytes
 from prep.fs import atomic
-from prep.fs.mirror import ListedUrl, split_url
+from prep.fs.mirror import DIRECTORY, ListedUrl, mirror, split_url
 from prep.fs.remote.objects import (
     UPLOAD_PART,
     Listed,
@@ -37,6 +38,7 @@ from prep.fs.untrusted import open_regular, stream_of
 
 TRIES = 3  # uploads of an object that reads back as something else; downloads that do not match
 MOST_DOCUMENT = 1 << 22  # bytes
+SPARE = 1 << 30  # bytes of the disk that stay free
 _BLOCK = 1 << 20
 _TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # which may be made of MD5: of the bytes, or of the MD5 of their parts
 
@@ -183,10 +185,12 @@ def fetch_object(url: str, path: Path, there: Listed, sha256: str | None = None,
     """Downloads an object to `path`, whole or not at all, and compares it with `sha256`, else with its ETag.
 
     Bytes that its ETag does not name are taken if they come twice: not all ETags are made of bytes. Raises
-    `CacheError` for other bytes than `sha256` says, `FileNotFoundError`, `StoreError`, `Stopped`.
+    `CacheError` for other bytes than `sha256` says, `NotFetched` if the disk has no room, `FileNotFoundError`,
+    `StoreError`, `Stopped`.
     """
     before = ""
     atomic.make_dirs(path.parent)
+    _check_room(url, there.size, path.parent)
     staged = atomic.temporary_name(path)
     try:
         for _ in range(TRIES):
@@ -206,6 +210,15 @@ def fetch_object(url: str, path: Path, there: Listed, sha256: str | None = None,
         atomic.remove(staged)
     raise CacheError(f"{url} is damaged: its bytes do not match its digest (downloaded {TRIES} times)",
                      hint="continue from another checkpoint, with --resume --from")
+
+
+def _check_room(url: str, size: int, folder: Path) -> None:
+    """Raises `NotFetched` if the disk of `folder` has no room for `size` bytes, so that no store fills it."""
+    left = max(shutil.disk_usage(folder).free - SPARE, 0)
+    if size > left:
+        raise NotFetched(f"{url} has {format_bytes(size)}, but {mirror()} has room for {format_bytes(left)}",
+                         hint=f"free some space, or name a directory on another disk with {DIRECTORY}=DIR; then run "
+                         "the same command again")
 
 
 def differs(path: Path, there: Listed) -> bool:

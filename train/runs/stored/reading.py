@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
-from prep.cache.remote.room import STALE, make_dirs
+from prep.cache.remote.room import STALE, NotFetched, make_dirs
 from prep.cache.remote.shards import lock_copy
 from prep.errors import CacheError, PathError, UsageError
 from prep.fs import atomic
@@ -37,7 +37,7 @@ def _only_read() -> Iterator[None]:
     """Gives damage the hint for commands that only read weights: what continues a run would name --resume."""
     try:
         yield
-    except StoreError:
+    except (StoreError, NotFetched):
         raise
     except CacheError as error:
         error.hint = "name undamaged weights, like those of another checkpoint of the run"
