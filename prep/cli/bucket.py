@@ -46,9 +46,9 @@ def bucket(
     from prep.dataset.samples import dataset_notes, settle_masks
     from prep.findings import rejected_lines
     from prep.fs.memo import Memo
+    from prep.pages.snapshot import origin_of
     from prep.progress import DeferredTotal
-    from prep.report.pages.buckets import check_bucket_files, write_bucket_files
-    from prep.report.pages.frame import origin_of
+    from prep.report.snapshots.buckets import check_bucket_files, write_bucket_files
     from prep.report.terminal.buckets import outlook_tables, suggestion_table
 
     quiet_pillow()

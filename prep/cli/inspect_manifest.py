@@ -13,8 +13,8 @@ from prep.cli.console import put, put_json, say, screen_width
 
 if TYPE_CHECKING:
     from prep.manifest.opened import OpenedManifest
-    from prep.report.pages.gallery import Decoded
-    from prep.report.pages.manifest import CaptionTokens, Measured
+    from prep.report.snapshots.gallery import Decoded
+    from prep.report.snapshots.manifest import CaptionTokens, Measured
 
 COUNTED = 50_000  # samples whose captions' tokens are counted: a few seconds
 DECODED = 24  # samples, if --model is given without --decode
@@ -59,7 +59,7 @@ def inspect(
 def _write_page(opened: OpenedManifest, html: Path, cards: int, model: _Model, most: int, *, shown: bool) -> None:
     from prep.cli.ticker import progress
     from prep.images.decode import quiet_pillow
-    from prep.report.pages.manifest import check_page, write_page
+    from prep.report.snapshots.manifest import check_page, write_page
 
     quiet_pillow()
     check_page(opened, html)
@@ -73,7 +73,7 @@ def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) 
     """Statistics of latents, lengths of captions, and decoded latents."""
     from prep.cli.ticker import progress
     from prep.manifest.statistics import latent_statistics, outliers
-    from prep.report.pages.manifest import Measured
+    from prep.report.snapshots.manifest import Measured
 
     with progress("reading latents", len(opened.samples), unit="samples", shown=shown) as tick:
         found = latent_statistics(opened, tick)
@@ -100,8 +100,8 @@ class _Model:
         from prep.errors import Problem
         from prep.models.families.registry import FAMILIES
         from prep.models.family import options_of
-        from prep.report.pages.gallery import spread
-        from prep.report.pages.manifest import CaptionTokens
+        from prep.report.snapshots.gallery import spread
+        from prep.report.snapshots.manifest import CaptionTokens
 
         manifest = self._opened.manifest
         try:
@@ -127,7 +127,7 @@ class _Model:
         from prep.cli.ticker import progress
         from prep.models.fingerprint import digest_file, digest_vae, vae_files
         from prep.models.loading import quiet_libraries
-        from prep.report.pages.latents import decode_samples, to_decode
+        from prep.report.snapshots.latents import decode_samples, to_decode
 
         quiet_libraries()
         from prep.models.vae import VaeDecoder

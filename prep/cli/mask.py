@@ -19,7 +19,7 @@ from prep.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
     from prep.masks.run import Entry
-    from prep.report.pages.frame import Origin
+    from prep.pages.snapshot import Origin
 
 METHODS = ("alpha", "color", "threshold", "clipseg", "segment", "rembg")
 COMBINE = ("replace", "add", "subtract", "intersect")
@@ -57,7 +57,7 @@ def mask(
     from prep.dataset.listing import picture_places
     from prep.masks.methods import MaskOptions
     from prep.masks.run import MaskCall, run_mask
-    from prep.report.pages.frame import check_page_file, origin_of
+    from prep.pages.snapshot import check_page_file, origin_of
 
     quiet_pillow()
     choice = MaskOptions(method=method, color=color, tolerance=tolerance,  # type: ignore[arg-type]  # checked there
@@ -82,7 +82,7 @@ def mask(
 
 
 def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[Entry]) -> tuple[Path, ...]:
-    from prep.report.pages.masks import write_sheets
+    from prep.report.snapshots.masks import write_sheets
 
     with progress("showing", len(entries), unit="pictures", shown=shown) as tick:
         return write_sheets(page, origin, entries, jobs=jobs, tick=tick)

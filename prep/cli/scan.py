@@ -46,8 +46,8 @@ def scan(
 ) -> None:
     """Check every picture, caption and mask. Pictures are decoded to the last pixel; exit 1 for errors."""
     from prep.dataset.listing import picture_places
-    from prep.report.pages.frame import check_page_file, origin_of
-    from prep.report.pages.scan import write_scan_page
+    from prep.pages.snapshot import check_page_file, origin_of
+    from prep.report.snapshots.scan import write_scan_page
     from prep.report.terminal.scan import findings_table
     from prep.scan.run import ScanCall, run_scan
     from prep.scan.scanner import as_json as document

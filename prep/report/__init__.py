@@ -1,1 +1,1 @@
-"""Reports for people: terminal tables and one HTML page."""
+"""Reports for people: tables for terminals, and pages as single files."""

@@ -41,6 +41,7 @@ from prep.manifest.diff import names_of, sides_of
 from prep.manifest.diff_samples import changes
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Query
+from prep.pages.layout import static_file
 from prep.parse import Unparsed, one_of
 from prep.runs.heartbeat import KINDS as KINDS_ASKED
 from prep.runs.requests import ask, told
@@ -56,7 +57,6 @@ from prep.view.memory import Memory
 from prep.view.pages import error_page, findings_page, list_page, sample_page
 from prep.view.params import number_of, query_of
 from prep.view.pictures import Pictures
-from prep.view.render import static
 from prep.view.run import RunFiles
 from prep.view.run_pages import run_page, run_tag
 from prep.view.site import Site
@@ -292,7 +292,7 @@ def _decode(site: Site, request: Request) -> Response:
 
 
 def _static(_site: Site, request: Request) -> Response:
-    found = static(request.path_params["name"])
+    found = static_file(request.path_params["name"])
     if found is None:
         raise HTTPException(404)
     return Response(found[0], media_type=found[1])
@@ -309,7 +309,7 @@ _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
 
 def _picture(data: bytes | None) -> Response:
     if data is None:
-        data, kind = static("missing.svg") or (b"", "")
+        data, kind = static_file("missing.svg") or (b"", "")
         return Response(data, media_type=kind)
     return Response(data, media_type="image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
 

@@ -14,7 +14,7 @@ from prep.geometry import Size
 from prep.manifest.describe import Keys, describe
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Selector
-from prep.report.pages.parts import plural
+from prep.pages.parts import plural
 
 
 @dataclass(frozen=True, kw_only=True)

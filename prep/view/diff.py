@@ -9,7 +9,7 @@ import numpy as np
 
 from prep.cache.ledger.columns import Column
 from prep.manifest.diff_samples import REASONS, Changes
-from prep.report.pages.parts import pager_of
+from prep.pages.parts import pager_of
 from prep.view.site import Site, card_of, compared
 
 PAIRS = 30  # per page

@@ -14,12 +14,12 @@ from prep.batching.split import ROLES
 from prep.findings import CODES
 from prep.formatting import format_size
 from prep.manifest.select import SORTS, Query
-from prep.report.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
+from prep.pages.layout import render
+from prep.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
 from prep.sources.tree import MASK, PICTURES, stem_of
 from prep.view.edit.pages import edit_of, fields_of, query_fields
 from prep.view.params import address
 from prep.view.pictures import statistics
-from prep.view.render import render
 from prep.view.run_pages import loss_chart, loss_facts
 from prep.view.site import Site, card_of
 

@@ -18,7 +18,7 @@ from prep.images.decode import encode_png, scale_and_crop
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
-from prep.report.pages.originals import Originals
+from prep.pages.originals import Originals
 from prep.view.memory import Memory
 
 THUMBNAIL, WHOLE = 320, 1280  # pixels of the longer side

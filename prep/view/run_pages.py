@@ -8,9 +8,9 @@ from typing import Any
 from prep.digest import digest_strings
 from prep.formatting import brief_duration
 from prep.manifest.select import Query
-from prep.report.pages.curves import Chart, Series, chart_of
-from prep.report.pages.parts import plural
-from prep.report.pages.run_curves import charts, key_numbers
+from prep.pages.charts import Chart, Series, chart_of
+from prep.pages.parts import plural
+from prep.pages.run import charts, key_numbers
 from prep.runs.heartbeat import Kind
 from prep.runs.history import History
 from prep.runs.losses import RELATIVE, Hardness

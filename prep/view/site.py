@@ -12,12 +12,12 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.formatting import format_size
 from prep.manifest.select import Selector
-from prep.report.pages.parts import plural
+from prep.pages.layout import render
+from prep.pages.parts import plural
 from prep.runs.losses import Hardness
 from prep.view.data import Data, Shows
 from prep.view.edit.editor import Editor
 from prep.view.pictures import Pictures
-from prep.view.render import render
 from prep.view.run import RunFiles
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ def main() -> None:
 
     from prep.manifest.opened import open_manifest
     from prep.manifest.statistics import latent_statistics
-    from prep.report.pages import gallery
-    from prep.report.pages.manifest import Measured, write_page
+    from prep.report.snapshots import gallery
+    from prep.report.snapshots.manifest import Measured, write_page
 
     wanted = options.samples or (1000 if options.quick else 10_000)
     photos = photos_of(options.photos)
@@ -46,7 +46,8 @@ def main() -> None:
         synthetic.WITH_MASK = 1
         opened = open_manifest(synthetic.build(Path(scratch), synthetic.Scale(samples=wanted)))
         sides: list[int] = []
-        gallery.from_sources = lambda _, side: sides.append(side) or (lambda one: thumbnail(one["name"], photos, side))
+        gallery.source_thumbnails = lambda _, side: sides.append(side) or (
+            lambda one: thumbnail(one["name"], photos, side))
         gallery._mask = lambda _reader, place, side: gallery.small_shade(ellipse(str(place)), side)
         begun = time.perf_counter()
         statistic = latent_statistics(opened, lambda _: None)

@@ -256,7 +256,7 @@ def test_pages_show_pictures_with_their_masks_over_them(prep, photos, tmp_path):
 
 
 def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.report.pages.masks.CARDS", 3)
+    monkeypatch.setattr("prep.report.snapshots.masks.CARDS", 3)
     result = prep("mask", photos, "--with", "alpha", "-o", tmp_path / "out", "--html", tmp_path / "a b.html", "--json")
     pages = [tmp_path / name for name in ("a b.html", "a b-2.html", "a b-3.html")]
     assert result.json["pages"] == [str(page) for page in pages]
@@ -273,7 +273,7 @@ def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
 
 
 def test_pages_may_have_names_that_are_not_unicode(prep, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.report.pages.masks.CARDS", 4)
+    monkeypatch.setattr("prep.report.snapshots.masks.CARDS", 4)
     page = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.html")
     assert prep("mask", photos, "--with", "alpha", "-o", tmp_path / "out", "--html", page).code == 0
     assert '<a rel="next" href="./%FF-2.html">' in Path(page).read_text()

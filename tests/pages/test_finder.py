@@ -10,10 +10,10 @@ from report_pages import MADE, TEXTS, jpeg, origin
 from run_pages import run_html
 
 from prep.findings import finding
-from prep.report.pages.find import Found, cards_json
-from prep.report.pages.frame import Pictures, render_page
-from prep.report.pages.gallery import FEW, GROUPS, ORDERS
-from prep.report.pages.parts import Caption, Card, Column, Head, Overlay, Section, Shot, Table
+from prep.pages.finder import Found, cards_json
+from prep.pages.parts import Caption, Card, Column, Head, Overlay, Section, Shot, Table
+from prep.pages.snapshot import Pictures, render_snapshot
+from prep.report.snapshots.gallery import FEW, GROUPS, ORDERS
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
 COUNT = 400
@@ -45,10 +45,10 @@ def html(count=COUNT):
                   rows=(("b", "1,000"), ("a", "20"), ("c", ""), ("d", "-3.5")))
     head = Head(kind="Test", what="what", usable="usable", part=1.0, todo="Nothing.", tone="good")
     sections = [Section(id=name, title=name.title()) for name in ("facts", "findings", "buckets", "spread", "samples")]
-    return render_page("manifest.html", origin(["title", "place"]), head=head, sections=sections, facts=[],
-                       fields=table, buckets=table, plot=Nothing, charts=[], cards=[one.card for one in cards[:FEW]],
-                       findings=table, channels=None, unusual=None, groups=GROUPS, orders=ORDERS,
-                       data=cards_json(cards, ORDERS, fixed=FEW))
+    return render_snapshot(
+        "manifest.html", origin(["title", "place"]), head=head, sections=sections, facts=[], fields=table,
+        buckets=table, plot=Nothing, charts=[], cards=[one.card for one in cards[:FEW]], findings=table, channels=None,
+        unusual=None, groups=GROUPS, orders=ORDERS, data=cards_json(cards, ORDERS, fixed=FEW))
 
 
 class Nothing:

@@ -15,10 +15,10 @@ from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.dataset.preview import TrainSample, preview_epoch
 from prep.findings import finding
-from prep.report.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Square, bucket_shapes
-from prep.report.pages.bucket_png import UNIT, bucket_png
-from prep.report.pages.buckets import bucket_page
-from prep.report.pages.frame import Origin
+from prep.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Square, bucket_shapes
+from prep.pages.snapshot import Origin
+from prep.report.snapshots.bucket_png import UNIT, bucket_png
+from prep.report.snapshots.buckets import bucket_page
 
 ORIGIN = Origin(name="holiday", places=("photos/holiday",), made=date(2024, 2, 29))
 

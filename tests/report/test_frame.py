@@ -14,7 +14,7 @@ from report_pages import CODES, TEXTS, Outline, bucket_html, manifest_html, mask
 from run_pages import run_html
 
 from prep.formatting import printable
-from prep.report.pages.scan import CARDS, PAIRS, scan_page
+from prep.report.snapshots.scan import CARDS, PAIRS, scan_page
 from prep.scan.scanner import ScanReport
 
 PLAIN = tuple(f"plain text {number}" for number in range(TEXTS))
@@ -81,7 +81,7 @@ def test_a_page_of_many_findings_is_bounded_and_says_what_it_leaves_out():
 
 
 def test_of_many_codes_the_worst_come_first(monkeypatch):
-    monkeypatch.setattr("prep.report.pages.scan.ALL_ROWS", 10)
+    monkeypatch.setattr("prep.report.snapshots.scan.ALL_ROWS", 10)
     page = scan_html(PLAIN)
     errors, rest = page.split('id="code-truncated"')[1].split("</details>", 1)
     assert errors.count("<tr>") == 1 + TEXTS and "not shown" not in errors

@@ -24,15 +24,15 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.statistics import Outlier, latent_statistics
 from prep.models.vae import VaeDecoder
-from prep.report.pages import gallery as module
-from prep.report.pages import latents
-from prep.report.pages.find import Found, Order, cards_json
-from prep.report.pages.frame import Pictures
-from prep.report.pages.gallery import About, Decoded, gallery, spread
-from prep.report.pages.latents import decode_samples, psnr, to_decode
-from prep.report.pages.manifest import CaptionTokens, Measured, page
-from prep.report.pages.originals import Originals
-from prep.report.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.finder import Found, Order, cards_json
+from prep.pages.originals import Originals
+from prep.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.snapshot import Pictures
+from prep.report.snapshots import gallery as module
+from prep.report.snapshots import latents
+from prep.report.snapshots.gallery import About, Decoded, gallery, spread
+from prep.report.snapshots.latents import decode_samples, psnr, to_decode
+from prep.report.snapshots.manifest import CaptionTokens, Measured, page
 
 MADE = date(2024, 2, 29)
 
@@ -95,7 +95,7 @@ def test_many_samples_have_small_pictures_and_one_view(make, monkeypatch):
     monkeypatch.setattr(module, "FEW", 3)
     audit = open_manifest(read_manifest(make(views=2).path))
     asked = []
-    monkeypatch.setattr(module, "from_sources", lambda _audit, side: asked.append(side) or (lambda _: jpeg(1)))
+    monkeypatch.setattr(module, "source_thumbnails", lambda _audit, side: asked.append(side) or (lambda _: jpeg(1)))
     ticks = []
     made = gallery(audit, range(len(audit.samples)), About(), thumbnail=None, tick=ticks.append)
     assert asked == [256] and sum(ticks) == len(made.found) == len(audit.samples) and len(made.cards) == 3
@@ -214,7 +214,7 @@ def test_a_page_of_10000_samples_stays_below_15_mb(tmp_path, monkeypatch):
     monkeypatch.setattr(synthetic, "WITH_MASK", 1)
     audit = open_manifest(synthetic.build(tmp_path, synthetic.Scale(samples=10_000)))
     noise = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
-    monkeypatch.setattr(module, "from_sources", lambda _audit, side: lambda _: encode_webp(noise[:side, :side]))
+    monkeypatch.setattr(module, "source_thumbnails", lambda _audit, side: lambda _: encode_webp(noise[:side, :side]))
     text = page(audit, MADE, cards=10_000, thumbnail=None)
     assert len(text.encode()) < 15_000_000
     cards = json.loads(text.split('id="cards-data">')[1].split("</script>")[0])["cards"]

@@ -22,9 +22,9 @@ from prep.digest import digest_bytes
 from prep.images.decode import decode_picture, encode_png, read_header
 from prep.images.thumbnail import SHADE, SHADED
 from prep.manifest import describe as audit
-from prep.report.pages.gallery import from_sources
-from prep.report.pages.manifest import page, write_page
-from prep.report.pages.originals import Originals
+from prep.pages.cards import source_thumbnails
+from prep.pages.originals import Originals
+from prep.report.snapshots.manifest import page, write_page
 
 VOID = {"meta", "img", "input", "br", "wbr"}
 MADE = date(2024, 2, 29)
@@ -144,7 +144,7 @@ def test_a_mask_that_cannot_be_read_is_not_drawn(small):
 
 
 def test_without_its_source_a_card_says_the_size(small):
-    text = page(small, MADE, cards=10, thumbnail=from_sources(small))
+    text = page(small, MADE, cards=10, thumbnail=source_thumbnails(small))
     assert text.count("128x144: the original picture was not found</span>") == 2
 
 
@@ -155,16 +155,16 @@ def test_fewer_cards_than_samples(small):
 
 
 def test_a_page_has_room_for_so_many_bytes_of_pictures(small, monkeypatch):
-    monkeypatch.setattr("prep.report.pages.frame.MOST_BYTES", 5000)
+    monkeypatch.setattr("prep.pages.snapshot.MOST_BYTES", 5000)
     text = page(small, MADE, cards=10, thumbnail=lambda _: b"\xff\xd8\xff" + bytes(1500))
     assert text.count('src="data:image/jpeg;') == 1 and "The page has no room for 2 pictures." in text
 
 
 def test_long_captions_and_many_of_them_are_cut(small, monkeypatch):
-    monkeypatch.setattr("prep.report.pages.gallery.LETTERS", 10)
-    monkeypatch.setattr("prep.report.pages.gallery.CAPTIONS", 0)
+    monkeypatch.setattr("prep.report.snapshots.gallery.LETTERS", 10)
+    monkeypatch.setattr("prep.report.snapshots.gallery.CAPTIONS", 0)
     assert plain(small).count("and 1 more captions") == 3
-    monkeypatch.setattr("prep.report.pages.gallery.CAPTIONS", 1)
+    monkeypatch.setattr("prep.report.snapshots.gallery.CAPTIONS", 1)
     assert "&lt;script&gt;al</bdi>" in plain(small) and "… 44 characters in all" in plain(small)
 
 
@@ -190,7 +190,7 @@ def photo(small):
 
 
 def test_a_thumbnail_is_the_whole_picture(small, photo):
-    made = decode_picture(from_sources(small)(photo[1]), alpha="white")
+    made = decode_picture(source_thumbnails(small)(photo[1]), alpha="white")
     assert made.size == (128, 144)
     assert max(abs(level - 200) for level in made.getpixel((5, 5))) <= 2
 
@@ -198,25 +198,25 @@ def test_a_thumbnail_is_the_whole_picture(small, photo):
 def test_large_pictures_shrink(small, photo):
     data = encode_png(np.zeros((100, 1000, 3), np.uint8))
     photo[0].write_bytes(data)
-    made = from_sources(small)({**photo[1], "picture": digest_bytes(data)})
+    made = source_thumbnails(small)({**photo[1], "picture": digest_bytes(data)})
     assert read_header(made).size == (320, 32)
 
 
 def test_another_picture_under_the_name_is_not_shown(small, photo):
     photo[0].write_bytes(encode_png(np.zeros((8, 8, 3), np.uint8)))
-    assert from_sources(small)(photo[1]) is None
+    assert source_thumbnails(small)(photo[1]) is None
 
 
 def test_bytes_that_are_no_picture_are_not_shown(small, photo):
     photo[0].write_bytes(b"text")
-    assert from_sources(small)({**photo[1], "picture": digest_bytes(b"text")}) is None
+    assert source_thumbnails(small)({**photo[1], "picture": digest_bytes(b"text")}) is None
 
 
 @pytest.mark.parametrize("source", [1, 7])
 def test_a_source_without_a_path_has_no_pictures(small, photo, source):
     document = MappingProxyType({**small.manifest.document, "sources": ["photos", None]})
     opened = replace(small, manifest=replace(small.manifest, document=document))
-    assert from_sources(opened)({**photo[1], "source": source}) is None
+    assert source_thumbnails(opened)({**photo[1], "source": source}) is None
 
 
 def test_writing(small, tmp_path):
@@ -242,7 +242,7 @@ def test_pictures_in_tars_are_found_by_their_names(small, source, label):
     (sample,) = audit.describe_samples(small, "a.png")["samples"]
     sample |= {"name": f"{label}/x/0.png", "picture": digest_bytes(data)}
     assert Originals(opened).read(sample) == data
-    assert decode_picture(from_sources(opened)(sample), alpha="white").size == (60, 40)
+    assert decode_picture(source_thumbnails(opened)(sample), alpha="white").size == (60, 40)
     for change in ({"name": f"{label}/x/1.png"}, {"name": "three.tar/x/0.png"}, {"name": f"{label}/../x/0.png"},
                    {"picture": digest_bytes(b"another")}):
         assert Originals(opened).read({**sample, **change}) is None

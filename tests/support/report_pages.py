@@ -23,13 +23,13 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.statistics import Outlier, latent_statistics
 from prep.masks.run import Entry
-from prep.report.pages.buckets import bucket_page
-from prep.report.pages.frame import Origin
-from prep.report.pages.gallery import Decoded
-from prep.report.pages.manifest import CaptionTokens, Measured
-from prep.report.pages.manifest import page as manifest_page
-from prep.report.pages.masks import write_sheets
-from prep.report.pages.scan import preview_names, scan_page
+from prep.pages.snapshot import Origin
+from prep.report.snapshots.buckets import bucket_page
+from prep.report.snapshots.gallery import Decoded
+from prep.report.snapshots.manifest import CaptionTokens, Measured
+from prep.report.snapshots.manifest import page as manifest_page
+from prep.report.snapshots.masks import write_sheets
+from prep.report.snapshots.scan import preview_names, scan_page
 from prep.scan.scanner import ScanReport
 from prep.sources.item import Item
 

@@ -27,7 +27,7 @@ OPENS = {
     "train.runs.losses": "to append to what was just put there whole",
     **dict.fromkeys(("prep.doctor.machine", "prep.runtime", "prep.runs.heartbeat"), "files of the system"),
     "prep.cli.console": "the null device", "prep.workers.worker": "the null device",
-    "prep.report.pages.frame": "files of this package", "prep.view.render": "files of this package",
+    "prep.pages.layout": "files of this package",
     "train.parallel.code": "files of this package",
     "prep.demo.tiny_model": "a model that it has just written",
     "prep.models.checkpoints": "a model that is being written",

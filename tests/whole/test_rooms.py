@@ -30,7 +30,7 @@ FLOORS = (
     {"cache", "sources", "runs", "training"},
     {"manifest", "recipe"},
     {"dataset", "maintenance", "export", "loader", "doctor"},
-    {"scan", "masks", "encode"},
+    {"scan", "masks", "encode", "pages"},
     {"report", "api", "imports"},
     {"view"},
     {"cli"},
@@ -52,13 +52,14 @@ MAY_IMPORT = {
     "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
     "encode": ("fs", "images", "buckets", "batching", "models", "cache", "manifest", "recipe", "dataset",
                "maintenance", "workers"),
+    "pages": ("fs", "images", "manifest", "recipe", "runs", "export"),
     "report": ("fs", "images", "sources", "buckets", "cache", "manifest", "recipe", "dataset", "doctor", "runs", "scan",
-               "masks", "export"),
+               "masks", "export", "pages"),
     "api": ("fs", "images", "recipe", "dataset", "encode", "maintenance", "manifest", "masks", "scan", "export",
             "loader"),
     "imports": ("fs", "buckets", "models", "workers", "cache", "recipe", "dataset", "export", "encode"),
     "view": ("fs", "images", "captions", "buckets", "batching", "models", "workers", "cache", "sources", "runs",
-             "manifest", "recipe", "dataset", "scan", "masks", "encode", "report"),
+             "manifest", "recipe", "dataset", "scan", "masks", "encode", "pages"),
     "cli": ANY,
 }
 
@@ -82,14 +83,14 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.denoiser", "prep.models.families.*", "prep.models.pipeline", "prep.models.files",
                "prep.models.fingerprint", "prep.models.hub", "prep.models.loading", "prep.models.tensors",
                "prep.models.text.*", "prep.models.components", "prep.models.device.*",
-               "prep.models.vae", "prep.models.weights", "prep.report.pages.*", "prep.runs.*", "prep.images.decode",
+               "prep.models.vae", "prep.models.weights", "prep.pages.*", "prep.runs.*", "prep.images.decode",
                "prep.images.formats.parts", "prep.images.thumbnail",
                "prep.encode.forecast.assumed"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).
 LIBRARIES = {
-    "PIL": {"prep.images.*", "prep.scan.duplicates.identity", "prep.masks.pixels", "prep.report.pages.bucket_png",
+    "PIL": {"prep.images.*", "prep.scan.duplicates.identity", "prep.masks.pixels", "prep.report.snapshots.bucket_png",
             "train.sampling.grid", "train.runs.loss_plot", "prep.demo.*"},
     "pillow_heif": {"prep.images.plugins"}, "pillow_jxl": {"prep.images.plugins"},
     "zarr": {"prep.cache.zarr_view"}, "awscrt": {"prep.cache.shard_format"}, "google_crc32c": set(),
@@ -107,8 +108,8 @@ LIBRARIES = {
     "starlette": {"prep.view.app"}, "uvicorn": {"prep.view.serve"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "prep.view.model", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
-    "jinja2": {"prep.report.pages.frame", "prep.view.render", "prep.models.text.chat"},
-    "markupsafe": {"prep.report.pages.frame"},
+    "jinja2": {"prep.pages.layout", "prep.models.text.chat"},
+    "markupsafe": {"prep.pages.layout", "prep.pages.snapshot"},
     "rich": {"prep.cli.console", "prep.cli.ticker", "prep.report.terminal.*", "train.runs.watch"},
     "webdataset": {"prep.sources.tars"}, "braceexpand": {"prep.sources.tar_paths"},
     "msgspec": {"prep.workers.protocol", "prep.scan.protocol", "prep.encode.engines.protocol",

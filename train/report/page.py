@@ -14,9 +14,9 @@ from prep.fs.atomic import write_atomic
 from prep.fs.mirror import shown as shown_place
 from prep.fs.paths import NamedPath
 from prep.manifest.document import read_manifest
-from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
-from prep.report.pages.parts import Column, Head, Section, Stat, Table, plural
-from prep.report.pages.run_curves import charts, key_numbers
+from prep.pages.parts import Column, Head, Section, Stat, Table, plural
+from prep.pages.run import charts, key_numbers
+from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
 from prep.runs.events import NAME as LOG
 from prep.runs.events import Event, read_events
 from prep.runs.history import History, read_history
@@ -101,9 +101,9 @@ def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], 
                 note="" if changed.rows else "All have their defaults."),
         Section(id="provenance", title="Provenance")]
     origin = Origin(name=run.folder.resolve().name, places=(shown_place(run.folder),), made=made)
-    return render_page("run.html", origin, scripted=True, head=_head(run, history), sections=sections, curves=curves,
-                       validation=validation, strips=strips, hardest=hardest, events=events, changed=changed, same=same,
-                       facts=[*_times(run, history), *provenance(run)], saved=saved)
+    return render_snapshot("report.html", origin, scripted=True, head=_head(run, history), sections=sections,
+                           curves=curves, validation=validation, strips=strips, hardest=hardest, events=events,
+                           changed=changed, same=same, facts=[*_times(run, history), *provenance(run)], saved=saved)
 
 
 def _head(run: Run, history: History) -> Head:

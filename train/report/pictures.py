@@ -13,9 +13,9 @@ from prep.errors import Problem, first_line
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.opened import open_manifest
-from prep.report.pages.frame import Pictures
-from prep.report.pages.gallery import CAPTIONS, LETTERS, from_sources
-from prep.report.pages.parts import Caption, Card, Shot, plural
+from prep.pages.cards import CAPTIONS, LETTERS, source_thumbnails
+from prep.pages.parts import Caption, Card, Shot, plural
+from prep.pages.snapshot import Pictures
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
 from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
@@ -105,7 +105,7 @@ def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> 
         described = [describe(opened, each.sample) for each in found.samples]
     except Problem as error:
         return Hardest(found=None, cards=(), why=f"{first_line(error)}. {error.hint}".strip())
-    thumbnail, cards = from_sources(opened), []
+    thumbnail, cards = source_thumbnails(opened), []
     for each, sample in zip(found.samples, described, strict=True):
         captions = [text["caption"] for text in sample["texts"]]
         cards.append(Card(

@@ -11,7 +11,7 @@ from prep.formatting import format_bytes
 from prep.fs.mirror import shown, url_of
 from prep.fs.untrusted import size_regular, walk
 from prep.models.fingerprint import digest_file
-from prep.report.pages.parts import Column, Table
+from prep.pages.parts import Column, Table
 from prep.runs.documents import reason
 from prep.training.table import SETTINGS, spell
 from train.config.load import by_name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from prep.report.pages.curves import ticks
+from prep.pages.charts import ticks
 from prep.runs.history import SMOOTH, Point, smoothed
 
 WIDTH, HEIGHT, SCALE = 960, 480, 2  # pixels; drawn larger, since Pillow's lines are not antialiased

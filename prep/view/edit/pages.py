@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.manifest.select import Query
-from prep.report.pages.parts import Column, Table
+from prep.pages.parts import Column, Table
 from prep.view.edit.cost import Cost
 from prep.view.edit.editor import KINDS, Editable
 from prep.view.edit.refused import Refused

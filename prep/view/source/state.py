@@ -18,8 +18,8 @@ from prep.fs.labels import source_prefixes
 from prep.manifest.samples import Sample, Text, View
 from prep.manifest.select import Selector
 from prep.manifest.unencoded import NO_KEY, Unencoded, unencoded
+from prep.pages.snapshot import name_of
 from prep.recipe.schema import Recipe
-from prep.report.pages.frame import name_of
 from prep.view.data import Data
 from prep.view.source.survey import Survey
 

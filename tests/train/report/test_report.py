@@ -20,7 +20,7 @@ from report_pages import TEXTS, Outline
 from run_pages import SIZES, STEPS, run_html, told, write_grids
 from runs import go
 
-from prep.report.pages.frame import Pictures
+from prep.pages.snapshot import Pictures
 from prep.runs.events import read_events
 from prep.runs.grids import columns_of, cut_grid
 from prep.runs.heartbeat import NAME, Heartbeat, boot_id

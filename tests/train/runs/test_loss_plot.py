@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from runs import events, go
 
-from prep.report.pages.curves import ticks
+from prep.pages.charts import ticks
 from prep.runs.history import smoothed
 from train import loop
 from train.runs.loss_plot import BAND, HELD_OUT, LINE, loss_png

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
 from prep.geometry import Size
-from prep.report.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Shape, Square, bucket_shapes
+from prep.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Shape, Square, bucket_shapes
 
 MARK = b"tEXtSoftware\0Latentry"  # identifies our plots, which may be replaced
 UNIT = 2  # pixels per user unit

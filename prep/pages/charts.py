@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prep.report.pages.parts import Column, Table
+from prep.pages.parts import Column, Table
 
 WIDTH, HEIGHT = 480, 232  # user units
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 10, 28  # margins

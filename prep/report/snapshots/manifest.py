@@ -18,13 +18,10 @@ from prep.geometry import Size
 from prep.manifest.describe import describe_manifest, import_line
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.statistics import LatentStatistics, Outlier
-from prep.progress import Tick
-from prep.report.pages.bucket_plot import NOTE as PLOT_NOTE
-from prep.report.pages.bucket_plot import Plot, bucket_shapes
-from prep.report.pages.frame import Origin, check_page_file, render_page
-from prep.report.pages.gallery import GROUPS, ORDERS, About, Decoded, Gallery, Thumbnail, gallery, spread
-from prep.report.pages.latents import channels_table, latents_note, outliers_table
-from prep.report.pages.parts import (
+from prep.pages.bucket_plot import NOTE as PLOT_NOTE
+from prep.pages.bucket_plot import Plot, bucket_shapes
+from prep.pages.cards import Thumbnail
+from prep.pages.parts import (
     CUTS,
     Bars,
     Column,
@@ -37,6 +34,10 @@ from prep.report.pages.parts import (
     findings_table,
     plural,
 )
+from prep.pages.snapshot import Origin, check_page_file, render_snapshot
+from prep.progress import Tick
+from prep.report.snapshots.gallery import GROUPS, ORDERS, About, Decoded, Gallery, gallery, spread
+from prep.report.snapshots.latents import channels_table, latents_note, outliers_table
 
 CARDS = 10_000  # in the gallery
 FINDINGS = 500  # rows
@@ -106,7 +107,7 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
                   if measured is not None else []),
                 Section(id="samples", title="Samples", count=len(shown.found), note=_note(audit, shown, extra))]
     origin = Origin(name=audit.manifest.path.stem, places=(audit.manifest.path.name,), made=made)
-    return render_page(
+    return render_snapshot(
         "manifest.html", origin, head=_head(document), sections=sections, facts=_facts(document),
         fields=_fields(document), buckets=_buckets(audit, document), plot=_plot(audit), charts=charts,
         cards=shown.cards, findings=findings, channels=channels,

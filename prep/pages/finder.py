@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prep.formatting import printable
-from prep.report.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.parts import Caption, Card, Overlay, Shot
 
 _PREFIX, _BASE64 = "data:image/", ";base64,"
 

@@ -14,11 +14,8 @@ from prep.formatting import format_size
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.geometry import Size
-from prep.recipe.schema import Recipe
-from prep.report.pages.bucket_plot import NOTE, Plot, bucket_shapes
-from prep.report.pages.bucket_png import MARK, bucket_png
-from prep.report.pages.frame import Origin, check_page_file, render_page
-from prep.report.pages.parts import (
+from prep.pages.bucket_plot import NOTE, Plot, bucket_shapes
+from prep.pages.parts import (
     CUTS,
     Bars,
     Column,
@@ -31,6 +28,9 @@ from prep.report.pages.parts import (
     findings_table,
     plural,
 )
+from prep.pages.snapshot import Origin, check_page_file, render_snapshot
+from prep.recipe.schema import Recipe
+from prep.report.snapshots.bucket_png import MARK, bucket_png
 
 ROWS = 500  # of a table
 ELSEWHERE = "prep bucket --json lists every picture."
@@ -87,8 +87,9 @@ def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Findin
         Section(id="plot", title="Sizes and buckets", note=NOTE),
         Section(id="buckets", title="Buckets", count=len(document["buckets"])),
         *(Section(id=name, title=titles[name], count=len(table.rows) + table.more) for name, table in shown.items())]
-    return render_page("buckets.html", origin, head=_head(document, findings), sections=sections, tables=shown,
-                       plot=Plot(bucket_shapes(*_sizes(outlook))), charts=_charts(document), buckets=_buckets(document))
+    return render_snapshot("buckets.html", origin, head=_head(document, findings), sections=sections, tables=shown,
+                           plot=Plot(bucket_shapes(*_sizes(outlook))), charts=_charts(document),
+                           buckets=_buckets(document))
 
 
 def _head(document: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Head:

@@ -18,8 +18,8 @@ from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
 from prep.masks.pixels import read_mask, scaled
 from prep.masks.run import Entry
-from prep.report.pages.frame import Origin, Pictures, check_page_file, render_page
-from prep.report.pages.parts import Card, Head, Overlay, Pager, Section, Shot, Stat, pager_of, plural
+from prep.pages.parts import Card, Head, Overlay, Pager, Section, Shot, Stat, pager_of, plural
+from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
 
 CARDS = 100  # per page: about 4 MB
 SIDE = 320  # pixels of a thumbnail's longer side
@@ -86,8 +86,9 @@ def _page(origin: Origin, shown: Sequence[_Shown], number: int, paths: Sequence[
     kind = "Masks" if len(paths) == 1 else f"Masks, page {number + 1} of {len(paths)}"
     first = number * CARDS
     note = "" if len(paths) == 1 else f"Pictures {first + 1:,} to {first + len(shown):,} of {count:,}, in order."
-    return render_page("masks.html", origin, head=_head(kind, cards, count), cards=cards, pager=_pager(number, paths),
-                       sections=[Section(id="masks", title="Masks", count=len(cards), note=note)])
+    return render_snapshot("masks.html", origin, head=_head(kind, cards, count), cards=cards,
+                           pager=_pager(number, paths), sections=[
+                               Section(id="masks", title="Masks", count=len(cards), note=note)])
 
 
 def _card(one: _Shown, pictures: Pictures) -> Card:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prep.formatting import clock, pace
-from prep.report.pages.curves import Chart, Series, chart_of
+from prep.pages.charts import Chart, Series, chart_of
 from prep.runs.history import SMOOTH, History, Point, smoothed
 
 FEW = 50  # steps, of which a smoothed loss is mostly noise

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prep.findings import CODES, SEVERITIES, Finding
 from prep.fs.atomic import write_atomic
-from prep.report.pages.frame import Origin, Pictures, render_page
-from prep.report.pages.parts import Card, Column, Head, Pair, Section, Shot, Stat, Table, plural
+from prep.pages.parts import Card, Column, Head, Pair, Section, Shot, Stat, Table, plural
+from prep.pages.snapshot import Origin, Pictures, render_snapshot
 from prep.report.terminal.scan import sums_by_code
 from prep.scan.run import Previews
 from prep.scan.scanner import ScanReport
@@ -88,8 +88,8 @@ def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes])
             f"{plural(every, 'file has', 'files have')} findings. {len(cards):,} of them "
             f"{'is' if len(cards) == 1 else 'are'} shown here: only pictures that can be decoded, the worst first.")))
     sections.append(Section(id="findings", title="All findings", count=len(report.findings)))
-    return render_page("scan.html", origin, head=_head(report), sections=sections, codes=sums, pairs=pairs,
-                       cards=cards, groups=_groups(report))
+    return render_snapshot("scan.html", origin, head=_head(report), sections=sections, codes=sums, pairs=pairs,
+                           cards=cards, groups=_groups(report))
 
 
 def _more(every: int, shown: int) -> str:

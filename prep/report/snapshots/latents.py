@@ -18,10 +18,11 @@ from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.statistics import FEWEST, NOTABLE, LatentStatistics, Outlier
+from prep.pages.cards import SIDE
+from prep.pages.originals import Originals
+from prep.pages.parts import Column, Table, plural
 from prep.progress import Tick
-from prep.report.pages.gallery import SIDE, Decoded, spread
-from prep.report.pages.originals import Originals
-from prep.report.pages.parts import Column, Table, plural
+from prep.report.snapshots.gallery import Decoded, spread
 
 ROWS = 50  # outliers in a table
 EXPLAINED = ("Mean and range are those of the numbers in the cache. As trained, latents are shifted and scaled: a mean "

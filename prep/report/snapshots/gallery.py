@@ -5,7 +5,7 @@ A gallery of many samples has smaller pictures, so that its page stays below 15 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -16,20 +16,17 @@ from prep.cache.values import read_values
 from prep.findings import Finding
 from prep.formatting import format_size
 from prep.fs.labels import labels_of
-from prep.images.thumbnail import encode_jpeg, encode_shade, encode_webp, shrink, small_shade
+from prep.images.thumbnail import encode_shade, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
+from prep.pages.cards import CAPTIONS, LETTERS, SIDE, Thumbnail, source_thumbnails
+from prep.pages.finder import Found, Order, cards_json
+from prep.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.snapshot import Pictures
 from prep.progress import Tick
-from prep.report.pages.find import Found, Order, cards_json
-from prep.report.pages.frame import Pictures
-from prep.report.pages.originals import Originals
-from prep.report.pages.parts import Caption, Card, Overlay, Shot
 from prep.runtime import usable_cores
 
-SIDE = 320  # pixels of a thumbnail's longer side
 FEW = 120  # cards with pictures of that size, and in the page's HTML; others are data for its script
-CAPTIONS = 3  # per card
-LETTERS = 300  # per caption; prep inspect --sample shows all
 LETTERS_OF_MANY = 120
 VIEWS = 8  # per card
 MOST_TEXT = 14 << 20  # bytes of a page, pictures included
@@ -38,7 +35,6 @@ SHADE, SHADE_BYTES = 24, 110  # pixels of the longer side of a mask of many, and
 # Bytes of a photo by the side of its WebP: means of 63 photos; of drawings fewer.
 SIDES = ((256, 4800), (192, 3100), (160, 2300), (128, 1600), (112, 1310), (96, 1030), (80, 790), (72, 700), (64, 580),
          (48, 400))
-Thumbnail = Callable[[Mapping[str, Any]], bytes | None]  # a described sample → PNG, JPEG or WebP of the whole picture
 
 GROUPS = ("Role", "Bucket", "Mask", "Findings")
 ORDERS = (Order(title="name", descending=False, by_name=True), Order(title="largest crop loss", descending=True),
@@ -99,7 +95,7 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
         fewer = {ordered[place] for place in spread(len(ordered), len(ordered) // 2)} | set(about.decoded)
         return gallery(audit, sorted(fewer), about, thumbnail=thumbnail, tick=tick)
     pictures = Pictures(None if len(samples) <= FEW else max(0, MOST_TEXT - OTHER_TEXT - text))
-    made = thumbnail or from_sources(audit, _side(len(samples), pictures.left))
+    made = thumbnail or source_thumbnails(audit, _side(len(samples), pictures.left))
     whole = [(one, sample, small) for one, (_, sample), small in zip(
         found, samples, _thumbnails([sample for _, sample in samples], made), strict=True) if not tick(1)]
     reader = Reader(audit.cache.root)
@@ -107,18 +103,6 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
                   for (one, sample, small), number in zip(whole, ordered, strict=True))
     reader.close()
     return Gallery(found=cards, refused=pictures.refused)
-
-
-def from_sources(audit: OpenedManifest, side: int = SIDE) -> Thumbnail:
-    """Makes thumbnails from the manifest's sources; `None` for a picture that is missing or has changed."""
-    originals = Originals(audit)
-    encode = encode_jpeg if side >= SIDE else encode_webp
-
-    def thumbnail(sample: Mapping[str, Any]) -> bytes | None:
-        picture = originals.picture(sample, alpha="white")
-        return None if picture is None else encode(shrink(picture, side))
-
-    return thumbnail
 
 
 def _side(count: int, room: int) -> int:

@@ -1,0 +1,1 @@
+"""Pages as single HTML files: of a scan, of buckets, masks and manifests."""
