@@ -17,8 +17,7 @@ from prep.training.table import SETTINGS, spell
 from train.config.load import by_name
 from train.metadata import architecture_of, title_of, usual_size
 from train.models.adapters.readers import KINDS, unread_by_comfyui, unread_by_diffusers
-from train.models.families.registry import naming_of
-from train.models.naming import Naming
+from train.models.naming import Naming, naming_of
 from train.setup import Setup
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")

@@ -24,8 +24,7 @@ from train.metadata import checkpoint_metadata, result_metadata
 from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
-from train.models.families.registry import naming_of
-from train.models.naming import Naming
+from train.models.naming import Naming, naming_of
 from train.optim import ema, kept, optimizers, schedule
 from train.optim.ema import Average, Shadow
 from train.optim.loss_scale import SHAPES, LossScale

@@ -19,7 +19,7 @@ from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.configs import Configs
-from prep.models.denoiser import check_sizes, check_widths
+from prep.models.denoiser.fit import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs

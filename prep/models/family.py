@@ -1,17 +1,20 @@
 """The facts of a model family, as a record. `prep.models.families` has one module per family that fills it.
 
-Nothing outside of those modules, and those in `train.models.families`, knows a family by name.
+Nothing outside of those modules knows a family by name. B samples, C latent channels, h w latent cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from prep.geometry import Size
 from prep.models.configs import Configs
+from prep.models.denoiser.samplers import Solvers
+from prep.models.lora.kohya import Kohya, Rule
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these facts are read without torch, by prep --help and train check
     from torch import Tensor
 
 Class = tuple[str, str]  # library and class, as model_index.json names them
@@ -19,6 +22,7 @@ Dims = tuple[str, ...]
 Shape = tuple[int, ...]
 Prediction = Literal["epsilon", "v_prediction", "flow"]
 TextRow = Mapping[str, "Tensor"]  # name of an array → the array of one caption, without padding if rows are trimmed
+TextArrays = Mapping[str, "Tensor"]  # the arrays of several text rows, [B, …] each
 
 ATTENTION_MASK = "attention_mask"  # the array of trimmed rows that says which tokens are text (1) and which padding (0)
 TOKEN = "token"  # the dimension whose length depends on the caption in trimmed rows
@@ -57,9 +61,10 @@ class TextFacts:
     longest: int  # most tokens that a recipe may ask for
     shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]]  # of the longest row; reads only configs
     encode: Callable[[Any, Sequence[str], TextOptions, Any], Sequence[TextRow]]  # pipeline, captions, options, device
-    unconditional: Callable[[Any, TextOptions, Any], TextRow]  # the row that the pipeline uses without a prompt
     # How negative prompts are encoded, if the pipeline does it otherwise than captions.
     negative: Callable[[Any, Sequence[str], TextOptions, Any], Sequence[TextRow]] | None = None
+    # The row that the pipeline uses without a prompt; None: that of the negative prompt "".
+    without_prompt: Callable[[Any, TextOptions, Any], TextRow] | None = None
     pipeline_options: tuple[str, ...] = ()  # values of model_index.json that decide rows, so they are in the keys
     # What the pipeline reads of the denoiser's config to make rows; also in the keys.
     denoiser_config: Callable[[Configs], Mapping[str, int | str]] | None = None
@@ -77,6 +82,66 @@ class TextFacts:
         """The rows of captions, or of negative prompts."""
         encode = self.negative if negative and self.negative is not None else self.encode
         return encode(pipeline, texts, options, device)
+
+    def unconditional(self, pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+        """The row that the pipeline uses without a prompt."""
+        if self.without_prompt is not None:
+            return self.without_prompt(pipeline, options, device)
+        return self.encode_texts(pipeline, [""], options, device, negative=True)[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """What a denoiser is given besides the noisy latent and the time."""
+
+    text: TextArrays
+    sizes_B6: Tensor  # original height and width, top and left of the crop, height and width of the bucket, in pixels
+    schedule: Mapping[str, Any] = field(default_factory=dict)  # the scheduler's config; empty: that of published models
+    guidance_embedding: float | None = None  # the setting of that name; None: the family's usual number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompted:
+    """What a pipeline is given for one sample picture."""
+
+    positive: TextArrays  # of one row
+    negative: TextArrays
+    latent_1Chw: Tensor  # noise
+    size: Size  # of the picture, in pixels
+    guidance: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplePipeline:
+    """How a family's pipeline makes a sample picture of text rows."""
+
+    # Arguments of the pipeline's __call__: embeddings, latents as it expects them, guidance.
+    call: Callable[[Any, Prompted], Mapping[str, Any]]
+    unpack: Callable[[Any, Tensor, Size], Tensor]  # model, the pipeline's latents, size → latents [1, C, h, w]
+    sampler: str  # diffusers class of the scheduler
+    sampler_options: Mapping[str, Any] = field(default_factory=dict)  # overrides of the model's own scheduler config
+    solvers: Solvers = field(default_factory=dict)  # other schedulers that the pipeline of a flow works with
+    guidance: float  # usual guidance scale
+    vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
+    prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for pictures of this size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraLayers:
+    """The layers of a family's denoiser that a LoRA adapts, and what files call them."""
+
+    presets: Mapping[str, tuple[str, ...]]  # suffixes of layer names, by the value of lora.targets
+    kohya: Kohya | None  # kohya's names of tensors; None: not known, or nothing proves them
+    further: tuple[Rule, ...] = ()  # names of the authors' code that are read, but never written
+    original: Callable[[Iterable[str]], tuple[Rule, ...]] | None = None  # of a UNet: its authors' names, by its layers
+    in_comfyui: bool = True  # whether ComfyUI 0.29 reads diffusers' names of tensors, all or some
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The values of lora.format that the family has names for; first what "auto" means."""
+        if self.kohya is None:
+            return ("diffusers",)
+        return ("kohya", "diffusers") if self.kohya.usual else ("diffusers", "kohya")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +173,18 @@ class Family:
     longest_side: Callable[[Mapping[str, Any]], int | None] | None = None
     largest_area: Callable[[Mapping[str, Any]], int | None] | None = None
     upcasts_vae: bool = False  # whether its pipeline computes a VAE with `force_upcast` in float32, not in float16
+    # The prediction [B, C, h, w] of the denoiser for a noisy latent [B, C, h, w] at a time [B]: the timestep of a
+    # diffusion model, the sigma (0 to 1) of a flow. For a flow the prediction is that of noise - latent.
+    predict: Callable[[Any, Tensor, Tensor, Conditions], Tensor]
+    takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
+    # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.
+    shift: Callable[[int, Mapping[str, Any]], float] | None = None
     text: TextFacts
+    sampling: SamplePipeline
+    lora: LoraLayers
     # Of a published model, what `text.shapes` reads of its configs, by component ("": model_index.json); plans without
     # a model are made with it. None: no such plans.
     published: Mapping[str, Mapping[str, Any]] | None = None
-    lora_formats: tuple[str, ...] = ("diffusers",)  # of LoRA files, "auto" first; kohya: if its names are known
 
     @property
     def text_compute(self) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from prep.batching.policy import Shuffle, Underfill
+from prep.models.denoiser.samplers import SAMPLERS
 from prep.setting import line_check, setting
 from prep.training.checks import (
     PRESETS,
@@ -37,11 +38,6 @@ ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polyn
 AverageDevice = Literal["model", "cpu"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 _PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
-SAMPLERS = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "EulerDiscreteScheduler",
-            "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "DPMSolverMultistepScheduler",
-            "DPMSolverSinglestepScheduler", "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler",
-            "DEISMultistepScheduler", "UniPCMultistepScheduler", "LMSDiscreteScheduler", "DPMSolverSDEScheduler",
-            "SASolverScheduler", "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 STEPS = 2000  # when neither steps nor epochs are given
 
 

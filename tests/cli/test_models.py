@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
 from prep.report.terminal.models import describe, models_table
-from train.models.families.registry import DENOISERS
+from prep.training.schema import Lora
+from train.models.naming import naming_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,9 +69,13 @@ def test_json(prep, name):
 
 def test_what_is_told_of_lora_files_is_what_train_writes():
     for name, family in FAMILIES.items():
-        kohya = DENOISERS[name].kohya
-        written = ("diffusers",) if kohya is None else ("kohya", "diffusers") if kohya.usual else ("diffusers", "kohya")
-        assert family.lora_formats == written or not family.models, name
+        naming, told = naming_of(family), describe(family)["lora_formats"]
+        assert naming.format_of(Lora()) == told[0], name
+        if "kohya" in told:
+            assert {naming.format_of(Lora(format=one)) for one in ("kohya", "diffusers")} == set(told), name
+        else:
+            with pytest.raises(ConfigError, match="names are not known for this family"):
+                naming.format_of(Lora(format="kohya"))
 
 
 def test_every_family_has_its_own_names():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from prep.models.families.sd15 import PRESETS
 from train.models import lora
-from train.models.families.sd15 import PRESETS
 
 
 def ask(unet):

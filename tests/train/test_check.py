@@ -16,6 +16,8 @@ import torch
 from hub_caches import hub_cache
 
 from prep.errors import ConfigError, ModelError
+from prep.models.denoiser.levels import check_levels
+from prep.models.denoiser.samplers import DIFFUSION, LIBRARIES, RESCALED
 from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import digest_file
 from prep.training.schema import Lora
@@ -24,9 +26,7 @@ from train.check.requirements import check_device
 from train.config.load import parse
 from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
-from train.models.families.registry import DENOISERS, naming_of
-from train.models.levels import check_levels
-from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED
+from train.models.naming import naming_of
 from train.setup import RunRequest
 
 
@@ -497,7 +497,7 @@ def test_pictures_are_made_along_a_schedule_that_ends_in_noise_or_the_sampler_is
     levels, followed = noise_schedule(other_model, "v_prediction", zero_terminal_snr=not of_model), set()
     for name in (None, *(name for name in DIFFUSION if find_spec(LIBRARIES.get(name, "torch")))):
         found = faults(made, {**settings, "sample": {} if name is None else {"sampler": name}}, model=str(other_model))
-        scheduler = load_scheduler(getattr(diffusers, name or DENOISERS["sd15"].sampler), other_model,
+        scheduler = load_scheduler(getattr(diffusers, name or FAMILIES["sd15"].sampling.sampler), other_model,
                                    **rescaled(not of_model))
         alphas = scheduler.alphas_cumprod
         assert (found == ()) == torch.allclose(alphas, levels, rtol=1e-4, atol=1e-6), name

@@ -34,16 +34,16 @@ from prep.loader.index import open_index
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
+from prep.models.denoiser.samplers import samplers
 from prep.models.families.registry import FAMILIES
+from prep.models.family import Conditions
 from prep.training.schema import Sampling
 from train.check import check
 from train.config.load import parse
 from train.models import lora
 from train.models.denoiser import load, predict, scheduler_config
 from train.models.dropout import has_dropout
-from train.models.families.registry import DENOISERS, naming_of
-from train.models.family import Conditions
-from train.models.samplers import samplers
+from train.models.naming import naming_of
 from train.objectives.forward import forward, sample_losses
 from train.runs.checkpoint_files import save
 from train.runs.directory import claim_run, own_manifest, read_run
@@ -204,13 +204,13 @@ def pipe(made, case) -> Any:
 def pipeline_of(made: Path, case: Case) -> Any:
     with tiny_pipelines.known_warnings():
         pipe = tiny_pipelines.load(made.parent / "model")
-    calls = DENOISERS[case.family]
+    sampling = FAMILIES[case.family].sampling
     import diffusers
 
     config = dict(pipe.scheduler.config)
     if config.get("use_flow_sigmas"):
         config["shift"] = config["flow_shift"]  # SANA's solver along a flow has another name for it
-    pipe.scheduler = getattr(diffusers, calls.sampler).from_config(config, **calls.sampler_options)
+    pipe.scheduler = getattr(diffusers, sampling.sampler).from_config(config, **sampling.sampler_options)
     pipe.set_progress_bar_config(disable=True)
     if case.family == "hidream":
         pipe.default_sample_size = 8  # its pictures all have the area of a square of this size, in latent cells
@@ -264,7 +264,7 @@ def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, ours, pipe
     time = pipe.scheduler.sigmas[:1] if flow else pipe.scheduler.timesteps[:1]
     sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
     with watched(ours.model) as said, torch.no_grad(), tiny_pipelines.known_warnings():
-        ours.calls.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
+        ours.family.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
                            Conditions(text=text_of(rows, caption), sizes_B6=sizes))
     mine, usual = case.cut(said[0]), case.cut(asked[0])
     assert mine.keys() == usual.keys()
@@ -381,7 +381,7 @@ def test_samplers_of_other_schedules(case, made, shift, tmp_path):
         with pytest.raises(ValueError, match="mu"):  # no size is told to the usual scheduler, either
             from_prompt(scheduled(moved, case, FLOWS[0]), case, index, prompt, 3)
         return
-    taken = samplers(DENOISERS[case.family].solvers, json.loads(path.read_text()))
+    taken = samplers(FAMILIES[case.family].sampling.solvers, json.loads(path.read_text()))
     for sampler in FLOWS:
         pipe = scheduled(moved, case, sampler)
         if sampler in taken:
@@ -392,7 +392,7 @@ def test_samplers_of_other_schedules(case, made, shift, tmp_path):
 
 
 def test_a_time_that_runs_backwards_is_euler_s_alone():
-    assert samplers(DENOISERS["sd3"].solvers, {"invert_sigmas": True}) == FLOWS[:1]
+    assert samplers(FAMILIES["sd3"].sampling.solvers, {"invert_sigmas": True}) == FLOWS[:1]
 
 
 @pytest.mark.slow
@@ -471,7 +471,7 @@ def loss_by_hand(ours: Any, pipe: Any, model: Any, latent: torch.Tensor, batch: 
         pipe, [caption], options_for(ours), CPU)[0].items()}
     if ours.family.text.layout == "trimmed":
         fresh["attention_mask"] = torch.ones(1, next(iter(fresh.values())).shape[1], dtype=torch.uint8)
-    answer = ours.calls.predict(model, noisy, time, Conditions(text=fresh, sizes_B6=batch.sizes_B6[number:number + 1]))
+    answer = ours.family.predict(model, noisy, time, Conditions(text=fresh, sizes_B6=batch.sizes_B6[number:number + 1]))
     return functional.mse_loss(answer, target)
 
 
@@ -588,7 +588,7 @@ def test_the_pipeline_with_a_lora_file_draws_what_its_adapters_draw(case, made, 
     settings, naming, component = found.config.lora, naming_of(found.family), found.family.denoiser
     adapted, pipe, path = pipeline_of(made, case), pipeline_of(made, case), tmp_path / "lora.safetensors"
     plain = drawn(pipe)
-    weights = lora.attach(getattr(adapted, component), settings, 0, DENOISERS[case.family].presets)
+    weights = lora.attach(getattr(adapted, component), settings, 0, FAMILIES[case.family].lora.presets)
     stream = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in weights.values():
@@ -612,10 +612,10 @@ def test_the_pipeline_with_a_lora_file_draws_what_its_adapters_draw(case, made, 
 
 def test_a_run_in_names_that_diffusers_does_not_read(case, made, tmp_path):
     """Its file begins a new run with the same bits; the card says who reads it."""
-    kohya = DENOISERS[case.family].kohya
+    kohya = FAMILIES[case.family].lora.kohya
     if kohya is None or kohya.imported:
         pytest.skip("diffusers reads this family's names, or there are none")
-    targets = "kohya" if "kohya" in DENOISERS[case.family].presets else "all-linear"
+    targets = "kohya" if "kohya" in FAMILIES[case.family].lora.presets else "all-linear"
     settings = {"lora": {"rank": 2, "format": "kohya", "targets": targets}, "optimizer": {"lr": 0.05},
                 "sample": {"every": 0}, "validation": {"every": 0}}
     with tiny_pipelines.known_warnings():

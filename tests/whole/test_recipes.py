@@ -15,7 +15,6 @@ from prep.models.families.registry import FAMILIES
 from prep.parse import hub_id
 from prep.recipe.load import load_recipe
 from train.config.load import load_config
-from train.models.families.registry import DENOISERS
 
 FOLDER = Path(__file__).parents[2] / "manifests" / "recipes"
 WIDTH = 120
@@ -39,7 +38,7 @@ def test_a_recipe_is_of_its_family(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_settings_are_of_their_family(family):
     config = load_config(FOLDER / f"{family}.train.toml")
-    assert config.lora.targets in DENOISERS[family].presets
+    assert config.lora.targets in FAMILIES[family].lora.presets
     flow = FAMILIES[family].predictions == ("flow",)
     assert not (flow and config.loss.min_snr), "a flow has no such weighting"
 

@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "fs": (), "images": (), "captions": (), "buckets": (), "batching": (), "models": ("workers",), "demo": (),
     "workers": (),
     "cache": ("fs",), "sources": ("fs", "captions", "workers"),
-    "runs": ("fs", "images"), "training": ("batching",),
+    "runs": ("fs", "images"), "training": ("batching", "models"),
     "manifest": ("fs", "cache", "batching", "models"),
     "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers", "training"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),
@@ -79,8 +79,8 @@ TRAIN_FLOORS = (
 TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
                "prep.fs.paths", "prep.fs.remote.*", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.training.*", "prep.recipe.prompts", "prep.cli.*",
-               "prep.models.family",
-               "prep.models.denoiser", "prep.models.families.*", "prep.models.pipeline", "prep.models.files",
+               "prep.models.family", "prep.models.denoiser.*", "prep.models.families.*", "prep.models.lora.*",
+               "prep.models.pipeline", "prep.models.files",
                "prep.models.fingerprint", "prep.models.hub", "prep.models.loading", "prep.models.tensors",
                "prep.models.text.*", "prep.models.components", "prep.models.device.*",
                "prep.models.vae", "prep.models.weights", "prep.pages.*", "prep.runs.*", "prep.images.decode",
@@ -287,7 +287,7 @@ def test_functions_are_small():
 # Where an expression that Python's `re` looks for is made at run time, from what is trusted or only compiled.
 EXPRESSIONS = {
     "prep.images.formats.sniff": "patterns of its own table", "prep.recipe.prompts": "patterns of its own table",
-    "train.models.naming": "rules of the families", "train.models.adapters.spelling": "patterns of its own table",
+    "prep.models.lora.kohya": "rules of the families", "train.models.adapters.spelling": "patterns of its own table",
     "prep.sources.tar_paths": "made by fnmatch, which never backtracks",
     "prep.training.checks": "compiled, to say what is wrong; found by train.models.targets, with a limit of time",
 }

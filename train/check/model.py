@@ -10,7 +10,7 @@ from pathlib import Path
 from prep.errors import ModelError, Problem
 from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
-from prep.models.denoiser import check_sizes, check_widths
+from prep.models.denoiser.fit import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
@@ -20,8 +20,7 @@ from prep.training.schema import Config
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
 from train.models.base import base_fingerprints, remembered_digests
-from train.models.families.registry import DENOISERS, naming_of
-from train.models.naming import Naming, strengths_of
+from train.models.naming import Naming, naming_of, strengths_of
 from train.models.size_shift import size_shifts
 from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
@@ -55,7 +54,7 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     check_model_named(manifest, asked.model)
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
-    presets, naming, initial = DENOISERS[family.name].presets, naming_of(family), None
+    presets, naming, initial = family.lora.presets, naming_of(family), None
     trained: list[tuple[int, ...]] | None = None
     adapted: Shapes = {}
     base: Mapping[str, str] | None = None
@@ -97,7 +96,7 @@ def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...
     draws = config.timesteps
     if prediction_of(config, manifest) != "flow":
         draws = replace(draws, shift_by_size="none")
-    return size_shifts(draws, FAMILIES[manifest.family], DENOISERS[manifest.family],
+    return size_shifts(draws, FAMILIES[manifest.family],
                        read_config(model / "scheduler" / "scheduler_config.json"), manifest.buckets)
 
 

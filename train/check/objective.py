@@ -9,13 +9,12 @@ from pathlib import Path
 from prep.errors import CacheError, ConfigError
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
+from prep.models.denoiser.levels import check_levels
+from prep.models.denoiser.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers
 from prep.models.families.registry import FAMILIES
 from prep.models.files import read_config
 from prep.models.pipeline import weighted_files
 from prep.training.schema import Config
-from train.models.families.registry import DENOISERS
-from train.models.levels import check_levels
-from train.models.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers
 
 
 def prediction_of(config: Config, manifest: Manifest) -> str:
@@ -77,9 +76,8 @@ def check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
 def check_guidance(model: Path, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a guidance number that the denoiser does not take."""
     family = FAMILIES[manifest.family]
-    takes = DENOISERS[family.name].takes_guidance
     if config.guidance_embedding is not None and not (
-            takes and weighted_files(model, family.denoiser).config.get("guidance_embeds") is True):
+            family.takes_guidance and weighted_files(model, family.denoiser).config.get("guidance_embeds") is True):
         raise ConfigError(f"guidance_embedding is {config.guidance_embedding:g}, but the denoiser of {model} takes no "
                           "such number: its config has no guidance_embeds", hint="omit guidance_embedding")
 
@@ -90,7 +88,7 @@ def check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
     taken: Sequence[str] = DIFFUSION
     scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     if prediction_of(config, manifest) == "flow":
-        taken = samplers(DENOISERS[manifest.family].solvers, scheduler)
+        taken = samplers(FAMILIES[manifest.family].sampling.solvers, scheduler)
     elif config.zero_terminal_snr or scheduler.get("rescale_betas_zero_snr"):
         taken = RESCALED
     if config.sample.sampler in DIFFUSION and taken is RESCALED and config.sample.sampler not in RESCALED:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from prep.formatting import counted
 from prep.recipe.prompts import PromptSettings
 from prep.training.schema import Validation
-from train.models.families.registry import DENOISERS
 from train.setup import Setup
 
 TRAINED = 3  # passes
@@ -76,7 +75,7 @@ def _times(setup: Setup, every: int | str) -> int:
 
 def _pictures(setup: Setup, areas: list[int]) -> list[float]:
     """Passes times pixels of each picture that is drawn at a time."""
-    settings, calls = setup.config.sample, DENOISERS[setup.family.name]
+    settings, family = setup.config.sample, setup.family
     prompts = setup.manifest.document["prompts"]
     own = [PromptSettings.of_document(each.get("settings", {})) for each in prompts["samples"]]
     if not own and prompts["file"] is None:
@@ -85,8 +84,9 @@ def _pictures(setup: Setup, areas: list[int]) -> list[float]:
     usual = settings.size[0] * settings.size[1] if settings.size else areas[counts.index(max(counts))]
     found = []
     for one in own:
-        guidance = next(value for value in (one.guidance, settings.guidance, calls.guidance) if value is not None)
-        twice = guidance > 1 and not calls.takes_guidance
+        known = (one.guidance, settings.guidance, family.sampling.guidance)
+        guidance = next(value for value in known if value is not None)
+        twice = guidance > 1 and not family.takes_guidance
         area = one.width * one.height if one.width and one.height else usual
         found.append(float((one.steps or settings.steps) * (1 + twice) * area))
     return found

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
+from prep.models.lora.kohya import LayerSlice
 from prep.parse import Unparsed
 from prep.runs.documents import refused
 from train.merging.trained import another
 from train.models.adapters.stored import by_columns, check_shapes
-from train.models.naming import Naming, Place
+from train.models.naming import Naming
 from train.models.products import LOHA
 from train.models.targets import Shapes
 from train.runs.lora_file import LoraFile, open_lora, unfit
@@ -23,7 +24,7 @@ from train.runs.safetensors.reader import STORED, read_safetensors
 class Added:
     """What a LoRA adds to one weight: scale x up @ down, or another product."""
 
-    place: Place  # the weight's rows among those of the product
+    where: LayerSlice  # the weight's rows among those of the product
     parts: Mapping[str, Tensor]  # by kind: down and up, or those of LoHa or LoKr
     scale: float
     lengths: Tensor | None  # of DoRA, the length of each row of the sum, or column; else the sum is left as it is
@@ -56,10 +57,10 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
     for adapter in file.contents.adapters:
         parts = {kind: tensors[name] for kind, name in adapter.tensors.items() if kind not in ("alpha", "magnitude")}
         lengths = adapter.tensors.get("magnitude")
-        for place, layer in adapter.parts:
-            found[layer] = Added(place=place, parts=parts, scale=scales[adapter.name],
+        for where, layer in adapter.parts:
+            found[layer] = Added(where=where, parts=parts, scale=scales[adapter.name],
                                  lengths=None if lengths is None else tensors[lengths],
-                                 columns=lengths is not None and place.of == 1 and by_columns(
+                                 columns=lengths is not None and where.of == 1 and by_columns(
                                      lengths, file.shapes[lengths], layers[layer]))
     return Read(file=file, added=found)
 
@@ -83,11 +84,11 @@ def changed(value: Tensor, part: Added, strength: float) -> Tensor:
 
 def _rows(part: Added, whole: Tensor, value: Tensor) -> Tensor:
     """The rows of a weight among those of a whole file's layer, in the weight's order."""
-    place = part.place
-    unit = len(whole) // place.of
-    if place.exchanges(len(whole), value.shape[1]):
+    where = part.where
+    unit = len(whole) // where.of
+    if where.exchanges(len(whole), value.shape[1]):
         return whole.roll(len(whole) // 2, 0)
-    return whole[place.first * unit : (place.first + place.count) * unit]
+    return whole[where.first * unit : (where.first + where.count) * unit]
 
 
 def _product(given: Mapping[str, Tensor]) -> Tensor:

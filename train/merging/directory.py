@@ -36,7 +36,7 @@ from train.merging.card import CARD, Merger, card
 from train.merging.trained import another, family_of_run, find_lora, find_trained
 from train.metadata import table_in
 from train.models.base import base_fingerprints
-from train.models.families.registry import naming_of
+from train.models.naming import naming_of
 from train.models.targets import layers_of
 from train.runs.checkpoint import open_weights, recorded_digest
 from train.runs.checkpoint_files import Part, write_part

@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from prep.errors import ModelError, first_line
 from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
 from prep.models.components import class_of
+from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
-from prep.models.family import ATTENTION_MASK, Family
+from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN, read_config
 from prep.models.loading import load_model
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.training.schema import Config
 from train.models import lora
-from train.models.families.registry import DENOISERS
-from train.models.family import GUIDANCE, Conditions, DenoiserFamily
-from train.models.levels import check_timesteps
 from train.models.quantized import quantize
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
@@ -40,7 +38,7 @@ class Denoiser:
     levels: Tensor  # [timesteps] on the device: cumulative products of alphas; of a flow, sigmas
     prediction: str  # epsilon | v_prediction | flow
     zero_terminal_snr: bool  # whether the schedule of a diffusion model was rescaled to end in pure noise
-    guidance: float  # given to a model that takes such a number
+    guidance_embedding: float | None  # the setting of that name
     schedule: Mapping[str, Any]  # the scheduler's config, of a flow; else empty
     parameters: Mapping[str, nn.Parameter]  # the trained parameters, float32; empty if `adapt` is false
     weights: Mapping[str, nn.Parameter]  # those that a file of weights holds: with full fine-tuning also frozen ones
@@ -51,11 +49,6 @@ class Denoiser:
     def timesteps(self) -> int:
         """Number of timesteps of the noise schedule."""
         return len(self.levels)
-
-    @property
-    def calls(self) -> DenoiserFamily:
-        """How the model is called."""
-        return DENOISERS[self.family.name]
 
 
 def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
@@ -83,7 +76,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
         module_to_device(denoiser, torch.device("cpu"), dtype).requires_grad_(False)
         quantize(denoiser, config.quantization)
         if adapt:
-            trained = set(lora.attach(denoiser, config.lora, config.seed, DENOISERS[facts.name].presets))
+            trained = set(lora.attach(denoiser, config.lora, config.seed, facts.lora.presets))
     if config.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
     place(denoiser, device)
@@ -94,7 +87,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     denoiser.train(adapt)
     return Denoiser(model=denoiser, family=facts, levels=to_device(levels, device), prediction=prediction,
                     zero_terminal_snr=config.zero_terminal_snr, schedule=schedule, device=device, dtype=dtype,
-                    guidance=GUIDANCE if config.guidance_embedding is None else config.guidance_embedding,
+                    guidance_embedding=config.guidance_embedding,
                     parameters={name: value for name, value in denoiser.named_parameters() if name in trained},
                     weights={name: value for name, value in denoiser.named_parameters()
                              if whole or lora.is_stored(name)})
@@ -105,9 +98,9 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: 
     time_B = denoiser.levels[timestep_B] if denoiser.prediction == "flow" else timestep_B
     text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype) for name, array in given.text.items()}
     with autocast(denoiser.device, denoiser.dtype):
-        return denoiser.calls.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
+        return denoiser.family.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
                                       Conditions(text=text, sizes_B6=given.sizes_B6, schedule=denoiser.schedule,
-                                                 guidance=denoiser.guidance))
+                                                 guidance_embedding=denoiser.guidance_embedding))
 
 
 @contextmanager

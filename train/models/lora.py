@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from prep.batching.rng import draw_key
 from prep.errors import ConfigError
 from prep.loader.device import to_device
+from prep.models.lora.kohya import LayerSlice
 from prep.training.schema import Lora
 from train.models.adapters.stored import contents_of, table_of
-from train.models.naming import Naming, Place, ends_of, in_file_order
+from train.models.naming import Naming, ends_of, in_file_order
 from train.models.principal import principal_part
 from train.models.products import PRODUCTS, product_alpha, scaled_alpha
 from train.models.targets import Adapter, Presets, Shapes, adapter_of, endings, require_directions, targeted
@@ -168,14 +169,14 @@ def pack(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming) -> dict[s
     if lora.kind != "lora":
         return _pack_products(parameters, lora, naming)
     for name, parts in _grouped(parameters, layout, naming).items():
-        matrices = [_ordered(place, _whole({kind: parameters[named].detach() for kind, named in part.items()}))
-                    for place, part in parts]
+        matrices = [_ordered(where, _whole({kind: parameters[named].detach() for kind, named in part.items()}))
+                    for where, part in parts]
         tensors[name + ends["down"]] = matrices[0]["down"] if len(parts) == 1 else torch.cat(
             [matrix["down"] for matrix in matrices])
         if layout == "kohya":
             alpha = adapters[_split(parts[0][1]["down"])[0]].alpha  # that of all parts
             tensors[name + ends["alpha"]] = torch.tensor(alpha * _times(lora) * len(parts))
-        tensors[name + ends["up"]] = _fuse_up([(place, matrix["up"]) for (place, _), matrix
+        tensors[name + ends["up"]] = _fuse_up([(where, matrix["up"]) for (where, _), matrix
                                                in zip(parts, matrices, strict=True)])
         if lora.dora:
             tensors[name + ends["magnitude"]] = _lengths(layout, matrices)
@@ -186,11 +187,11 @@ def _pack_products(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming)
     """The tensors of LoHa and LoKr under LyCORIS' names, with the alpha of each layer."""
     tensors: dict[str, Tensor] = {}
     for module, parts in _products(parameters).items():
-        place = naming.place(module, "kohya")
-        assert place is not None, "require has looked"
-        tensors |= {f"{place.name}.{kind}": parameters[name].detach() for kind, name in parts.items()}
+        where = naming.slice_of(module, "kohya")
+        assert where is not None, "require has looked"
+        tensors |= {f"{where.name}.{kind}": parameters[name].detach() for kind, name in parts.items()}
         rank = next((parameters[name].shape[0] for kind, name in parts.items() if kind.endswith("_b")), lora.rank)
-        tensors[f"{place.name}.alpha"] = torch.tensor(float(rank) if "lokr_w2" in parts else scaled_alpha(rank, lora))
+        tensors[f"{where.name}.alpha"] = torch.tensor(float(rank) if "lokr_w2" in parts else scaled_alpha(rank, lora))
     return tensors
 
 
@@ -212,9 +213,9 @@ def _whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
             "up": torch.cat([parts["up"], parts["first_up"]], dim=1)}
 
 
-def _ordered(place: Place, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+def _ordered(where: LayerSlice, parts: dict[str, Tensor]) -> dict[str, Tensor]:
     """An adapter with its rows in the order of the file."""
-    return {kind: value if kind == "down" else in_file_order(place, parts["up"], parts["down"], value)
+    return {kind: value if kind == "down" else in_file_order(where, parts["up"], parts["down"], value)
             for kind, value in parts.items()}
 
 
@@ -240,57 +241,57 @@ def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], nami
     found: dict[str, Tensor] = {}
     for adapter in contents_of(tensors, table_of(modules, naming.knowing(modules))).adapters:
         values = {kind: tensors[name] for kind, name in adapter.tensors.items()}
-        for number, (place, module) in enumerate(adapter.parts):
+        for number, (where, module) in enumerate(adapter.parts):
             part = modules[module]
-            mine = values if adapter.kind != "lora" else _own(values, place, number, part, parameters)
+            mine = values if adapter.kind != "lora" else _own(values, where, number, part, parameters)
             found |= {part[kind]: value.reshape(parameters[part[kind]].shape) for kind, value in mine.items()
                       if kind in part}
     return found
 
 
-def _own(values: Mapping[str, Tensor], place: Place, number: int, part: Mapping[str, str],
+def _own(values: Mapping[str, Tensor], where: LayerSlice, number: int, part: Mapping[str, str],
          parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """One layer's part of an adapter in a file, by kind: the layer is the `number`th that has one there."""
     down, up = values["down"], values["up"]
     trained = len(parameters[part["down"]])
     rank = 2 * trained if "first_down" in part else trained
     own = slice(None) if len(down) == rank else slice(number * rank, (number + 1) * rank)  # or shared
-    unit = len(up) // place.of
-    rows = slice(place.first * unit, (place.first + place.count) * unit)
-    mine = in_file_order(place, up, down, up)[rows, own]
+    unit = len(up) // where.of
+    rows = slice(where.first * unit, (where.first + where.count) * unit)
+    mine = in_file_order(where, up, down, up)[rows, own]
     found = {"down": down[own][:trained], "up": mine[:, :trained],
              "first_down": down[own][trained:], "first_up": mine[:, trained:]}
     if "magnitude" in values:
-        found["magnitude"] = in_file_order(place, up, down, values["magnitude"].reshape(-1))[rows]
+        found["magnitude"] = in_file_order(where, up, down, values["magnitude"].reshape(-1))[rows]
     return found
 
 
-_Parts = list[tuple[Place, dict[str, str]]]  # place, and the names of the parameters by kind
+_Parts = list[tuple[LayerSlice, dict[str, str]]]  # slice, and the names of the parameters by kind
 
 
 def _grouped(parameters: Iterable[str], layout: str, naming: Naming) -> dict[str, _Parts]:
     """The parameters that the layout has names for, by their layer in the file: its parts in the order of the rows."""
     found: dict[str, dict[str, dict[str, str]]] = {}
-    places: dict[str, Place] = {}
+    slices: dict[str, LayerSlice] = {}
     for name in parameters:
         module, end = _split(name)
-        place = naming.place(module, layout)
-        if place is not None and end not in PRODUCTS:
-            places[module] = place
-            found.setdefault(place.name, {}).setdefault(module, {})[end] = name
-    return {name: sorted(((places[module], part) for module, part in parts.items()), key=lambda each: each[0].first)
+        where = naming.slice_of(module, layout)
+        if where is not None and end not in PRODUCTS:
+            slices[module] = where
+            found.setdefault(where.name, {}).setdefault(module, {})[end] = name
+    return {name: sorted(((slices[module], part) for module, part in parts.items()), key=lambda each: each[0].first)
             for name, parts in found.items()}
 
 
-def _fuse_up(parts: list[tuple[Place, Tensor]]) -> Tensor:
+def _fuse_up(parts: list[tuple[LayerSlice, Tensor]]) -> Tensor:
     """The `up` matrices along the diagonal, each at the rows of its layer; rows without an adapter are 0."""
-    place, first = parts[0]
-    if place.of == 1:
+    where, first = parts[0]
+    if where.of == 1:
         return first
-    unit, column = len(first) // place.count, 0
-    whole = first.new_zeros(unit * place.of, sum(up.shape[1] for _, up in parts))
-    for place, up in parts:
-        whole[place.first * unit : (place.first + place.count) * unit, column : column + up.shape[1]] = up
+    unit, column = len(first) // where.count, 0
+    whole = first.new_zeros(unit * where.of, sum(up.shape[1] for _, up in parts))
+    for where, up in parts:
+        whole[where.first * unit : (where.first + where.count) * unit, column : column + up.shape[1]] = up
         column += up.shape[1]
     return whole
 

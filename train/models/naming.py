@@ -30,6 +30,8 @@ from math import isclose
 from typing import TYPE_CHECKING
 
 from prep.errors import ConfigError
+from prep.models.family import Family
+from prep.models.lora.kohya import UNET, Kohya, LayerSlice, Rule
 from prep.training.schema import Lora
 from train.config.load import own_alphas
 from train.models.targets import Shapes, adapter_of
@@ -39,76 +41,6 @@ if TYPE_CHECKING:  # train check reads names, and imports no torch
 
 _KOHYA = {"down": ".lora_down.weight", "up": ".lora_up.weight", "alpha": ".alpha", "magnitude": ".dora_scale"}
 _DIFFUSERS = {"down": ".lora_A.weight", "up": ".lora_B.weight", "magnitude": ".lora_magnitude_vector"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Where a layer is in a file: its rows among those of the file's layer, in parts of the whole."""
-
-    name: str  # of the file's layer, without a suffix
-    first: int = 0
-    count: int = 1
-    of: int = 1
-    halved: bool = False  # whether the file has the halves of the rows exchanged, if the layer has two a column
-
-    def exchanges(self, rows: int, columns: int) -> bool:
-        """Whether the halves of this layer's rows are exchanged in the file."""
-        return self.halved and rows == 2 * columns
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """Layers of diffusers and their name in the authors' code."""
-
-    layer: str  # a regular expression of the whole name
-    name: str  # its groups filled in; "": the layer's own name
-    first: int = 0
-    count: int = 1
-    of: int = 1
-    halved: bool = False
-
-
-def fused(block: str, layers: str, name: str, parts: tuple[int, ...] = ()) -> tuple[Rule, ...]:
-    """Rules for `layers` of a block that are one layer in the file; `parts`: their shares of its rows, by default
-    equal."""
-    names = layers.split()
-    shares = parts or (1,) * len(names)
-    return tuple(Rule(layer=rf"{block}\.{re.escape(layer)}", name=name, first=sum(shares[:number]),
-                      count=shares[number], of=sum(shares)) for number, layer in enumerate(names))
-
-
-def renamed(block: str, names: str) -> tuple[Rule, ...]:
-    """Rules for `layer=name` pairs of a block."""
-    pairs = (pair.split("=") for pair in names.split())
-    return tuple(Rule(layer=rf"{block}\.{re.escape(layer)}", name=name) for layer, name in pairs)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kohya:
-    """kohya's names for a family of models."""
-
-    usual: bool = False  # whether `lora.format = "auto"` means these
-    rules: tuple[Rule, ...] = (Rule(layer=".+", name=""),)
-    module: str = "networks.lora"  # ss_network_module
-    imported: bool = True  # whether `load_lora_weights` of diffusers reads them, too
-    counted: bool = False  # whether the rules are those of `Naming.original`
-
-    def place(self, layer: str) -> Place | None:
-        """The place of a layer in the file; `None` if the names have none for it."""
-        found = placed(self.rules, layer)
-        return None if found is None else replace(found, name=f"lora_unet_{found.name.replace('.', '_')}")
-
-
-def placed(rules: Iterable[Rule], layer: str) -> Place | None:
-    """The place of a layer by the first rule that is for it, under the authors' name; `None`: there is none."""
-    for rule in rules:
-        if found := re.fullmatch(rule.layer, layer):
-            return Place(name=rule.name.format(*found.groups()) or layer, first=rule.first, count=rule.count,
-                         of=rule.of, halved=rule.halved)
-    return None
-
-
-UNET = Kohya(usual=True)
 _EARLIER = re.compile("lora_unet_(down|mid|up)_block")  # of SDXL
 
 
@@ -166,24 +98,24 @@ class Naming:
         """Raises `ConfigError` if `lora.format` has no name for one of `layers`, or one for layers of different ranks,
         or with DoRA one for layers of which some have no adapter: their rows have no length in the file."""
         seen: dict[str, str] = {}
-        rows: dict[str, list[Place]] = {}
+        rows: dict[str, list[LayerSlice]] = {}
         for layer in layers if self.format_of(lora) == "kohya" else ():
-            place = self.place(layer, "kohya")
-            if place is None:
+            where = self.slice_of(layer, "kohya")
+            if where is None:
                 raise ConfigError(f"lora.format is 'kohya', but kohya's names have none for the layer '{layer}'",
                                   hint="--set lora.format=diffusers" if lora.kind == "lora" else
                                   "list other layers in lora.targets, or --set lora.kind=lora")
-            if lora.kind != "lora" and place.of > 1:
+            if lora.kind != "lora" and where.of > 1:
                 raise ConfigError(f"lora.kind is '{lora.kind}', but in kohya's names '{layer}' is a part of the layer "
-                                  f"'{place.name}', which has to be adapted as a whole",
+                                  f"'{where.name}', which has to be adapted as a whole",
                                   hint="list other layers in lora.targets, or --set lora.kind=lora")
-            rows.setdefault(place.name, []).append(place)
-            other = seen.setdefault(place.name, layer)
+            rows.setdefault(where.name, []).append(where)
+            other = seen.setdefault(where.name, layer)
             if other != layer and adapter_of(lora, other, ()).rank != adapter_of(lora, layer, ()).rank:
                 raise ConfigError(f"lora.format is 'kohya', whose names have one for '{other}' and '{layer}', but "
                                   "lora.layers gives them other ranks", hint="--set lora.format=diffusers")
-        for name, places in rows.items() if lora.dora else ():
-            if sum(place.count for place in places) < places[0].of:
+        for name, slices in rows.items() if lora.dora else ():
+            if sum(where.count for where in slices) < slices[0].of:
                 raise ConfigError(f"lora.dora is on and lora.format is 'kohya', whose names have one for "
                                   f"'{seen[name]}' and layers without an adapter", hint="--set lora.format=diffusers, "
                                   "or --set lora.targets=all-linear")
@@ -193,14 +125,14 @@ class Naming:
         shares of the rows than the published models', and LoHa or LoKr of rows whose halves are exchanged."""
         units: dict[str, tuple[str, float]] = {}
         for layer, shape in shapes.items() if self.format_of(lora) == "kohya" else ():
-            place = self.place(layer, "kohya")
-            if place is None:
+            where = self.slice_of(layer, "kohya")
+            if where is None:
                 continue
-            if lora.kind != "lora" and place.exchanges(shape[0], shape[1]):
+            if lora.kind != "lora" and where.exchanges(shape[0], shape[1]):
                 raise ConfigError(f"lora.kind is '{lora.kind}', but in kohya's names '{layer}' has the halves of its "
                                   "rows exchanged", hint="list other layers in lora.targets, or --set lora.kind=lora")
-            other, unit = units.setdefault(place.name, (layer, shape[0] / place.count))
-            if unit != shape[0] / place.count:
+            other, unit = units.setdefault(where.name, (layer, shape[0] / where.count))
+            if unit != shape[0] / where.count:
                 raise ConfigError(f"lora.format is 'kohya', whose names have one for '{other}' and '{layer}', but "
                                   "their rows are not in the proportion of the published models'",
                                   hint="--set lora.format=diffusers")
@@ -231,11 +163,20 @@ class Naming:
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
             return float(rank)
 
-    def place(self, layer: str, layout: str) -> Place | None:
-        """The place of a layer in a file of this layout; `None` if the layout has none for it."""
+    def slice_of(self, layer: str, layout: str) -> LayerSlice | None:
+        """The slice that a layer is in a file of this layout; `None` if the layout has none for it."""
         if layout == "diffusers":
-            return Place(name=f"{self.component}.{layer}")
-        return None if self.kohya is None else self.kohya.place(layer)
+            return LayerSlice(name=f"{self.component}.{layer}")
+        return None if self.kohya is None else self.kohya.slice_of(layer)
+
+
+def naming_of(family: Family, layers: Iterable[str] | None = None) -> Naming:
+    """How tensors of the family's LoRA files are named; `layers`: of the denoiser, which decide a UNet's names. Without
+    these, an adapter's own layers do."""
+    lora = family.lora
+    found = Naming(component=family.denoiser, kohya=lora.kohya, in_comfyui=lora.in_comfyui, further=lora.further,
+                   original=lora.original)
+    return found if layers is None else found.knowing(layers)
 
 
 def strengths_of(lora: Lora, shapes: Shapes) -> tuple[float, ...]:
@@ -244,9 +185,9 @@ def strengths_of(lora: Lora, shapes: Shapes) -> tuple[float, ...]:
     return tuple(sorted({adapter.alpha / adapter.rank for adapter in adapters}))
 
 
-def in_file_order(place: Place, up: Tensor, down: Tensor, rows: Tensor) -> Tensor:
+def in_file_order(where: LayerSlice, up: Tensor, down: Tensor, rows: Tensor) -> Tensor:
     """`rows`, one for each of `up`, in the file's order if they are in that of the layer, and the other way round."""
-    return rows.roll(len(rows) // 2, 0) if place.exchanges(len(up), down.shape[1]) else rows
+    return rows.roll(len(rows) // 2, 0) if where.exchanges(len(up), down.shape[1]) else rows
 
 
 def ends_of(layout: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ from prep.loader.timesteps import Timesteps
 from prep.models.family import Family
 from prep.models.files import FETCH_AGAIN
 from prep.training.schema import TimestepDraws
-from train.models.family import DenoiserFamily
 
 
 def flux_shift(tokens: int, schedule: Mapping[str, Any]) -> float:
@@ -34,7 +33,7 @@ def chances_by_bucket(settings: TimestepDraws, shifts: Sequence[float]) -> list[
             for more in shifts]
 
 
-def size_shifts(settings: TimestepDraws, family: Family, calls: DenoiserFamily, schedule: Mapping[str, Any],
+def size_shifts(settings: TimestepDraws, family: Family, schedule: Mapping[str, Any],
                 sizes: Sequence[Size]) -> tuple[float, ...]:
     """The further shift for each of `sizes`, in pixels; `schedule` is the scheduler's config.
 
@@ -48,7 +47,7 @@ def size_shifts(settings: TimestepDraws, family: Family, calls: DenoiserFamily, 
         raise ConfigError("timesteps.shift_by_size is 'schedule', but the model's scheduler config has the same shift "
                           "for every size, which training always has",
                           hint="--set timesteps.shift_by_size=none, or area")
-    rule, side = calls.shift or flux_shift, family.factor * family.patch
+    rule, side = family.shift or flux_shift, family.factor * family.patch
     try:
         found = tuple(rule((width // side) * (height // side), schedule) for width, height in sizes)
     except (TypeError, ValueError, ArithmeticError):

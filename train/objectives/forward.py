@@ -9,9 +9,9 @@ from torch import Tensor
 
 from prep.loader.batches import Batch
 from prep.loader.latents import Latents
+from prep.models.family import Conditions
 from prep.training.schema import Loss
 from train.models.denoiser import Denoiser, predict
-from train.models.family import Conditions
 from train.objectives import loss
 
 

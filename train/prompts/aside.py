@@ -18,9 +18,9 @@ from prep.formatting import printable
 from prep.fs.atomic import make_dirs, remove, write_atomic
 from prep.loader.index import Index
 from prep.manifest.consistency import is_shape_of
+from prep.models.family import TextArrays
 from prep.parse import Unparsed
 from prep.runtime import main_of, python
-from train.models.family import TextArrays
 from train.runs.safetensors.reader import read_safetensors
 from train.setup import Setup
 

@@ -14,7 +14,6 @@ from prep.loader.identity import changes
 from prep.training.schema import Config
 from prep.training.table import SETTINGS
 from train.config.load import as_table, parse
-from train.models.families.registry import DENOISERS
 from train.models.targets import Adapter, adapter_of, layers_of, read_weights, targeted
 from train.optim.optimizers import TABLE
 from train.runs.checkpoint import MEANING, MEANINGS, State, find_checkpoint, read_state, way_out
@@ -118,7 +117,7 @@ def _layers_need(before: Config, setup: Setup) -> _Needs:
     if setup.config.method != "lora" or before.method != "lora":
         return "free"
     layers = layers_of(read_weights(setup.model, setup.family))
-    named = targeted(layers, setup.config.lora, DENOISERS[setup.family.name].presets)
+    named = targeted(layers, setup.config.lora, setup.family.lora.presets)
     old, new = ([adapter_of(lora, name, layers[name][2:]) for name in named]
                 for lora in (before.lora, replace(before.lora, layers=setup.config.lora.layers)))
     if [one.rank for one in old] != [one.rank for one in new]:

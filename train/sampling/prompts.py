@@ -22,8 +22,8 @@ from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
 from prep.manifest.document import Manifest
+from prep.models.family import TextArrays
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
-from train.models.family import TextArrays
 
 WARNINGS = 20  # for single prompts; the rest are counted
 MOST_CAPTIONS = 4  # used as prompts

@@ -26,14 +26,13 @@ from prep.loader.device import autocast, module_to_device, to_device, to_host
 from prep.loader.index import Index
 from prep.loader.latents import Latents, latents_of
 from prep.loader.rows import Rows
-from prep.models.family import ATTENTION_MASK
+from prep.models.denoiser.samplers import diffusion_options, flow_options, require_steps
+from prep.models.family import ATTENTION_MASK, Prompted, TextArrays
 from prep.models.loading import quiet_libraries
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from prep.training.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled, scheduler_config
-from train.models.family import Prompted, TextArrays
-from train.models.samplers import diffusion_options, flow_options, require_steps
 from train.sampling.prompts import PromptRows
 
 
@@ -68,9 +67,9 @@ def _whole(denoiser: Denoiser, size: Size) -> Size:
 
 def _pipeline(denoiser: Denoiser, model: Path, sampler: str | None) -> Any:
     """The family's own pipeline around the denoiser, without text encoders and VAE, with the scheduler `sampler`."""
-    calls = denoiser.calls
+    sampling = denoiser.family.sampling
     if sampler is None:
-        options = dict(calls.sampler_options)
+        options = dict(sampling.sampler_options)
     elif denoiser.prediction == "flow":
         options = flow_options(sampler, scheduler_config(model))
     else:
@@ -79,10 +78,10 @@ def _pipeline(denoiser: Denoiser, model: Path, sampler: str | None) -> Any:
         options["prediction_type"] = denoiser.prediction
     if denoiser.zero_terminal_snr:  # sampling begins at the last timestep, which is learned (Lin et al. 2024, 3.3)
         options |= {**rescaled(True), "timestep_spacing": "trailing"}
-    scheduler = load_scheduler(getattr(diffusers, sampler or calls.sampler), model, **options)
+    scheduler = load_scheduler(getattr(diffusers, sampler or sampling.sampler), model, **options)
     pipeline = assemble(model, denoiser.family, {denoiser.family.denoiser: denoiser.model, "scheduler": scheduler})
-    if calls.vae is not None:
-        pipeline.vae = calls.vae(denoiser.model)
+    if sampling.vae is not None:
+        pipeline.vae = sampling.vae(denoiser.model)
     return pipeline
 
 
@@ -102,22 +101,22 @@ def usual_size(index: Index) -> Size:
 def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, size: Size,
              settings: Sampling) -> Tensor:
     """The sampled latent `[1, C, h, w]`, by the pipeline's own loop."""
-    family, calls = denoiser.family, denoiser.calls
+    family, sampling = denoiser.family, denoiser.family.sampling
     shape = (family.latent_channels, size[1] // family.factor, size[0] // family.factor)
     noise = to_device(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
     given = Prompted(positive=_text(rows, prompt.positive, denoiser), negative=_text(rows, prompt.negative, denoiser),
                      latent_1Chw=noise, size=size,
-                     guidance=calls.guidance if settings.guidance is None else settings.guidance)
-    if calls.prepare is not None:
-        calls.prepare(pipeline, size)
+                     guidance=sampling.guidance if settings.guidance is None else settings.guidance)
+    if sampling.prepare is not None:
+        sampling.prepare(pipeline, size)
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
     with autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
-        made = pipeline(**calls.call(denoiser.model, given), width=size[0], height=size[1],
+        made = pipeline(**sampling.call(denoiser.model, given), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False,
                         generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
-    return calls.unpack(denoiser.model, made.float(), size)
+    return sampling.unpack(denoiser.model, made.float(), size)
 
 
 def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArrays:

@@ -18,11 +18,10 @@ from prep.loader.index import Index
 from prep.loader.rows import DTYPES
 from prep.manifest.consistency import is_shape_of
 from prep.models.families.registry import FAMILIES
-from prep.models.family import options_of
+from prep.models.family import TextArrays, options_of
 from prep.models.loading import quiet_libraries
 from prep.models.text.encoder import TextEncoder
 from prep.recipe.prompts import Prompt
-from train.models.family import TextArrays
 from train.sampling.prompts import PromptRows
 
 

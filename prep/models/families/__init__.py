@@ -1,1 +1,1 @@
-"""One module per model family: its facts, and how its pipeline encodes text."""
+"""One module per model family: facts, text, the call of its denoiser, sample pictures, and names of LoRA layers."""

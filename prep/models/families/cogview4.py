@@ -4,16 +4,36 @@ Sources: `CogView4Pipeline` in diffusers 0.42, whose `encode_prompt` pads the lo
 a multiple of 16 tokens, and the others to the same length. Neither GLM nor the transformer masks this padding, so a row
 depends on the captions beside it: each is encoded alone, as for one picture. 1024 tokens are the pipeline's default;
 the transformer takes patches of 2 × 2 latent cells. The VAE of THUDM/CogView4-6B has a scaling factor of 1.
+
+The transformer is told sizes, crops and a time. The pipeline shifts the noise of each step by the picture's size, but
+tells the transformer the time before that shift; so do its authors in training (THUDM/CogKit, get_sigmas and
+get_timestep of the CogView4 trainer).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
-from prep.models.families import flux
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.denoiser import padding
+from prep.models.denoiser.samplers import EULER
+from prep.models.families import flux, sd15
+from prep.models.family import (
+    Conditions,
+    Family,
+    LoraLayers,
+    Prompted,
+    SamplePipeline,
+    Shape,
+    TextFacts,
+    TextOptions,
+    TextRow,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MULTIPLE = 16  # of tokens
 
@@ -30,13 +50,66 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden_1LD[0]} for hidden_1LD in rows]
 
 
-def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
-    """The pipeline's own negative: the encoding of ""."""
-    return encode(pipeline, [""], options, device)[0]
-
-
 TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=1024, longest=1024,
-                 shapes=shapes, encode=encode, unconditional=unconditional)
+                 shapes=shapes, encode=encode)
+
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+# Of the published model's scheduler, and defaults of the pipeline.
+SCHEDULE: Mapping[str, Any] = {"use_dynamic_shifting": True, "time_shift_type": "linear", "base_image_seq_len": 256,
+                               "base_shift": 0.25, "max_shift": 0.75}
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity. The texts of each length have a call of their own: padding would be attended."""
+    height, width = noised_BChw.shape[-2:]
+    time_B, sizes_B6 = 1000 * unshifted(sigma_B, shift_of(height // 2 * (width // 2), given.schedule)), given.sizes_B6
+
+    def answer(numbers: list[int], hidden_GLD: Tensor) -> Tensor:
+        velocity_GChw: Tensor = transformer(
+            noised_BChw[numbers], encoder_hidden_states=hidden_GLD, timestep=time_B[numbers],
+            original_size=sizes_B6[numbers, :2], crop_coords=sizes_B6[numbers, 2:4],
+            target_size=sizes_B6[numbers, 4:], return_dict=False)[0]
+        return velocity_GChw
+
+    return padding.by_length(given.text, "hidden", answer)
+
+
+def shift_of(patches: int, schedule: Mapping[str, Any]) -> float:
+    """The shift for a picture of so many patches: it grows with their square root, as in the pipeline's
+    `calculate_shift`, unless the scheduler's config has one for all sizes.
+    """
+    known = {**SCHEDULE, **schedule}
+    if not known["use_dynamic_shifting"]:
+        return float(known["shift"])
+    shift: float = known["base_shift"] + known["max_shift"] * math.sqrt(patches / known["base_image_seq_len"])
+    return shift if known["time_shift_type"] == "linear" else math.exp(shift)
+
+
+def unshifted(sigma_B: Tensor, shift: float) -> Tensor:
+    """The time, 0 to 1, that is shifted to sigma = shift / (shift + 1 / time - 1)."""
+    time_B: Tensor = sigma_B / (sigma_B + shift * (1 - sigma_B))
+    return time_B
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `CogView4Pipeline.__call__`; its sizes are those of the picture."""
+    positive_1LD, negative_1LD = (padding.cut(text, "hidden")[0] for text in (prompted.positive, prompted.negative))
+    return {"prompt_embeds": positive_1LD, "negative_prompt_embeds": negative_1LD,
+            "latents": prompted.latent_1Chw, "guidance_scale": prompted.guidance}
+
+
+SAMPLING = SamplePipeline(call=call, unpack=sd15.unpack, sampler=EULER, guidance=5.0)
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+LORA = LoraLayers(presets=sd15.PRESETS, kohya=None, in_comfyui=False)  # layers are named as the UNet's
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
 COMPONENTS = {
     "text_encoder": (("transformers", "GlmModel"), ("transformers", "GlmForCausalLM")),
     # The second is what transformers 5 calls the first.
@@ -48,5 +121,6 @@ FAMILY = Family(
     name="cogview4", models=("CogView4",), pipelines=("CogView4Pipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="1", shift_factor="0", predictions=("flow",), text=TEXT,
+    predict=predict, shift=shift_of, sampling=SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 1), "text_embed_dim": ("hidden", 1)},
 )

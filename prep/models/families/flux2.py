@@ -7,16 +7,25 @@ Sources: `Flux2Pipeline` and `Flux2KleinPipeline` in diffusers 0.42, whose defau
 template included. dev pads on the left, klein on the right. `Flux2Transformer2DModel` gets no mask, and the position
 of a token is its place in the row, so padding is part of a row. It takes patches of 2 × 2 latent cells. The text
 encoder is black-forest-labs/FLUX.2-dev's; its tokenizer is inside a PixtralProcessor, whose pictures dev does not use.
+
+The transformer takes text tokens and packed latents; that of dev also takes guidance as a number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
-from prep.models.families import zimage
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.denoiser import packing
+from prep.models.families import flux, sd15, zimage
+from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextFacts, TextOptions, TextRow
+from prep.models.lora.kohya import Kohya, Rule, renamed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Hidden states that are read; the first is that of the embeddings.
 DEV_LAYERS, KLEIN_LAYERS = (10, 20, 30), (9, 18, 27)
@@ -43,14 +52,90 @@ def _text(shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]], layers:
                                                text_encoder_out_layers=layers)
         return [{"hidden": hidden_LD} for hidden_LD in hidden_BLD]
 
-    def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
-        """The encoding of "": the own negative of klein's pipeline; dev's has none."""
-        return encode(pipeline, [""], options, device)[0]
-
     return TextFacts(arrays={"hidden": ("token", "channel")}, layout="full", max_length=512, longest=512, shapes=shapes,
-                     encode=encode, unconditional=unconditional,
-                     constants={"layers": ",".join(map(str, layers)), **constants})
+                     encode=encode, constants={"layers": ",".join(map(str, layers)), **constants})
 
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+AXES = 4  # of positions: time, row, column, place in the text
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity, unpacked. It multiplies sigma and guidance by 1000 itself."""
+    count, hidden_BLD = len(noised_BChw), given.text["hidden"]
+    packed = transformer(
+        hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
+        guidance=flux.guidance_of(transformer, sigma_B, given), encoder_hidden_states=hidden_BLD,
+        txt_ids=places(hidden_BLD).expand(count, -1, -1),
+        img_ids=packing.positions(noised_BChw, AXES).expand(count, -1, -1), return_dict=False)[0]
+    return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+
+
+def places(hidden_BLD: Tensor) -> Tensor:
+    """[L, 4] float32: the place of each text token on the last axis, zero on the others."""
+    length = hidden_BLD.shape[1]
+    found = hidden_BLD.new_zeros((length, AXES)).float()
+    found[:, -1] = found.new_tensor(range(length))
+    return found
+
+
+def patches(latent_BChw: Tensor) -> Tensor:
+    """[B, 4·C, h/2, w/2]: the numbers of a patch as channels, as FLUX.2's pipelines take latents."""
+    count, _, height, width = latent_BChw.shape
+    return packing.pack(latent_BChw).transpose(1, 2).reshape(count, -1, height // packing.PATCH, width // packing.PATCH)
+
+
+def call_dev(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `Flux2Pipeline.__call__`: guidance is the model's own number, and no negative is used."""
+    return {"prompt_embeds": prompted.positive["hidden"], "latents": patches(prompted.latent_1Chw),
+            "guidance_scale": prompted.guidance}
+
+
+def call_klein(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `Flux2KleinPipeline.__call__`. If model_index.json says that it is distilled, it does not guide."""
+    return {**call_dev(transformer, prompted), "negative_prompt_embeds": prompted.negative["hidden"]}
+
+
+def without_statistics(transformer: Any) -> SimpleNamespace:
+    """Stands for the VAE in klein's pipeline, which applies its batch norm to latents, too: here it changes nothing."""
+    like = next(transformer.parameters()).float()
+    mean = like.new_zeros(transformer.config.in_channels)
+    return SimpleNamespace(bn=SimpleNamespace(running_mean=mean, running_var=mean + 1),
+                           config=SimpleNamespace(batch_norm_eps=0.0))
+
+
+DEV_SAMPLING = replace(flux.SAMPLING, call=call_dev, guidance=4.0)  # the pipeline's default
+KLEIN_SAMPLING = replace(DEV_SAMPLING, call=call_klein, unpack=sd15.unpack, vae=without_statistics)
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+# Image and text projections of the attention in double blocks; single blocks have one layer for those and their
+# feed-forward part, and one for both outputs.
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+             "to_qkv_mlp_proj", "attn.to_out")
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "attention": ATTENTION,
+    "all-linear": (*ATTENTION, "ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
+}
+KOHYA = Kohya(module="networks.lora_flux_2", rules=(
+    *flux.RULES,
+    *renamed(r"transformer_blocks\.(\d+)",
+             "ff.linear_in=double_blocks.{}.img_mlp.0 ff.linear_out=double_blocks.{}.img_mlp.2 "
+             "ff_context.linear_in=double_blocks.{}.txt_mlp.0 ff_context.linear_out=double_blocks.{}.txt_mlp.2"),
+    *renamed(r"single_transformer_blocks\.(\d+)",
+             "attn.to_qkv_mlp_proj=single_blocks.{}.linear1 attn.to_out=single_blocks.{}.linear2"),
+))
+FURTHER = (
+    *flux.FURTHER,
+    Rule(layer=r"(double_stream_modulation_img|double_stream_modulation_txt|single_stream_modulation)\.linear",
+         name="{}.lin"),
+)
+LORA = LoraLayers(presets=PRESETS, kohya=KOHYA, further=FURTHER)
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
 
 PICTURES = {
     "transformer": (("diffusers", "Flux2Transformer2DModel"),),
@@ -63,8 +148,8 @@ DEV = Family(
     components={"text_encoder": (("transformers", "Mistral3ForConditionalGeneration"),),
                 "tokenizer": MISTRAL_TOKENIZERS, **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
-    lora_formats=("diffusers", "kohya"),
-    predictions=("flow",), text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}),
+    predictions=("flow",), predict=predict, takes_guidance=True,
+    text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}), sampling=DEV_SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )
 KLEIN = Family(
@@ -73,7 +158,7 @@ KLEIN = Family(
     components={"text_encoder": (("transformers", "Qwen3ForCausalLM"),),
                 "tokenizer": zimage.COMPONENTS["tokenizer"], **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
-    lora_formats=("diffusers", "kohya"),
-    predictions=("flow",), text=_text(klein_shapes, KLEIN_LAYERS, {}),
+    predictions=("flow",), predict=predict, takes_guidance=True,
+    text=_text(klein_shapes, KLEIN_LAYERS, {}), sampling=KLEIN_SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

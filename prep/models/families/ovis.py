@@ -4,16 +4,23 @@ Sources: `OvisImagePipeline` in diffusers 0.42. `encode_prompt` writes system pr
 chat template (part of the text fingerprint), cuts off the first 28 tokens, and sets the rest of a row to zeros where
 the caption ends. 256 tokens are its default and its most. Nothing masks these zeros, and tokens are numbered, so a
 row has all of them. The VAE's factors are FLUX.1's; the transformer takes patches of 2 × 2 latent cells.
+
+The transformer is FLUX.1's without pooled text and guidance, and with numbered text tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
+from prep.models.denoiser import packing
 from prep.models.families import flux
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextFacts, TextOptions, TextRow
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The pipeline's own; a pipeline of another release gets them, too, so that rows are what their keys say.
 SYSTEM_PROMPT = ("Describe the image by detailing the color, quantity, text, shape, size, texture, spatial "
@@ -34,14 +41,48 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden} for hidden in hidden_BLD]
 
 
-def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
-    """The pipeline's own negative: the encoding of "", system prompt included."""
-    return encode(pipeline, [""], options, device)[0]
-
-
 TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="full", max_length=256, longest=256, shapes=shapes,
-                 encode=encode, unconditional=unconditional,
+                 encode=encode,
                  constants={"system_prompt": SYSTEM_PROMPT, "template_tokens": TEMPLATE_TOKENS})
+
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
+    hidden_BLD = given.text["hidden"]
+    packed = transformer(
+        hidden_states=packing.pack(noised_BChw), timestep=sigma_B, encoder_hidden_states=hidden_BLD,
+        txt_ids=_numbers(hidden_BLD), img_ids=packing.positions(noised_BChw), return_dict=False)[0]
+    return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+
+
+def _numbers(hidden_BLD: Tensor) -> Tensor:
+    """[L, 3] float32: the number of each token on axes 1 and 2, zero on axis 0."""
+    count = hidden_BLD.shape[1]
+    found = hidden_BLD.new_zeros((count, 3)).float()
+    found[:, 1:] += found.new_tensor(range(count))[:, None]
+    return found
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `OvisImagePipeline.__call__`, whose negative prompt is "" unless none is asked for."""
+    return {"prompt_embeds": prompted.positive["hidden"], "negative_prompt_embeds": prompted.negative["hidden"],
+            "negative_prompt": None, "latents": packing.pack(prompted.latent_1Chw),
+            "guidance_scale": prompted.guidance}
+
+
+SAMPLING = replace(flux.SAMPLING, call=call, guidance=5.0)  # the pipeline's default
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+LORA = LoraLayers(presets=flux.PRESETS, kohya=None)  # layers are named as FLUX.1's
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
 COMPONENTS = {
     "text_encoder": (("transformers", "Qwen3Model"),),
     "tokenizer": (("transformers", "Qwen2Tokenizer"), ("transformers", "Qwen2TokenizerFast")),
@@ -52,5 +93,6 @@ FAMILY = Family(
     name="ovis", models=("Ovis-Image",), pipelines=("OvisImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="0.3611", shift_factor="0.1159", predictions=("flow",), text=TEXT,
+    predict=predict, sampling=SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

@@ -7,15 +7,34 @@ not depend on the length of the text, so rows are stored without padding. It tak
 
 The pipeline guides a picture only if it is given a negative prompt; " " is that of its authors' examples (QwenLM/
 Qwen-Image, README), so it is the row without a prompt here.
+
+The transformer takes packed latents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.denoiser import packing, padding
+from prep.models.denoiser.samplers import BY_SIGMAS, EULER
+from prep.models.families import flux
+from prep.models.family import (
+    Conditions,
+    Family,
+    LoraLayers,
+    Prompted,
+    SamplePipeline,
+    Shape,
+    TextFacts,
+    TextOptions,
+    TextRow,
+)
+from prep.models.lora.kohya import Kohya
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEMPLATE = ("<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
             "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
@@ -38,14 +57,55 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden[mask.bool()]} for hidden, mask in zip(hidden_BLD, mask_BL, strict=True)]
 
 
-def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     """The encoding of " "."""
     return encode(pipeline, [NEGATIVE], options, device)[0]
 
 
 TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=512, longest=1024, shapes=shapes,
-                 encode=encode, unconditional=unconditional,
+                 encode=encode, without_prompt=without_prompt,
                  constants={"template": TEMPLATE, "dropped": DROPPED, "negative": NEGATIVE})
+
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself. A picture has one frame."""
+    count, _, height, width = noised_BChw.shape
+    hidden_BLD, mask_BL = padding.cut(given.text, "hidden")
+    shape = (1, height // packing.PATCH, width // packing.PATCH)
+    packed = transformer(
+        hidden_states=packing.pack(noised_BChw), timestep=sigma_B, encoder_hidden_states=hidden_BLD,
+        encoder_hidden_states_mask=mask_BL, img_shapes=[[shape]] * count, return_dict=False)[0]
+    return packing.unpack(packed, (width, height))
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `QwenImagePipeline.__call__`. Rows of one picture need no mask."""
+    (positive, _), (negative, _) = (padding.cut(text, "hidden") for text in (prompted.positive, prompted.negative))
+    return {"prompt_embeds": positive, "negative_prompt_embeds": negative, "true_cfg_scale": prompted.guidance,
+            "latents": packing.pack(prompted.latent_1Chw)}
+
+
+SAMPLING = SamplePipeline(call=call, unpack=flux.unpack, sampler=EULER, solvers=BY_SIGMAS,
+                          guidance=4.0)  # the pipeline's default true_cfg_scale
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    # Image and text projections of the joint attention.
+    "attention": ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"),
+    # With the feed-forward layers of both streams; no modulation, no embeddings.
+    "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+                   "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
+}
+LORA = LoraLayers(presets=PRESETS, kohya=Kohya(usual=True))  # the authors name layers as diffusers does
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
 COMPONENTS = {
     "text_encoder": (("transformers", "Qwen2_5_VLForConditionalGeneration"),),
     "tokenizer": (("transformers", "Qwen2Tokenizer"), ("transformers", "Qwen2TokenizerFast")),
@@ -55,6 +115,6 @@ COMPONENTS = {
 FAMILY = Family(
     name="qwenimage", models=("Qwen-Image",), pipelines=("QwenImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1",
-    shift_factor="0", predictions=("flow",), text=TEXT, lora_formats=("kohya", "diffusers"),
+    shift_factor="0", predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

@@ -1,4 +1,4 @@
-"""The known families. To add one: a module here, a line in `FAMILIES`, and a module in `train.models.families`."""
+"""The known families. To add one: a module here, and a line in `FAMILIES`."""
 
 from __future__ import annotations
 

@@ -14,12 +14,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prep.digest import digest_bytes
 from prep.errors import ModelError
 from prep.models.configs import Configs
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.denoiser import padding
+from prep.models.denoiser.samplers import BY_STEPS, EULER
+from prep.models.families import sd15
+from prep.models.family import (
+    ATTENTION_MASK,
+    Conditions,
+    Family,
+    LoraLayers,
+    Prompted,
+    SamplePipeline,
+    Shape,
+    TextFacts,
+    TextOptions,
+    TextRow,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # SHA-256 of the instruction in diffusers 0.42, its lines joined by newlines.
 INSTRUCTION = "48290080bb4fd4a264bdc81d0647ac0221359a36506e2b3e954616d6cb48c3da"
@@ -38,11 +55,6 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
 def negative(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
     """One `hidden` per negative prompt, which gets no instruction."""
     return _rows(pipeline, captions, options, device, None)
-
-
-def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
-    """The pipeline's own negative: the encoding of "", without the instruction."""
-    return negative(pipeline, [""], options, device)[0]
 
 
 def _rows(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any,
@@ -64,8 +76,46 @@ def _instruction(pipeline: Any) -> list[str]:
 
 
 TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
-                 max_length=300, longest=300, shapes=shapes, encode=encode, unconditional=unconditional,
+                 max_length=300, longest=300, shapes=shapes, encode=encode,
                  negative=negative, constants={"clean_caption": 0, "instruction": INSTRUCTION})
+
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+TIMESTEPS = 1000  # of the published schedules
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity; it takes the time of the schedule, times a number of its config."""
+    answer_BChw: Tensor = transformer(
+        noised_BChw, encoder_hidden_states=given.text["hidden"], encoder_attention_mask=given.text[ATTENTION_MASK],
+        timestep=sigma_B * TIMESTEPS * transformer.config.timestep_scale, return_dict=False)[0]
+    return answer_BChw
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `SanaPipeline.__call__`; without binning, which would make pictures of other sizes."""
+    return {**padding.embeddings(prompted), "negative_prompt": None, "latents": prompted.latent_1Chw,
+            "guidance_scale": prompted.guidance, "use_resolution_binning": False}
+
+
+# Euler steps along the flow, for pictures that the trained velocity alone decides; the published scheduler has its
+# shift under another name, which `load_scheduler` knows.
+SAMPLING = SamplePipeline(call=call, unpack=sd15.unpack, sampler=EULER, solvers=BY_STEPS, guidance=4.5)
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("to_q", "to_k", "to_v", "to_out.0"),
+    # With the feed-forward layers, which are convolutions of 1 x 1; not the one of 3 x 3 channel by channel.
+    "all-linear": ("to_q", "to_k", "to_v", "to_out.0", "conv_inverted", "conv_point"),
+}
+LORA = LoraLayers(presets=PRESETS, kohya=None, in_comfyui=False)
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
 COMPONENTS = {
     "text_encoder": (("transformers", "Gemma2Model"),),
     "tokenizer": (("transformers", "GemmaTokenizer"), ("transformers", "GemmaTokenizerFast")),
@@ -75,6 +125,6 @@ COMPONENTS = {
 FAMILY = Family(
     name="sana", models=("SANA 1.0", "SANA 1.5"), pipelines=("SanaPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=32, factor=32, patch=1, step=64, resolution=1024, scaling_factor="0.41407",
-    shift_factor="0", predictions=("flow",), text=TEXT,
+    shift_factor="0", predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )

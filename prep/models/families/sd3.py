@@ -4,16 +4,33 @@ Sources: stabilityai/stable-diffusion-3-medium-diffusers (vae/config.json: scali
 `StableDiffusion3Pipeline.encode_prompt` in diffusers 0.42: the 77 tokens of both CLIPs side by side, padded with zeros
 to T5's width, then T5's tokens; no part has an attention mask, so padding is part of a row. Many leave T5 out: the
 pipeline then has zeros in its place, as wide as the transformer says. `SD3Transformer2DModel` takes patches of 2 × 2.
+
+The transformer has a table of positions, which limits the size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
+from prep.models.denoiser.samplers import BY_STEPS, EULER, MULTISTEP, SINGLESTEP, UNIPC
 from prep.models.families import flux, sd15
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.family import (
+    Conditions,
+    Family,
+    LoraLayers,
+    Prompted,
+    SamplePipeline,
+    Shape,
+    TextFacts,
+    TextOptions,
+    TextRow,
+)
+from prep.models.lora.kohya import Kohya, Rule, fused, renamed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CLIP_TOKENS = 77  # the length of CLIP's position tables
 LAST, JOINT = "text_encoder_3", "joint_attention_dim"
@@ -45,7 +62,7 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden, "pooled": pooled} for hidden, pooled in zip(hidden_BLD, pooled_BD, strict=True)]
 
 
-def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     """The pipeline's own negative: the encoding of "", to which a clip_skip does not apply in diffusers either."""
     _, hidden_1LD, _, pooled_1D = pipeline.encode_prompt(
         prompt="", prompt_2=None, prompt_3=None, device=device, do_classifier_free_guidance=True,
@@ -54,8 +71,73 @@ def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
 
 
 TEXT = TextFacts(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=256,
-                 longest=512, shapes=shapes, encode=encode, unconditional=unconditional,
+                 longest=512, shapes=shapes, encode=encode, without_prompt=without_prompt,
                  denoiser_config=denoiser_config, clip=True)
+
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+TIMESTEPS = 1000  # of the published schedules: the transformer takes sigma times this
+
+
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+    """The transformer's velocity. Neither the attention nor the text has a mask."""
+    answer_BChw: Tensor = transformer(
+        hidden_states=noised_BChw, timestep=sigma_B * TIMESTEPS, encoder_hidden_states=given.text["hidden"],
+        pooled_projections=given.text["pooled"], return_dict=False)[0]
+    return answer_BChw
+
+
+def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `StableDiffusion3Pipeline.__call__`."""
+    return {**sd15.call(transformer, prompted), "pooled_prompt_embeds": prompted.positive["pooled"],
+            "negative_pooled_prompt_embeds": prompted.negative["pooled"]}
+
+
+SAMPLING = SamplePipeline(
+    call=call, unpack=sd15.unpack, sampler=EULER,
+    # The pipeline gives a shift by size to a scheduler whose config asks for it.
+    solvers={**BY_STEPS, MULTISTEP: "any", SINGLESTEP: "any", UNIPC: "any"},
+    guidance=7.0)  # the pipeline's default; 3.5 is usually sampled with 3.5 to 4.5
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    # Image and text projections of the joint attention, and those of the image's own attention in 3.5 medium.
+    "attention": ATTENTION,
+    "all-linear": (*ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"),
+    # Every linear layer of the blocks, with their modulation: what sd-scripts adapts (SingleDiTBlock).
+    "kohya": ("transformer_blocks.*",),
+}
+# The names of the authors' code, as sd-scripts (networks/lora_sd3.py) and ComfyUI read them.
+_BLOCK = r"transformer_blocks\.(\d+)"
+KOHYA = Kohya(module="networks.lora_sd3", imported=False, rules=(
+    *(rule for attention in ("attn", "attn2") for rule in fused(
+        _BLOCK, f"{attention}.to_q {attention}.to_k {attention}.to_v", f"joint_blocks.{{}}.x_block.{attention}.qkv")),
+    *fused(_BLOCK, "attn.add_q_proj attn.add_k_proj attn.add_v_proj", "joint_blocks.{}.context_block.attn.qkv"),
+    *renamed(_BLOCK, "attn.to_out.0=joint_blocks.{}.x_block.attn.proj "
+             "attn2.to_out.0=joint_blocks.{}.x_block.attn2.proj "
+             "attn.to_add_out=joint_blocks.{}.context_block.attn.proj ff.net.0.proj=joint_blocks.{}.x_block.mlp.fc1 "
+             "ff.net.2=joint_blocks.{}.x_block.mlp.fc2 ff_context.net.0.proj=joint_blocks.{}.context_block.mlp.fc1 "
+             "ff_context.net.2=joint_blocks.{}.context_block.mlp.fc2 "
+             "norm1.linear=joint_blocks.{}.x_block.adaLN_modulation.1"),
+    # Of the last block it is a last normalization of the text.
+    Rule(layer=rf"{_BLOCK}\.norm1_context\.linear", name="joint_blocks.{}.context_block.adaLN_modulation.1",
+         halved=True),
+    Rule(layer=r"norm_out\.linear", name="final_layer.adaLN_modulation.1", halved=True),
+    Rule(layer=r"proj_out", name="final_layer.linear"),
+    Rule(layer=r"context_embedder", name="context_embedder"),
+    Rule(layer=r"pos_embed\.proj", name="x_embedder.proj"),
+    *(Rule(layer=rf"time_text_embed\.{ours}\.linear_{number + 1}", name=f"{theirs}.mlp.{2 * number}")
+      for ours, theirs in (("timestep_embedder", "t_embedder"), ("text_embedder", "y_embedder")) for number in (0, 1)),
+))
+LORA = LoraLayers(presets=PRESETS, kohya=KOHYA)
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
 PROJECTED_CLIP = (("transformers", "CLIPTextModelWithProjection"),)
 COMPONENTS = {
     "text_encoder": PROJECTED_CLIP,
@@ -72,8 +154,7 @@ FAMILY = Family(
     denoiser="transformer", buffers=frozenset({"pos_embed.pos_embed"}), components=COMPONENTS,
     optional=frozenset({"text_encoder_3", "tokenizer_3"}),
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1.5305", shift_factor="0.0609",
-    predictions=("flow",), text=TEXT,
-    lora_formats=("diffusers", "kohya"),
+    predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
     published={"": {LAST: ["transformers", "T5EncoderModel"]}, "text_encoder": {"projection_dim": 768},
                "text_encoder_2": {"projection_dim": 1280}, LAST: {"d_model": 4096}},
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),

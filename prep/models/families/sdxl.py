@@ -3,17 +3,25 @@
 Sources: stabilityai/stable-diffusion-xl-base-1.0 (vae/config.json: scaling_factor 0.13025);
 Podell et al. 2023, section 2.2, for the size conditions, which belong to pictures, not to captions. Text rows are those
 of `StableDiffusionXLPipeline.encode_prompt` in diffusers 0.42: the last layer but one of both encoders, without a norm.
+
+The UNet also takes the pooled vector and the sizes of the picture.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
 from prep.models.families import sd15
-from prep.models.family import Family, Shape, TextFacts, TextOptions, TextRow
+from prep.models.family import Conditions, Family, Prompted, Shape, TextFacts, TextOptions, TextRow
+from prep.models.lora.kohya import Kohya
+from prep.models.lora.unet import original_rules
 from prep.models.text import clip
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
@@ -47,7 +55,7 @@ def _in_windows(pipeline: Any, captions: Sequence[str], options: TextOptions, de
     return hidden_BLD, second.text_embeds[::options.windows]
 
 
-def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
+def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     """The pipeline's own negative: zeros if force_zeros_for_empty_prompt is set (as in the base model), else "".
 
     It is repeated for each window. A clip_skip does not apply to it in diffusers either.
@@ -57,8 +65,38 @@ def unconditional(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
 
 
 TEXT = TextFacts(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=77,
-                 shortest=77, longest=77, shapes=shapes, encode=encode, unconditional=unconditional,
+                 shortest=77, longest=77, shapes=shapes, encode=encode, without_prompt=without_prompt,
                  pipeline_options=("force_zeros_for_empty_prompt",), clip=True, windows=True)
+
+
+# ---- the denoiser ----------------------------------------------------------------------------------------------------
+
+
+def predict(unet: Any, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
+    """The UNet's answer. Sizes stay float32: bfloat16 has no 1001, and the UNet embeds them before it casts."""
+    more = {"text_embeds": given.text["pooled"], "time_ids": given.sizes_B6}
+    answer_BChw: Tensor = unet(noised_BChw, timestep_B, encoder_hidden_states=given.text["hidden"],
+                               added_cond_kwargs=more).sample
+    return answer_BChw
+
+
+def call(unet: Any, prompted: Prompted) -> Mapping[str, Any]:
+    """Arguments of `StableDiffusionXLPipeline.__call__`; its sizes are those of the picture."""
+    return {**sd15.call(unet, prompted), "pooled_prompt_embeds": prompted.positive["pooled"],
+            "negative_pooled_prompt_embeds": prompted.negative["pooled"]}
+
+
+SAMPLING = replace(sd15.SAMPLING, call=call, guidance=5.0)  # the pipeline's default
+
+
+# ---- LoRA ------------------------------------------------------------------------------------------------------------
+
+# The names of the authors' code: sd-scripts has its own UNet for SDXL, with the layers of these.
+LORA = replace(sd15.LORA, kohya=Kohya(usual=True, rules=original_rules(()), counted=True))
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
+
 COMPONENTS = {
     **sd15.COMPONENTS,
     "text_encoder_2": (("transformers", "CLIPTextModelWithProjection"),),
@@ -67,8 +105,8 @@ COMPONENTS = {
 FAMILY = Family(
     name="sdxl", models=("Stable Diffusion XL",), pipelines=("StableDiffusionXLPipeline",), denoiser="unet",
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=1024, scaling_factor="0.13025",
-    shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT,
-    lora_formats=("kohya", "diffusers"),
+    shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT, predict=predict,
+    sampling=SAMPLING, lora=LORA,
     published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"hidden_size": 1280, "projection_dim": 1280}},
     config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
 )

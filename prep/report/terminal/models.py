@@ -38,7 +38,7 @@ def describe(family: Family) -> dict[str, Any]:
             "text_windows": text.windows,
             "text_quantization": family.text_compute is not None,
         },
-        "lora_formats": list(family.lora_formats),
+        "lora_formats": list(family.lora.formats),
         "recipe": f"{RECIPES}/{family.name}.toml",
         "train": f"{RECIPES}/{family.name}.train.toml",
     }

@@ -1,4 +1,7 @@
-"""Ovis-Image's text rows: behind a system prompt, without the template's first tokens, with zeros at the end."""
+"""Ovis-Image's text rows: behind a system prompt, without the template's first tokens, with zeros at the end.
+
+Ovis-Image's transformer is given numbered text tokens, in float32 whatever the precision.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 
 from prep.models.configs import Configs
-from prep.models.families.ovis import FAMILY, SYSTEM_PROMPT, TEMPLATE_TOKENS
-from prep.models.family import TextOptions
+from prep.models.families.ovis import FAMILY, SYSTEM_PROMPT, TEMPLATE_TOKENS, _numbers, predict
+from prep.models.family import Conditions, TextOptions
 
 CPU, OPTIONS = torch.device("cpu"), TextOptions(max_length=256)
 
@@ -59,3 +62,20 @@ def test_the_row_without_a_prompt_is_the_encoding_of_nothing(pipeline):
     with torch.no_grad():
         row = FAMILY.text.unconditional(pipeline, OPTIONS, CPU)["hidden"]
     assert torch.equal(row, rows(pipeline, [""])[0])
+
+
+def test_text_tokens_are_numbered_as_by_the_pipeline():
+    pipeline = tiny_pipelines.build("ovis")
+    hidden, _, wanted, _ = tiny_pipelines.encode_prompts(pipeline, ["a cat"])
+    assert torch.equal(_numbers(hidden.bfloat16()), wanted) and wanted[200].tolist() == [0, 200, 200]
+
+
+def test_the_numbers_make_a_difference():
+    transformer = tiny_pipelines.build("ovis").transformer
+    text, noised = torch.randn(1, 8, 32), torch.randn(1, 16, 8, 8)
+    found = []
+    for hidden in (text, text.flip(1)):
+        with torch.no_grad():
+            found.append(predict(transformer, noised, torch.tensor([0.5]),
+                                 Conditions(text={"hidden": hidden}, sizes_B6=torch.zeros(1, 6))))
+    assert found[0].shape == (1, 16, 8, 8) and not torch.allclose(found[0], found[1], atol=1e-4)

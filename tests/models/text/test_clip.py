@@ -117,7 +117,8 @@ def test_the_pooled_vector_is_that_of_the_first_window():
 def test_the_row_without_a_prompt_is_as_long(name, family):
     pipe = pipeline(name)
     with torch.no_grad():
-        one, three = (family.unconditional(pipe, TextOptions(max_length=77, windows=count), CPU) for count in (1, 3))
+        one, three = (family.TEXT.unconditional(pipe, TextOptions(max_length=77, windows=count), CPU)
+                      for count in (1, 3))
     assert three["hidden"].shape[0] == 231 and torch.equal(three["hidden"][154:], one["hidden"])
     assert one.keys() == three.keys()
 

@@ -8,6 +8,8 @@ import pytest
 from pictures import draw
 
 from prep.errors import ConfigError
+from prep.models.denoiser.samplers import RESCALED
+from prep.models.families.registry import FAMILIES
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.training import Training
 from prep.recipe.load import load_recipe
@@ -16,8 +18,6 @@ from prep.setting import line_check
 from prep.training.schema import Checkpoint
 from prep.training.table import SETTINGS
 from train.config.load import load_config
-from train.models.families.registry import DENOISERS
-from train.models.samplers import RESCALED
 
 KOHYA = {
     "model_arguments": {"pretrained_model_name_or_path": "runwayml/stable-diffusion-v1-5", "v_parameterization": True},
@@ -485,7 +485,7 @@ def test_every_family_has_the_targets_that_are_written_for_it(folder, of_family,
     own = given["network_module"] if module == "own" else module
     config, said = of_kohya(folder, network_dim=8, network_args=args, **{**given, "network_module": own})
     unet = of_family in ("sd15", "sd21", "sdxl")
-    presets = DENOISERS[of_family].presets
+    presets = FAMILIES[of_family].lora.presets
     assert config.lora.targets in presets and (config.lora.targets == "kohya-conv") == (
         unet and (module == "lycoris.kohya" or bool(args)))
     assert (said.get("network_args conv_dim", "").endswith("have no convolutions to adapt; not written")) == (

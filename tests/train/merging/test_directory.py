@@ -28,7 +28,7 @@ from train.merging import directory
 from train.merging.directory import MergeRequest, merge
 from train.merging.trained import find_lora
 from train.models import lora
-from train.models.families.registry import DENOISERS, naming_of
+from train.models.naming import naming_of
 from train.sample import SampleRequest, show
 
 
@@ -37,7 +37,7 @@ def adapter(family, folder, path, **settings):
     chosen = Lora(**{"rank": 2, "alpha": 1.0, **settings})
     with tiny_pipelines.known_warnings():
         model = getattr(tiny_pipelines.load(folder), FAMILIES[family].denoiser)
-    found = lora.attach(model, chosen, 0, DENOISERS[family].presets)
+    found = lora.attach(model, chosen, 0, FAMILIES[family].lora.presets)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in found.values():
@@ -79,7 +79,7 @@ def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, 
     folder = tiny_pipelines.save(family, tmp_path / "model")
     path = adapter(family, folder, tmp_path / "lora.safetensors", **settings)
     done = merge(MergeRequest(lora=path, model=folder, output=tmp_path / "merged", strength=strength))
-    kohya = DENOISERS[family].kohya
+    kohya = FAMILIES[family].lora.kohya
     if settings.get("dora") or (kohya is not None and not kohya.imported):  # diffusers reads these in its own names
         shown = adapter(family, folder, tmp_path / "shown.safetensors", **{**settings, "format": "diffusers"})
     else:
@@ -126,7 +126,7 @@ def test_products_are_merged(tmp_path, settings):
     done = merge(MergeRequest(lora=path, model=folder, output=tmp_path / "merged"))
     with tiny_pipelines.known_warnings(), torch.no_grad():
         pipeline, chosen = tiny_pipelines.load(folder), Lora(targets="kohya-conv", **settings)
-        found = lora.attach(pipeline.unet, chosen, 0, DENOISERS["sd15"].presets)
+        found = lora.attach(pipeline.unet, chosen, 0, FAMILIES["sd15"].lora.presets)
         values = lora.unpack(load_file(path), found, naming_of(FAMILIES["sd15"]))
         for name, value in found.items():
             value.copy_(values[name])

@@ -19,11 +19,11 @@ import tiny_pipelines
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import save_file
 
+from prep.models.families.flux import PRESETS
 from prep.models.families.registry import FAMILIES
 from train.config.load import parse
 from train.models import lora
-from train.models.families.flux import PRESETS
-from train.models.families.registry import naming_of
+from train.models.naming import naming_of
 from train.models.targets import is_ambiguous, trained_shapes
 
 NAMING = naming_of(FAMILIES["flux"])

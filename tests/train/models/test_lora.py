@@ -12,11 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from prep.errors import ConfigError
+from prep.models.families.sd15 import PRESETS
+from prep.models.lora.kohya import UNET
 from prep.training.schema import Lora
 from train.models import lora
 from train.models.denoiser import quiet
-from train.models.families.sd15 import PRESETS
-from train.models.naming import UNET, Naming
+from train.models.naming import Naming
 from train.models.targets import adapter_of, targeted
 
 NAMING = Naming(component="unet", kohya=UNET)

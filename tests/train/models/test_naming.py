@@ -19,10 +19,10 @@ from original_checkpoints import unet_name
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
+from prep.models.lora.kohya import UNET, Kohya, LayerSlice, fused, renamed
 from prep.training.schema import Lora
 from train.models import lora
-from train.models.families.registry import DENOISERS, naming_of
-from train.models.naming import UNET, Kohya, Naming, Place, fused, renamed
+from train.models.naming import Naming, naming_of
 
 WITH_NAMES = ("flux", "chroma", "flux2", "flux2_klein", "qwenimage", "zimage")
 OTHERS = ("sd3", "lumina2", "auraflow", "krea2", "hidream", "ernie")  # which diffusers does not read: by other tests
@@ -33,7 +33,7 @@ FIXED = {"flux": "single_transformer_blocks.0.attn", "chroma": "single_transform
 def adapted(family, settings):
     """The parameters of an adapter with random values."""
     pipeline = tiny_pipelines.build(family)
-    found = lora.attach(pipeline.transformer, settings, 0, DENOISERS[family].presets)
+    found = lora.attach(pipeline.transformer, settings, 0, FAMILIES[family].lora.presets)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in found.values():
@@ -58,8 +58,8 @@ def saved(parameters, settings, naming, path):
 
 def presets(families, *others):
     """Family and preset; FLUX.1's `all-linear` has the layer after the blocks, too, which the loader does not read."""
-    return [(family, targets) for family in families
-            for targets in ("attention", "kohya" if "kohya" in DENOISERS[family].presets else "all-linear", *others)]
+    return [(name, targets) for name in families
+            for targets in ("attention", "kohya" if "kohya" in FAMILIES[name].lora.presets else "all-linear", *others)]
 
 
 @pytest.mark.parametrize(("family", "targets"), presets(WITH_NAMES), ids=str)
@@ -179,11 +179,12 @@ def test_rows_of_fused_layers_follow_each_other():
     naming = Naming(component="transformer", kohya=Kohya(rules=(
         *fused(r"blocks\.(\d+)", "a b c", "b_{}_abc", (1, 1, 4)), *renamed(r"blocks\.(\d+)", "d=b_{}_e"))))
     fields = {"name": "lora_unet_b_3_abc", "of": 6}
-    assert [naming.place(f"blocks.3.{end}", "kohya") for end in "abcd"] == [
-        Place(**fields, first=0, count=1), Place(**fields, first=1, count=1), Place(**fields, first=2, count=4),
-        Place(name="lora_unet_b_3_e")]
-    assert naming.place("other.a", "kohya") is None
-    assert naming.place("x.y", "diffusers") == Place(name="transformer.x.y")
+    assert [naming.slice_of(f"blocks.3.{end}", "kohya") for end in "abcd"] == [
+        LayerSlice(**fields, first=0, count=1), LayerSlice(**fields, first=1, count=1),
+        LayerSlice(**fields, first=2, count=4),
+        LayerSlice(name="lora_unet_b_3_e")]
+    assert naming.slice_of("other.a", "kohya") is None
+    assert naming.slice_of("x.y", "diffusers") == LayerSlice(name="transformer.x.y")
 
 
 PUBLISHED = {"block_out_channels": (16, 16, 16), "layers_per_block": 2,
@@ -202,7 +203,7 @@ def test_sdxl_is_named_as_in_its_authors_unet_and_that_of_sd_scripts(structure, 
     unet, settings = pipeline.unet, Lora(rank=2, conv_rank=2, alpha=1.0, conv_alpha=1.0, targets=("re:.",))
     layers = [name for name, one in unet.named_modules() if isinstance(one, torch.nn.Linear | torch.nn.Conv2d)]
     naming = naming_of(FAMILIES["sdxl"], layers)
-    found = lora.attach(unet, settings, 0, DENOISERS["sdxl"].presets)
+    found = lora.attach(unet, settings, 0, FAMILIES["sdxl"].lora.presets)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in found.values():

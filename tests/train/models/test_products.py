@@ -13,11 +13,11 @@ from peft.tuners.lokr.layer import factorization
 
 from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
+from prep.models.families.sd15 import PRESETS
+from prep.models.lora.kohya import UNET
 from prep.training.schema import Lora
 from train.models import lora
-from train.models.families.registry import DENOISERS, naming_of
-from train.models.families.sd15 import PRESETS
-from train.models.naming import UNET, Naming
+from train.models.naming import Naming, naming_of
 from train.models.products import factors, product_shapes
 from train.models.targets import adapter_of
 
@@ -104,4 +104,4 @@ def test_what_no_program_reads_is_refused():
         "'lora_unet_double_blocks_0_img_attn_qkv', which has to be adapted as a whole")
     naming_of(FAMILIES["flux"]).require(Lora(kind="lokr"), ["transformer_blocks.0.ff.net.2"])
     naming_of(FAMILIES["qwenimage"]).require(Lora(kind="lokr"), ["transformer_blocks.0.attn.to_q"])
-    assert DENOISERS["qwenimage"].presets
+    assert FAMILIES["qwenimage"].lora.presets

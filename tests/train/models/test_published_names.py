@@ -26,7 +26,7 @@ from prep.errors import ConfigError
 from prep.models.families.registry import FAMILIES
 from prep.training.schema import Lora
 from train.models import lora
-from train.models.families.registry import DENOISERS, naming_of
+from train.models.naming import naming_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def converted(weights, case):
 
 
 def adapted(model, family, settings):
-    found = lora.attach(model, settings, 0, DENOISERS[family].presets)
+    found = lora.attach(model, settings, 0, FAMILIES[family].lora.presets)
     drawn = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for value in found.values():
@@ -142,7 +142,8 @@ def test_kohya_s_preset_adapts_what_its_trainers_adapt(case):
         "lora_unet_" + name.removesuffix(".weight").replace(".", "_") for name in linear}
 
 
-@pytest.mark.parametrize("family", [name for name, one in DENOISERS.items() if one.kohya and not one.kohya.imported])
+@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items()
+                                    if one.lora.kohya and not one.lora.kohya.imported])
 def test_diffusers_does_not_read_these_names(family, tmp_path):
     pipeline = tiny_pipelines.build(family)
     plain, settings = tiny_pipelines.draw(pipeline), Lora(rank=1, format="kohya")

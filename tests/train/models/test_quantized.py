@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from prep.errors import ConfigError
+from prep.models.families.sd15 import PRESETS
 from prep.training.schema import Lora
 from train.check import check
 from train.config.load import parse
 from train.models import lora
-from train.models.families.sd15 import PRESETS
 from train.models.quantized import QuantizedLinear, quantize
 from train.setup import RunRequest
 

@@ -17,7 +17,6 @@ from prep.loader import draws
 from prep.loader.index import open_index
 from prep.models.families.registry import FAMILIES
 from prep.training.schema import TimestepDraws
-from train.models.families.registry import DENOISERS
 from train.models.size_shift import chances_by_bucket, flux_shift, size_shifts
 
 SIZES = [(1024, 1024), (512, 512), (768, 1344), (1536, 640)]
@@ -29,7 +28,7 @@ COGVIEW4 = {"use_dynamic_shifting": True, "base_shift": 0.25, "max_shift": 0.75,
 
 
 def shifts_of(family, schedule, sizes=SIZES, **settings):
-    return size_shifts(TimestepDraws(**settings), FAMILIES[family], DENOISERS[family], schedule, sizes)
+    return size_shifts(TimestepDraws(**settings), FAMILIES[family], schedule, sizes)
 
 
 def sigmas_of(mu, schedule):

@@ -15,9 +15,9 @@ from crashes import Crashed, Disk, state
 
 from prep.errors import CacheError, PathError
 from prep.manifest.document import read_manifest
+from prep.models.families.sd15 import PRESETS
 from prep.runs.documents import seal
 from train.config.load import as_table
-from train.models.families.sd15 import PRESETS
 from train.models.targets import read_weights, trained_shapes
 from train.runs import checkpoint_files as files
 from train.runs import directory as rundir

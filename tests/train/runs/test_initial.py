@@ -18,7 +18,7 @@ from prep.models.families.registry import FAMILIES
 from train.check import check
 from train.config.load import parse
 from train.models import lora
-from train.models.families.registry import naming_of
+from train.models.naming import naming_of
 from train.runs.initial import find_weights
 from train.runs.resume import find_start
 from train.setup import RunRequest

@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 
 from prep.errors import ConfigError, ModelError, Problem
 from prep.models.families.registry import FAMILIES
+from prep.models.families.sd15 import PRESETS
 from prep.training.schema import Lora
 from train.merging.additions import read_lora
 from train.models.adapters.covering import targets_of
 from train.models.adapters.stored import table_of
-from train.models.families.registry import naming_of
-from train.models.families.sd15 import PRESETS
+from train.models.naming import naming_of
 from train.runs.lora_file import open_lora
 from train.runs.lora_fits import check_lora
 

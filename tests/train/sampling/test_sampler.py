@@ -15,11 +15,11 @@ from PIL import Image
 
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
+from prep.models.denoiser.samplers import DIFFUSION, LIBRARIES
 from prep.models.families.registry import FAMILIES
 from prep.recipe.prompts import PromptSettings
 from prep.training.schema import Sampling
 from train.models.denoiser import load, quiet
-from train.models.samplers import DIFFUSION, LIBRARIES
 from train.sampling.grid import grid_png
 from train.sampling.prompts import cached
 from train.sampling.sampler import _whole, pictures, usual_size

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from prep.models.lora.kohya import LayerSlice, slice_by
 from prep.parse import Unparsed
 from train.models.adapters.peft import Settings
 from train.models.adapters.readers import KINDS
 from train.models.adapters.spelling import candidates, kind_of, of_text, spelled, split
-from train.models.naming import Naming, Place, placed, shape_of_lengths
+from train.models.naming import Naming, shape_of_lengths
 from train.models.products import LOHA
 from train.models.targets import Shapes
 
-Table = Mapping[str, "tuple[tuple[Place, str], ...]"]  # layers of the denoiser, by how they are called in files
+Table = Mapping[str, "tuple[tuple[LayerSlice, str], ...]"]  # layers of the denoiser, by how they are called in files
 _SCALARS = ((), (1,))
 
 
@@ -23,7 +24,7 @@ class Stored:
     """An adapter in a file: of a layer of the denoiser, or of several that are one layer in the file."""
 
     name: str  # of the file's layer, without prefix
-    parts: tuple[tuple[Place, str], ...]  # its layers in the order of their rows
+    parts: tuple[tuple[LayerSlice, str], ...]  # its layers in the order of their rows
     tensors: Mapping[str, str]  # names in the file, by kind
 
     @property
@@ -34,8 +35,8 @@ class Stored:
 
     def rows(self, layers: Shapes) -> int:
         """How many rows the file's layer has."""
-        place, layer = self.parts[0]
-        return layers[layer][0] // place.count * place.of
+        where, layer = self.parts[0]
+        return layers[layer][0] // where.count * where.of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +53,12 @@ class Contents:
 
 def table_of(layers: Iterable[str], naming: Naming) -> Table:
     """Every name that a layer has in files of any program → its layers."""
-    found: dict[str, list[tuple[Place, str]]] = {}
+    found: dict[str, list[tuple[LayerSlice, str]]] = {}
     rules = (*(naming.kohya.rules if naming.kohya is not None else ()), *naming.further)
     for layer in layers:
-        own = Place(name=layer)
-        for place in {spelled(each.name): each for each in (placed(rules, layer), placed(naming.further, layer), own)
-                      if each is not None}.values():
-            found.setdefault(spelled(place.name), []).append((place, layer))
+        slices = (slice_by(rules, layer), slice_by(naming.further, layer), LayerSlice(name=layer))
+        for where in {spelled(each.name): each for each in slices if each is not None}.values():
+            found.setdefault(spelled(where.name), []).append((where, layer))
     return {name: tuple(sorted(parts, key=lambda part: part[0].first)) for name, parts in found.items()}
 
 

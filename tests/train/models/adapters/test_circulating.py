@@ -19,7 +19,7 @@ from original_layout import AURAFLOW, CHROMA, FLUX, FLUX2, KREA2, LUMINA2, SD3, 
 
 from prep.models.families.registry import FAMILIES
 from train.merging.additions import changed, read_lora
-from train.models.families.registry import naming_of
+from train.models.naming import naming_of
 
 LINES = {"sd3": SD3, "flux": FLUX, "chroma": CHROMA, "flux2": FLUX2, "flux2_klein": FLUX2, "zimage": ZIMAGE,
          "lumina2": LUMINA2, "auraflow": AURAFLOW, "krea2": KREA2, "qwenimage": "", "hidream": "", "ernie": ""}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from prep.models.lora.kohya import Kohya, fused
 from prep.parse import Unparsed
 from train.models.adapters.stored import check_shapes, contents_of, table_of
-from train.models.naming import Kohya, Naming, fused
+from train.models.naming import Naming
 
 LAYERS = {"a.to_q": (4, 6), "a.to_k": (4, 6), "a.to_v": (4, 6), "b.out": (4, 6)}
 NAMING = Naming(component="transformer", kohya=Kohya(rules=fused("(a)", "to_q to_k to_v", "{}.qkv")))

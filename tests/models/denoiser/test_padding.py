@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from train.models.families import padding
+from prep.models.denoiser import padding
 
 
 def text(*lengths: int, stored: int) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prep.errors import ConfigError
-from train.models.samplers import (
+from prep.models.denoiser.samplers import (
     BY_SHIFT,
     DIFFUSION,
     EULER,

@@ -1,4 +1,4 @@
-"""Checks the numbers of a scheduler's config that decide its levels of noise. No torch: `train check` takes a second.
+"""Checks the numbers of a scheduler's config that decide its levels of noise, without torch, so in milliseconds.
 
 What only computing the levels tells is found by `train.models.denoiser.noise_schedule`.
 """

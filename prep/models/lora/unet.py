@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from train.models.naming import Rule
+from prep.models.lora.kohya import Rule
 
 _RESNET = {"conv1": "in_layers.2", "time_emb_proj": "emb_layers.1", "conv2": "out_layers.3",
            "conv_shortcut": "skip_connection"}

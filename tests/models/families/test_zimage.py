@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from train.models.families.zimage import _stacked
+from prep.models.families.zimage import _stacked
 
 
 def test_stacked_pictures_keep_their_gradients():

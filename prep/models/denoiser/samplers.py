@@ -10,7 +10,7 @@ pictures, and FlowMatchLCMScheduler, which is for models that were distilled to 
 
 Not among those of epsilon and v: EDMEulerScheduler, which diffusers calls compatible, but which scales what goes in and
 out as models were trained for by Karras et al. 2022, so that pictures of others diverge; LCMScheduler and TCDScheduler,
-which are for distilled models and take at most 50 steps. `tests/train/models/test_samplers.py` tries them on a model
+which are for distilled models and take at most 50 steps. `tests/models/denoiser/test_samplers.py` tries them on a model
 whose answer is known.
 """
 
@@ -20,8 +20,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from prep.errors import ConfigError
-from prep.training.schema import SAMPLERS
 
+SAMPLERS = ("DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "EulerDiscreteScheduler",
+            "EulerAncestralDiscreteScheduler", "HeunDiscreteScheduler", "DPMSolverMultistepScheduler",
+            "DPMSolverSinglestepScheduler", "KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler",
+            "DEISMultistepScheduler", "UniPCMultistepScheduler", "LMSDiscreteScheduler", "DPMSolverSDEScheduler",
+            "SASolverScheduler", "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler")
 EULER, HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 MULTISTEP, SINGLESTEP, UNIPC = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "UniPCMultistepScheduler"
 DIFFUSION = tuple(name for name in SAMPLERS if name not in (EULER, HEUN))

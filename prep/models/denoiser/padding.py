@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from prep.models.family import ATTENTION_MASK
-from train.models.family import Prompted, TextArrays
+from prep.models.family import ATTENTION_MASK, Prompted, TextArrays
 
 if TYPE_CHECKING:
     from torch import Tensor
