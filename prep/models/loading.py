@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from prep.errors import ModelError, OutOfMemoryError, first_line, is_panic
+from prep.errors import ModelError, OutOfMemoryError, first_line
 from prep.models.checkpoints.bounds import known_warnings, require_room
 from prep.models.checkpoints.staging import staged
 from prep.models.device.memory import is_out_of_memory
-from prep.models.files import FETCH_AGAIN, ComponentFiles
+from prep.models.files import ComponentFiles
 
 
 def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
@@ -35,7 +33,7 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
     except ModelError:
         raise
     except ImportError as error:
-        raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {_said(error, files)}",
+        raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {said(error, files)}",
                          hint=f"install that package{packages}") from None
     except Exception as error:  # broken files make the libraries raise almost anything, even SafetensorError
         if is_out_of_memory(error):
@@ -47,7 +45,7 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
             raise ModelError(f"cannot load the {what} in {files.folder}: its weights with their scales applied do not "
                              f"fit into {tempfile.gettempdir()}", hint="free space there, or name another directory: "
                              "TMPDIR=DIR") from None
-        raise ModelError(f"cannot load the {what} in {files.folder}: {_said(error, files)}",
+        raise ModelError(f"cannot load the {what} in {files.folder}: {said(error, files)}",
                          hint="download the model again; a model is a diffusers pipeline with safetensors") from None
     return model
 
@@ -57,55 +55,16 @@ def _dtype_in(options: Mapping[str, Any]) -> Any:
     return options.get("dtype", options.get("torch_dtype"))
 
 
-@contextmanager
-def without_panics(model: Path) -> Iterator[None]:
-    """Raises a `ModelError` where a library in Rust panics, as tokenizers does: that is no `Exception`."""
-    try:
-        yield
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise ModelError(f"the tokenizer of {model} stopped at a text: {first_line(error)}", hint=FETCH_AGAIN) from None
-
-
-PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
-
-
-def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
-    """Loads the tokenizer of `files` as the transformers class `class_name`, which is in `components.CLASSES`.
-
-    Of a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
-    processor itself does; text has the same tokens. Raises `ModelError`.
-    """
-    import transformers  # here: train loads only diffusers models, and this import takes a second
-
-    kind = getattr(transformers, "AutoTokenizer" if class_name in PROCESSORS else class_name)
-    try:
-        with staged(files) as folder, without_panics(files.folder):
-            tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        if class_name in PROCESSORS and tokenizer.chat_template is None:
-            tokenizer.chat_template = json.loads(files.small.get("chat_template.json", b"{}")).get("chat_template")
-        if not tokenizer.model_max_length >= 2:
-            raise ValueError(f"model_max_length is {tokenizer.model_max_length}")
-        with without_panics(files.folder):
-            tokenizer(["a"], truncation=True)  # some faulty configs fail only here
-        return tokenizer
-    except Exception as error:  # as above
-        raise ModelError(f"cannot load the tokenizer in {files.folder}: {_said(error, files)}",
-                         hint="download the model again, or save its tokenizer with transformers: "
-                         "tokenizer.save_pretrained(DIR)") from None
-
-
 def load_part(kind: Any, files: ComponentFiles, what: str) -> Any:
     """Loads a transformers config, tokenizer or image processor from `files`. Raises `ModelError`."""
     try:
         with staged(files) as folder:
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # as above
-        raise ModelError(f"cannot load the {what} of {files.folder}: {_said(error, files)}") from None
+        raise ModelError(f"cannot load the {what} of {files.folder}: {said(error, files)}") from None
 
 
-def _said(error: Exception, files: ComponentFiles) -> str:
+def said(error: Exception, files: ComponentFiles) -> str:
     """The first line of a library's error message, without the path of the staged directory."""
     words = first_line(error).split(" ")
     return " ".join(Path(word).name if "latentry-model-" in word else word for word in words)[:300]

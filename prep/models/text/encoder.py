@@ -23,11 +23,11 @@ from prep.models.device.offload import Placement
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_text, text_files
-from prep.models.loading import without_panics
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.models.text.pipeline import assemble, encoder_configs, load_encoder, spoken, tokenizers_of
 from prep.models.text.quantization import most_captions, require_library
 from prep.models.text.swapping import Encoders
+from prep.models.text.tokenizer import without_panics
 
 CAPTION = "a caption in the text encoder"  # in messages
 TextBatch = tuple[Sequence[str], bool]  # captions, and whether they are negative prompts

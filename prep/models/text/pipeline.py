@@ -18,10 +18,11 @@ from prep.models.configs import Configs
 from prep.models.family import Family
 from prep.models.files import ComponentFiles
 from prep.models.fingerprint import TextFiles
-from prep.models.loading import dtype_keyword, load_model, load_part, load_tokenizer
+from prep.models.loading import dtype_keyword, load_model, load_part
 from prep.models.pipeline import pipeline_index
 from prep.models.text.chat import render_apart
 from prep.models.text.quantization import bitsandbytes_options, is_quantized
+from prep.models.text.tokenizer import load_tokenizer
 
 CLIP_POSITIONS = 77  # if a config does not say
 TOO_LONG = "set model_max_length in its tokenizer_config.json"

@@ -23,10 +23,10 @@ from prep.models.components import class_of
 from prep.models.family import Family, TextOptions
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import text_files
-from prep.models.loading import without_panics
 from prep.models.pipeline import pipeline_index
 from prep.models.text.lengths import row_length, text_pipeline
 from prep.models.text.pipeline import tokenizer_name, tokenizers_of
+from prep.models.text.tokenizer import without_panics
 
 BATCH = 1024  # captions counted at once
 # The first is in no template; the second shows what becomes of spaces and capital letters; the third is longer than any
