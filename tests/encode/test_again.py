@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,22 +24,18 @@ from prep.images.mask import decode_mask
 from prep.manifest.samples import Sample, View, open_samples
 from prep.manifest.tables import SAMPLES, read_table
 
-# The command in a process of its own that writes down every file it opens, by whatever call.
-WATCHED = """
-import os, sys
-opened = []
-def watch(event, args):
-    if event == "open" and isinstance(args[0], (str, os.PathLike)):
-        opened.append(os.fspath(args[0]))
-sys.addaudithook(watch)
-from prep.cli.main import app
-from prep.cli.console import run
-try:
-    run(app, "prep", sys.argv[2:])
-finally:
-    with open(sys.argv[1], "w") as file:
-        file.write("\\n".join(opened))
-"""
+_watching: list[list[str]] = []  # who is told of files that this process opens, by whatever call
+
+
+@cache
+def add_hook() -> None:
+    """Once: there is no way to take a hook back."""
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and _watching and isinstance(args[0], str | os.PathLike):
+            for seen in _watching:
+                seen.append(os.fspath(args[0]))
+
+    sys.addaudithook(watch)
 
 
 @pytest.fixture(autouse=True)
@@ -61,31 +59,41 @@ def encoded(prep, words, monkeypatch):
     return result.json
 
 
-def opened(words, photos: Path, tmp_path: Path, *options: str) -> set[str]:
-    """The files of the source that one more run opens, by name; it must end well and make nothing."""
-    done = subprocess.run([sys.executable, "-c", WATCHED, tmp_path / "opened", *map(str, words), *options],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert sum(json.loads(done.stdout)["encoded"].values()) == 0
-    files = [Path(line) for line in (tmp_path / "opened").read_text().splitlines()]
-    assert "--rehash" in options or any(path.name.startswith("files-") for path in files)  # the shim sees them
-    return {path.name for path in files if path.is_file() and photos in path.parents}
+@pytest.fixture
+def opened(words, photos, prep):
+    """`opened(*options)`: the files of the source that one more run opens, by name; it must end well and make nothing.
+    """
+    def go(*options: str) -> set[str]:
+        add_hook()
+        seen: list[str] = []
+        _watching.append(seen)
+        try:
+            done = prep(*words, *options)
+        finally:
+            _watching.remove(seen)
+        assert done.code == 0, done.err
+        assert sum(done.json["encoded"].values()) == 0
+        files = [Path(name) for name in seen]
+        assert "--rehash" in options or any(path.name.startswith("files-") for path in files)  # the hook sees them
+        return {path.name for path in files if path.is_file() and photos in path.parents}
+
+    return go
 
 
-def test_a_second_run_opens_no_picture_caption_or_mask(encoded, words, photos, tmp_path):
+def test_a_second_run_opens_no_picture_caption_or_mask(encoded, opened, photos, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()
-    assert opened(words, photos, tmp_path) == set()
+    assert opened() == set()
     assert (tmp_path / "m.json").read_bytes() == whole
-    assert opened(words, photos, tmp_path, "--rehash") == {path.name for path in photos.iterdir()}
+    assert opened("--rehash") == {path.name for path in photos.iterdir()}
     assert (tmp_path / "m.json").read_bytes() == whole
 
 
-def test_only_what_changed_is_opened(encoded, words, photos, tmp_path):
+def test_only_what_changed_is_opened(encoded, opened, photos, tmp_path):
     whole = (tmp_path / "m.json").read_bytes()
     changed = ["1.png", "3.txt", "2-masklabel.png"]
     for name in changed:
         os.utime(photos / name, ns=(0, 0))  # the same bytes, and a stamp that says nothing of them
-    assert opened(words, photos, tmp_path) == set(changed)
+    assert opened() == set(changed)
     assert (tmp_path / "m.json").read_bytes() == whole
 
 

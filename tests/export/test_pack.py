@@ -116,7 +116,7 @@ def test_a_file_that_is_there_stays(home, packed):
     assert packed.read_bytes() == before
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 40))])
 def test_a_flipped_bit_is_an_error_or_changes_nothing(home, packed, tmp_path, seed):
     """Padding, and what a header says of owners and dates, decide nothing."""
     draw = random.Random(seed)

@@ -180,11 +180,11 @@ def same(one, other):
 
 
 @EACH
-@FEW_AND_MANY
+@pytest.mark.parametrize("count", [1, pytest.param(24, marks=pytest.mark.slow)])
 def test_killed_at_a_step_or_while_a_checkpoint_or_a_picture_is_written(training, tmp_path, kind, count):
     there = training(kind, tmp_path)
     for points in there.points():
-        for point in spread(points, 2 * count):
+        for point in spread(points, count):
             ending = there.go("killed", [{"kill": point, "when": WHEN[point % 3]}])[0]
             assert ending["signal"] == signal.SIGKILL, words_of(ending)
             same(tmp_path / "whole", there.finish("killed"))
@@ -248,7 +248,7 @@ def test_one_rank_s_disk_is_full(training, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["divided", pytest.param("full", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("count", [3, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(24, marks=pytest.mark.slow)])
 def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind, count):
     """Its log and the news of it are nobody else's, so it alone meets the full disk; the other one waits nowhere for
     it. When there is room again all finished steps are kept, and the run is continued as if nothing had been."""
@@ -282,16 +282,16 @@ def bug(where):
     return {"error": "bug", "where": where}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "failures", "codes", "said"), [
     ("divided", (memory("begin"), memory("begin")), (9, 9), MEMORY),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("divided", (memory("backward"), memory("backward")), (9, 9), MEMORY),
-        *(("divided", (None, memory(where)), (9, 9), OF_SECOND + "cpu " + MEMORY) for where in PLACES),
-        *(("divided", (memory(where), None), (9, 9), MEMORY) for where in PLACES[1::2]),
-        ("divided", (bug("inside"), memory("inside")), (70, 9), BUG),
-        ("divided", (bug("backward"), memory("begin")), (9, 9), OF_SECOND + "cpu " + MEMORY),
-        ("divided", (memory("begin"), bug("end")), (9, 9), MEMORY),
-        ("divided-lora", (None, bug("backward")), (70, 70), OF_SECOND + "RuntimeError: shapes differ\n")))])
+    ("divided", (memory("backward"), memory("backward")), (9, 9), MEMORY),
+    *(("divided", (None, memory(where)), (9, 9), OF_SECOND + "cpu " + MEMORY) for where in PLACES),
+    *(("divided", (memory(where), None), (9, 9), MEMORY) for where in PLACES[1::2]),
+    ("divided", (bug("inside"), memory("inside")), (70, 9), BUG),
+    ("divided", (bug("backward"), memory("begin")), (9, 9), OF_SECOND + "cpu " + MEMORY),
+    ("divided", (memory("begin"), bug("end")), (9, 9), MEMORY),
+    ("divided-lora", (None, bug("backward")), (70, 70), OF_SECOND + "RuntimeError: shapes differ\n")])
 def test_ranks_of_a_divided_model_fail_in_a_pass(training, undisturbed, tmp_path, kind, failures, codes, said):
     """Alone, while the other one waits for its weights, or both, in the second pass of a step. One message, of the one
     that failed first; a checkpoint of the last whole step, with the tensors of an undisturbed run, byte by byte; and it

@@ -49,7 +49,8 @@ def begin(url, environment, together, answers):
         answers.put(f"{type(error).__name__}: {error}")
 
 
-@pytest.mark.parametrize("place", ["", "/checkpoints/step-000005", "/lora.safetensors"])
+@pytest.mark.parametrize("place", [
+    "", *(pytest.param(place, marks=pytest.mark.slow) for place in ("/checkpoints/step-000005", "/lora.safetensors"))])
 def test_ranks_of_one_computer_begin_with_the_same_weights_downloaded_once(store, url, place):
     processes = multiprocessing.get_context("spawn")
     together, answers = processes.Barrier(RANKS, timeout=60), processes.Queue()

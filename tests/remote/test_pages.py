@@ -65,6 +65,7 @@ def test_every_command_is_run_or_left_out_for_a_reason():
     assert len(PAGE) >= 27 and len(INLINE) >= 1
 
 
+@pytest.mark.slow
 def test_the_page_works_from_its_beginning_to_its_end(here, store, prep, train):
     said, kept = {}, {}
     (here / "FILE").write_text("another prompt\n")

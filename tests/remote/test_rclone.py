@@ -131,7 +131,9 @@ def test_push_check_verify_and_pull(served, make, tiny_model, prep, train, tmp_p
     assert files(tmp_path / "back" / "cache" / "shards") == files(made.path.parent / "cache" / "shards")
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "drop", "truncate", "flip", "flip sent", "lose"])
+@pytest.mark.parametrize("fault", [
+    "503", "flip", *(pytest.param(fault, marks=pytest.mark.slow)
+                     for fault in ("500", "drop", "truncate", "flip sent", "lose"))])
 def test_each_request_fails_once(served, home, prep, tmp_path, fault):
     """Nothing is lost or half there, on the way up and on the way down. This server does not compare digests of what
     arrives, as others do."""

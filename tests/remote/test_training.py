@@ -68,6 +68,7 @@ def test_a_run_is_the_one_from_the_disk(train, made, store, tiny_model, tmp_path
     assert told.code == 0, told.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["503", "flip", *(pytest.param(fault, marks=pytest.mark.slow)
                                                     for fault in ("500", "drop", "truncate"))])
 def test_each_request_of_a_run_fails_once(train, made, store, tiny_model, tmp_path, fault):

@@ -52,7 +52,7 @@ def shown(server):
     return {path: answer.body.replace(server.base.encode(), b"") for path, answer in pages.items()}
 
 
-@pytest.mark.parametrize("data", ["directory", "tars"], indirect=True)
+@pytest.mark.parametrize("data", ["directory", pytest.param("tars", marks=pytest.mark.slow)], indirect=True)
 def test_a_manifest_in_a_store(store, data):
     """Of the shards just the rows that are looked at are read; nothing is listed, or written to the store."""
     with viewing_here(data) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,18 @@ from prep.images.decode import decode_picture, read_header
 def draw(path: Path, size: tuple[int, int], *, seed: int, alpha: bool = False) -> Path:
     """Writes a picture of smooth random colors."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    channels = 4 if alpha else 3
-    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, channels), dtype=np.uint8)
-    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
+    path.write_bytes(_drawn(path.suffix, tuple(size), seed, alpha))
     return path
+
+
+@lru_cache(maxsize=256)  # most tests draw the same few
+def _drawn(suffix: str, size: tuple[int, int], seed: int, alpha: bool) -> bytes:
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 6, 4 if alpha else 3), dtype=np.uint8)
+    return saved(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), _kind(suffix))
+
+
+def _kind(suffix: str) -> str:
+    return Image.registered_extensions()[suffix.lower()]
 
 
 def draw_captioned(root: Path, count: int, *, size: tuple[int, int] = (300, 300), captions: bool = True) -> None:
@@ -30,10 +39,15 @@ def draw_captioned(root: Path, count: int, *, size: tuple[int, int] = (300, 300)
 
 def draw_mask(path: Path, size: tuple[int, int]) -> Path:
     """Writes a mask: white in the left half, black in the right."""
+    path.write_bytes(_drawn_mask(path.suffix, tuple(size)))
+    return path
+
+
+@lru_cache(maxsize=64)
+def _drawn_mask(suffix: str, size: tuple[int, int]) -> bytes:
     mask = Image.new("L", size, 0)
     mask.paste(255, (0, 0, size[0] // 2, size[1]))
-    mask.save(path)
-    return path
+    return saved(mask, _kind(suffix))
 
 
 def saved(picture: Image.Image, kind: str = "PNG", **options) -> bytes:

@@ -926,6 +926,7 @@ def test_a_model_that_changes_while_it_is_loaded(make, setup_of, tmp_path, tiny_
         go(setup, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_loop_never_loads_a_text_encoder():
     code = ("import sys, train.loop\n"
             "assert not {'prep.models.text.encoder', 'train.sampling.text'} & set(sys.modules)\n"

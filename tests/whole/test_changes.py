@@ -1,8 +1,8 @@
 """What each change to pictures, captions, masks, model or options makes `prep encode` encode again, and nothing else.
 
 Counted at the encoders themselves: pictures given to the VAE, captions given to the text encoders, mask rows made.
-Stable Diffusion 1.5 has all cases; FLUX.1, with two encoders, and Z-Image, with a template, those about text that may
-differ. Other families, and all cases of these, are slow tests.
+Stable Diffusion 1.5 has all cases; FLUX.1, with two encoders, those about text that may differ, and Z-Image, with a
+template, what only it has. Other families, and all cases of these, are slow tests.
 """
 
 from __future__ import annotations
@@ -404,8 +404,8 @@ def parameters() -> Iterator[Any]:
     """Every case of every family; quick are those of the families named at the top."""
     for family in TESTED:
         for case in cases_of(family):
-            shared = case.name in SHARED
-            quick = family == "sd15" or (family in ("flux", "zimage") and case.text and not shared)
+            quick = (family == "sd15" or (family == "flux" and case.text and case.name not in SHARED)
+                     or (family == "zimage" and case.name in ("template", "quantization")))
             yield pytest.param(family, case, id=f"{family}-{case.name}", marks=() if quick else pytest.mark.slow)
 
 

@@ -64,7 +64,7 @@ def test_an_error_on_one_device_is_the_error_of_the_command(tiny_model, photos, 
 @pytest.mark.parametrize(("claims", "code", "said"), [
     ("Killed", 9, "the process that encodes on cpu was killed; the computer has probably too little memory for one "
      "process per device"),
-    ("Ended", 70, "the process that encodes on cpu ended with exit code 3"),
+    pytest.param("Ended", 70, "the process that encodes on cpu ended with exit code 3", marks=pytest.mark.slow),
     pytest.param("Broken", 70, "Unsendable: what cannot be sent", marks=pytest.mark.slow),
 ])
 def test_a_process_that_ends(encode, monkeypatch, tmp_path, claims, code, said):

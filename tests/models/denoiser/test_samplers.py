@@ -72,7 +72,7 @@ def test_every_sampler_draws_what_the_model_has_learned(name, prediction, schedu
 @pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Should have t:UserWarning")
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 2, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (3, 4))])
 @pytest.mark.parametrize("name", DIFFUSION)
 def test_few_steps_are_taken_or_refused(name, steps, schedule):
     pytest.importorskip(LIBRARIES.get(name, "torch"))

@@ -70,10 +70,12 @@ def sd15(tmp_path_factory):
     pytest.param("sd15", {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0}, 1.0, marks=pytest.mark.slow),
     ("sd15", {"targets": "kohya-conv", "format": "diffusers", "rslora": True,
               "layers": ({"match": "to_q", "rank": 4, "alpha": 3.0},)}, 1.0),
-    ("sd15", {"targets": "kohya-conv", "dora": True}, 1.0), ("flux", {"targets": "attention", "dora": True}, 1.0),
-    ("flux2", {"targets": "all-linear", "format": "kohya"}, 0.7), ("flux", {"targets": "all-linear"}, 1.0),
+    pytest.param("sd15", {"targets": "kohya-conv", "dora": True}, 1.0, marks=pytest.mark.slow),
+    ("flux", {"targets": "attention", "dora": True}, 1.0),
+    pytest.param("flux2", {"targets": "all-linear", "format": "kohya"}, 0.7, marks=pytest.mark.slow),
+    pytest.param("flux", {"targets": "all-linear"}, 1.0, marks=pytest.mark.slow),
     ("zimage", {"targets": "all-linear", "format": "kohya"}, 1.0),
-    ("lumina2", {"targets": "kohya", "format": "kohya"}, 1.0),
+    pytest.param("lumina2", {"targets": "kohya", "format": "kohya"}, 1.0, marks=pytest.mark.slow),
     ("sd3", {"targets": "kohya", "format": "kohya", "dora": True}, 1.0)])
 def test_the_merged_model_draws_what_the_lora_draws(tmp_path, family, settings, strength):
     folder = tiny_pipelines.save(family, tmp_path / "model")

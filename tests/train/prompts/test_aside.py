@@ -53,7 +53,7 @@ def warnings_of(run):
 
 
 def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_path, monkeypatch):
-    """By a process that takes no modules from the current directory."""
+    """By a process that takes no modules from the current directory; `train sample` takes the rows, too."""
     setup = encoded(sample=PICTURES)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -75,10 +75,6 @@ def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_pa
     for name, value in ours.items():
         assert value.dtype == wanted[name].dtype
         assert torch.allclose(value.float(), wanted[name].float(), rtol=0.02, atol=0.05)  # of bfloat16
-
-
-def test_train_sample_takes_the_rows_that_the_run_encoded(encoded, tmp_path):
-    go(encoded(sample=PICTURES), tmp_path / "run")
     (tmp_path / "other.txt").write_text("a green dragon --n blurry --w 64 --h 64\n")
     for prompts, count in ((None, 2), (tmp_path / "other.txt", 1)):
         wanted = SampleRequest(folder=tmp_path / "run", which=("after",), steps=1, prompts=prompts)
