@@ -1,4 +1,4 @@
-# Two commands for a new machine with Python 3.11 or later: `make demo`, `make test`.
+# Two commands for a new machine with Python 3.11 or later: `make demo`, `make test`. While you change code: `make check`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,8 +8,11 @@ FLOORS_STAMP := $(FLOORS_VENV)/installed
 BENCH_VENV := .venv-bench
 BENCH_STAMP := $(BENCH_VENV)/installed
 DEMO ?= demo
+# Folders of tests of the core. Those that need torch are skipped, which tests/whole/test_make_check.py keeps few.
+CORE := batching buckets cache captions dataset format fs images manifest recipe runs sources train/config vocabulary \
+	workers
 
-.PHONY: venv demo test test-all test-floors lint docs bench clean
+.PHONY: venv demo check test test-all test-floors lint docs bench clean
 
 venv: $(STAMP)
 
@@ -23,6 +26,12 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 
 demo: venv
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh manifests/demo.sh $(DEMO)
+
+# In about a minute, for who changes code: what needs no torch. It is no substitute for `make test`.
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --without-torch $(CORE:%=tests/%)
 
 test: venv
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

@@ -56,11 +56,29 @@ settings.register_profile("latentry", deadline=None, suppress_health_check=[Heal
 settings.register_profile("quick", settings.get_profile("latentry"), max_examples=30, derandomize=True)
 
 
+HEAVY = ("torch", "diffusers", "transformers", "peft", "bitsandbytes")
+
+
+class _SkipsWhatIsHeavy:
+    """Skips a test, or a module of tests, that imports a library which takes seconds to load."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.partition(".")[0] in HEAVY:
+            pytest.skip(f"needs {name}, see --without-torch", allow_module_level=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-torch", action="store_true", help="skip tests that import torch and what builds on it")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """More examples where slow tests run, too, and others each time; tests that name a number of their own have that
     number. Without slow tests a change is judged by the same examples wherever and whenever it is tested.
     """
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "latentry")
+    if config.getoption("--without-torch"):
+        assert not set(HEAVY) & set(sys.modules), "tests/conftest.py and its plugins load nothing heavy"
+        sys.meta_path.insert(0, _SkipsWhatIsHeavy())
 
 
 SLOW = 2400  # seconds after which a slow test counts as one that hangs
