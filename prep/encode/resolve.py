@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from prep.dataset.samples import settle_masks
 from prep.dataset.texts import text_options_of
 from prep.encode.targets import Contexts, LatentSource, Targets, targets_of
 from prep.encode.text_groups import TextGroups
+from prep.formatting import printable
 from prep.fs.memo import Memo
 from prep.images.decode import POLICY
 from prep.keys import latent_context, mask_context, text_context
 from prep.models.configs import Configs
-from prep.models.denoiser.fit import check_sizes, check_widths
+from prep.models.denoiser.trainable import check_sizes, check_widths, missing_files
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
@@ -77,8 +78,9 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
                        text=FAMILIES[family].text.shapes(Configs(model), options),
                        with_std=recipe.model.posterior == "mean+std")
     file_digest = RememberedDigest(facts)
+    prediction = prediction_of(model, specs.family)
+    missing = missing_files(model, specs.family)  # what could not be trained shows before anything is read
     with phase(progress, "hashing the model"):
-        prediction = prediction_of(model, specs.family)
         contexts = contexts_of(recipe, model, specs, options, file_digest)
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     denoiser = _checked_denoiser(model, specs)  # errors in model and rules show before all pictures are read
@@ -96,13 +98,20 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
         contexts = replace(contexts, latent=latents_from.context(contexts.latent))
         surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
     wants = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
-    wants = replace(wants, notices=(*wants.notices, *notes))
+    wants = replace(wants, notices=(*wants.notices, *notes, *_untrainable(model, missing)))
     if denoiser is not None:
         check_sizes(model, specs.family, denoiser, sorted({sample.bucket for sample in wants.samples}))
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
                           contexts=contexts, file_digest=file_digest, survey=surveyed,
                           bucketing=buckets, wants=wants, text_options=options, latents_from=latents_from,
                           text_groups=TextGroups(model, specs.family, options, wants.texts))
+
+
+def _untrainable(model: Path, missing: Sequence[str]) -> Iterator[str]:
+    """The note on files that training will need, if the directory has only what encodes."""
+    if missing:
+        yield (f"note: {printable(str(model))} has no {' and no '.join(missing)}: encoding does without, but training "
+               f"needs {'it' if len(missing) == 1 else 'them'}")
 
 
 def _checked_denoiser(model: Path, specs: FieldSpecs) -> Mapping[str, Any] | None:

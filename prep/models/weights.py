@@ -47,6 +47,16 @@ def variant_of(folder: Path, stem: str) -> str:
     return found[0] if found else ""
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether `folder` has a safetensors file, of any name. Raises `ModelError` if it cannot be listed."""
+    try:
+        return any(name.endswith(".safetensors") for name in os.listdir(folder))  # noqa: PTH208  (names, not paths)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise unreadable(folder, error) from None
+
+
 def weight_files(folder: Path, stem: str, variant: str = "") -> tuple[Path, ...]:
     """The safetensors files of `variant` that diffusers and transformers would load from `folder`. Raises `ModelError`.
 

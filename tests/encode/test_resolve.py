@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from pictures import draw
@@ -65,6 +66,19 @@ def test_what_a_family_cannot_do_is_refused(tiny_model, family, options, said, h
     with pytest.raises(ConfigError) as caught:
         chosen(family, tiny_model, **options)
     assert (caught.value.message, caught.value.hint) == (said, hint)
+
+
+def test_a_denoiser_that_no_run_could_use_is_refused_before_the_model_is_hashed(prep, photos, tiny_model, tmp_path):
+    weights = shutil.copytree(tiny_model, tmp_path / "model") / "unet" / "diffusion_pytorch_model.safetensors"
+    whole = weights.stat().st_size
+    weights.write_bytes(weights.read_bytes()[:-1])
+    (tmp_path / "model" / "text_encoder" / "model.safetensors").unlink()  # which is found missing by hashing it
+    for command in (("encode",), ("encode", "--dry-run"), ("seal",)):
+        result = prep(*command, photos, "--model", tmp_path / "model", "--cache", tmp_path / "cache", "-o",
+                      tmp_path / "m.json")
+        assert result.code == 6, result.err
+        assert f"{weights} has {whole - 1} bytes, expected {whole} as its header says" in result.err
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "m.json").exists()
 
 
 def test_options_out_of_bounds(prep, photos, tiny_model, tmp_path):

@@ -28,6 +28,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 
 import tiny_pipelines
 
+from prep.errors import ModelError
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.index import open_index
@@ -35,6 +36,7 @@ from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 from prep.models.denoiser.samplers import samplers
+from prep.models.denoiser.trainable import missing_files
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Conditions
 from prep.training.schema import Sampling
@@ -120,13 +122,67 @@ def test_what_a_denoiser_does_not_take_is_refused_before_it_is_encoded(case, mad
         (tmp_path / "m.json").unlink(missing_ok=True)
 
 
-def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
-    """Unless the denoiser's config says what family it is, or what rows are."""
+def damaged(weights: Path) -> None:
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+def without_header(weights: Path) -> None:
+    weights.write_bytes(b"\xff" * 64)
+
+
+def of_quantized_weights(weights: Path) -> None:
+    config = json.loads((weights.parent / "config.json").read_bytes())
+    (weights.parent / "config.json").write_text(json.dumps({**config, "quantization_config": {"load_in_4bit": True}}))
+
+
+def without_config(weights: Path) -> None:
+    (weights.parent / "config.json").unlink()
+
+
+def without_a_shard(weights: Path) -> None:
+    shards = [f"{weights.stem}-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    weights.rename(weights.with_name(shards[0]))
+    index = {"weight_map": dict(zip("ab", shards, strict=True))}
+    weights.with_name(f"{weights.name}.index.json").write_text(json.dumps(index))
+
+
+def without_levels(weights: Path) -> None:
+    path = weights.parents[1] / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "num_train_timesteps": 0}))
+
+
+@pytest.mark.parametrize("harm", [damaged, without_header, of_quantized_weights, without_config, without_a_shard,
+                                  without_levels])
+def test_what_no_run_could_use_is_refused_before_it_is_encoded(case, made, harm, tmp_path):
+    """In the words of train check."""
+    family = FAMILIES[case.family]
     copy = shutil.copytree(made.parent / "model", tmp_path / "model")
-    shutil.rmtree(copy / FAMILIES[case.family].denoiser)
+    assert missing_files(copy, family) == ()
+    harm(copy / family.denoiser / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        missing_files(copy, family)
+    faults = check(RunRequest(manifest=made, model=str(copy)), parse({}, "")).faults
+    assert [(fault.message, fault.hint, fault.exit_code) for fault in faults] == [
+        (caught.value.message, caught.value.hint, 6)]
+
+
+def test_a_model_without_its_denoiser_encodes(case, made, prep, tmp_path):
+    """Unless the denoiser's config says what family it is, or what rows are. A note says that training needs it."""
+    family, copy = FAMILIES[case.family], shutil.copytree(made.parent / "model", tmp_path / "model")
+    lacks = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
+    without_a_shard(copy / lacks)
+    (copy / family.denoiser / "diffusion_pytorch_model-00001-of-00002.safetensors").unlink()
+    assert missing_files(copy, family) == (lacks,)  # the index alone, as where only small files were downloaded
+    shutil.rmtree(copy / family.denoiser)
+    known = len(family.predictions) == 1  # without the scheduler's config
+    if known:
+        shutil.rmtree(copy / "scheduler")
     result = prep("encode", made.parent / "photos", "--model", copy, "--cache", tmp_path / "cache", "-o",
                   tmp_path / "m.json", "--resolution", 64, "--step", 32, "--device", "cpu", "--dry-run")
     assert result.code == (6 if case.family in ("sd15", "sd21", "hidream") else 0), result.err
+    lacks, them = (f"{lacks} and no scheduler/scheduler_config.json", "them") if known else (lacks, "it")
+    said = f"note: {copy} has no {lacks}: encoding does without, but training needs {them}"
+    assert (said in result.err) == (result.code == 0)
 
 
 def test_settings_that_a_flow_has_not(case, made):

@@ -10,7 +10,7 @@ from pathlib import Path
 from prep.errors import ModelError, Problem
 from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
-from prep.models.denoiser.fit import check_sizes, check_widths
+from prep.models.denoiser.trainable import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint

@@ -9,8 +9,8 @@ from pathlib import Path
 from prep.errors import CacheError, ConfigError
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest
-from prep.models.denoiser.levels import check_levels
 from prep.models.denoiser.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers
+from prep.models.denoiser.trainable import check_schedule
 from prep.models.families.registry import FAMILIES
 from prep.models.files import read_config
 from prep.models.pipeline import weighted_files
@@ -56,8 +56,7 @@ def check_fields(manifest: Manifest, config: Config) -> None:
 
 def check_noise(model: Path, config: Config, manifest: Manifest) -> None:
     """Raises `ModelError` for a noise schedule without usable levels."""
-    check_levels(read_config(model / "scheduler" / "scheduler_config.json"), model,
-                 flow=prediction_of(config, manifest) == "flow")
+    check_schedule(model, flow=prediction_of(config, manifest) == "flow")
 
 
 def check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:

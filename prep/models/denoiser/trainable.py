@@ -1,4 +1,4 @@
-"""Checks, by the config of a model's denoiser, whether it takes the rows and the buckets of a dataset.
+"""Checks, by a model's files alone, whether training could use its denoiser, its noise schedule, and a dataset's rows.
 
 `prep encode` asks before it encodes, since `train` would refuse what it makes; `train` asks of the model that it is
 given.
@@ -6,6 +6,7 @@ given.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from math import isqrt
 from pathlib import Path
@@ -13,7 +14,37 @@ from typing import Any
 
 from prep.errors import ModelError
 from prep.geometry import Size
+from prep.models.denoiser.levels import check_levels
 from prep.models.family import Family, Shape
+from prep.models.files import read_config
+from prep.models.pipeline import weighted_files
+from prep.models.weights import has_weights
+
+SCHEDULE = "scheduler/scheduler_config.json"
+
+
+def check_schedule(model: Path, *, flow: bool) -> None:
+    """Raises `ModelError` for a noise schedule without usable levels; `flow`: of a model that predicts a flow."""
+    check_levels(read_config(model / SCHEDULE), model, flow=flow)
+
+
+def missing_files(model: Path, family: Family) -> tuple[str, ...]:
+    """Checks the denoiser and the noise schedule; returns the files that are missing, relative to `model`. A computer
+    that only encodes needs none of them.
+
+    Raises `ModelError` as training does: for weights that are damaged, incomplete, quantized, or lead to other files,
+    and for a noise schedule without usable levels.
+    """
+    missing = []
+    if has_weights(model / family.denoiser):
+        weighted_files(model, family.denoiser)
+    else:
+        missing.append(f"{family.denoiser}/diffusion_pytorch_model.safetensors")
+    if os.path.lexists(model / SCHEDULE):
+        check_schedule(model, flow="flow" in family.predictions)
+    else:
+        missing.append(SCHEDULE)
+    return tuple(missing)
 
 
 def check_widths(model: Path, family: Family, config: Mapping[str, Any], text: Mapping[str, Shape], hint: str) -> None:
