@@ -36,7 +36,7 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
     """Loads the tokenizer of `files` as the transformers class `class_name`, which is in `components.CLASSES`.
 
     Of a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
-    processor itself does; text has the same tokens. Raises `ModelError`.
+    processor itself does; text has the same tokens, each time. Raises `ModelError`.
     """
     kind = getattr(transformers, "AutoTokenizer" if class_name in PROCESSORS else class_name)
     try:
@@ -45,6 +45,7 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
             trial.ask(["", *strings_in(files.config)])  # tokens are normalized while it is loaded
         with staged(files) as folder, without_panics(files.folder):
             tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        _without_chance(tokenizer)
         if trial is not None:
             try_first(tokenizer, trial)
         if class_name in PROCESSORS and tokenizer.chat_template is None:
@@ -62,6 +63,13 @@ def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
         raise ModelError(f"cannot load the tokenizer in {files.folder}: {said(error, files)}",
                          hint="download the model again, or save its tokenizer with transformers: "
                          "tokenizer.save_pretrained(DIR)") from None
+
+
+def _without_chance(tokenizer: Any) -> None:
+    """Switches off BPE-dropout (Provilkov et al. 2020), which is for training a text encoder: a text would get other
+    tokens each time, but has one row in a cache."""
+    if tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None) is not None:
+        tokenizer.backend_tokenizer.model.dropout = None
 
 
 def _needs_trial(kind: type[Any], files: ComponentFiles) -> bool:
