@@ -3,7 +3,8 @@ never ends the run. Several ranks share the work, and the first one tells what c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from math import prod
@@ -12,14 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from prep.cache.records import RowRef
-from prep.errors import PathError, Problem, first_line
+from prep.cache.remote.room import NotFetched
+from prep.errors import OutOfMemoryError, PathError, Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.remote.errors import StoreError
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from prep.runs.grids import columns_of
-from train.failures import telling_of_memory
+from train.failures import BETWEEN, Progress
 from train.optim import ema
-from train.parallel.errors import RankLost
+from train.parallel.errors import RankFailed, RankLost
 from train.parallel.ranks import Ranks
 from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
@@ -40,55 +43,61 @@ def due_after(setup: Setup, step: int) -> list[str]:
             if every and (ends or setup.interval(every).is_due(step))]
 
 
-def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int,
-             there: frozenset[str] = frozenset(), asked: Iterable[str] = ()) -> None:
-    """Validates and samples if either is due, or is `asked` for.
+def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress,
+             existing: frozenset[str] = frozenset(), asked: Iterable[str] = ()) -> None:
+    """Validates and samples after the last step, if either is due, or is `asked` for.
 
-    `there`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
+    `existing`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
     call this.
     """
-    due = {*due_after(setup, step), *asked} - there
+    step = progress.done
+    due = {*due_after(setup, step), *asked} - existing
     if not due:
         return
     with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.ranks.sharded):
         if "validation" in due:
-            with log.phase(f"validating step {step}"):
+            with log.phase(f"validating step {step}"), _warned(trainee.ranks, log, progress, "validation"):
                 _validate(trainee, rows, setup, log, step)
         if "sample" in due:
-            with log.phase(f"sampling step {step}"):
+            with log.phase(f"sampling step {step}"), _warned(trainee.ranks, log, progress, "sample pictures"):
                 _sample(trainee, rows, setup, run, log, step)
 
 
-def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
-    """Logs the validation loss, or a warning."""
+@contextmanager
+def _warned(ranks: Ranks, log: Log, progress: Progress, what: str) -> Iterator[None]:
+    """A part whose failure is a warning, unless another rank is gone, or waits in a pass that needs all of them."""
+    progress.during = BETWEEN[what]
     try:
-        with trainee.ranks.staying():
-            found = validate(trainee.denoiser, rows, setup, trainee.ranks)
-    except RankLost:  # another one ends, or waits in a pass that needs all: nothing goes on
+        yield
+    except RankLost:
         raise
     except Exception as error:
-        log("warning", step, text=f"no validation: {_told(error)}")
-        return
+        of_all = isinstance(error, Problem) and not isinstance(
+            error, StoreError | NotFetched | OutOfMemoryError)
+        if ranks.sharded and not of_all:
+            raise
+        own = error.__cause__ if isinstance(error, RankFailed) and error.rank == ranks.rank else error
+        log("warning", progress.done, text=f"no {what}: {_in_a_line(own or error)}")
+    progress.during = ""
+
+
+def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
+    """Logs the validation loss."""
+    found = validate(trainee.denoiser, rows, setup, trainee.ranks)
     if found is not None:
         log("validation", step, loss=found.loss, spread=found.spread, samples=found.samples, timesteps=found.timesteps,
             losses=found.losses, sources={name: asdict(part) for name, part in found.sources.items()})
 
 
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
-    """Writes a grid of sample pictures, or logs a warning."""
+    """Writes a grid of sample pictures."""
     ranks, path = trainee.ranks, run / "samples" / f"step-{step:06d}.png"
-    try:
-        with ranks.staying():
-            found = _agreed_prompts(rows, setup, run, ranks)
-            made = _pictures(trainee, rows, setup, found)
-            if made and ranks.first:
-                make_dirs(path.parent)
-                write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
-    except RankLost:
-        raise
-    except Exception as error:
-        log("warning", step, text=f"no sample pictures: {_told(error)}")
-        return
+    found = agreed_prompts(rows, setup, run, ranks)
+    made = _pictures(trainee, rows, setup, found)
+    with ranks.collective():
+        if made and ranks.first:
+            make_dirs(path.parent)
+            write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
     for warning in found.warnings:
         log("warning", step, text=warning)
     if made:
@@ -102,11 +111,8 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> li
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
     if ranks.sharded:
-        with ranks.passing(reading=True), telling_of_memory(
-                trainee.denoiser.device, "drawing sample pictures", ranks,
-                less="smaller pictures (sample.size) or --set sample.every=0"):
-            return pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
-    with ranks.together():
+        return pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
+    with ranks.collective():
         mine = pictures(trainee.denoiser, rows, setup.model, found.prompts[ranks.rank :: ranks.world],
                         setup.config.sample)
     if ranks.world == 1:
@@ -126,21 +132,21 @@ def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
     return made
 
 
-def _agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
+def agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
     """The current prompts, which are the same for all ranks. The first one lets new ones be encoded.
 
     Raises `PathError` if the prompt file is written just now, so that ranks read different ones.
     """
     found = Found(prompts=())
-    with ranks.together():
+    with ranks.collective():
         if ranks.first:
             found = _prompts(rows, setup, run, ranks.longest)
-    with ranks.together():
+    with ranks.collective():
         if not ranks.first:
             found = current(rows.index, partial(kept_rows, run, rows.index))
-    told = ranks.gather([[prompt.prompt, repr(prompt.settings), isinstance(prompt.positive, RowRef)]
+    read = ranks.gather([[prompt.prompt, repr(prompt.settings), isinstance(prompt.positive, RowRef)]
                          for prompt in found.prompts])
-    if any(other != told[0] for other in told):
+    if any(other != read[0] for other in read):
         raise PathError("the processes do not read the same prompts", hint="all must see the same files")
     return found
 
@@ -156,17 +162,17 @@ def waits_shortened(setup: Setup, ranks: Ranks) -> str | None:
 
 def _prompts(rows: Rows, setup: Setup, run: Path, longest: float) -> Found:
     """The current prompts. Those without a row are encoded by another process, if `sample.wait` allows one."""
-    kept = partial(kept_rows, run, rows.index)
-    found = current(rows.index, kept)
+    encoded = partial(kept_rows, run, rows.index)
+    found = current(rows.index, encoded)
     named = setup.manifest.document["prompts"]["file"]
     if not found.lacking or not setup.config.sample.wait or not str(named).endswith(".txt"):
         return found
     why = encode_aside(run, setup, found.lacking, longest)
-    found = current(rows.index, kept)
+    found = current(rows.index, encoded)
     return found if why is None else replace(found, warnings=(*found.warnings, f"no prompt was encoded here: {why}"))
 
 
-def _told(error: Exception) -> str:
+def _in_a_line(error: BaseException) -> str:
     """An error in a line; if it was not expected, with its class."""
     if is_out_of_memory(error):
         return "too little memory"

@@ -1,28 +1,33 @@
-"""Turns failures of a run into errors with hints: out of memory, non-finite numbers, disk errors."""
+"""What failed in a run, as a message that helps: memory, numbers that are not finite, the disk, a store, the compiler.
+
+The loop raises errors as they are, and says in `Progress` how far it was. `train run` turns them into messages here, in
+one place (`explained`).
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
+from prep.cache.remote.room import NotFetched
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
 from prep.formatting import join_texts
 from prep.fs.mirror import more_room
+from prep.fs.remote.errors import StoreError
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
 from prep.models.device.memory import is_out_of_memory
 from prep.training.schema import Config
-from train.parallel.ranks import ALONE, Ranks
+from train.parallel.errors import RankFailed
 from train.setup import Setup
 
+TRYING = "trying the largest bucket"
+BETWEEN = {"validation": "validating", "sample pictures": "drawing sample pictures"}
 NAMES = 5  # non-finite rows listed by name; further rows are only counted
 
 
@@ -31,11 +36,11 @@ class Progress:
     """Progress of a run. Not frozen: the loop updates it."""
 
     device: torch.device
-    done: int  # finished steps
-    kept: int  # the step of the newest checkpoint
+    done: int = 0  # finished steps
+    saved: int = 0  # the step of the newest checkpoint
     world: int = 1  # processes that train together
     whole: bool = True  # False during an update: the weights then belong to no step
-    trying: bool = False  # the largest bucket, before the first step
+    during: str = ""  # what is computed besides steps: TRYING, or one of BETWEEN's
     shots: tuple[Draw, ...] = ()  # of the newest forward pass
 
 
@@ -46,23 +51,56 @@ class NotFinite(Exception):
         super().__init__()
         self.loss, self.norm, self.shots = loss, norm, tuple(shots)
 
-    def explained(self, rows: Rows, progress: Progress, config: Config) -> Problem:
-        """The error to raise: names the cache rows with non-finite values, or else suggests other settings."""
-        step, index = progress.done + 1, rows.index
-        if found := rows.not_finite(self.shots):
-            names = [f"the {field} row of {index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
-                     f"{ref.row})" for field, shot, ref in found[:NAMES]]
-            more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
-            return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
-                              hint="encoders never store such rows; to verify all rows and re-encode these, run "
-                                   + encode_command(index.manifest, "--recheck"))
-        names = [f"{index.samples.name(shot.sample)} at timestep {shot.timestep}" for shot in self.shots]
-        again = (f", with --resume, which continues from step {progress.kept}, and --from if that already diverges"
-                 if progress.kept else "")
-        return ConfigError(f"loss is {self.loss} and the gradient norm {self.norm} in step {step}, expected finite "
-                           f"numbers; it trained on {join_texts(names, NAMES)}; the weights are still those of step "
-                           f"{progress.done}",
-                           hint=f"try a smaller learning rate ({_rates(config)}){again}{_wider(config)}")
+
+@contextmanager
+def explained(setup: Setup, run: Path, progress: Progress) -> Iterator[None]:
+    """Training, whose errors become messages that say what helps: see `explanation`."""
+    try:
+        yield
+    except Exception as error:
+        # What ranks know of each other's errors stays around the one that is said.
+        own = error.__cause__ if isinstance(error, RankFailed) and isinstance(error.__cause__, Exception) else error
+        better = explanation(own, setup, run, progress)
+        if better is own:
+            raise
+        if own is error:
+            raise better from error
+        raise error from better
+
+
+def explanation(error: Exception, setup: Setup, run: Path, progress: Progress) -> Exception:
+    """What is shown of an error, by its type and how far the run was; a bug stays what it is."""
+    if isinstance(error, NotFinite):
+        return _not_finite(error, setup, progress)
+    if isinstance(error, BrokenPipeError):  # our output was closed: not an error of the run's disk
+        return error
+    if isinstance(error, OSError):
+        return _of_disk(error, run, progress)
+    if isinstance(error, StoreError | NotFetched):
+        return _of_store(error, progress)
+    if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
+        return _out_of_memory(setup, progress)
+    return _not_compiled(error) if setup.config.compile else error
+
+
+def _not_finite(error: NotFinite, setup: Setup, progress: Progress) -> Problem:
+    """Names the cache rows with non-finite values, or else suggests other settings."""
+    rows, config = Rows(setup.index), setup.config
+    step, index = progress.done + 1, rows.index
+    if found := rows.not_finite(error.shots):
+        names = [f"the {field} row of {index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
+                 f"{ref.row})" for field, shot, ref in found[:NAMES]]
+        more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
+        return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
+                          hint="encoders never store such rows; to verify all rows and re-encode these, run "
+                               + encode_command(index.manifest, "--recheck"))
+    names = [f"{index.samples.name(shot.sample)} at timestep {shot.timestep}" for shot in error.shots]
+    again = (f", with --resume, which continues from step {progress.saved}, and --from if that already diverges"
+             if progress.saved else "")
+    return ConfigError(f"loss is {error.loss} and the gradient norm {error.norm} in step {step}, expected finite "
+                       f"numbers; it trained on {join_texts(names, NAMES)}; the weights are still those of step "
+                       f"{progress.done}",
+                       hint=f"try a smaller learning rate ({_rates(config)}){again}{_wider(config)}")
 
 
 def _rates(config: Config) -> str:
@@ -76,55 +114,31 @@ def _wider(config: Config) -> str:
     return "; or --precision bf16 or fp32 in another RUN: float16 ends at 65504" if config.precision == "fp16" else ""
 
 
-def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]],
-                 ranks: Ranks = ALONE) -> None:
-    """Raises `NotFinite` on every rank unless both are finite. `parts`: the shots of each forward pass of this rank,
-    and the sum of their losses."""
-    if math.isfinite(loss) and math.isfinite(norm):
-        return
-    passes = list(parts)
-    guilty = [shots for shots, loss in passes if not math.isfinite(float(loss))]
-    if not ranks.any(bool(guilty)):
-        guilty = [shots for shots, _ in passes]
-    told = ranks.gather([asdict(shot) for shots in guilty for shot in shots])
-    raise NotFinite(loss, norm, (_draw(shot) for shots in told for shot in shots))
-
-
-def _draw(facts: Mapping[str, Any]) -> Draw:
-    """A draw from its fields, in which JSON has lists instead of tuples."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
-    return Draw(**values)
-
-
-def out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
+def _out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
     """The error for a failed allocation: says where it happened, and which options use less memory."""
     config = setup.config
-    kept = f"--resume continues from step {progress.kept}: " if progress.kept else ""
+    resume = f"--resume continues from step {progress.saved}: " if progress.saved else ""
+    if progress.during in BETWEEN.values():
+        less = {"validating": f"{_half_micro_batch(config)}--set validation.every=0",
+                "drawing sample pictures": "smaller pictures (sample.size) or --set sample.every=0"}[progress.during]
+        return OutOfMemoryError(f"{progress.device} ran out of memory while {progress.during}, and a divided model "
+                                "needs all processes", hint=resume + less)
     if not progress.shots:
         return OutOfMemoryError(f"{progress.device} has too little memory for the model",
-                                hint=kept + " or ".join(_smaller_model(config)))
+                                hint=resume + " or ".join(_smaller_model(config)))
     bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.shots[0].sample])]
-    when = f"before step {progress.done + 1}, trying the largest bucket" if progress.trying else (
-        f"in step {progress.done + 1}")
+    step = progress.done + 1
+    when = f"before step {step}, {progress.during}" if progress.during else f"in step {step}"
     return OutOfMemoryError(
         f"{progress.device} ran out of memory {when}, with {len(progress.shots)} samples of {bucket[0]}x{bucket[1]} "
-        "in a forward pass", hint=kept + " or ".join(_less_memory(config, progress)))
+        "in a forward pass", hint=resume + " or ".join(_less_memory(config, progress)))
 
 
-@contextmanager
-def telling_of_memory(device: torch.device, what: str, ranks: Ranks, *, less: str) -> Iterator[None]:
-    """Forward passes between steps, whose failure is a warning unless `ranks` divide the model: then it ends the run,
-    so that too little memory is told with what helps. `what` is done, and the options `less` need less memory."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if ranks.sharded and is_out_of_memory(error):
-            raise OutOfMemoryError(f"{device} ran out of memory while {what}, and a divided model needs all processes",
-                                   hint=f"--resume continues from the last step: {less}") from error
-        raise
+def _half_micro_batch(config: Config) -> str:
+    return f"--micro-batch {config.micro_batch // 2} or " if config.micro_batch % 2 == 0 else ""
 
 
-def not_compiled(error: Exception) -> Exception:
+def _not_compiled(error: Exception) -> Exception:
     """An error of torch.compile as a `Problem`; others as they are."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return error
@@ -137,20 +151,20 @@ def of_compiler(error: Exception) -> ConfigError:
                        hint="--no-compile, also with --resume; or install what it needs, like a C++ compiler")
 
 
-def of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
+def _of_disk(error: OSError, run: Path, progress: Progress) -> Problem:
     """`error` as a `Problem` that names the run and the step to resume from."""
     problem = from_system(error, or_else=more_room(error.filename))
     hint = problem.hint
-    if progress.kept:
+    if progress.saved:
         hint = hint.replace("run the same command again; finished work is kept",
-                            f"add --resume to continue from step {progress.kept}")
+                            f"add --resume to continue from step {progress.saved}")
     return type(problem)(f"{problem.message} (run {run}, after step {progress.done})", hint=hint)
 
 
-def of_store(error: Problem, progress: Progress) -> Problem:
+def _of_store(error: Problem, progress: Progress) -> Problem:
     """`error` of an object store, whose hint is to run the command again, with how a run that has begun goes on."""
     again = "run the same command again"
-    if not progress.kept or again not in error.hint or f"{again} with" in error.hint:
+    if not progress.saved or again not in error.hint or f"{again} with" in error.hint:
         return error
     return type(error)(error.message, hint=error.hint.replace(again, f"{again} with --resume"))
 
@@ -158,7 +172,7 @@ def of_store(error: Problem, progress: Progress) -> Problem:
 def _less_memory(config: Config, progress: Progress) -> list[str]:
     """Options that use less memory, the mildest first."""
     # A resumed run keeps its plan: its ranks divide the micro-batches of before, and take passes of so many samples.
-    world = 1 if progress.kept else progress.world
+    world = 1 if progress.saved else progress.world
     smaller = [size for size in range(1, config.micro_batch)
                if config.batch_size % size == 0 and -(-size // world) < len(progress.shots)]
     found = [f"--micro-batch {smaller[-1]}"] if smaller else []

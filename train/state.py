@@ -145,6 +145,20 @@ def add_gradients(trainee: TrainState) -> None:
         trainee.shards.take_gradients()  # FSDP has added them
 
 
+def hold_gradients(trainee: TrainState) -> None:
+    """Gives each trained parameter a gradient of zeros, to which a pass adds, as it does to that of a pass before."""
+    trained = trainee.denoiser.parameters
+    for value in trained.values() if trainee.shards is None else [trainee.shards.divided[name] for name in trained]:
+        value.grad = torch.zeros_like(value)
+
+
+def drop_gradients(trainee: TrainState) -> None:
+    """Frees all gradients."""
+    trainee.optimizer.zero_grad(set_to_none=True)
+    if trainee.shards is not None:
+        trainee.shards.drop_gradients()
+
+
 def clip_gradients(trainee: TrainState, setup: Setup) -> Tensor:
     """Clips the gradients, after undoing the scale of the loss; returns their norm before, [], without waiting for it
     where the gradients are whole."""

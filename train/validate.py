@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
 import torch
 
 from prep.loader import draws
-from prep.loader.batches import batches
+from prep.loader.batches import Batch, batches
 from prep.loader.device import to_host
 from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
-from train.failures import telling_of_memory
 from train.models.denoiser import Denoiser, evaluating
 from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import ALONE, Ranks
@@ -57,9 +57,7 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE)
     own = requests[ranks.rank :: ranks.world]
     if ranks.sharded and len(own) < len(requests[:: ranks.world]):
         own.append(requests[0])  # every rank takes part in every pass; this one's result is not used
-    smaller = f"--micro-batch {config.micro_batch // 2} or " if config.micro_batch % 2 == 0 else ""
-    with ranks.passing(), telling_of_memory(denoiser.device, "validating", ranks,
-                                            less=f"{smaller}--set validation.every=0"):
+    with nullcontext() if ranks.sharded else ranks.collective():
         mine = _losses(denoiser, rows, setup, own, ranks)
     each = ranks.gather(mine)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
@@ -83,10 +81,20 @@ def _losses(denoiser: Denoiser, rows: Rows, setup: Setup, requests: Sequence[dra
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda",
                   sharing=ranks.local_world) as feed):
-        for batch in ranks.each(feed):
+        for batch in _agreed(feed, ranks) if ranks.sharded else feed:
             given = forward(denoiser, batch.to(denoiser.device), latents, setup.config.loss)
             found.append(to_host(sample_losses(given, setup.config.loss)).tolist())
     return found
+
+
+def _agreed(feed: Iterator[Batch], ranks: Ranks) -> Iterator[Batch]:
+    """The batches, if all ranks could read theirs: each pass needs all of them."""
+    while True:
+        with ranks.collective():
+            batch = next(feed, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str, Part]:

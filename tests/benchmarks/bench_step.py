@@ -54,10 +54,12 @@ from prep.loader.rows import Rows
 from prep.models.loading import quiet_libraries
 from train.check import check
 from train.config.load import parse
+from train.failures import Progress
 from train.loop import train
 from train.models.denoiser import load
 from train.runs.heart import Heart
 from train.runs.log import Log
+from train.runs.stored.stored import OnDisk
 from train.setup import RunRequest, Setup
 
 WARM = 1  # turns before the clock starts
@@ -167,7 +169,7 @@ def ours(setup: Setup, run: Path, turns: Turns, sides: Mapping[str, Iterator[Non
 
     run.mkdir(parents=True, exist_ok=True)
     with Log(run / "log.jsonl", watch) as log, Heart(run, log) as heart:
-        train(setup, run, turns.case.device, log, requests=heart)
+        train(setup, OnDisk(run), log, Progress(device=turns.case.device), requests=heart)
     turns.others(sides)  # after the run has left its memory
 
 

@@ -106,6 +106,7 @@ def child(run: dict[str, Any], folder: Path) -> None:
             os.setgroups([])
             os.setgid(run["user"])
             os.setuid(run["user"])
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / "error.json")  # as torchrun has it
         os.environ.update(run.get("environment", {}))
         os.chdir(run.get("directory", "."))
         faults = shim.install(run.get("shim", {}))

@@ -214,10 +214,10 @@ def fail_pass(last: int, where: str, name: str) -> None:
     import torch
     from torch.nn.modules.module import register_module_forward_hook
 
-    from train import evaluate, steps, validate
+    from train import evaluate, loop, validate
 
     module, attribute = {"validation": (validate, "forward"), "pictures": (evaluate, "pictures")}.get(
-        where, (steps, "_pass"))
+        where, (loop, "forward_backward"))
     left, plain = iter(range(last)), getattr(module, attribute)
     errors = {"memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
               "bug": RuntimeError("shapes differ"), "disk": OSError(errno.EIO, "cannot be read")}

@@ -233,14 +233,14 @@ def test_killed_while_each_rank_writes_its_pieces(training, tmp_path, count):
 
 @pytest.mark.slow
 def test_one_rank_s_disk_is_full(training, tmp_path):
-    """All end with its message, no half checkpoint is left, and the run is continued as if nothing had been."""
+    """It says so, all end, no half checkpoint is left, and the run is continued as if nothing had been."""
     there = training("divided", tmp_path)
     for point in spread(there.points_of_pieces()[1], 3):
         endings = there.go("killed", [{}, {"fail": point, "errno": "ENOSPC", "for": 0}])
-        codes = [ending["code"] for ending in endings]
-        assert codes == [codes[0]] * 2 and codes[0], words_of(endings)
+        assert endings[1]["code"] and endings[0]["code"], words_of(endings)
         for words in ("error: rank 1 of 2 failed: ", "o space left"):
-            assert words in endings[0]["err"], words_of(endings)
+            assert words in endings[1]["err"], words_of(endings)
+        assert endings[0]["err"] == "", words_of(endings)
         for folder in (tmp_path / "killed" / "checkpoints").iterdir():
             assert read_state(folder).version == 4, folder
         same(tmp_path / "whole", there.finish("killed", 2))
@@ -251,17 +251,18 @@ def test_one_rank_s_disk_is_full(training, tmp_path):
 @pytest.mark.parametrize("count", [2, pytest.param(24, marks=pytest.mark.slow)])
 def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind, count):
     """Its log and the news of it are nobody else's, so it alone meets the full disk; the other one waits nowhere for
-    it. When there is room again all finished steps are kept, and the run is continued as if nothing had been."""
+    it, and says nothing. When there is room again all finished steps of a whole model are kept, and the run is
+    continued as if nothing had been."""
     there = training(kind, tmp_path)
     points = there.points_of_first()
     for number, point in enumerate(spread(points, count)):
         lasts = number % 2 == 0
         endings = there.go("killed", [{"fail": point, "errno": "ENOSPC", "for": 0 if lasts else 1}, {}], kill_after=60)
         assert [ending["signal"] for ending in endings] == [None, None], (point, endings)
-        assert [ending["code"] for ending in endings] == [7, 7], (point, endings)
+        assert endings[0]["code"] == 7 and endings[1]["code"], (point, endings)
         assert "o space left" in endings[0]["err"] and endings[0]["err"].count("error: ") == 1, words_of(endings)
         assert endings[1]["err"] == "", words_of(endings)
-        if not lasts:
+        if not lasts and kind == "full":
             finished = [event["step"] for event in events(tmp_path / "killed") if event["event"] == "step"]
             kept = [read_state(folder).step for folder in list_checkpoints(tmp_path / "killed")]
             assert max(kept, default=0) == max(finished, default=0), point
@@ -270,8 +271,8 @@ def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind,
 
 
 PLACES = ("begin", "inside", "backward", "end")
-MEMORY, BUG = "ran out of memory in step 5, with ", "error: RuntimeError: shapes differ\n"
-OF_SECOND = "rank 1 of 2 failed: "
+MEMORY, BUG = "cpu ran out of memory in step 5, with ", "error: this is a bug in train; "
+OF_SECOND = "error: rank 1 of 2 failed: "
 
 
 def memory(where):
@@ -283,53 +284,44 @@ def bug(where):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "failures", "codes", "said"), [
-    ("divided", (memory("begin"), memory("begin")), (9, 9), MEMORY),
-    ("divided", (memory("backward"), memory("backward")), (9, 9), MEMORY),
-    *(("divided", (None, memory(where)), (9, 9), OF_SECOND + "cpu " + MEMORY) for where in PLACES),
-    *(("divided", (memory(where), None), (9, 9), MEMORY) for where in PLACES[1::2]),
-    ("divided", (bug("inside"), memory("inside")), (70, 9), BUG),
-    ("divided", (bug("backward"), memory("begin")), (9, 9), OF_SECOND + "cpu " + MEMORY),
-    ("divided", (memory("begin"), bug("end")), (9, 9), MEMORY),
-    ("divided-lora", (None, bug("backward")), (70, 70), OF_SECOND + "RuntimeError: shapes differ\n")])
-def test_ranks_of_a_divided_model_fail_in_a_pass(training, undisturbed, tmp_path, kind, failures, codes, said):
+@pytest.mark.parametrize(("kind", "failures", "said"), [
+    ("divided", (memory("begin"), memory("begin")), MEMORY), ("divided", (memory("backward"),) * 2, MEMORY),
+    *(("divided", (None, memory(where)), OF_SECOND + MEMORY) for where in PLACES),
+    *(("divided", (memory(where), None), "error: " + MEMORY) for where in PLACES[1::2]),
+    ("divided", (bug("inside"), None), BUG), ("divided-lora", (None, bug("backward")), BUG)])
+def test_ranks_of_a_divided_model_fail_in_a_pass(training, undisturbed, tmp_path, kind, failures, said):
     """Alone, while the other one waits for its weights, or both, in the second pass of a step. One message, of the one
-    that failed first; a checkpoint of the last whole step, with the tensors of an undisturbed run, byte by byte; and it
-    is continued as that run."""
-    there, (whole, fourth) = training(kind, tmp_path), undisturbed(kind)
+    that failed first, and its exit code; nobody waits; and the run is continued from its last checkpoint."""
+    there, (whole, _) = training(kind, tmp_path), undisturbed(kind)
     plans = [{} if one is None else {"pass": 8, **one} for one in failures]
     endings = there.go("failed", plans, kill_after=60)
-    assert [(ending["signal"], ending["code"]) for ending in endings] == [(None, code) for code in codes], endings
-    assert endings[0]["err"].count("error: ") == 1 and said in endings[0]["err"] and endings[1]["err"] == "", endings
-    kept = list_checkpoints(tmp_path / "failed")
-    assert [read_state(folder).step for folder in kept] == [3, 4]
-    wanted = fourth / "checkpoints" / kept[1].name
-    names = sorted(path.relative_to(wanted) for path in wanted.rglob("*.safetensors"))
-    assert len(names) == (7 if kind == "divided" else 3)
-    for name in names:  # their metadata have another checkpoint.every
-        one, other = load_file(kept[1] / name), load_file(wanted / name)
-        assert one.keys() == other.keys()
-        assert all(one[each].numpy().tobytes() == other[each].numpy().tobytes() for each in one), name
+    code = 70 if said == BUG else 9
+    for ending, one in zip(endings, failures, strict=True):
+        assert ending["signal"] is None and ending["code"] in ({70} if one is None else {code}), endings
+    errors = "".join(ending["err"] for ending in endings)
+    assert errors.count("error: ") == 1 and said in errors, endings
+    assert [read_state(folder).step for folder in list_checkpoints(tmp_path / "failed")] == [3]
     same(whole, there.finish("failed", 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize(("kind", "where", "number", "said", "hint"), [
-    ("divided", "validation", 2, "validating", "--micro-batch 1 or --set validation.every=0"),
+    ("divided", "validation", 2, "validating", "--resume continues from step 3: --micro-batch 1 or --set "
+     "validation.every=0"),
     ("divided-lora", "pictures", 1, "drawing sample pictures", "smaller pictures (sample.size) or --set "
      "sample.every=0")])
 def test_a_rank_of_a_divided_model_fails_between_steps(training, undisturbed, tmp_path, failing, kind, where, number,
                                                        said, hint):
-    """Without its part of the pass nothing goes on: the run ends, with a checkpoint of the step before."""
+    """Without its part of the pass nothing goes on: the run ends, and continues from its last checkpoint."""
     there, (whole, _) = training(kind, tmp_path), undisturbed(kind)
     plans = [{"pass": number, **memory(where)} if rank == failing else {} for rank in range(2)]
     endings = there.go("failed", plans, kill_after=60)
-    assert [(ending["signal"], ending["code"]) for ending in endings] == [(None, 9)] * 2, endings
-    assert endings[0]["err"] == (f"error: {OF_SECOND * failing}cpu ran out of memory while {said}, and a divided model "
-                                 f"needs all processes\nhint: --resume continues from the last step: {hint}\n"), endings
-    assert endings[1]["err"] == "", endings
-    assert read_state(list_checkpoints(tmp_path / "failed")[-1]).step == 2 * number
+    assert [ending["signal"] for ending in endings] == [None, None] and endings[failing]["code"] == 9, endings
+    assert endings[failing]["err"] == (f"error: {'rank 1 of 2 failed: ' * failing}cpu ran out of memory while {said}, "
+                                       f"and a divided model needs all processes\nhint: {hint}\n"), endings
+    assert endings[1 - failing]["err"] == "" and endings[1 - failing]["code"] == 70, endings
+    assert [read_state(folder).step for folder in list_checkpoints(tmp_path / "failed")] == [3] * (number > 1)
     same(whole, there.finish("failed", 2))
 
 

@@ -213,12 +213,12 @@ def test_training_keeps_its_cache(train, prep, gc, tiny_model, tmp_path, monkeyp
     cache = open_cache(tmp_path / "cache", create=False)
     asked: list[int] = []
 
-    def held_by_us(setup, run, place, log, *rest):
+    def held_by_us(setup, storage, log, *rest):
         with (pytest.raises(CacheError, match="is in use by another process"),
               lock_directory(cache.root, exclusive=True)):
             pass
         asked.append(1)
-        run.mkdir(exist_ok=True)
+        storage.folder.mkdir(exist_ok=True)
         log.rewind(0)
         log("end", 1, result="lora.safetensors")
 

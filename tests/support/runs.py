@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from train.failures import Progress, explained
 from train.loop import train
 from train.runs.log import Log
 from train.runs.resume import compare, find_start
+from train.runs.stored.stored import OnDisk
 
 CPU = torch.device("cpu")
 
@@ -23,8 +25,10 @@ def go(setup, run, *, resume=False, named=None, adopt=False, watch=lambda event:
             raise found.faults[0]
         if found.adopted:
             setup = replace(setup, adopted=({"step": start.state.step, "changes": list(found.adopted)},))
-    with Log(run / "log.jsonl", watch) as log:
-        train(setup, run, device, log, start)
+    step = 0 if start is None else start.state.step
+    progress = Progress(device=device, done=step, saved=step)
+    with Log(run / "log.jsonl", watch) as log, explained(setup, run, progress):
+        train(setup, OnDisk(run), log, progress, start)
 
 
 def events(run):

@@ -24,12 +24,13 @@ from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from prep.training.schema import Result
-from train import evaluate, failures, loop, steps
+from train import evaluate, failures, loop, update
 from train.check import check
 from train.config.load import parse
+from train.failures import Progress
 from train.objectives import forward
 from train.optim import optimizers
-from train.runs import saver
+from train.runs import heart, saver
 from train.runs.directory import checkpoint_bytes
 from train.setup import RunRequest
 
@@ -113,14 +114,14 @@ def test_where_an_average_is_kept_changes_no_bit_and_may_change_on_resume(make, 
 def test_timesteps_are_drawn_as_the_settings_say(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **QUICK, lora={"rank": 2}, timesteps={"low": 0.25, "high": 0.5, "distribution": "mode"},
                      loss={"huber": 0.1, "weighting": "debiased"})
-    drawn, gather = [], steps._gather
+    drawn, gather = [], loop.accumulate
 
     def watched(*args):
         found = gather(*args)
         drawn.extend(shot.timestep for shots, _ in found.parts for shot in shots)
         return found
 
-    monkeypatch.setattr(steps, "_gather", watched)
+    monkeypatch.setattr(loop, "accumulate", watched)
     go(setup, tmp_path / "run")
     assert len(drawn) > 20 and all(250 <= timestep < 500 for timestep in drawn)
 
@@ -481,10 +482,9 @@ def test_where_layers_have_a_rate_of_their_own_the_hint_names_it(make, setup_of,
     layers = [{"match": "to_q", "lr": 100.0}, {"match": "to_k", "rank": 2}]
     for rules, told in ((layers, "try a smaller learning rate (lr in lora.layers for the layers that have one there, "
                          "--lr for the others)"), (layers[1:], "try a smaller learning rate (--lr)")):
-        config = setup_of(make(), **QUICK, lora={"rank": 2, "layers": rules}).config
-        rows = SimpleNamespace(not_finite=lambda shots: [], index=None)
-        found = failures.NotFinite(float("nan"), 1.0, ()).explained(rows, SimpleNamespace(done=3, kept=0), config)
-        assert found.hint == told
+        setup = setup_of(make(), **QUICK, lora={"rank": 2, "layers": rules})
+        progress = Progress(device=torch.device("cpu"), done=3)
+        assert failures.explanation(failures.NotFinite(float("nan"), 1.0, ()), setup, tmp_path, progress).hint == told
 
 
 def test_a_longer_run_goes_on_from_a_finished_one(make, setup_of, tmp_path):
@@ -554,7 +554,7 @@ def test_what_a_stop_left_out_after_a_checkpoint_is_made_up_for(make, setup_of, 
 def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, monkeypatch):
     made = make()
     setup = setup_of(made, **{**QUICK, "steps": 6}, lora={"rank": 2})
-    gather, calls = steps._gather, []
+    gather, calls = loop.accumulate, []
 
     def fail_fourth(*args):
         calls.append(args)
@@ -562,7 +562,7 @@ def test_a_damaged_row_costs_no_step_that_was_made(make, setup_of, tmp_path, mon
             raise CacheError("a row is damaged")
         return gather(*args)
 
-    monkeypatch.setattr(steps, "_gather", fail_fourth)
+    monkeypatch.setattr(loop, "accumulate", fail_fourth)
     with pytest.raises(CacheError, match="a row is damaged"):
         go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000003"]
@@ -611,16 +611,16 @@ def test_signals_of_one_moment_ask_once(monkeypatch, numbers):
     """As a scheduler and torchrun send them."""
     if not all(hasattr(signal, name) for name in numbers):
         pytest.skip("this system has no such signal")
-    monkeypatch.setattr(loop.time, "monotonic", lambda: 1000.0)
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in loop.STOPPING}  # nohup ignores one of them
+    monkeypatch.setattr(heart.time, "monotonic", lambda: 1000.0)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in heart.STOPPING}  # nohup ignores one of them
     try:
         stop = threading.Event()
-        with loop._stopping(stop):
+        with heart.set_by_signals(stop):
             assert not stop.is_set()
             for name in numbers:
                 signal.raise_signal(getattr(signal, name))
                 assert stop.is_set()
-        assert {signal.getsignal(number) for number in loop.STOPPING} == {signal.SIG_DFL}
+        assert {signal.getsignal(number) for number in heart.STOPPING} == {signal.SIG_DFL}
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -631,7 +631,7 @@ def test_what_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         stop = threading.Event()
-        with loop._stopping(stop):
+        with heart.set_by_signals(stop):
             signal.raise_signal(signal.SIGHUP)
             assert not stop.is_set()
     finally:
@@ -641,7 +641,7 @@ def test_what_nohup_ignores_stays_ignored():
 def test_ctrl_c_after_a_request_to_stop_asks_for_the_same():
     """It does not insist, which would lose the step."""
     stop = threading.Event()
-    with loop._stopping(stop):
+    with heart.set_by_signals(stop):
         stop.set()
         signal.raise_signal(signal.SIGINT)
         assert stop.is_set()
@@ -649,10 +649,10 @@ def test_ctrl_c_after_a_request_to_stop_asks_for_the_same():
 
 def test_only_ctrl_c_insists(monkeypatch):
     clock, survived = [1000.0], []
-    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
-    with pytest.raises(KeyboardInterrupt), loop._stopping(threading.Event()):
+    monkeypatch.setattr(heart.time, "monotonic", lambda: clock[0])
+    with pytest.raises(KeyboardInterrupt), heart.set_by_signals(threading.Event()):
         signal.raise_signal(signal.SIGTERM)
-        clock[0] += loop.AGAIN
+        clock[0] += heart.AGAIN
         signal.raise_signal(signal.SIGTERM)  # whoever sent it will send SIGKILL
         survived.append(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
@@ -661,7 +661,7 @@ def test_only_ctrl_c_insists(monkeypatch):
 
 
 def test_a_second_ctrl_c_ends_at_once_and_leaves_nothing_running(make, setup_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "AGAIN", 0.0)
+    monkeypatch.setattr(heart, "AGAIN", 0.0)
     made = make()
     setup = setup_of(made, **QUICK, lora={"rank": 2})
 
@@ -721,7 +721,7 @@ def test_values_that_are_not_finite_are_found_before_the_update(make, setup_of, 
     """The weights stay those of the last good step, and that step is kept."""
     setup = setup_of(make(), **{**QUICK, "steps": 6}, lora={"rank": 2})
     go(setup_of(make(), **{**QUICK, "steps": 2}, lora={"rank": 2}), tmp_path / "good")
-    gather, calls = steps._gather, []
+    gather, calls = loop.accumulate, []
 
     def infinite(trainee, *args):
         found = gather(trainee, *args)
@@ -730,7 +730,7 @@ def test_values_that_are_not_finite_are_found_before_the_update(make, setup_of, 
             next(iter(trainee.denoiser.parameters.values())).grad.fill_(float("inf"))
         return found
 
-    monkeypatch.setattr(steps, "_gather", infinite)
+    monkeypatch.setattr(loop, "accumulate", infinite)
     with pytest.raises(ConfigError, match=r"loss is .* and the gradient norm (inf|nan) in step 3, "
                                           "expected finite numbers"):
         go(setup, tmp_path / "run")
@@ -768,7 +768,7 @@ def test_a_row_that_is_not_finite_is_named(make, setup_of, tmp_path, monkeypatch
 ], ids=["cuda", "cpu", "python"])
 def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monkeypatch, error, settings, hint):
     setup = setup_of(make(), **{**QUICK, "steps": 4, **settings}, lora={"rank": 2})
-    gather, calls = steps._gather, []
+    gather, calls = loop.accumulate, []
 
     def too_large(*args):
         found = gather(*args)
@@ -777,7 +777,7 @@ def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monke
             raise error
         return found
 
-    monkeypatch.setattr(steps, "_gather", too_large)
+    monkeypatch.setattr(loop, "accumulate", too_large)
     with pytest.raises(OutOfMemoryError) as caught:
         go(setup, tmp_path / "run")
     assert re.fullmatch(r"cpu ran out of memory in step 3, with \d samples of (64x64|80x48) in a forward pass",
@@ -786,18 +786,20 @@ def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monke
     assert kept(tmp_path / "run") == ["step-000002"]
 
 
-@pytest.mark.parametrize(("kept", "world", "planned", "samples", "hint"), [
+@pytest.mark.parametrize(("saved", "world", "planned", "samples", "hint"), [
     (0, 1, 8, 8, "--micro-batch 4"), (0, 1, 8, 3, "--micro-batch 2"), (0, 4, 8, 2, "--micro-batch 4"),
     (6, 4, 8, 2, "--micro-batch 1"), (6, 2, 8, 4, "--micro-batch 2"), (6, 1, 8, 8, "--micro-batch 4"),
     (6, 4, 4, 1, ""), (0, 4, 4, 1, ""), (6, 4, 4, 2, "--micro-batch 1")])
-def test_the_micro_batch_that_makes_passes_smaller(kept, world, planned, samples, hint):
+def test_the_micro_batch_that_makes_passes_smaller(tmp_path, saved, world, planned, samples, hint):
     """A new run divides a smaller micro-batch among the ranks. A resumed one keeps its plan, and only takes a
     rank's part of each micro-batch in several passes, of at most so many samples."""
     config = parse({"batch_size": 8, "micro_batch": planned, "gradient_checkpointing": False}, "x")
-    progress = loop.Progress(done=kept, kept=kept, world=world, device=torch.device("cpu"))
-    progress.shots = (SimpleNamespace(sample=0),) * samples
-    found = failures._less_memory(config, progress)
-    assert [option for option in found if option.startswith("--micro-batch")] == ([hint] if hint else [])
+    setup = SimpleNamespace(config=config, manifest=SimpleNamespace(buckets=[(64, 64)]),
+                            index=SimpleNamespace(samples=SimpleNamespace(bucket=[0])))
+    progress = Progress(done=saved, saved=saved, world=world, device=torch.device("cpu"),
+                        shots=(SimpleNamespace(sample=0),) * samples)
+    found = failures.explanation(MemoryError(), setup, tmp_path, progress).hint
+    assert re.findall(r"--micro-batch \d", found) == ([hint] if hint else [])
 
 
 def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):
@@ -818,7 +820,7 @@ def test_a_failure_of_sampling_never_ends_a_run(make, setup_of, tmp_path, monkey
 
 def test_a_runtime_error_in_a_step_stays_what_it_is_and_keeps_the_steps(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **{**QUICK, "steps": 4}, lora={"rank": 2})
-    clip, calls = steps.clip_gradients, []
+    clip, calls = update.clip_gradients, []
 
     def fail_third(*args):
         calls.append(args)
@@ -826,7 +828,7 @@ def test_a_runtime_error_in_a_step_stays_what_it_is_and_keeps_the_steps(make, se
             raise RuntimeError("shapes differ")
         return clip(*args)
 
-    monkeypatch.setattr(steps, "clip_gradients", fail_third)
+    monkeypatch.setattr(update, "clip_gradients", fail_third)
     with pytest.raises(RuntimeError, match="shapes differ"):
         go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000002"]
@@ -841,7 +843,7 @@ def test_the_largest_bucket_is_tried_before_the_first_step(make, setup_of, tmp_p
         tried.append(batch.latent_BChw.shape)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(steps, "_pass", too_large)
+    monkeypatch.setattr(loop, "forward_backward", too_large)
     with pytest.raises(OutOfMemoryError) as caught:
         go(setup, tmp_path / "run")
     assert caught.value.message == ("cpu ran out of memory before step 1, trying the largest bucket, with 2 samples of "
@@ -854,7 +856,7 @@ def test_a_trial_leaves_no_gradient_and_no_moment(make, setup_of):
     setup = setup_of(make(), **QUICK, lora={"rank": 2})
     trainee = loop.create_state(setup, torch.device("cpu"))
     before = {name: value.detach().clone() for name, value in trainee.denoiser.parameters.items()}
-    steps.try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+    loop.warm_up_largest_bucket(trainee, setup, Progress(device=torch.device("cpu")))
     for name, value in trainee.denoiser.parameters.items():
         assert torch.equal(value, before[name]) and value.grad is None and not trainee.optimizer.state.get(value)
 
@@ -864,7 +866,7 @@ def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeyp
     """As every pass of a step but its first: 4 bytes for each trained number, and no more when it has ended."""
     setup = setup_of(make(), **{**QUICK, "batch_size": batch}, lora={"rank": 2})
     trainee = loop.create_state(setup, torch.device("cpu"))
-    sizes, real = [], steps._pass
+    sizes, real = [], loop.forward_backward
 
     def gradients():
         found = [value.grad for value in trainee.denoiser.parameters.values() if value.grad is not None]
@@ -876,13 +878,13 @@ def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeyp
         sizes.append(gradients())
         return found
 
-    monkeypatch.setattr(steps, "_pass", watched)
-    steps.try_largest(trainee, setup, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+    monkeypatch.setattr(loop, "forward_backward", watched)
+    loop.warm_up_largest_bucket(trainee, setup, Progress(device=torch.device("cpu")))
     assert sizes == [4 * setup.numbers * held, 4 * setup.numbers] and gradients() == 0
     sizes.clear()
     with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000),
                  masked=False, pinned=False) as feed:
-        steps._gather(trainee, setup, feed, loop.Progress(done=0, kept=0, device=torch.device("cpu")))
+        loop.accumulate(trainee, setup, feed, Progress(device=torch.device("cpu")))
     assert sizes[::2] == [0, 4 * setup.numbers][:1 + held]  # what a step's passes begin with
 
 

@@ -12,7 +12,7 @@ from runs import events, go
 from prep.errors import CacheError, UsageError
 from prep.loader.draws import NO_TEXT
 from prep.manifest.document import write_manifest
-from train import steps
+from train import loop
 from train.check import check
 from train.replay import replay
 from train.setup import RunRequest
@@ -24,7 +24,7 @@ SETTINGS = {"steps": 5, "batch_size": 4, "micro_batch": 2, "validation": {"every
 @pytest.fixture
 def watched(monkeypatch):
     """The micro-batches that a run trains on, by step, with their losses."""
-    drawn, gather = [], steps._gather
+    drawn, gather = [], loop.accumulate
 
     def watch(*args):
         found = gather(*args)
@@ -32,7 +32,7 @@ def watched(monkeypatch):
             zip(found.parts, found.each, strict=True)) for shot, loss in zip(shots, each, strict=True)])
         return found
 
-    monkeypatch.setattr(steps, "_gather", watch)
+    monkeypatch.setattr(loop, "accumulate", watch)
     return drawn
 
 

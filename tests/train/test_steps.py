@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from prep.errors import ConfigError
 from prep.loader import batches
-from train import state, steps
+from train import loop, state, update
 from train.optim import optimizers
 from train.runs import checkpoint
 
@@ -38,16 +38,17 @@ def fused(monkeypatch):
 def late(monkeypatch, fused):
     """Steps are read late, as if this were a GPU; returns what was done: gathered, updated, logged, in its order."""
     done = []
-    monkeypatch.setattr(steps, "reads_late", lambda trainee: trainee.facts.spares)
+    monkeypatch.setattr(update, "reads_late", lambda trainee: trainee.facts.spares)
     def noted(name, real):
         def go(*args, **named):
-            done.append(name.strip("_").split("_")[0])
+            done.append(name.split("_")[0])
             return real(*args, **named)
 
         return go
 
-    for name in ("_gather", "apply_gradients", "move_average", "check_finite"):
-        monkeypatch.setattr(steps, name, noted(name, getattr(steps, name)))
+    monkeypatch.setattr(loop, "accumulate", noted("gather", loop.accumulate))
+    for name in ("apply_gradients", "move_average", "check_finite"):
+        monkeypatch.setattr(update, name, noted(name, getattr(update, name)))
     return done
 
 
@@ -86,7 +87,7 @@ def test_the_numbers_of_a_step_are_read_before_what_follows_it(make, setup_of, t
 def test_a_step_that_is_not_finite_changes_nothing(make, setup_of, tmp_path, monkeypatch, late, where):
     made = make()
     begin(setup_of(made, **{**SETTINGS, "checkpoint": {"every": 1, "keep": 99}}), tmp_path / "good")
-    gather, calls = steps._gather, []
+    gather, calls = loop.accumulate, []
 
     def infinite(trainee, *args):
         found = gather(trainee, *args)
@@ -95,7 +96,7 @@ def test_a_step_that_is_not_finite_changes_nothing(make, setup_of, tmp_path, mon
             next(iter(trainee.denoiser.parameters.values())).grad.fill_(float("nan"))
         return found
 
-    monkeypatch.setattr(steps, "_gather", infinite)
+    monkeypatch.setattr(loop, "accumulate", infinite)
     with pytest.raises(ConfigError, match=f"the gradient norm nan in step {where}, .* those of step {where - 1}$"):
         begin(setup_of(made, **SETTINGS), tmp_path / "run")
     told = [event["step"] for event in events(tmp_path / "run") if event["event"] == "step"]
@@ -106,7 +107,7 @@ def test_a_step_that_is_not_finite_changes_nothing(make, setup_of, tmp_path, mon
         for path in good.rglob("*.safetensors"):
             mine, wanted = load_file(kept / path.relative_to(good)), load_file(path)
             assert mine.keys() == wanted.keys() and all(mine[each].equal(wanted[each]) for each in wanted), path.name
-        monkeypatch.setattr(steps, "_gather", gather)
+        monkeypatch.setattr(loop, "accumulate", gather)
         begin(setup_of(made, **SETTINGS), tmp_path / "run", resume=True)
         mine, wanted = (load_file(tmp_path / run / "lora.safetensors") for run in ("run", "good"))
         assert all(mine[each].equal(wanted[each]) for each in wanted)
@@ -117,7 +118,7 @@ def test_a_failure_in_the_next_pass_loses_no_step(make, setup_of, tmp_path, monk
     made = make()
     setup = setup_of(made, **{**SETTINGS, "validation": {"every": 0}})
     begin(setup, tmp_path / "good")
-    gather, calls = steps._gather, []
+    gather, calls = loop.accumulate, []
 
     def fail_third(*args):
         calls.append(args)
@@ -125,11 +126,11 @@ def test_a_failure_in_the_next_pass_loses_no_step(make, setup_of, tmp_path, monk
             raise RuntimeError("shapes differ")
         return gather(*args)
 
-    monkeypatch.setattr(steps, "_gather", fail_third)
+    monkeypatch.setattr(loop, "accumulate", fail_third)
     with pytest.raises(RuntimeError, match="shapes differ"):
         begin(setup, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000002"]
-    monkeypatch.setattr(steps, "_gather", gather)
+    monkeypatch.setattr(loop, "accumulate", gather)
     begin(setup, tmp_path / "run", resume=True)
     (mine, told), (wanted, wanted_told) = files_of(tmp_path / "run"), files_of(tmp_path / "good")
     assert {name: mine.get(name) for name in wanted} == wanted
@@ -171,7 +172,7 @@ class Waits(TorchDispatchMode):
 
 def test_the_host_waits_for_nothing_between_the_pauses(make, setup_of, tmp_path, monkeypatch, late):
     """But for batches, which come from pinned memory, and for the numbers of the step before."""
-    real, waits, watched = steps._Updates.finish, Waits(), []
+    real, waits, watched = update.Late.finish, Waits(), []
 
     def free(self):
         waits.allowed = True
@@ -185,32 +186,32 @@ def test_the_host_waits_for_nothing_between_the_pauses(make, setup_of, tmp_path,
         finally:
             waits.allowed = False
 
-    class Copies(steps.Arriving):
+    class Copies(update.Arriving):
         def __init__(self, *tensors):
             waits.allowed = True
             super().__init__(*tensors)
             waits.allowed = False
 
-    def gather(*args, real=steps._gather):
+    def gather(*args, real=loop.accumulate):
         waits.found.clear()
         found = real(*args)
         watched.append(list(waits.found))
         waits.found.clear()
         return found
 
-    def make_update(self, step, gathered, real=steps._Updates.make):
+    def make_update(self, step, gathered, real=update.Late.make):
         waits.found.clear()
         real(self, step, gathered)
         watched.append(list(waits.found))
 
-    monkeypatch.setattr(steps._Updates, "finish", free)
+    monkeypatch.setattr(update.Late, "finish", free)
     monkeypatch.setattr(batches, "to_device", free_copy)
-    monkeypatch.setattr(steps, "Arriving", Copies)
-    monkeypatch.setattr(steps, "_gather", gather)
-    monkeypatch.setattr(steps._Updates, "make", make_update)
+    monkeypatch.setattr(update, "Arriving", Copies)
+    monkeypatch.setattr(loop, "accumulate", gather)
+    monkeypatch.setattr(update.Late, "make", make_update)
     plain = optimizers.TABLE["adamw"]
     monkeypatch.setattr(state, "TABLE", {"adamw": plain})  # fused kernels do not know the second device
-    monkeypatch.setattr(steps, "apply_gradients", lambda *args, only_if, real=steps.apply_gradients: real(*args))
+    monkeypatch.setattr(update, "apply_gradients", lambda *args, only_if, real=update.apply_gradients: real(*args))
     setup = setup_of(make(), **{**SETTINGS, "steps": 3, "validation": {"every": 0}, "checkpoint": {"every": 0},
                                 "loss": {"masked": True, "min_snr": 5.0}})
     with playing() as there, waits:

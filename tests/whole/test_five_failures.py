@@ -17,7 +17,7 @@ from PIL import Image
 from second_device import playing
 
 from prep.models import tensors
-from train import evaluate
+from train import loop
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu")
 QUICK = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2")
@@ -113,10 +113,11 @@ def test_eight_pictures_with_batch_16(encode, prep, train, place, underfill, sho
 def test_prompts_edited_while_text_is_cached(encode, prep, train, place, monkeypatch):
     """sd-scripts: `'NoneType' object has no attribute 'to'`. Here: noticed; new ones are shown once they have rows."""
     encode()
-    sample = evaluate._sample
+    evaluate = loop.evaluate
 
-    def edited(trainee, rows, setup, run, log, step):
+    def edited(trainee, rows, setup, run, log, progress, **options):
         """Someone edits the file before step 2, encodes the new prompt before step 4, empties it, and deletes it."""
+        step = progress.done
         if step == 2:
             (place / "prompts.txt").write_text("picture number 1\na new idea\n")
         if step == 4:
@@ -125,9 +126,9 @@ def test_prompts_edited_while_text_is_cached(encode, prep, train, place, monkeyp
             (place / "prompts.txt").write_text("")
         if step == 8:
             (place / "prompts.txt").unlink()
-        sample(trainee, rows, setup, run, log, step)
+        evaluate(trainee, rows, setup, run, log, progress, **options)
 
-    monkeypatch.setattr(evaluate, "_sample", edited)
+    monkeypatch.setattr(loop, "evaluate", edited)
     result = train("run", "m.json", "-o", "run", "--steps", 8, "--set", "sample.every=2", "--set", "sample.wait=0",
                    *QUICK)
     assert result.code == 0, result.err

@@ -51,8 +51,8 @@ def run(
     """
     from train.runs.stored.stored import kept_in
 
-    kept = kept_in(place_of(manifest, output, resume, "train run"))
-    folder = kept.folder
+    storage = kept_in(place_of(manifest, output, resume, "train run"))
+    folder = storage.folder
     options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
                "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
                "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard,
@@ -60,9 +60,9 @@ def run(
     with lasting_stderr(), joined() as ranks:
         with _preparing(ranks):  # first of all: before anything is downloaded, read or written
             require_device(_device(device, ranks))
-        _prepare(kept, resume, start_from, ranks)
+        _prepare(storage, resume, start_from, ranks)
         with _preparing(ranks):
-            start = None if kept.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
+            start = None if storage.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, options,
                                        start.state.config if start else None)
             asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from,
@@ -73,7 +73,7 @@ def run(
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
         ranks = replace(ranks, sharded=setup.config.parallel.shard and ranks.world > 1)
-        ending = _train(setup, kept, device, start, start_from, ranks, quiet)
+        ending = _train(setup, storage, device, start, start_from, ranks, quiet)
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
@@ -115,19 +115,19 @@ def manifest_of(folder: Path) -> Path:
     return run.asked.manifest
 
 
-def _prepare(kept: OnDisk, resume: bool, named: str | None, ranks: Ranks) -> None:
+def _prepare(storage: OnDisk, resume: bool, named: str | None, ranks: Ranks) -> None:
     """Brings what the run's place in a store has to its directory: first for the first rank, then on other computers.
     """
     for turn in (ranks.first, ranks.local == 0 and not ranks.first):
         with _preparing(ranks):
             if turn and (resume or ranks.first):
-                for warning in kept.prepare(resume=resume, named=named):
+                for warning in storage.prepare(resume=resume, named=named):
                     say(f"warning: {printable(warning)}")
-    if kept.begins(resume) and ranks.first:
-        say(f"note: {shown(kept.folder)} has no checkpoint yet: the run begins")
+    if storage.begins(resume) and ranks.first:
+        say(f"note: {shown(storage.folder)} has no checkpoint yet: the run begins")
 
 
-def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_from: str | None, ranks: Ranks,
+def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, start_from: str | None, ranks: Ranks,
            quiet: bool) -> Mapping[str, Any]:
     """Trains, and returns the last event. Of several ranks the first locks the run, writes and shows it."""
     from prep.fs.lock import PATIENCE, lock_directory
@@ -139,9 +139,11 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
 
     with defer_interrupts():
         from prep.models.tensors import pick_device
+        from train.failures import Progress, explained
         from train.loop import train
+        from train.runs.stored.stored import OnDisk
 
-    index, folder = setup.index, kept.folder
+    index, folder = setup.index, storage.folder
     with ExitStack() as held:
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
@@ -156,8 +158,11 @@ def _train(setup: Setup, kept: OnDisk, device: str, start: Start | None, start_f
             check_shards(index, setup.shards)  # another process may have changed the cache before the lock
             _unchanged(folder, start_from, start)
         log, requests = _log(held, folder, setup.config, ranks, quiet)
+        step = 0 if start is None else start.state.step
+        progress = Progress(device=place, done=step, saved=step, world=ranks.world)
         try:
-            train(setup, folder, place, log, start, ranks, kept if ranks.first else None, requests)
+            with explained(setup, folder, progress):
+                train(setup, storage if ranks.first else OnDisk(folder), log, progress, start, ranks, requests)
         except KeyboardInterrupt:
             if log.last.get("event") == "stopped":  # after its checkpoint, not by a second Ctrl-C
                 _explain_stop(folder, log.last["step"], start_from)
@@ -190,19 +195,18 @@ def _explain_stop(folder: Path, step: int, named: str | None) -> None:
 
 @contextmanager
 def _preparing(ranks: Ranks) -> Iterator[None]:
-    """What every rank does before it trains. Only the first prints; an error of another is told by the first."""
+    """What every rank does before it trains. Only the first prints, and the first that failed its errors."""
     if ranks.world == 1:
         yield
         return
     heard = io.StringIO()
-    with ranks.together(), nullcontext() if ranks.first else redirect_stderr(heard):
-        try:
+    try:
+        with ranks.collective(), nullcontext() if ranks.first else redirect_stderr(heard):
             yield
-        except typer.Exit as ending:
-            if ranks.first:
-                raise
-            raise RankFailed(" ".join(heard.getvalue().split()).removeprefix("error: "),
-                             exit_code=ending.exit_code) from None
+    except RankFailed as error:
+        if error.rank == ranks.rank and isinstance(error.__cause__, typer.Exit):  # it has said why
+            say(heard.getvalue().rstrip())
+        raise
 
 
 def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:

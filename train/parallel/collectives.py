@@ -30,10 +30,10 @@ def connect(local: int, patience: float) -> None:
         dist.init_process_group("gloo", timeout=timeout)
 
 
-def wait_for_first() -> None:
-    """Returns when the connection to the first rank ends, which sends nothing here."""
+def wait_for(rank: int) -> None:
+    """Returns when the connection to another rank ends, which sends nothing here."""
     with suppress(RuntimeError):
-        dist.recv(torch.zeros(1), src=0)
+        dist.recv(torch.zeros(1), src=rank)
 
 
 def disconnect() -> None:

@@ -3,8 +3,6 @@ ranks, never means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,19 +10,16 @@ from torch import nn
 from torch.distributed import get_world_size
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.utils._pytree import tree_map_only
 
 from prep.errors import ConfigError, first_line
 
-Ready = Callable[[], AbstractContextManager[None]]
 
-
-def divide(model: nn.Module, device: torch.device, ready: Ready) -> None:
+def divide(model: nn.Module, device: torch.device) -> None:
     """Divides the parameters of `model` among the ranks, on `device`; the model is in host memory before.
 
-    Its blocks are those that diffusers does not split over devices, else the members of its lists of modules. Each
-    exchange of weights or gradients then happens inside of a `ready()`. Raises `ConfigError`.
+    Its blocks are those that diffusers does not split over devices, else the members of its lists of modules. Raises
+    `ConfigError`.
     """
     mesh = init_device_mesh(device.type, (get_world_size(),))
     try:
@@ -39,30 +34,6 @@ def divide(model: nn.Module, device: torch.device, ready: Ready) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            module.set_custom_all_gather(_AllGather(ready))
-            module.set_custom_reduce_scatter(_ReduceScatter(ready))
-
-
-class _AllGather(DefaultAllGather):
-    """FSDP's own, begun when all ranks are ready for it. FSDP allocates the memory for it before."""
-
-    def __init__(self, ready: Ready) -> None:
-        self._ready = ready
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        with self._ready():
-            return super().__call__(*args, **options)
-
-
-class _ReduceScatter(DefaultReduceScatter):
-    """FSDP's own, likewise."""
-
-    def __init__(self, ready: Ready) -> None:
-        self._ready = ready
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        with self._ready():
-            return super().__call__(*args, **options)
 
 
 def _without_views(module: nn.Module, given: Any, output: Any) -> Any:

@@ -1,8 +1,8 @@
 """Ranks: processes that train one model together, each on a part of every step's samples.
 
 A step's gradient is a sum over samples, so ranks add theirs, and each makes the same update. The weights of all ranks
-are equal at every step, and only the first rank writes. torchrun starts the processes and says how they find each
-other, in environment variables.
+are equal at every step, and only the first rank writes. torchrun starts the processes, says in environment variables
+how they find each other, and ends all when one has failed: so no rank waits long for one that is gone.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from enum import IntEnum
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prep.cache.remote.room import NotFetched
-from prep.errors import EXIT_BUG, ConfigError, OutOfMemoryError, Problem, UsageError, first_line
+from prep.errors import EXIT_BUG, ConfigError, Problem, UsageError, first_line
 from prep.formatting import printable
-from prep.fs.remote.errors import StoreError
-from train.parallel.errors import RankFailed, RankLost, code_of, is_told, mark_told, report_of, text_of
+from train.parallel.errors import RankFailed, RankLost, lost, record, report_of
 
 if TYPE_CHECKING:
     import torch
@@ -32,26 +29,9 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")  # set by torchrun
 LOCAL_WORLD = "LOCAL_WORLD_SIZE"  # torchrun sets it, too; other launchers may not
 
 
-class _Says(IntEnum):
-    """What a rank says first, wherever ranks meet."""
-
-    FAILED = 1  # in a part that all ranks end then
-    ENDS = 2  # it failed alone, or leaves the run
-    SUCCEEDED = 3  # in such a part
-    SUM = 4
-    GATHER = 5
-    ASK = 6
-    READY = 7  # to exchange weights or gradients, in which no rank can say anything
-
-
-@dataclass(slots=True)
-class _Connection:
-    lost: str = ""  # how the connection to the other ranks broke; "": it has not
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """This process among those that train together."""
+    """This process among those that train together. All of them call each method that exchanges something."""
 
     rank: int = 0
     world: int = 1
@@ -60,7 +40,6 @@ class Ranks:
     nodes: int = 1  # machines, as far as that is known
     # Whether the model is divided among the ranks (`train.parallel.shards`): each forward pass then needs all of them.
     sharded: bool = False
-    connection: _Connection = field(default_factory=_Connection, compare=False, repr=False)
 
     @property
     def first(self) -> bool:
@@ -73,102 +52,39 @@ class Ranks:
         return math.inf if self.world == 1 else PATIENCE / 2
 
     @contextmanager
-    def together(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
-        """A part that succeeds on all ranks or fails on all: an error of one ends the part for every rank.
+    def collective(self) -> Iterator[None]:
+        """A part that succeeds on all ranks or fails on all: they meet where it ends. Others must not be inside.
 
-        The others are told of it as `explained`.
-        On the first rank raises its own error, or `RankFailed` with that of another; the others exit silently with the
-        same code.
+        Raises `RankFailed` on all ranks, with the message of the first one that failed. One process raises its error.
         """
-        if self.world == 1:
-            yield
-            return
         try:
             yield
-            self._meet(_Says.SUCCEEDED)
-        except RankLost:
-            raise
+            failed = None
         except Exception as error:
-            told = self._tell(_Says.FAILED, error, explained)
-            if self.first or not told:
+            if self.world == 1 or isinstance(error, RankFailed | RankLost):  # the others know
                 raise
-            raise SystemExit(code_of(explained(error))) from None
-
-    @contextmanager
-    def telling(self, explained: Callable[[Exception], Exception] = lambda error: error) -> Iterator[None]:
-        """A part after whose failure this rank ends. If the others do not know of it, they are told where they meet
-        next, which raises `RankLost` there."""
+            failed = error
         try:
-            yield
-        except Exception as error:
-            self._tell(_Says.ENDS, error, explained)
-            raise
-
-    @contextmanager
-    def passing(self, explained: Callable[[Exception], Exception] = lambda error: error, *, reading: bool = False
-                ) -> Iterator[None]:
-        """Forward passes, whose batches come from `each`: `together`, unless the passes themselves need all ranks.
-
-        A rank that then fails in a pass tells the others where they begin the next exchange of weights or gradients, or
-        meet after it. They raise `RankLost`, and it raises its own error if that has an explanation, else also
-        `RankLost`: without its part of the pass nothing goes on. `reading`: also of files that all ranks read, so that
-        all have the same `Problem` with them.
-        """
-        if not self.sharded:
-            with self.together(explained):
-                yield
-            return
-        try:
-            yield
-        except Exception as error:
-            if is_told(error) or self.connection.lost or (reading and _of_all(error)):
-                raise
-            if (ending := self._alone(error, explained)) is error:
-                raise
-            raise ending from error
-
-    def each(self, feed: Iterator[Any], explained: Callable[[Exception], Exception] = lambda error: error
-             ) -> Iterator[Any]:
-        """The items of `feed`, for `passing`. If passes need all ranks, these agree before each that all have an item.
-        """
-        while True:
-            with self.together(explained) if self.sharded else nullcontext():
-                item = next(feed, None)
-            if item is None:
-                return
-            yield item
-
-    def _alone(self, error: Exception, explained: Callable[[Exception], Exception]) -> Exception:
-        """Tells the others that this rank failed in a pass; what it raises then."""
-        from train.parallel import collectives
-
-        if not self._tell(_Says.ENDS, error, explained) and collectives.is_lost(error):
-            return self._ended()
-        if explained(error) is not error:
-            return error
-        return RankLost(text_of(error), hint=getattr(error, "hint", ""), exit_code=code_of(error))
-
-    @contextmanager
-    def staying(self) -> Iterator[None]:
-        """A part whose failure ends no run: a rank that `together` would end goes on after it, as the first one does.
-        """
-        try:
-            yield
-        except SystemExit:
-            if self.first:
-                raise
-            raise RankFailed("the first rank tells what failed") from None
+            reports = self.gather({"failed": None if failed is None else report_of(failed)})
+        except RankLost as error:
+            raise failed or error from None
+        for rank, each in enumerate(reports):
+            if report := each.get("failed"):
+                raise RankFailed(f"rank {rank} of {self.world} failed: {report['text']}", rank=rank,
+                                 hint=report["hint"], exit_code=report["code"]) from failed
 
     def any(self, flag: bool) -> bool:
         """Whether the flag of any rank is set."""
         return bool(self.total([float(flag)])[0])
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """The sums of each rank's numbers, of which there are at most two."""
+        """The sums of each rank's numbers, in the order of ranks. Raises `RankLost`."""
         if self.world == 1:
             return list(numbers)
-        said = self._meet(_Says.SUM, *numbers)
-        return [sum(column) for column in zip(*said, strict=True)][:len(numbers)]
+        from train.parallel import collectives
+
+        with self._connected():
+            return [sum(column) for column in zip(*collectives.exchange(numbers), strict=True)]
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order. They travel as JSON, in which every float keeps its bits."""
@@ -177,42 +93,31 @@ class Ranks:
         return [json.loads(one) for one in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """The data of all ranks, in their order."""
+        """The data of all ranks, in their order. Raises `RankLost`."""
         if self.world == 1:
             return [data]
-        said = self._meet(_Says.GATHER, len(data))
-        return self._exchange_bytes(data, [int(size) for size, _ in said])
+        from train.parallel import collectives
 
-    def share(self, work: Callable[[], Any], explained: Callable[[Exception], Exception] = lambda error: error
-              ) -> list[Any]:
-        """What `work` returns on each rank, in their order, as JSON keeps it. If it fails on one, fails on all.
+        with self._connected():
+            return collectives.gather(data, [int(size) for size, in collectives.exchange([len(data)])])
 
-        Raises its own error where it failed, and `RankFailed` on the others.
-        """
-        try:
+    def share(self, work: Callable[[], Any]) -> list[Any]:
+        """What `work` returns on each rank, in their order, as JSON keeps it. If it fails on one, fails on all, as
+        `collective`."""
+        with self.collective():
             mine = work()
-        except Exception as error:
-            if is_told(error):
-                raise
-            failed = explained(error)
-            self._tell(_Says.FAILED, failed)
-            raise failed from (None if failed is error else error)
         return self.gather(mine)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none.
-
-        What needs memory is done before the sums, for which the others would wait in vain.
-        """
+        """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none."""
         if self.world == 1:
             return
         from train.parallel import collectives
 
         values = list(parameters)
         buckets = list(collectives.buckets(collectives.used(values, self.gather_bytes(collectives.used_here(values)))))
-        room = collectives.room_for(buckets)
-        with self._ready():
-            collectives.add(buckets, room)
+        with self._connected():
+            collectives.add(buckets, collectives.room_for(buckets))
 
     def divide(self, model: nn.Module, device: torch.device) -> None:
         """Divides the parameters of a model among the ranks, on `device`. Raises `ConfigError`."""
@@ -221,7 +126,7 @@ class Ranks:
         except ImportError as error:  # it needs what torch keeps under names of its own
             raise ConfigError(f"this torch cannot divide a model among processes: {first_line(error)}",
                               hint="--no-shard, or another torch") from None
-        divide(model, device, self._ready)
+        divide(model, device)
 
     def save_rows(self, rows: Mapping[str, Tensor], divided: Mapping[str, Any],
                   write: Callable[[Mapping[str, Tensor], Mapping[str, str]], None]) -> None:
@@ -232,13 +137,13 @@ class Ranks:
 
     def ask(self, number: int) -> int:
         """The first rank's number, on every rank."""
-        return int(self._meet(_Says.ASK, number)[0][0])
+        return int(self.gather(number)[0])
 
     def join_rows(self, own: Tensor, whole: Tensor) -> Tensor | None:
-        """The whole tensor in host memory, on the first rank, from the rows of each."""
+        """The whole tensor in host memory, on the first rank, from the rows of each. Raises `RankLost`."""
         from train.parallel import collectives
 
-        with self._lost():
+        with self._connected():
             return collectives.join_rows(own, whole)
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
@@ -250,97 +155,17 @@ class Ranks:
                 raise ConfigError(f"rank {rank} has another {' and '.join(other)} than rank 0, so they cannot train "
                                   "together", hint="give all ranks the same files, settings and version of Latentry")
 
-    def leave(self) -> None:
-        """Returns when the first rank has ended. If it still meets this one before, it is told that this one has ended.
-        """
-        from train.parallel import collectives
-
-        while not self.connection.lost:
-            with suppress(RankLost):
-                self._meet(_Says.ENDS, report={"text": "it has ended", "hint": "", "code": EXIT_BUG})
-        collectives.wait_for_first()
-
-    def _tell(self, says: _Says, error: Exception,
-              explained: Callable[[Exception], Exception] = lambda error: error) -> bool:
-        """Tells the others of an error of this rank, unless they know. Whether they know now."""
-        if self.world > 1 and not is_told(error):
-            with suppress(RankLost):  # another one ends as well, and has heard this, or they have ended
-                self._meet(says, report=report_of(explained(error)))
-            if not self.connection.lost:
-                mark_told(error)
-        return is_told(error)
-
-    def _meet(self, says: _Says, first: float = 0.0, second: float = 0.0, *, report: Mapping[str, Any] | None = None
-              ) -> list[list[float]]:
-        """The two numbers of each rank. All exchanges through the host begin here, with one message of one shape.
-
-        So no rank waits for one that has failed alone: wherever they meet, it says so. Then raises `RankFailed`, or
-        `RankLost` if that rank ends.
-        """
-        if self.connection.lost:
-            raise self._ended()
-        told = json.dumps(report).encode() if report else b""
-        said = self._exchange([says, len(told), first, second])
-        failed = [rank for rank, each in enumerate(said) if each[0] in (_Says.FAILED, _Says.ENDS)]
-        if failed:
-            reports = self._exchange_bytes(told, [int(each[1]) for each in said])
-            self._hear(says, {rank: (_Says(int(said[rank][0])), json.loads(reports[rank])) for rank in failed})
-        elif len({each[0] for each in said}) > 1:
-            self.connection.lost = "the ranks do not do the same"
-            raise self._ended()
-        return [each[2:] for each in said]
-
-    def _hear(self, says: _Says, reports: Mapping[int, tuple[_Says, Mapping[str, Any]]]) -> None:
-        """Raises what other ranks report, unless this one is no better off."""
-        for kind, error in ((_Says.ENDS, RankLost), (_Says.FAILED, RankFailed)):
-            if says is kind:
-                return
-            for rank, (what, report) in reports.items():
-                if what is kind:
-                    found = error(f"rank {rank} of {self.world} failed: {report['text']}", hint=report["hint"],
-                                  exit_code=report["code"])
-                    mark_told(found)
-                    raise found
-
-    def _exchange(self, numbers: list[float]) -> list[list[float]]:
-        """The numbers of each rank, of which all have equally many."""
-        from train.parallel import collectives
-
-        with self._lost():
-            return collectives.exchange(numbers)
-
-    def _exchange_bytes(self, data: bytes, sizes: Sequence[int]) -> list[bytes]:
-        """The data of each rank, of these sizes."""
-        from train.parallel import collectives
-
-        with self._lost():
-            return collectives.gather(data, sizes)
-
     @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """An exchange on devices, in which ranks would wait in vain for one that has failed: all say before that they
-        take part. Raises as `_meet`."""
-        self._meet(_Says.READY)
-        with self._lost():
-            yield
+    def _connected(self) -> Iterator[None]:
+        """An exchange, which raises `RankLost` if the connection to another rank breaks."""
+        from train.parallel import collectives
 
-    @contextmanager
-    def _lost(self) -> Iterator[None]:
-        """An exchange after whose failure there can be no other. Turns the error of a connection that broke into one
-        that says what happened."""
         try:
             yield
         except Exception as error:
-            from prep.models.device.memory import is_out_of_memory
-
-            self.connection.lost = first_line(error)
-            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                raise self._ended() from None
+            if collectives.is_lost(error):
+                raise lost(self.world, error) from None
             raise
-
-    def _ended(self) -> RankLost:
-        return RankLost(f"another of the {self.world} ranks ended without a message ({self.connection.lost})",
-                        hint="its process was killed, or its machine is gone; --resume continues")
 
 
 ALONE = Ranks()
@@ -350,7 +175,9 @@ ALONE = Ranks()
 def joined() -> Iterator[Ranks]:
     """This process among those that torchrun started, connected to them; `ALONE` without torchrun.
 
-    Raises `UsageError` if the environment is not what torchrun sets, or the others cannot be reached.
+    The rank that failed raises its error. The others exit silently: those that know of it, when that rank has ended, so
+    that torchrun gives it the time to save and to say why. Raises `UsageError` if the environment is not what torchrun
+    sets, or the others cannot be reached.
     """
     found = of_environment(os.environ)
     if found.world == 1:
@@ -364,21 +191,26 @@ def joined() -> Iterator[Ranks]:
         raise UsageError(f"rank {found.rank} cannot reach the other {found.world - 1}: {first_line(error)}",
                          hint="start all ranks with torchrun") from None
     try:
-        with found.telling():
-            yield found
-    except (Exception, SystemExit) as error:
-        if found.first or not (isinstance(error, SystemExit) or is_told(error)):
-            raise
-        # A failure that all know of. torchrun ends all as soon as one has ended, and the first must keep its steps and
-        # tell the error before: its connection stays open until its process ends.
-        found.leave()
-        raise (error if isinstance(error, SystemExit) else SystemExit(code_of(error))) from None
+        yield found
+    except RankFailed as error:
+        if error.rank != found.rank:
+            collectives.wait_for(error.rank)
+            raise SystemExit(error.exit_code) from None
+        assert isinstance(error.__cause__, Exception)
+        raise _said(error.__cause__, found) from None
+    except Exception as error:
+        raise _said(lost(found.world, error) if collectives.is_lost(error) else error, found) from None
     collectives.disconnect()
 
 
-def _of_all(error: Exception) -> bool:
-    """Whether all ranks that read the same files have this error, and not one alone, as of its network or its disk."""
-    return isinstance(error, Problem) and not isinstance(error, StoreError | NotFetched | OutOfMemoryError)
+def _said(error: Exception, ranks: Ranks) -> BaseException:
+    """What a rank raises that failed: its error; silently, if another one of this machine has failed before."""
+    if not record(error):
+        return SystemExit(getattr(error, "exit_code", EXIT_BUG))
+    if isinstance(error, Problem) and not isinstance(error, RankLost) and not ranks.first:
+        error.message = f"rank {ranks.rank} of {ranks.world} failed: {error.message}"
+        error.args = (error.message,)
+    return error
 
 
 def of_environment(environment: Mapping[str, str]) -> Ranks:

@@ -1,20 +1,24 @@
-"""The heartbeat of a training process, and what others ask of it: a thread beside the steps, so a step costs the same.
+"""The heartbeat of a training process, and what others ask of it, by a file or by a signal.
 
+It is a thread beside the steps, so a step costs the same.
 The thread also beats while the model is loaded, and while samples are validated and drawn. Only the first of several
 ranks has one. What it cannot write, on a full disk, is written with a later beat: it never ends a run.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
+import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from prep.errors import first_line
@@ -25,6 +29,10 @@ from train.runs.log import Log
 
 BEAT = 2.0  # seconds between heartbeats
 LOOK = 0.25  # seconds between looks for a request
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+# Seconds in which a signal repeats itself: schedulers send it to each process and to their group, and torchrun passes
+# on what it gets.
+AGAIN = 2.0
 
 
 class Requests:
@@ -88,3 +96,29 @@ class Heart(Requests):
                        ended=ended)
         with suppress(OSError):
             write_passing(self._run / NAME, beat.spell())
+
+
+@contextmanager
+def set_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Lets the first Ctrl-C set the event, or a signal by which clusters ask for a stop. Another Ctrl-C raises
+    `KeyboardInterrupt` at once, if it is not that of the same moment."""
+    asked = math.inf
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if number == signal.SIGINT and time.monotonic() - asked >= AGAIN:
+            raise KeyboardInterrupt
+        asked = min(asked, time.monotonic())
+        stop.set()
+
+    heeded = [number for number in STOPPING
+              if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, ask) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

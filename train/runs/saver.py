@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -27,24 +26,12 @@ from train.runs.checkpoint_files import Part, publish, remove_old, save, state_p
 LOOKS, SECONDS = 60, 1.0  # NFS may take a minute to show a new directory on another machine
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
-    """The ranks that write a checkpoint together, and how an error of one of them is explained."""
-
-    ranks: Ranks
-    explained: Callable[[Exception], Exception]
-
-    def share(self, work: Callable[[], Any]) -> list[Any]:
-        """As `Ranks.share`."""
-        return self.ranks.share(work, self.explained)
-
-
-def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, together: Together) -> None:
+def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, ranks: Ranks) -> None:
     """Writes a checkpoint like `save`, of which each rank writes its own `parts`; all ranks call this.
 
     If one fails, all fail, and nothing is left. Raises `PathError` if the ranks do not share the directory of the run.
     """
-    pieces = _Pieces(run, state, keep, together)
+    pieces = _Pieces(run, state, keep, ranks)
     pieces.publish(partial(pieces.write, parts))
 
 
@@ -52,8 +39,8 @@ class _Pieces:
     """A checkpoint of which each rank writes its own parts, in a directory that the first one makes. All ranks make
     this, which raises as `Ranks.share`, and call `publish`."""
 
-    def __init__(self, run: Path, state: State, keep: int, together: Together) -> None:
-        self._run, self._state, self._keep, self.together = run, state, keep, together
+    def __init__(self, run: Path, state: State, keep: int, ranks: Ranks) -> None:
+        self._run, self._state, self._keep, self.ranks = run, state, keep, ranks
         self.step = state.step
         self._folder = run / "checkpoints" / step_name(state.step)
         self._given_up = threading.Event()
@@ -63,7 +50,7 @@ class _Pieces:
             atomic.make_dirs(staged)
             return staged.name
 
-        self._staged = self._folder.with_name(together.share(lambda: stage() if together.ranks.first else "")[0])
+        self._staged = self._folder.with_name(ranks.share(lambda: stage() if ranks.first else "")[0])
 
     def write(self, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
         """Writes the parts of this rank; their sizes and digests. Raises `PathError` if it sees no directory."""
@@ -73,8 +60,8 @@ class _Pieces:
     def publish(self, written: Callable[[], dict[str, dict[str, Any]]]) -> None:
         """Makes the checkpoint of what all ranks have `written`. If one fails, all fail, and nothing is left."""
         try:
-            found = self.together.share(written)
-            self.together.share(lambda: self._publish(found) if self.together.ranks.first else None)
+            found = self.ranks.share(written)
+            self.ranks.share(lambda: self._publish(found) if self.ranks.first else None)
         finally:
             self.discard()
 
@@ -90,11 +77,11 @@ class _Pieces:
         A lost rank may still be writing: it does not find the renamed directory. What cannot be removed does not hide
         why the checkpoint was given up; the next start removes it.
         """
-        if self.together.ranks.first:
-            aside = atomic.temporary_name(self._folder)
+        if self.ranks.first:
+            superseded = atomic.temporary_name(self._folder)
             with suppress(OSError):
-                atomic.rename(self._staged, aside)
-                atomic.remove_tree(aside)
+                atomic.rename(self._staged, superseded)
+                atomic.remove_tree(superseded)
 
     def _publish(self, written: list[dict[str, dict[str, Any]]]) -> None:
         files = {name: facts for each in written for name, facts in each.items()}
@@ -102,17 +89,17 @@ class _Pieces:
         remove_old(self._run, self._keep)
 
 
-def require_shared(run: Path, together: Together) -> None:
+def require_shared(run: Path, ranks: Ranks) -> None:
     """Raises `PathError` unless all ranks see the same directory `run`; all ranks call this before the first step."""
-    mark, first = atomic.temporary_name(run / "shared"), together.ranks.first
+    mark, first = atomic.temporary_name(run / "shared"), ranks.first
 
     def leave() -> str:
         mark.mkdir()
         return mark.name
 
     try:
-        name = together.share(lambda: leave() if first else "")[0]
-        together.share(lambda: _require(run, run / name, threading.Event()))
+        name = ranks.share(lambda: leave() if first else "")[0]
+        ranks.share(lambda: _require(run, run / name, threading.Event()))
     finally:
         if first:
             atomic.remove_tree(mark)
@@ -157,21 +144,21 @@ class Saver:
         else:
             _save(run, state, parts, keep, done)
 
-    def save_pieces(self, run: Path, state: State, parts: Iterable[Part], keep: int, together: Together, *,
+    def save_pieces(self, run: Path, state: State, parts: Iterable[Part], keep: int, ranks: Ranks, *,
                     beside: bool, done: Callable[[], None]) -> None:
         """As `save`, for a checkpoint of which each rank writes its own parts.
 
         With `beside`, it becomes one in a call of `check` or `wait`, when all ranks have written theirs.
         """
         self.wait()
-        self._ranks = together.ranks
+        self._ranks = ranks
         if not beside:
-            save_pieces(run, state, parts, keep, together)
+            save_pieces(run, state, parts, keep, ranks)
             done()
             return
-        pieces, copies = _Pieces(run, state, keep, together), list[Part]()
+        pieces, copies = _Pieces(run, state, keep, ranks), list[Part]()
         try:
-            together.share(lambda: copies.extend(_copied(part) for part in parts))
+            ranks.share(lambda: copies.extend(_copied(part) for part in parts))
         except BaseException:
             pieces.discard()
             raise

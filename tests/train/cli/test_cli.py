@@ -432,7 +432,7 @@ def test_stop_of_what_is_no_run(train, make, tmp_path):
 
 def test_a_second_ctrl_c_says_no_more_than_is_known(train, make, monkeypatch):
     made = make()
-    monkeypatch.setattr("train.loop.AGAIN", 0.0)
+    monkeypatch.setattr("train.runs.heart.AGAIN", 0.0)
     interrupt_after(monkeypatch, 2, times=2)
     result = run(train, made)
     assert result.code == 130 and result.err.endswith(

@@ -12,9 +12,9 @@ from prep.loader.latents import latents_of
 from prep.loader.noise import PLAIN, Noise
 from prep.loader.rows import Rows
 from train.failures import Progress
+from train.loop import accumulate
 from train.objectives.forward import forward, sample_losses
 from train.state import create_state
-from train.steps import _gather
 
 CPU = torch.device("cpu")
 
@@ -62,7 +62,7 @@ def gradients(setup, shots, cut, settings):
     parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
     requests = (draws.BatchRequest(bucket=bucket_of(setup, part), shots=tuple(part)) for part in parts)
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
-        gathered = _gather(trainee, setup, feed, Progress(done=0, kept=0, device=CPU))
+        gathered = accumulate(trainee, setup, feed, Progress(device=CPU))
     return {name: value.grad for name, value in denoiser.parameters.items()}, gathered
 
 

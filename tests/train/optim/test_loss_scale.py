@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from runs import events, go
 from safetensors.torch import load_file
 
 from prep.errors import ConfigError
-from train import steps
+from train import loop
 from train.optim import loss_scale
 from train.optim.loss_scale import LossScale
 from train.runs.checkpoint import find_checkpoint
@@ -134,14 +135,13 @@ def test_float32_continues_a_run_that_overflowed_in_every_step(make, setup_of, t
 
 
 def test_a_loss_beyond_float16_is_an_error_that_names_other_precisions(make, setup_of, tmp_path, monkeypatch):
-    gather = steps._gather
+    gather = loop.accumulate
 
     def large(*args):
         found = gather(*args)
-        return steps._Gathered(loss=found.loss * math.inf, samples=found.samples, waited=0.0, parts=found.parts,
-                              each=found.each)
+        return replace(found, loss=found.loss * math.inf)
 
-    monkeypatch.setattr(steps, "_gather", large)
+    monkeypatch.setattr(loop, "accumulate", large)
     with pytest.raises(ConfigError, match="loss is inf") as caught:
         go(setup_of(make(), **HALF), tmp_path / "run")
     assert "--precision bf16 or fp32" in caught.value.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from types import SimpleNamespace
@@ -78,44 +77,21 @@ def test_from_two_ranks_to_one_to_four(make, train, tmp_path):
     assert_close(load_file(run / RESULT), first, rtol=0, atol=0)
 
 
-class Told(Ranks):
+class Second(Ranks):
     """Rank 1 of two, without a connection."""
 
-    def _exchange(self, numbers):
-        return [[5.0, 0.0, 11.0, 0.0], numbers]
-
-    def _exchange_bytes(self, data, sizes):
-        return [b'"elsewhere"', data]
+    def gather_bytes(self, data):
+        return [b'"elsewhere"' if data == b'""' else b'{"failed": null}', data]
 
 
 @pytest.mark.parametrize("call", [
-    lambda run, together: saving.save_pieces(run, SimpleNamespace(step=1), [], 0, together),
+    lambda run, ranks: saving.save_pieces(run, SimpleNamespace(step=1), [], 0, ranks),
     saving.require_shared], ids=["saving", "before the first step"])
 def test_ranks_that_do_not_share_a_directory(tmp_path, monkeypatch, call):
     monkeypatch.setattr(saving, "LOOKS", 1)
-    together = saving.Together(ranks=Told(rank=1, world=2), explained=lambda error: error)
-    with pytest.raises(PathError) as caught:
-        call(tmp_path, together)
-    assert caught.value.message == (f"{tmp_path} is not the same directory on all ranks, but with --shard each writes "
-                                    "its part of a checkpoint")
-    assert caught.value.hint == "name a directory that all ranks share with -o"
-
-
-def test_a_rank_that_fails_fails_on_all():
-    told = []
-
-    class Two(Ranks):
-        def _exchange(self, numbers):
-            told.append(numbers)
-            return [numbers, [1.0, 50.0, 0.0, 0.0]]
-
-        def _exchange_bytes(self, data, sizes):
-            return [data, b'{"text": "no space", "hint": "free some", "code": 5}']
-
-    ranks = Two(rank=0, world=2)
-    with pytest.raises(RankFailed, match="rank 1 of 2 failed: no space") as caught:
-        ranks.share(lambda: 3)
-    assert (caught.value.hint, caught.value.exit_code) == ("free some", 5)
-    with pytest.raises(PathError, match="mine"):
-        ranks.share(lambda: json.loads("["), lambda error: PathError("mine"))
-    assert [numbers[0] for numbers in told] == [5.0, 1.0]
+    with pytest.raises(RankFailed) as caught:
+        call(tmp_path, Second(rank=1, world=2))
+    own = caught.value.__cause__
+    assert isinstance(own, PathError) and own.message == (
+        f"{tmp_path} is not the same directory on all ranks, but with --shard each writes its part of a checkpoint")
+    assert own.hint == "name a directory that all ranks share with -o"

@@ -27,7 +27,6 @@ from prep.runs.requests import ask
 from train import evaluate
 from train.check import check
 from train.config.load import parse
-from train.parallel import collectives
 from train.parallel.ranks import Ranks
 from train.setup import RunRequest
 
@@ -220,10 +219,9 @@ def test_a_failure_of_any_process_in_between_is_a_warning(make, tmp_path):
 def test_prompts_that_not_all_read_alike(make, setup_of, monkeypatch):
     """As when the file is written between two reads."""
     setup = setup_of(make())
-    monkeypatch.setattr(collectives, "exchange", lambda numbers: [numbers, numbers])
-    monkeypatch.setattr(collectives, "gather", lambda data, sizes: [data, b"[]"])
+    monkeypatch.setattr(Ranks, "gather_bytes", lambda ranks, data: [data, data if b"failed" in data else b"[]"])
     with pytest.raises(PathError, match="the processes do not read the same prompts") as caught:
-        evaluate._agreed_prompts(Rows(setup.index), setup, setup.manifest.folder, Ranks(rank=0, world=2))
+        evaluate.agreed_prompts(Rows(setup.index), setup, setup.manifest.folder, Ranks(rank=0, world=2))
     assert caught.value.hint == "all must see the same files"
 
 

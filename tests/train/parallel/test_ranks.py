@@ -8,33 +8,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed import DistBackendError
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from prep.errors import CacheError, ConfigError, OutOfMemoryError, UsageError
+from prep.errors import CacheError, ConfigError, UsageError
 from train.cli.run import _device
 from train.parallel import code, collectives
-from train.parallel.errors import RankFailed, RankLost, is_told
-from train.parallel.ranks import ALONE, Ranks, _Says, joined, of_environment
+from train.parallel.errors import RankFailed, RankLost
+from train.parallel.ranks import ALONE, Ranks, joined, of_environment
 
 
 @pytest.fixture
 def pair(monkeypatch):
-    """This process as one of two ranks, whose other one says what it is told to at each meeting: its report if it
-    fails, else two numbers, which are zeros at last."""
+    """This process as one of two ranks, whose other one gives these numbers and values at each meeting."""
 
-    def make(rank=0, *, failed=(), numbers=(), values=(), ends=False):
-        reports, said, told = iter(failed), iter(numbers), iter([*failed, *values])
+    def make(rank=0, *, numbers=(), values=()):
+        said, given = iter(numbers), iter(values)
 
         def exchange(mine):
-            if next(reports, None):
-                theirs = [_Says.ENDS if ends else _Says.FAILED, 9.0, 0.0, 0.0]
-            elif mine[0] in (_Says.FAILED, _Says.ENDS):
-                theirs = [_Says.SUM, 0.0, 0.0, 0.0]  # it is anywhere
-            else:
-                theirs = [mine[0], 0.0, *next(said, [0.0, 0.0])]
+            theirs = next(said, [0.0] * len(mine))
             return [mine, theirs] if rank == 0 else [theirs, mine]
 
         def gather(data, sizes):
-            theirs = json.dumps(next(told, None)).encode()
+            theirs = json.dumps(next(given, {"failed": None})).encode()
             return [data, theirs] if rank == 0 else [theirs, data]
 
         monkeypatch.setattr(collectives, "exchange", exchange)
@@ -42,6 +38,22 @@ def pair(monkeypatch):
         return Ranks(rank=rank, world=2, local=rank)
 
     return make
+
+
+@pytest.fixture
+def second(monkeypatch, tmp_path, pair):
+    """`second()`: this process as rank 1 of two that torchrun has started, as a context manager; how long it has
+    waited for which other one is in `waited`."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+                        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "1" / "error.json")}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "1").mkdir()
+    waited = []
+    monkeypatch.setattr(collectives, "connect", lambda local, patience: None)
+    monkeypatch.setattr(collectives, "disconnect", lambda: None)
+    monkeypatch.setattr(collectives, "wait_for", waited.append)
+    pair(1)
+    return SimpleNamespace(joined=joined, waited=waited, errors=tmp_path / "1" / "error.json")
 
 
 def test_the_environment_of_torchrun():
@@ -74,95 +86,86 @@ def test_one_process_needs_no_other():
     parameter = nn.Parameter(torch.ones(2))
     ALONE.add_gradients([parameter])
     assert parameter.grad is None
-    with pytest.raises(CacheError, match="mine"), ALONE.together():
+    with pytest.raises(CacheError, match="mine"), ALONE.collective():
         raise CacheError("mine")
 
 
-def test_a_failure_of_another_rank_ends_this_one(pair):
-    report = {"text": "a row is damaged", "hint": "prep verify", "code": 7}
+REPORT = {"failed": {"text": "a row is damaged", "hint": "prep verify", "code": 7}}
+
+
+def test_a_failure_of_another_rank_ends_a_part_for_this_one(pair):
     with pytest.raises(RankFailed, match="rank 1 of 2 failed: a row is damaged") as caught, \
-            pair(failed=[report]).together():
+            pair(values=[REPORT]).collective():
         pass
-    assert caught.value.exit_code == 7 and caught.value.hint == "prep verify"
-    with pytest.raises(SystemExit) as ending, pair(1, failed=[{"text": "", "hint": "", "code": 5}]).together():
-        pass
-    assert ending.value.code == 5
+    assert (caught.value.exit_code, caught.value.hint, caught.value.rank) == (7, "prep verify", 1)
 
 
-def test_the_first_rank_tells_its_own_failure_and_the_others_end_silently(pair):
-    with pytest.raises(CacheError, match="mine"), pair().together():
+def test_the_first_rank_that_failed_is_the_one_that_all_know(pair):
+    with pytest.raises(RankFailed) as caught, pair(values=[REPORT]).collective():
         raise CacheError("mine")
-    with pytest.raises(SystemExit) as ending, pair(1).together(lambda error: CacheError(str(error))):
-        raise OSError("mine")
-    assert ending.value.code == 7
+    assert caught.value.rank == 0 and isinstance(caught.value.__cause__, CacheError)
+    with pytest.raises(RankFailed) as caught, pair(1, values=[REPORT]).collective():
+        raise CacheError("mine")
+    assert caught.value.rank == 0 and caught.value.exit_code == 7
 
 
-def part(ranks):
-    with ranks.together():
-        pass
+def test_what_all_know_is_not_told_once_more(pair):
+    asked = RankFailed("theirs", rank=1)
+    with pytest.raises(RankFailed) as caught, pair(values=[]).collective():
+        raise asked
+    assert caught.value is asked
 
 
-@pytest.mark.parametrize("meet", [
-    lambda ranks: ranks.any(False), lambda ranks: ranks.total([1.0]), lambda ranks: ranks.gather("a"),
-    lambda ranks: ranks.ask(-1), lambda ranks: ranks.share(lambda: 1), lambda ranks: ranks.require_equal({"a": 1}),
-    lambda ranks: ranks.add_gradients([nn.Parameter(torch.ones(2))]), lambda ranks: part(ranks)])
-def test_wherever_ranks_meet_they_hear_of_a_failure(pair, meet):
-    """Also in the middle of a part, which is not told once more where it ends."""
-    report = {"text": "no space", "hint": "", "code": 5}
-    with pytest.raises(RankFailed, match="rank 1 of 2 failed: no space") as caught:
-        meet(ranks := pair(failed=[report]))
-    assert is_told(caught.value) and not ranks.connection.lost and not isinstance(caught.value, RankLost)
-    for part in (ranks.together, ranks.telling):
-        told = []
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(RankFailed), part():
-            patch.setattr(collectives, "exchange", told.append)
-            raise caught.value
-        assert told == []
-    with pytest.raises(RankLost, match="rank 1 of 2 failed: no space"):
-        meet(pair(failed=[report], ends=True))
+def test_a_rank_that_failed_says_so_and_torchrun_reads_it(second):
+    """Its own error, with its own exit code; the other one may be waiting in the middle of a step."""
+    with pytest.raises(CacheError, match=r"^rank 1 of 2 failed: a row is damaged$") as caught, second.joined():
+        raise CacheError("a row is damaged", hint="prep verify")
+    assert caught.value.exit_code == CacheError.exit_code and caught.value.hint == "prep verify"
+    written = json.loads(second.errors.read_text())["message"]
+    assert (written["message"], written["errorCode"]) == ("a row is damaged", CacheError.exit_code)
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=7, error_file=str(second.errors))
+    assert failure.message["message"] == "a row is damaged" and failure.timestamp > 0
+    with pytest.raises(SystemExit) as ending, second.joined():  # as if it were another one, a moment later
+        raise ConfigError("the same")
+    assert ending.value.code == ConfigError.exit_code and second.waited == []
 
 
-def test_a_failure_of_one_rank_alone_is_told_once(pair):
-    ranks = pair()
-    with pytest.raises(OSError, match="full"), ranks.telling(lambda error: CacheError("explained")), ranks.telling():
-        raise OSError("full")
-    said = []
-    exchange = collectives.exchange
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="full"), ranks.telling():
-        patch.setattr(collectives, "exchange", lambda mine: said.append(mine[0]) or exchange(mine))
-        with ranks.telling():
-            raise OSError("full")
-    assert said == [_Says.ENDS]
+def test_a_rank_that_knows_of_a_failure_waits_until_it_is_said(second):
+    with pytest.raises(SystemExit) as ending, second.joined():
+        raise RankFailed("rank 0 of 2 failed: a row is damaged", rank=0, exit_code=7)
+    assert ending.value.code == 7 and second.waited == [0] and not second.errors.exists()
+    with pytest.raises(CacheError, match="rank 1 of 2 failed: mine"), second.joined():
+        raise RankFailed("rank 1 of 2 failed: mine", rank=1) from CacheError("mine")
+    assert second.waited == [0]
 
 
-def test_two_ranks_that_fail_at_once_know_of_each_other(pair):
-    """One in what all end, and one alone: neither tells it again, where the other one already saves what is left."""
-    report = {"text": "theirs", "hint": "", "code": 5}
-    ranks = pair(failed=[report], ends=True)
-    with pytest.raises(OSError, match="mine") as caught, ranks.together():
-        raise OSError("mine")
-    assert is_told(caught.value) and not ranks.connection.lost
+def test_a_killed_rank_is_told_by_those_that_miss_it(second, monkeypatch):
+    def broken(numbers):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer\nmore")
+
+    monkeypatch.setattr(collectives, "exchange", broken)
+    with pytest.raises(RankLost, match=r"^another of the 2 ranks ended without a message .\[gloo.* closed by peer.$"), \
+            second.joined() as ranks:
+        ranks.total([1.0])
+    with pytest.raises(SystemExit), second.joined() as ranks:  # after another one has said why
+        ranks.gather("a")
 
 
-def test_ranks_that_do_not_do_the_same_end_instead_of_waiting(monkeypatch):
-    monkeypatch.setattr(collectives, "exchange", lambda mine: [mine, [_Says.ASK, 0.0, 0.0, 0.0]])
-    ranks = Ranks(rank=0, world=2)
-    with pytest.raises(RankLost, match=r"ended without a message .the ranks do not do the same."):
-        ranks.any(True)
-    monkeypatch.setattr(collectives, "exchange", lambda mine: pytest.fail("the connection is lost"))
-    with pytest.raises(RankLost), ranks.together():
-        ranks.gather(1)
+def test_an_exchange_of_weights_breaks(second):
+    """FSDP makes it, in the middle of a pass."""
+    with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), second.joined():
+        raise DistBackendError("NCCL error: remote process exited")
 
 
-def test_a_rank_stays_after_a_failure_that_ends_no_run():
-    with pytest.raises(RankFailed, match="the first rank tells what failed"), Ranks(rank=1, world=2).staying():
-        raise SystemExit(3)
-    with pytest.raises(SystemExit), Ranks(rank=0, world=2).staying():
-        raise SystemExit(3)
+def test_a_rank_without_torchrun_says_its_own(monkeypatch, second):
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    for _ in range(2):
+        with pytest.raises(CacheError, match="rank 1 of 2 failed: mine"), second.joined():
+            raise CacheError("mine")
 
 
 def test_a_flag_of_any_rank_counts(pair):
-    assert pair(numbers=[[1.0, 0.0]]).any(False) and not pair().any(False) and pair().any(True)
+    assert pair(numbers=[[1.0]]).any(False) and not pair().any(False) and pair().any(True)
 
 
 def test_ranks_with_other_facts_do_not_train_together(pair):
@@ -172,15 +175,13 @@ def test_ranks_with_other_facts_do_not_train_together(pair):
         pair(values=[{**facts, "settings": {"steps": 6}}]).require_equal(facts)
 
 
-def test_a_broken_connection(monkeypatch):
+def test_its_own_failure_counts_more_than_a_broken_connection(monkeypatch):
     def broken(numbers):
-        raise RuntimeError("Connection closed by peer\nmore")
+        raise RuntimeError("[gloo] Connection closed by peer")
 
     monkeypatch.setattr(collectives, "exchange", broken)
-    with pytest.raises(RankLost, match=r"another of the 2 ranks ended without a message .Connection closed by peer."):
-        Ranks(rank=0, world=2).total([1.0])
-    with pytest.raises(OSError, match="mine"), Ranks(rank=1, world=2).together():
-        raise OSError("mine")  # nobody else would tell it
+    with pytest.raises(OSError, match="mine"), Ranks(rank=1, world=2).collective():
+        raise OSError("mine")
 
 
 def test_gradients_are_added_where_any_rank_has_one(monkeypatch):
@@ -197,28 +198,23 @@ def test_gradients_are_added_where_any_rank_has_one(monkeypatch):
         [12.0], [3.0], [10.0], None]
 
 
-@pytest.mark.parametrize(("where", "told"), [("room_for", True), ("used", True), ("add", False)])
-def test_too_little_memory_for_sums_is_no_lost_rank(monkeypatch, where, told):
-    """Before the sums the others hear of it where they wait to begin; in the middle they hear nothing."""
+def test_too_little_memory_for_sums_is_no_lost_rank(monkeypatch):
     def too_large(*args):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    said = []
-    monkeypatch.setattr(collectives, "exchange", lambda mine: said.append(mine[0]) or [mine, mine])
+    monkeypatch.setattr(collectives, "exchange", lambda mine: [mine, mine])
     monkeypatch.setattr(collectives, "gather", lambda mine, sizes: [mine, mine])
-    monkeypatch.setattr(collectives, where, too_large)
-    ranks, parameter = Ranks(rank=1, world=2), nn.Parameter(torch.ones(2))
+    monkeypatch.setattr(collectives, "add", too_large)
+    parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
-    with pytest.raises(torch.OutOfMemoryError) as caught, ranks.telling(lambda error: OutOfMemoryError("no room")):
-        ranks.add_gradients([parameter])
-    assert is_told(caught.value) == told and bool(ranks.connection.lost) == (not told)
-    assert said == [_Says.GATHER, _Says.ENDS if told else _Says.READY]
+    with pytest.raises(torch.OutOfMemoryError):
+        Ranks(rank=1, world=2).add_gradients([parameter])
 
 
 def test_a_connection_that_breaks_amid_sums_is_a_lost_rank(monkeypatch):
     monkeypatch.setattr(collectives, "exchange", lambda mine: [mine, mine])
     monkeypatch.setattr(collectives, "gather", lambda mine, sizes: [mine, mine])
-    monkeypatch.setattr(collectives, "add", lambda *args: (_ for _ in ()).throw(RuntimeError("NCCL error: remote")))
+    monkeypatch.setattr(collectives, "add", lambda *args: (_ for _ in ()).throw(DistBackendError("NCCL error: remote")))
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     with pytest.raises(RankLost, match=r"ended without a message .NCCL error: remote."):

@@ -18,18 +18,17 @@ from runs import events
 from safetensors.torch import load_file
 from together import damage_late_row, ended, second, steps_of
 from torch import nn
-from torch.distributed import DistBackendError
 from torchrun import environment, torchrun
 
-from prep.errors import ConfigError, OutOfMemoryError
+from prep.errors import ConfigError, ModelError
 from train import evaluate
 from train.check import check
 from train.config.load import parse
-from train.failures import telling_of_memory
+from train.failures import Progress, explanation
 from train.optim import ema
-from train.parallel import collectives, division
-from train.parallel.errors import RankLost, is_told
-from train.parallel.ranks import ALONE, Ranks, _Says
+from train.parallel import division
+from train.parallel.errors import RankFailed, RankLost
+from train.parallel.ranks import ALONE, Ranks
 from train.parallel.shards import Shards
 from train.runs.checkpoint import read_state
 from train.setup import RunRequest
@@ -178,7 +177,7 @@ def test_a_model_that_cannot_be_divided(monkeypatch):
     monkeypatch.setattr(division, "get_world_size", lambda: 2)
     monkeypatch.setattr(division, "fully_shard", refuse)
     with pytest.raises(ConfigError, match="the model cannot be divided among processes: fully_shard doesn't") as caught:
-        division.divide(nn.Linear(1, 1), torch.device("cpu"), nullcontext)
+        division.divide(nn.Linear(1, 1), torch.device("cpu"))
     assert caught.value.hint == "--no-shard"
 
 
@@ -211,88 +210,37 @@ def test_rows_are_those_of_fsdp(count, wanted):
     assert found == wanted
 
 
-def test_a_rank_that_fails_in_a_pass_tells_it_where_the_others_begin_the_next_exchange(monkeypatch):
-    """Its own error, which is explained when the checkpoint is there; one without explanation ends the run as well."""
-    others = [_Says.READY, 0.0, 0.0, 0.0]
-    said, reports = [], []
-    monkeypatch.setattr(collectives, "exchange", lambda mine: said.append(mine[0]) or [others, mine])
-    monkeypatch.setattr(collectives, "gather", lambda data, sizes: reports.append(json.loads(data)) or [b"", data])
-    ranks = Ranks(rank=1, world=2, sharded=True)
-    with pytest.raises(RuntimeError, match="CUDA out of memory") as caught, \
-            ranks.passing(lambda error: OutOfMemoryError("in step 5")):
-        raise RuntimeError("CUDA out of memory")
-    assert is_told(caught.value) and said == [_Says.ENDS]
-    assert reports == [{"text": "in step 5", "hint": "", "code": OutOfMemoryError.exit_code}]
-    for error, text, code in ((RuntimeError("shapes differ"), "RuntimeError: shapes differ", 70),
-                              (ConfigError("mine"), "mine", ConfigError.exit_code)):
-        with pytest.raises(RankLost, match=f"^{text}$") as caught, ranks.passing():
-            raise error
-        assert is_told(caught.value) and caught.value.exit_code == code and reports[-1]["text"] == text
-    assert not ranks.connection.lost
+@pytest.mark.parametrize(("error", "ends"), [
+    (RankLost("another ended"), True), (torch.OutOfMemoryError(), True), (RuntimeError("shapes differ"), True),
+    (ModelError("the VAE is torn"), False), (RankFailed("rank 0 of 2 failed: a row is damaged", rank=0), False)])
+def test_a_failure_between_steps_ends_a_divided_run_that_others_may_not_have(make, setup_of, monkeypatch, tmp_path,
+                                                                             error, ends):
+    """They wait for this rank in the middle of a pass. All read the same files, and have the same error with them."""
+    setup, said = setup_of(make(), sample={"every": 0}), []
+    monkeypatch.setattr(evaluate, "validate", lambda *args: (_ for _ in ()).throw(error))
+    trainee = SimpleNamespace(ranks=Ranks(rank=1, world=2, sharded=True), average=None, denoiser=SimpleNamespace(
+        parameters={}), facts=SimpleNamespace(averages=False))
+    progress = Progress(device=torch.device("cpu"), saved=3)
+    with pytest.raises(type(error)) if ends else nullcontext():
+        evaluate.evaluate(trainee, None, setup, tmp_path, Said(said), progress)
+    assert said == ([] if ends else [f"no validation: {error.message}"])
+    if isinstance(error, torch.OutOfMemoryError):
+        found = explanation(error, setup, tmp_path, progress)
+        assert found.message == "cpu ran out of memory while validating, and a divided model needs all processes"
+        assert found.hint == "--resume continues from step 3: --micro-batch 2 or --set validation.every=0"
 
 
-def test_a_rank_hears_of_a_failed_pass_before_it_waits_for_weights(monkeypatch):
-    report = json.dumps({"text": "too little memory", "hint": "less", "code": 9}).encode()
-    monkeypatch.setattr(collectives, "exchange", lambda mine: [mine, [_Says.ENDS, len(report), 0.0, 0.0]])
-    monkeypatch.setattr(collectives, "gather", lambda data, sizes: [data, report])
-    ranks, began = Ranks(rank=0, world=2, sharded=True), []
-    monkeypatch.setattr(division, "divide", lambda model, device, ready: began.append(ready))
-    ranks.divide(nn.Linear(1, 1), torch.device("cpu"))
-    ready, = began
-    with pytest.raises(RankLost, match="rank 1 of 2 failed: too little memory") as caught, ranks.passing(), ready():
-        pytest.fail("the other one is not there")
-    assert caught.value.exit_code == 9 and caught.value.hint == "less" and not ranks.connection.lost
-    with pytest.raises(OSError, match="mine"), ranks.passing(lambda error: ConfigError("better")):
-        raise OSError("mine")  # both fail: each has its own
+class Said:
+    """A log that keeps the texts of warnings."""
 
+    def __init__(self, texts):
+        self.texts = texts
 
-def test_an_exchange_of_weights_breaks(monkeypatch):
-    """Another rank was killed in the middle of it, or before it."""
-    for breaks, kind in ((False, RuntimeError), (True, RuntimeError), (True, DistBackendError)):
-        def exchange(mine, breaks=breaks):
-            if breaks:
-                raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-            return [mine, mine]
+    def phase(self, title):
+        return nullcontext()
 
-        monkeypatch.setattr(collectives, "exchange", exchange)
-        ranks = Ranks(rank=1, world=2, sharded=True)
-        with pytest.raises(RankLost, match="another of the 2 ranks ended without a message"), ranks.passing(), \
-                nullcontext() if breaks else ranks._ready():
-            raise kind("[gloo/transport/tcp/pair.cc:1] Connection closed by peer")
-        assert ranks.connection.lost
-
-
-def test_a_file_that_all_read_is_no_failure_of_one(monkeypatch):
-    monkeypatch.setattr(collectives, "exchange", lambda mine: pytest.fail("all have it"))
-    ranks = Ranks(rank=1, world=2, sharded=True)
-    with pytest.raises(ConfigError, match="of a file"), ranks.passing(reading=True):
-        raise ConfigError("of a file")
-    assert not ranks.connection.lost
-
-
-def test_too_little_memory_is_of_one_rank_also_where_all_read_the_same(monkeypatch):
-    said = []
-    monkeypatch.setattr(collectives, "exchange", lambda mine: said.append(mine[0]) or [mine, mine])
-    monkeypatch.setattr(collectives, "gather", lambda data, sizes: [data, data])
-    ranks, cpu = Ranks(rank=1, world=2, sharded=True), torch.device("cpu")
-    told = "^cpu ran out of memory while drawing, and a divided model needs all processes$"
-    with pytest.raises(RankLost, match=told) as caught, ranks.passing(reading=True), \
-            telling_of_memory(cpu, "drawing", ranks, less="draw less"):
-        raise torch.OutOfMemoryError
-    assert said == [_Says.ENDS] and (caught.value.exit_code, caught.value.hint) == (
-        9, "--resume continues from the last step: draw less")
-    for error, alone in ((RuntimeError("shapes differ"), ranks), (torch.OutOfMemoryError(), ALONE)):
-        with pytest.raises(type(error)), telling_of_memory(cpu, "drawing", alone, less="draw less"):
-            raise error
-
-
-def test_a_rank_that_fails_alone_in_between_ends_the_run(make, setup_of, monkeypatch):
-    """Of a divided model: the others wait for it in the middle of a pass."""
-    setup, lost = setup_of(make()), RankLost("shapes differ")
-    monkeypatch.setattr(evaluate, "validate", lambda *args: (_ for _ in ()).throw(lost))
-    trainee = SimpleNamespace(ranks=Ranks(rank=0, world=2, sharded=True), denoiser=None)
-    with pytest.raises(RankLost, match="shapes differ"):
-        evaluate._validate(trainee, None, setup, None, 0)
+    def __call__(self, event, step, *, text):
+        self.texts.append(text)
 
 
 def test_an_average_is_swapped_in_within_the_same_memory():
