@@ -10,9 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prep.findings import Finding
 from prep.formatting import printable
-from prep.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.overlay import Overlay, Shot
+from prep.pages.parts import Caption, Card
 
+EXAMPLE = Card(  # has every part of a card: the page's script fills copies of it
+    shot=Shot(name="", address="data:,", size=(1, 1), overlays=(Overlay(shade="data:,", outlined=True),)),
+    beside=Shot(name="", address="data:,"), facts=("",), captions=(Caption(text="", letters=1),), more_captions=2,
+    findings=(Finding(path="", code="", severity="info", detail=""),), part=0.0)
 _PREFIX, _BASE64 = "data:image/", ";base64,"
 
 

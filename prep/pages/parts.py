@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prep.findings import SEVERITIES, Finding
+from prep.pages.overlay import Shot
 
 AROUND = 3  # pages before and after this page that are linked by number, besides the first and the last
 Kind = Literal["text", "name", "number", "code", "group", "severity"]
@@ -55,31 +56,6 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Overlay:
-    """A box over a picture, in percent of its sides, and a shade that is stretched over the box."""
-
-    left: float = 0.0
-    top: float = 0.0
-    width: float = 100.0
-    height: float = 100.0
-    shade: str = ""  # a data: address
-    flip: bool = False  # the shade belongs to the mirrored box
-    outlined: bool = False
-    coarse: bool = False  # the shade's pixels are latent cells
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shot:
-    """A picture on a page, or text instead."""
-
-    name: str
-    address: str  # data:; "" for none
-    instead: str = "no preview"
-    size: tuple[int, int] | None = None  # of the picture; required for overlays
-    overlays: tuple[Overlay, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
     """A caption of a picture, possibly truncated."""
 
@@ -87,11 +63,29 @@ class Caption:
     letters: int  # of the whole caption
 
 
+Words = tuple[tuple[Literal["same", "gone", "new"], str], ...]  # of a caption, compared with another
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionForm:
+    """The captions of a picture where they are edited. Saving sends the ids and versions that the page showed."""
+
+    number: int  # of the sample
+    sample: str  # its id
+    save: str  # address
+    undo: str  # address
+    undoable: bool
+    version: str
+    trains: str  # the caption that trains now
+    lines: tuple[str, ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """A picture with its captions, facts and findings."""
 
     shot: Shot
+    link: str = ""  # to the page of the sample
     tone: Literal["", "error", "warning", "info"] = ""
     facts: tuple[str, ...] = ()
     captions: tuple[Caption, ...] = ()
@@ -99,17 +93,29 @@ class Card:
     findings: tuple[Finding, ...] = ()
     part: float | None = None  # fraction that trains, 0 to 1
     beside: Shot | None = None  # another picture, to compare with
+    words: Words = ()
+    form: CaptionForm | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One of two pictures."""
+
+    label: str
+    shot: Shot
+    link: str = ""  # to the page of the sample
+    facts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two similar pictures, side by side."""
+    """Two pictures, side by side."""
 
-    finding: Finding
-    copy: Shot
-    original: Shot
-    relation: str  # of the copy to the original
-    likeness: str
+    sides: tuple[Side, Side]
+    title: str = ""  # without a finding
+    finding: Finding | None = None
+    likeness: str = ""
+    words: Words = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,12 +162,12 @@ FINDING_COLUMNS = (Column(head="severity", kind="severity"), Column(head="code",
                    Column(head="file", kind="name"), Column(head="what"))
 
 
-def findings_table(findings: Sequence[Mapping[str, Any]], most: int, elsewhere: str) -> Table:
+def findings_table(findings: Sequence[Mapping[str, Any]], most: int | None = None, elsewhere: str = "") -> Table:
     """A table of findings (as documents), the worst first, at most `most` rows; `elsewhere` says where the rest are."""
     ordered = sorted(findings, key=lambda one: (SEVERITIES.index(one["severity"]), one["path"], one["code"]))
     rows = tuple((one["severity"], one["code"], one["path"], one["detail"]) for one in ordered[:most])
     return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows,
-                 more=max(0, len(findings) - most), elsewhere=elsewhere)
+                 more=len(findings) - len(rows), elsewhere=elsewhere)
 
 
 def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "",

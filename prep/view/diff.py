@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
 
 from prep.cache.ledger.columns import Column
 from prep.manifest.diff_samples import REASONS, Changes
-from prep.pages.parts import pager_of
-from prep.view.site import Site, card_of, compared
+from prep.pages.overlay import Shot
+from prep.pages.parts import Pair, Side, pager_of
+from prep.pages.words import compared
+from prep.view.site import Site, card_of
 
 PAIRS = 30  # per page
 WHAT = {"added": "added", "removed": "removed", "name": "renamed", "source": "from another source",
@@ -52,13 +53,19 @@ def diff_page(diff: Diff, why: str, page: int) -> str:
         pager=pager_of(page, pages, link))
 
 
-def _pair(diff: Diff, row: int) -> dict[str, Any]:
-    old, new = int(diff.changes.old[row]), int(diff.changes.new[row])
-    sides = [None if number < 0 else {**card_of(site.data, number, None), "base": site.base}
-             for site, number in ((diff.before, old), (diff.after, new))]
+def _pair(diff: Diff, row: int) -> Pair:
+    numbers = int(diff.changes.old[row]), int(diff.changes.new[row])
+    sites = diff.before, diff.after
     reasons = [name for name in REASONS if diff.changes.reasons[name][row]]
     captions = [[] if number < 0 else site.selector.samples.captions(number)
-                for site, number in ((diff.before, old), (diff.after, new))]
-    return {"before": sides[0], "after": sides[1], "why": [WHAT.get(name, name) for name in reasons],
-            "name": (sides[1] or sides[0] or {})["name"],
-            "words": list(compared(*captions)) if "caption" in reasons else []}
+                for site, number in zip(sites, numbers, strict=True)]
+    return Pair(title=", ".join(WHAT.get(name, name) for name in reasons),
+                sides=(_side("before", sites[0], numbers[0]), _side("after", sites[1], numbers[1])),
+                words=compared(*captions) if "caption" in reasons else ())
+
+
+def _side(label: str, site: Site, number: int) -> Side:
+    if number < 0:
+        return Side(label=label, shot=Shot(name="–", address="", instead="not there"))
+    card = card_of(site, site.data, number)
+    return Side(label=label, shot=card.shot, link=card.link, facts=card.facts)

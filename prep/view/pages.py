@@ -15,13 +15,14 @@ from prep.findings import CODES
 from prep.formatting import format_size
 from prep.manifest.select import SORTS, Query
 from prep.pages.layout import render
-from prep.pages.parts import FINDING_COLUMNS, Table, pager_of, plural
+from prep.pages.overlay import Shot, crop_overlay
+from prep.pages.parts import findings_table, pager_of, plural
 from prep.sources.tree import MASK, PICTURES, stem_of
-from prep.view.edit.pages import edit_of, fields_of, query_fields
+from prep.view.edit.pages import edit_of, query_fields, with_form
 from prep.view.params import address
 from prep.view.pictures import statistics
 from prep.view.run_pages import loss_chart, loss_facts
-from prep.view.site import Site, card_of
+from prep.view.site import Site, card_of, loss_of
 
 if TYPE_CHECKING:
     from prep.models.text.truncation import Reading
@@ -46,13 +47,14 @@ def list_page(site: Site, query: Query, page: int) -> str:
     shown = found[page * CARDS:(page + 1) * CARDS].tolist()
     given = address(query, data.buckets)
     return site.render(
-        "list.html", query=query, given=given, edit_token=site.edit_token, fields=fields_of(site, shown),
+        "list.html", query=query, given=given, edit_token=site.edit_token,
         queried=query_fields(given), wording=None, filtered=query != Query(text=query.text),
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if data.roles[role]],
         buckets=[(format_size(size), count) for size, count in zip(data.buckets, data.crowds, strict=True)],
         sources=[_source(one) for one in data.sources], facts=data.facts, total=len(data.selector.samples),
-        count=len(found), first=page * CARDS + 1, cards=[card_of(data, number, hard) for number in shown],
+        count=len(found), first=page * CARDS + 1, cards=with_form(site, {
+            number: card_of(site, data, number, given=given, facts=loss_of(hard, number)) for number in shown}),
         low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
         notes=data.notes, next=data.next,
         pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.buckets, page=other + 1)}"))
@@ -70,14 +72,13 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         "sample.html", number=number, row=row, at=at, count=len(found), back=f"{site.base}/{back}",
         before=None if not at else f"{site.base}/sample/{found[at - 1]}{given}",
         after=None if at is None or at + 1 == len(found) else f"{site.base}/sample/{found[at + 1]}{given}",
-        whole=site.pictures.whole(number) is not None, losses=loss_chart(site, number),
+        picture=_picture(site, number, row), losses=loss_chart(site, number),
         facts=[*_sample_facts(row, data.sources[row["source"]]), *loss_facts(hard, number)],
-        findings=_table(data.selector.findings_of(number)),
+        findings=findings_table(data.selector.findings_of(number)),
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}
                for text, readings in zip(row["texts"], _readings(site, row), strict=True)],
-        decodes=site.model is not None, edit=edit_of(site, number),
-        boxes=[_box(view, row) for view in row["views"][:VIEWS]])
+        decodes=site.model is not None, edit=edit_of(site, number))
 
 
 def findings_page(site: Site, code: str, page: int) -> str:
@@ -139,17 +140,15 @@ def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[s
                    + f"; {1 - width * height / whole:.1%} of the picture is cut off"}
 
 
-def _box(view: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A view's crop in pixels of the original."""
-    (wide, high), (left, top), (width, height) = view["scaled"], view["crop"], row["bucket"]
-    x, y = row["size"][0] / wide, row["size"][1] / high
-    return {"left": left * x, "top": top * y, "width": width * x, "height": height * y, "flip": view["flip"],
-            "mask": view["mask"] is not None}
-
-
-def _table(findings: Sequence[Mapping[str, Any]]) -> Table:
-    rows = tuple((one["severity"], one["code"], one["path"], one["detail"]) for one in findings)
-    return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows)
+def _picture(site: Site, number: int, row: Mapping[str, Any]) -> Shot:
+    """The original with its crops and masks."""
+    found = site.pictures.whole(number) is not None
+    overlays = tuple(
+        crop_overlay(view, row["bucket"], "" if view["mask"] is None else f"{site.base}/shade/{number}/{place}")
+        for place, view in enumerate(row["views"][:VIEWS]))
+    return Shot(name="The original with its crops and masks" if found else "The crops; the original was not found",
+                address=f"{site.base}/picture/{number}" if found else "", size=row["size"], overlays=overlays,
+                instead="The original was not found, has changed, or cannot be decoded.")
 
 
 def _percent(part: float | None) -> str:

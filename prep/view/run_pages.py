@@ -16,7 +16,7 @@ from prep.runs.history import History
 from prep.runs.losses import RELATIVE, Hardness
 from prep.runs.state import TONES, WORDS, State, next_command
 from prep.view.run import RunFiles, films
-from prep.view.site import Site, card_of
+from prep.view.site import Site, card_of, loss_of
 
 STEPS = 200  # with pictures, of a run
 PROMPTS = 48
@@ -31,15 +31,16 @@ OFTEN, SELDOM = 2, 10  # seconds between looks of the page, while a run goes on 
 
 def run_page(site: Site, run: RunFiles) -> str:
     """The run so far: its state, curves, pictures through time, and its worst samples."""
-    history, state, hard = run.history, run.state, site.hardness()
+    history, state, hard, data = run.history, run.state, site.hardness(), site.data
     strips, steps = films(history, STEPS), {grid.step for grid in history.grids}
-    worst = site.selector.select(Query(sort="loss", descending=True))[:WORST].tolist()
+    worst = data.selector.select(Query(sort="loss", descending=True))[:WORST].tolist()
     shown = 0 if hard is None else int((hard.shown > 0).sum())
     return site.render(
         "run.html", run=run.folder.resolve().name, curves=charts(history), films=strips[:PROMPTS],
         **_state(history, state), command=next_command(run.folder, state), token=site.edit_token, tag=run_tag(run),
         stats=key_numbers(history), note=_left_out(len(steps), len(strips)), shown=shown, relative=RELATIVE,
-        cards=[card_of(site.data, number, hard) for number in worst[:shown]],
+        cards=[card_of(site, data, number, given="?sort=loss&order=down", facts=loss_of(hard, number))
+               for number in worst[:shown]],
         warnings=[(event["step"], str(event.get("text", ""))) for event in history.told
                   if event["event"] == "warning"][-WARNINGS:])
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prep.batching.split import ROLES
-from prep.formatting import format_size
 from prep.manifest.select import Selector
+from prep.pages.cards import sample_card
 from prep.pages.layout import render
-from prep.pages.parts import plural
+from prep.pages.overlay import Shot
+from prep.pages.parts import Card, plural
 from prep.runs.losses import Hardness
 from prep.view.data import Data, Shows
 from prep.view.edit.editor import Editor
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from prep.view.model import ViewedModel  # which imports torch
 
 LETTERS = 240  # of a caption on a card
-WORDS = 600  # of a caption that are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +66,19 @@ class Site:
         return found
 
 
-def card_of(data: Data, number: int, hard: Hardness | None) -> dict[str, Any]:
-    """A sample in a list, for the macro `card`."""
+def card_of(site: Site, data: Data, number: int, *, given: str = "", facts: Sequence[str] = ()) -> Card:
+    """Makes the card of a sample, with a link to its page; `given` is the query string of the list."""
     samples = data.selector.samples
-    captions, bucket = samples.captions(number), data.buckets[samples.bucket[number]]
     coverage = float(samples.coverage[number])
-    return {"number": number, "name": samples.name(number), "caption": captions[0][:LETTERS],
-            "letters": len(captions[0]), "more": len(captions) - 1, "role": ROLES[samples.role[number]],
-            "size": format_size((int(samples.width[number]), int(samples.height[number]))),
-            "bucket": format_size(bucket), "part": None if np.isnan(coverage) else coverage,
-            "loss": "" if hard is None or not hard.shown[number] else
-                    f"{hard.ratio[number]:.2f} times the usual loss, shown {plural(int(hard.shown[number]), 'time')}"}
+    return sample_card(
+        Shot(name=samples.name(number), address=f"{site.base}/thumbnail/{number}", lazy=True),
+        role=ROLES[samples.role[number]], size=(int(samples.width[number]), int(samples.height[number])),
+        bucket=data.buckets[samples.bucket[number]], captions=samples.captions(number), most=1, letters=LETTERS,
+        coverage=None if np.isnan(coverage) else coverage, facts=facts, link=f"{site.base}/sample/{number}{given}")
 
 
-def compared(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The words of the first caption that differs: "same", "gone" or "new", and the text."""
-    place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
-                 min(len(old), len(new)))
-    before, after = (captions[place].split()[:WORDS] if place < len(captions) else [] for captions in (old, new))
-    for tag, first, last, begin, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if tag == "equal":
-            yield "same", " ".join(before[first:last])
-            continue
-        if last > first:
-            yield "gone", " ".join(before[first:last])
-        if end > begin:
-            yield "new", " ".join(after[begin:end])
+def loss_of(hard: Hardness | None, number: int) -> list[str]:
+    """How hard a sample was for the run, for its card."""
+    if hard is None or not hard.shown[number]:
+        return []
+    return [f"{hard.ratio[number]:.2f} times the usual loss, shown {plural(int(hard.shown[number]), 'time')}"]

@@ -242,8 +242,8 @@ def test_pages_show_pictures_with_their_masks_over_them(prep, photos, tmp_path):
     result = prep("mask", photos, "--with", "threshold", "-o", tmp_path / "out", "--html", tmp_path / "look.html")
     assert result.out.endswith(f"page: {tmp_path}/look.html\n")
     page = (tmp_path / "look.html").read_text()
-    shown = re.findall(r'<img alt="([^"]*)" src="data:image/jpeg;base64,([^"]*)">.*?'
-                       r'<img class="shade" alt="" src="data:image/png;base64,([^"]*)">', page)
+    shown = re.findall(r'aria-label="([^"]*)"><svg>.*?<image class="whole" href="data:image/jpeg;base64,([^"]*)".*?'
+                       r'<image class="shade" href="data:image/png;base64,([^"]*)"', page, re.DOTALL)
     assert [name for name, _, _ in shown] == [f"{number}.png" for number in range(8)]
     picture, shade = (Image.open(io.BytesIO(base64.b64decode(data))) for data in shown[0][1:])
     with picture, shade, Image.open(photos / "0.png") as original:
@@ -261,7 +261,7 @@ def test_pages_are_bounded_and_linked(prep, photos, tmp_path, monkeypatch):
     pages = [tmp_path / name for name in ("a b.html", "a b-2.html", "a b-3.html")]
     assert result.json["pages"] == [str(page) for page in pages]
     texts = [page.read_text() for page in pages]
-    assert [text.count('<figure class="card') for text in texts] == [3, 3, 2]
+    assert [text.count('<li class="card') for text in texts] == [3, 3, 2]
     titles = [re.search("<title>([^<]*), [0-9-]*, Latentry [^<]*</title>", text)[1] for text in texts]
     assert titles == [f"photos: Masks, page {number} of 3" for number in (1, 2, 3)]
     assert all(text.count('aria-current="page"') == 2 for text in texts), "above and below"

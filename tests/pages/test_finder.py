@@ -10,8 +10,9 @@ from report_pages import MADE, TEXTS, jpeg, origin
 from run_pages import run_html
 
 from prep.findings import finding
-from prep.pages.finder import Found, cards_json
-from prep.pages.parts import Caption, Card, Column, Head, Overlay, Section, Shot, Table
+from prep.pages.finder import EXAMPLE, Found, cards_json
+from prep.pages.overlay import Overlay, Shot
+from prep.pages.parts import Caption, Card, Column, Head, Section, Table
 from prep.pages.snapshot import Pictures, render_snapshot
 from prep.report.snapshots.gallery import FEW, GROUPS, ORDERS
 
@@ -48,7 +49,7 @@ def html(count=COUNT):
     return render_snapshot(
         "manifest.html", origin(["title", "place"]), head=head, sections=sections, facts=[], fields=table,
         buckets=table, plot=Nothing, charts=[], cards=[one.card for one in cards[:FEW]], findings=table, channels=None,
-        unusual=None, groups=GROUPS, orders=ORDERS, data=cards_json(cards, ORDERS, fixed=FEW))
+        unusual=None, groups=GROUPS, orders=ORDERS, example=EXAMPLE, data=cards_json(cards, ORDERS, fixed=FEW))
 
 
 class Nothing:

@@ -165,7 +165,7 @@ def test_the_pages_of_a_source(browser, source, width, scheme):
     browser.loaded()
     shown(browser)
     assert browser.run("[...document.images].every(one => one.naturalWidth > 0)")
-    assert browser.run("document.querySelectorAll('svg .shade image').length") == 1
+    assert browser.run("document.querySelectorAll('svg image.shade').length") == 1
 
 
 def test_sliders_move_through_time(browser, trained):

@@ -76,7 +76,7 @@ def test_a_page_of_many_findings_is_bounded_and_says_what_it_leaves_out():
     assert len(page) < 4 << 20 and page.count("<tr>") < 2100
     assert 'Duplicates <span class="tally">3,499</span>' in page and page.count('<article class="pair') == PAIRS
     assert f"The {PAIRS} worst are shown here. prep scan --json lists every finding." in page
-    assert page.count('<figure class="card') <= CARDS and "3,500 files have findings." in page
+    assert page.count('<li class="card') <= CARDS and "3,500 files have findings." in page
     assert page.count("3,300 more rows are not shown here. prep scan --json lists every finding.") == len(CODES)
 
 

@@ -26,7 +26,8 @@ from prep.manifest.statistics import Outlier, latent_statistics
 from prep.models.vae import VaeDecoder
 from prep.pages.finder import Found, Order, cards_json
 from prep.pages.originals import Originals
-from prep.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.overlay import Overlay, Shot
+from prep.pages.parts import Caption, Card
 from prep.pages.snapshot import Pictures
 from prep.report.snapshots import gallery as module
 from prep.report.snapshots import latents
@@ -103,7 +104,7 @@ def test_many_samples_have_small_pictures_and_one_view(make, monkeypatch):
     cards = json.loads(made.data)["cards"]
     assert ["x" in card for card in cards] == [False] * 3 + [True] * (len(cards) - 3)
     text = page(audit, MADE, cards=100, thumbnail=lambda _: jpeg(1))
-    assert text.count('<figure class="card') == 3 and "Without scripts, 3 of them are shown." in Outline(text).words
+    assert text.split("</template>")[1].count('<li class="card') == 3 and "Without scripts, 3 of them are shown." in Outline(text).words
 
 
 def test_decoded_samples_come_first_the_lowest_psnr_before_all(small):
@@ -176,7 +177,7 @@ def test_the_command_decodes_counts_tokens_and_warns_of_another_vae(prep, photos
     assert result.code == 0 and result.err == f"wrote {tmp_path / 'page.html'}\n", result.err
     text = (tmp_path / "page.html").read_text()
     words = Outline(text).words
-    assert text.count('class="both"') == 3 and words.count(" dB") == 3
+    assert text.split("</template>")[1].count('class="both"') == 3 and words.count(" dB") == 3
     assert "Latents of 3 samples are decoded beside their pictures" in words and "tokens of a caption" in words
     document = json.loads((tmp_path / "m.json").read_text())
     assert document["models"]["vae"] not in result.err
@@ -184,7 +185,7 @@ def test_the_command_decodes_counts_tokens_and_warns_of_another_vae(prep, photos
     result = prep("inspect", tmp_path / "m.json", "--html", tmp_path / "page.html", "--model", tmp_path / "other")
     assert result.code == 0 and f"warning: the VAE of {tmp_path / 'other'} is not the one that made" in result.err
     text = (tmp_path / "page.html").read_text()
-    assert text.count('class="both"') == min(DECODED, 8) and "is not the one that made them." in Outline(text).words
+    assert text.split("</template>")[1].count('class="both"') == min(DECODED, 8) and "is not the one that made them." in Outline(text).words
     assert prep("inspect", tmp_path / "m.json", "--html", tmp_path / "page.html", "--model", tmp_path).code == 6
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 from report_pages import MADE, jpeg
 
-from prep.pages.parts import Caption, Card, Shot
+from prep.pages.overlay import Shot
+from prep.pages.parts import Caption, Card
 from prep.pages.snapshot import Pictures
 from prep.runs.grids import columns_of
 from prep.runs.history import read_history

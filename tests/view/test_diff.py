@@ -13,7 +13,7 @@ from prep.manifest.diff import sides_of
 from prep.manifest.diff_samples import REASONS, changes, compare_samples
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
-from prep.view.site import compared
+from prep.pages.words import compared
 
 BEFORE = ("a.png", "sub/b.png", "c.png", "a red heart", "a <b>blue</b> square on gray", "the same", "bad.png")
 AFTER = ("a.png", "sub/b.png", "renamed.png", "a red heart", "a <b>blue</b> circle on gray", "the same", "bad.png")

@@ -13,8 +13,9 @@ from prep.errors import Problem, first_line
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.opened import open_manifest
-from prep.pages.cards import CAPTIONS, LETTERS, source_thumbnails
-from prep.pages.parts import Caption, Card, Shot, plural
+from prep.pages.cards import described_card, source_thumbnails
+from prep.pages.overlay import Shot
+from prep.pages.parts import Card, plural
 from prep.pages.snapshot import Pictures
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
@@ -107,12 +108,9 @@ def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> 
         return Hardest(found=None, cards=(), why=f"{first_line(error)}. {error.hint}".strip())
     thumbnail, cards = source_thumbnails(opened), []
     for each, sample in zip(found.samples, described, strict=True):
-        captions = [text["caption"] for text in sample["texts"]]
-        cards.append(Card(
-            shot=Shot(name=each.name, address=pictures.add(thumbnail(sample)),
-                      instead="The original picture was not found."),
-            captions=tuple(Caption(text=one[:LETTERS], letters=len(one)) for one in captions[:CAPTIONS]),
-            more_captions=max(0, len(captions) - CAPTIONS),
+        cards.append(described_card(
+            sample, Shot(name=each.name, address=pictures.add(thumbnail(sample)),
+                         instead="The original picture was not found."),
             facts=(f"{each.ratio:.2f} times the usual loss", f"loss {each.loss:.4f}",
                    f"shown {plural(each.showings, 'time')}")))
     return Hardest(found=found, cards=tuple(cards))

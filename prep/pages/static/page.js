@@ -44,29 +44,13 @@
   if (!box || !find || !source) return;
   const data = JSON.parse(source.textContent);
   const cards = data.cards, nodes = new Map([...box.children].map((node, number) => [number, node]));
-  // Of a card: n name, c captions, e findings, g groups, v values, and more if HTML has it not (see find.py).
+  // Of a card: n name, c captions, e findings, g groups, v values, and more if HTML has it not (see finder.py).
   cards.forEach((card, number) => {
     card.number = number;
     const said = [card.n, ...(card.c || []).map(one => one[0]), ...(card.e || []).map(one => one[1])];
     card.words = said.join(" ").toLowerCase();
   });
   const address = short => `data:image/${short.replace(",", ";base64,")}`;
-
-  const space = document.querySelector("svg").namespaceURI;
-  const icon = tone => {
-    const svg = document.createElementNS(space, "svg"), use = document.createElementNS(space, "use");
-    svg.setAttribute("class", "icon");
-    svg.setAttribute("aria-hidden", "true");
-    use.setAttribute("href", `#icon-${tone}`);
-    svg.append(use);
-    return svg;
-  };
-  const image = (short, name) => {
-    const img = make("img");
-    img.alt = name;
-    img.src = address(short);
-    return img;
-  };
   // May break after directories and inside of long names, as the filter `breakable` of templates lets them.
   const UNBROKEN = 16;
   const pieces = part => {
@@ -91,68 +75,73 @@
     });
     return made;
   };
-  const text = (kind, inner) => {
-    const line = make("p", kind);
-    line.append(inner);
-    return line;
-  };
-  const shot = card => {
-    const outer = make("div", "shot");
-    const inner = card.z ? make("div", "frame") : outer;
-    inner.append(card.a ? image(card.a, card.n) : make("span", "instead", card.i));
-    if (!card.z) return outer;
-    inner.style.setProperty("--wide", card.z[0]);
-    inner.style.setProperty("--high", card.z[1]);
-    for (const [left, top, width, height, kinds, shade] of card.b || []) {
-      const over = make("span", `box ${kinds}`.trim());
-      Object.assign(over.style, {left: `${left}%`, top: `${top}%`, width: `${width}%`, height: `${height}%`});
-      if (shade) over.append(image(shade, ""));
-      if (shade) over.firstChild.className = "shade";
-      inner.append(over);
+  // A card is a copy of the template's, filled, without what it has not.
+  const each = (first, values, fill) => {
+    for (const value of values || []) {
+      const copy = first.cloneNode(true);
+      fill(copy, value);
+      first.before(copy);
     }
-    outer.append(inner);
-    return outer;
+    first.remove();
+  };
+  const set = (element, values) => {
+    for (const [name, value] of Object.entries(values)) element.setAttribute(name, value);
+  };
+  const fillShot = (outer, card) => {
+    const picture = outer.querySelector("svg, img"), whole = picture.querySelector(".whole") || picture;
+    if (picture === whole) picture.alt = card.n;
+    else {
+      const [width, height] = card.z;
+      set(picture, {viewBox: `0 0 ${width} ${height}`, width, height, "aria-label": card.n});
+      each(picture.querySelector(".box"), card.b, (box, [left, top, width, height, kinds, shade]) => {
+        const one = kinds.split(" ");
+        set(box, {class: ["box", ...one.filter(kind => kind === "flip" || kind === "coarse")].join(" "),
+                  x: `${left}%`, y: `${top}%`, width: `${width}%`, height: `${height}%`});
+        if (shade) set(box.querySelector(".shade"), {href: address(shade)});
+        else box.querySelector(".shade").remove();
+        if (!one.includes("alone") || !one.includes("outlined")) box.querySelector(".outside").remove();
+        if (!one.includes("outlined")) box.querySelector(".crop").remove();
+      });
+    }
+    if (card.a) set(whole, {[whole === picture ? "src" : "href"]: address(card.a)});
+    else {
+      whole.remove();
+      outer.append(make("span", "instead", card.i));
+    }
   };
   const build = card => {
-    const figure = make("figure", `card ${card.t || ""}`.trim()), about = make("figcaption");
-    if (card.d) {
-      const both = make("div", "both");
-      both.append(shot(card), shot(card.d));
-      figure.append(both);
-    } else figure.append(shot(card));
-    about.append(text("name", breakable(card.n)));
-    for (const [words, letters] of card.c || []) {
-      const line = text("caption", make("bdi", "", words));
-      line.dir = "auto";
-      line.lang = "";
-      if (letters) line.append(make("span", "aside", ` … ${numbers.format(letters)} characters in all`));
-      about.append(line);
+    const made = at("card-template").content.firstElementChild.cloneNode(true), part = name => made.querySelector(name);
+    if (card.t) made.classList.add(card.t);
+    const both = part(".both"), shots = both.querySelectorAll(".shot");
+    fillShot(shots[0], card);
+    if (card.d) fillShot(shots[1], card.d);
+    else both.replaceWith(shots[0]);
+    part(".name bdi").replaceWith(breakable(card.n));
+    each(part(".caption"), card.c, (line, [words, letters]) => {
+      line.querySelector("bdi").textContent = words;
+      if (letters) line.querySelector(".aside").textContent = ` … ${numbers.format(letters)} characters in all`;
+      else line.querySelector(".aside").remove();
+    });
+    if (card.m) part(".more").textContent = `and ${numbers.format(card.m)} more captions`;
+    else part(".more").remove();
+    each(part(".findings li"), card.e, (line, [severity, code, detail]) => {
+      line.className = severity;
+      set(line.querySelector("use"), {href: `#icon-${severity}`});
+      line.querySelector(".aside").textContent = `${severity}: `;
+      line.querySelector("code").textContent = code;
+      line.querySelector("bdi").replaceWith(breakable(detail));
+    });
+    if (!card.e) part(".findings").remove();
+    const facts = (card.x || []).flatMap((fact, number) => [number ? " · " : "", make("span", "", fact)]);
+    part(".facts:not(.more, .trains)").replaceChildren(...facts);
+    if (card.p === undefined) part(".trains").remove();
+    else {
+      const percent = Math.round(100 * card.p);
+      set(part(".meter"), {"aria-label": `${percent} percent`});
+      set(part(".meter rect"), {width: 100 * card.p});
+      part(".trains span").textContent = `${percent}% trains`;
     }
-    if (card.m) about.append(make("p", "facts", `and ${numbers.format(card.m)} more captions`));
-    if (card.e) {
-      const list = make("ul", "findings");
-      for (const [severity, code, detail] of card.e) {
-        const item = make("li", severity), said = make("span");
-        said.append(make("span", "aside", `${severity}: `), make("code", "", code), " ", breakable(detail));
-        item.append(icon(severity), said);
-        list.append(item);
-      }
-      about.append(list);
-    }
-    const facts = make("p", "facts");
-    (card.x || []).forEach((fact, number) => facts.append(number ? " · " : "", make("span", "", fact)));
-    about.append(facts);
-    if (card.p !== undefined) {
-      const line = make("p", "facts trains"), meter = make("span", "meter"), fill = make("span");
-      meter.setAttribute("role", "img");
-      meter.setAttribute("aria-label", `${Math.round(100 * card.p)} percent`);
-      fill.style.setProperty("--part", card.p);
-      meter.append(fill);
-      line.append(meter, make("span", "", `${Math.round(100 * card.p)}% trains`));
-      about.append(line);
-    }
-    figure.append(about);
-    return figure;
+    return made;
   };
   const node = card => {
     if (!nodes.has(card.number)) nodes.set(card.number, build(card));

@@ -19,9 +19,10 @@ from prep.fs.labels import labels_of
 from prep.images.thumbnail import encode_shade, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
-from prep.pages.cards import CAPTIONS, LETTERS, SIDE, Thumbnail, source_thumbnails
+from prep.pages.cards import CAPTIONS, LETTERS, SIDE, Thumbnail, described_card, source_thumbnails
 from prep.pages.finder import Found, Order, cards_json
-from prep.pages.parts import Caption, Card, Overlay, Shot
+from prep.pages.overlay import Shot, crop_overlay
+from prep.pages.parts import Card
 from prep.pages.snapshot import Pictures
 from prep.progress import Tick
 from prep.runtime import usable_cores
@@ -132,7 +133,10 @@ def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about:
     losses = [1 - sample["bucket"][0] * sample["bucket"][1] / (view["scaled"][0] * view["scaled"][1]) for view in views]
     letters = max((len(text["caption"]) for text in sample["texts"]), default=0)
     more = () if decoded is None or decoded.psnr is None else (f"PSNR {decoded.psnr:.1f} dB",)
-    card = _card(sample, findings, LETTERS_OF_MANY if many else LETTERS, 1 if many else CAPTIONS, more)
+    shot = Shot(name=sample["name"], address="", size=sample["size"],
+                instead=f"{format_size(sample['size'])}: the original picture was not found")
+    card = described_card(sample, shot, most=1 if many else CAPTIONS, letters=LETTERS_OF_MANY if many else LETTERS,
+                          facts=more, findings=findings)
     return Found(
         card=card, groups=(sample["role"], format_size(sample["bucket"]), "none" if coverage is None else "a mask",
                            ", ".join(sorted({one.code for one in findings})) or "none"),
@@ -147,25 +151,12 @@ def _rank(decoded: Decoded | None) -> tuple[int, float]:
     return (1, 0.0) if decoded.psnr is None else (0, decoded.psnr)
 
 
-def _card(sample: Mapping[str, Any], findings: tuple[Finding, ...], letters: int, captions: int,
-          more: tuple[str, ...]) -> Card:
-    texts, (width, height) = sample["texts"], sample["size"]
-    tone = min((one.severity for one in findings), key=("error", "warning", "info").index, default="")
-    return Card(
-        tone=tone,  # type: ignore[arg-type]  # a severity
-        shot=Shot(name=sample["name"], address="", size=(width, height),
-                  instead=f"{format_size(sample['size'])}: the original picture was not found"),
-        captions=tuple(Caption(text=one["caption"][:letters], letters=len(one["caption"])) for one in texts[:captions]),
-        more_captions=max(0, len(texts) - captions), part=sample["coverage"], findings=findings,
-        facts=(sample["role"], f"{format_size(sample['size'])} to {format_size(sample['bucket'])}", *more))
-
-
 def _with_pictures(found: Found, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
                    decoded: Decoded | None, pictures: Pictures, many: bool) -> Found:
     """The same with its pictures, as far as the page has room."""
     views = sample["views"][: 1 if many else VIEWS]
     address = pictures.add(small)
-    overlays = tuple(_overlay(view, sample["bucket"], pictures.add(_mask(
+    overlays = tuple(crop_overlay(view, sample["bucket"], pictures.add(_mask(
         reader, view["mask"], SHADE if many else None))) for view in views)
     count = len(sample["views"])
     more = (f"{count:,} views, {len(overlays)} shown",) if count > len(overlays) else ()
@@ -183,10 +174,3 @@ def _mask(reader: Reader, place: Mapping[str, Any] | None, side: int | None) -> 
         return None
     mask_HW = found.reshape(found.shape[-2:])
     return encode_shade(mask_HW) if side is None else small_shade(mask_HW, side)
-
-
-def _overlay(view: Mapping[str, Any], bucket: Sequence[int], shade: str) -> Overlay:
-    """The crop as a box in percent of the whole picture, with its mask."""
-    (wide, high), (left, top), (width, height) = view["scaled"], view["crop"], bucket
-    return Overlay(left=100 * left / wide, top=100 * top / high, width=100 * width / wide, height=100 * height / high,
-                   shade=shade, flip=view["flip"], outlined=True, coarse=True)

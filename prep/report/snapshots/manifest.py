@@ -21,6 +21,7 @@ from prep.manifest.statistics import LatentStatistics, Outlier
 from prep.pages.bucket_plot import NOTE as PLOT_NOTE
 from prep.pages.bucket_plot import Plot, bucket_shapes
 from prep.pages.cards import Thumbnail
+from prep.pages.finder import EXAMPLE
 from prep.pages.parts import (
     CUTS,
     Bars,
@@ -112,7 +113,7 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
         fields=_fields(document), buckets=_buckets(audit, document), plot=_plot(audit), charts=charts,
         cards=shown.cards, findings=findings, channels=channels,
         unusual=outliers_table(audit, extra.outliers) if extra.outliers else None, groups=GROUPS, orders=ORDERS,
-        data=shown.data)
+        example=EXAMPLE, data=shown.data)
 
 
 def _by_label(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Finding]]:

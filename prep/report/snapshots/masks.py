@@ -18,7 +18,8 @@ from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
 from prep.masks.pixels import read_mask, scaled
 from prep.masks.run import Entry
-from prep.pages.parts import Card, Head, Overlay, Pager, Section, Shot, Stat, pager_of, plural
+from prep.pages.overlay import Overlay, Shot
+from prep.pages.parts import Card, Head, Pager, Section, Stat, pager_of, plural
 from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
 
 CARDS = 100  # per page: about 4 MB

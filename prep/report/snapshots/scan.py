@@ -8,7 +8,8 @@ from pathlib import Path
 
 from prep.findings import CODES, SEVERITIES, Finding
 from prep.fs.atomic import write_atomic
-from prep.pages.parts import Card, Column, Head, Pair, Section, Shot, Stat, Table, plural
+from prep.pages.overlay import Shot
+from prep.pages.parts import Card, Column, Head, Pair, Section, Side, Stat, Table, plural
 from prep.pages.snapshot import Origin, Pictures, render_snapshot
 from prep.report.terminal.scan import sums_by_code
 from prep.scan.run import Previews
@@ -152,13 +153,14 @@ def _files(code: str, findings: Sequence[Finding], rows: int) -> Table:
                  elsewhere=ELSEWHERE)
 
 
-def _pair(one: Finding, previews: Mapping[str, bytes], pictures: Pictures) -> Pair:
-    def shot(name: str) -> Shot:
-        return Shot(name=name, address=pictures.add(previews.get(name)), instead=NO_PREVIEW)
+def _pair(duplicate: Finding, previews: Mapping[str, bytes], pictures: Pictures) -> Pair:
+    def side(label: str, name: str) -> Side:
+        return Side(label=label, shot=Shot(name=name, address=pictures.add(previews.get(name)), instead=NO_PREVIEW))
 
-    likeness = "the same" if one.code in SAME else f"{min(one.likeness or 0, MOST_ALIKE):.1%} alike"
-    return Pair(finding=one, copy=shot(one.path), original=shot(one.other or ""), likeness=likeness,
-                relation=RELATIONS.get(one.code, "resembles"))
+    likeness = "the same" if duplicate.code in SAME else f"{min(duplicate.likeness or 0, MOST_ALIKE):.1%} alike"
+    return Pair(finding=duplicate, likeness=likeness, sides=(
+        side("picture", duplicate.path),
+        side(RELATIONS.get(duplicate.code, "resembles"), duplicate.other or "")))
 
 
 def _cards(report: ScanReport, names: Sequence[str], previews: Mapping[str, bytes], pictures: Pictures) -> list[Card]:

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from prep.formatting import counted
 from prep.images.thumbnail import shrunk_size
 from prep.manifest.select import Query
-from prep.pages.parts import Column, Table
+from prep.pages.parts import CaptionForm, Card, Column, Table
+from prep.pages.words import compared
 from prep.view.edit.cost import Cost
-from prep.view.edit.editor import KINDS, Editable
+from prep.view.edit.editor import KINDS
 from prep.view.edit.refused import Refused
 from prep.view.edit.replace import REWORDING, Plan, Rewording, plan
 from prep.view.params import address
-from prep.view.site import Site, card_of, compared
+from prep.view.site import Site, card_of
 
 BOARD = 4096  # pixels of the longer side of what is painted on
 COLUMNS = (Column(head="row"), Column(head="to encode"), Column(head="in the cache"))
 ROWS = 500  # edits, and captions that are reworded, that are listed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Field:
-    """The field of a sample's captions in the list."""
-
-    sample: str  # its id
-    trains: str  # the caption that trains now
-    caption: Editable
 
 
 def edit_of(site: Site, number: int) -> dict[str, Any] | None:
@@ -49,16 +41,21 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
     return found
 
 
-def fields_of(site: Site, numbers: Sequence[int]) -> dict[int, Field]:
-    """The field of each sample's captions in the list; none without --edit."""
+def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
+    """Adds to the card of each sample in the list the form of its captions; none without --edit."""
     editor = site.editor
     if editor is None:
-        return {}
-    entries, samples, found = editor.log.entries(), site.selector.samples, {}
-    for number in numbers:
+        return list(cards.values())
+    entries, samples, found = editor.log.entries(), site.selector.samples, []
+    for number, card in cards.items():
+        form = None
         with suppress(Refused):  # its own page says why
-            found[number] = Field(sample=editor.source.shown.seats[number].id, trains=samples.captions(number)[0],
-                                  caption=editor.editable(number, "caption", entries))
+            caption = editor.editable(number, "caption", entries)
+            form = CaptionForm(
+                number=number, sample=editor.source.shown.seats[number].id, trains=samples.captions(number)[0],
+                save=f"{site.base}/edit/{number}/caption", undo=f"{site.base}/undo/{number}/caption",
+                undoable=caption.undo, version=caption.version, lines=caption.lines)
+        found.append(replace(card, form=form))
     return found
 
 
@@ -79,8 +76,8 @@ def replace_page(site: Site, query: Query, wording: Rewording) -> str:
         "replace.html", given=given, queried=query_fields(given), wording=wording, plan=found,
         edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(asked)}",
         undo=f"{site.base}/replace/undo",
-        shown=[{**card_of(data, one.sent.number, None), "words": list(compared(one.before, one.after))}
-               for one in found.changes[:ROWS]])
+        cards=[replace(card_of(site, data, change.sent.number), captions=(), more_captions=0, facts=(), part=None,
+                       words=compared(change.before, change.after)) for change in found.changes[:ROWS]])
 
 
 def query_fields(given: str) -> list[tuple[str, str]]:

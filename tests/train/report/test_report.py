@@ -65,7 +65,7 @@ def test_a_finished_run(report):
     assert "a red circle" in words and text.count("step 2</span>") == 2
     losses = [event["loss"] for event in read_events(run / "log.jsonl") if event["event"] == "validation"]
     assert document["lowest"]["loss"] == min(losses) and document["validation"] == losses[-1]
-    assert document["worst"] > 0 and text.count('<figure class="card') == document["worst"]
+    assert document["worst"] > 0 and text.count('<li class="card') == document["worst"]
 
 
 def test_without_validation_and_sample_pictures(report):
