@@ -21,7 +21,7 @@ from prep.sources.tree import MASK, PICTURES, stem_of
 from prep.view.edit.pages import edit_of, query_fields, with_form
 from prep.view.params import address
 from prep.view.pictures import statistics
-from prep.view.run_pages import loss_chart, loss_facts
+from prep.view.run_pages import facts_of_run, loss_chart
 from prep.view.site import Site, card_of, loss_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def sample_page(site: Site, number: int, query: Query) -> str:
         before=None if not at else f"{site.base}/sample/{found[at - 1]}{given}",
         after=None if at is None or at + 1 == len(found) else f"{site.base}/sample/{found[at + 1]}{given}",
         picture=_picture(site, number, row), losses=loss_chart(site, number),
-        facts=[*_sample_facts(row, data.sources[row["source"]]), *loss_facts(hard, number)],
+        facts=[*_sample_facts(row, data.sources[row["source"]]), *facts_of_run(hard, number)],
         findings=findings_table(data.selector.findings_of(number)),
         views=[_view(site, number, place, row) for place in range(min(len(row["views"]), VIEWS))],
         texts=[{**text, "part": text["weight"] / weights if weights else None, "readings": readings}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
@@ -20,30 +19,13 @@ from prep.runs import events, losses
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid, History, read_history
 from prep.runs.losses import Hardness, Records, hardness, read_losses, short_ids
-from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
+from prep.runs.sheets import read_sheet
 from prep.runs.state import State, state_of
 from prep.view.memory import Memory
 
 SIDE = 640  # pixels of the longer side of a sampled picture
 REST = 20.0  # times as long as reading a file took, until it is read again
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Frame:
-    """A prompt's picture at a step."""
-
-    step: int
-    grid: int  # number of its grid in the history
-    cell: int  # number of its picture in that grid; -1: the whole grid
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Film:
-    """The pictures of one prompt, in order of their steps."""
-
-    prompt: str  # "": whole grids, of a log that does not know their prompts
-    frames: tuple[Frame, ...]
 
 
 class RunFiles:
@@ -100,17 +82,6 @@ class RunFiles:
         for number, data in enumerate(cut):
             self._memory.put(("cell", grid, number), data)
         return cut[cell] if cell < len(cut) else None
-
-
-def films(history: History, most: int) -> list[Film]:
-    """The sampled pictures by prompt; of more than `most` steps with pictures, some, evenly spread."""
-    found: dict[tuple[str, int], list[Frame]] = {}
-    for number in spread_grids(history.grids, most):
-        grid = history.grids[number]
-        cells = {key: cell for cell, key in enumerate(keyed_prompts(grid))} or {("", 0): -1}
-        for key, cell in cells.items():
-            found.setdefault(key, []).append(Frame(step=grid.step, grid=number, cell=cell))
-    return [Film(prompt=prompt, frames=tuple(frames)) for (prompt, _), frames in found.items()]
 
 
 class Fresh(Generic[T]):

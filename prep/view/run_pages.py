@@ -3,57 +3,73 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from prep.digest import digest_strings
 from prep.formatting import brief_duration
 from prep.manifest.select import Query
 from prep.pages.charts import Chart, Series, chart_of
+from prep.pages.overlay import Shot
 from prep.pages.parts import plural
-from prep.pages.run import charts, key_numbers
+from prep.pages.run import Prompt, films_of, run_page
 from prep.runs.heartbeat import Kind
-from prep.runs.history import History
-from prep.runs.losses import RELATIVE, Hardness
-from prep.runs.state import TONES, WORDS, State, next_command
-from prep.view.run import RunFiles, films
+from prep.runs.history import Grid
+from prep.runs.losses import Hardness
+from prep.runs.sheets import keyed_prompts
+from prep.runs.state import State, next_command
+from prep.view.run import RunFiles
 from prep.view.site import Site, card_of, loss_of
 
 STEPS = 200  # with pictures, of a run
 PROMPTS = 48
 WORST = 12  # samples on a run's page
-WARNINGS = 100
+NO_PICTURES = "The run has no sample pictures yet, or sample.every is 0."
 SHOWINGS = 500  # of a sample, in its chart
 BUTTONS: dict[Kind, tuple[str, str]] = {  # and while that is asked
     "sample": ("Draw samples now", "Drawing after this step …"), "stop": ("Stop after this step",
                                                                           "Stopping after this step …")}
+Cell = tuple[int, int, int]  # grid, picture in it, step
 OFTEN, SELDOM = 2, 10  # seconds between looks of the page, while a run goes on and else
 
 
-def run_page(site: Site, run: RunFiles) -> str:
+def page_of_run(site: Site, run: RunFiles) -> str:
     """The run so far: its state, curves, pictures through time, and its worst samples."""
     history, state, hard, data = run.history, run.state, site.hardness(), site.data
-    strips, steps = films(history, STEPS), {grid.step for grid in history.grids}
-    worst = data.selector.select(Query(sort="loss", descending=True))[:WORST].tolist()
+    films, note = films_of(history.grids, lambda grid: _cells(history.grids, grid), partial(_shot, site.base),
+                           steps=STEPS, prompts=PROMPTS)
     shown = 0 if hard is None else int((hard.shown > 0).sum())
+    worst = data.selector.select(Query(sort="loss", descending=True))[:min(WORST, shown)].tolist()
+    page = run_page(
+        history, state, films=films, films_note=note if films else NO_PICTURES,
+        worst=[card_of(site, data, number, given="?sort=loss&order=down", facts=loss_of(hard, number))
+               for number in worst],
+        worst_note="" if shown else "The run has no losses of samples of this manifest yet.")
     return site.render(
-        "run.html", run=run.folder.resolve().name, curves=charts(history), films=strips[:PROMPTS],
-        **_state(history, state), command=next_command(run.folder, state), token=site.edit_token, tag=run_tag(run),
-        stats=key_numbers(history), note=_left_out(len(steps), len(strips)), shown=shown, relative=RELATIVE,
-        cards=[card_of(site, data, number, given="?sort=loss&order=down", facts=loss_of(hard, number))
-               for number in worst[:shown]],
-        warnings=[(event["step"], str(event.get("text", ""))) for event in history.told
-                  if event["event"] == "warning"][-WARNINGS:])
+        "run.html", live=True, name=run.folder.resolve().name, run=page, shown=shown,
+        sections={section.id: section for section in page.sections}, command=next_command(run.folder, state),
+        token=site.edit_token, tag=run_tag(run), **_process(state))
 
 
-def _state(history: History, state: State) -> dict[str, Any]:
-    """What the head of the page says of the run's state."""
-    running, beat, steps = state.doing == "running", state.beat, history.steps
+def _cells(grids: Sequence[Grid], number: int) -> dict[Prompt, Cell]:
+    """The place of each prompt's picture in a grid; -1: the whole, if its prompts are not known."""
+    return {prompt: (number, cell, grids[number].step) for cell, prompt in enumerate(keyed_prompts(grids[number]))} or {
+        ("", 0): (number, -1, grids[number].step)}
+
+
+def _shot(base: str, name: str, place: Cell) -> Shot:
+    grid, cell, step = place
+    return Shot(name=name, address=f"{base}/cell/{grid}/{'all' if cell < 0 else cell}?step={step}", lazy=True)
+
+
+def _process(state: State) -> dict[str, Any]:
+    """What the head of the page says of the process, and what it can be asked."""
+    running, beat = state.doing == "running", state.beat
     ago = time.time() - beat.stepped if running and beat is not None and beat.step else None
     return {
-        "state": f"{WORDS[state.doing]}: {state.step:,}{f' of {steps:,}' if steps else ''} steps",
-        "tone": TONES[state.doing], "says": state.says, "every": OFTEN if running else SELDOM,
-        "done": min(state.step / steps, 1.0) if steps else None,
-        "ago": None if ago is None else f"{max(ago, 0):.1f}", "ago_text": "" if ago is None else brief_duration(ago),
+        "says": state.says, "every": OFTEN if running else SELDOM, "ago": None if ago is None else f"{max(ago, 0):.1f}",
+        "ago_text": "" if ago is None else brief_duration(ago),
         "asks": [(kind, words[kind in state.asked], kind in state.asked) for kind, words in BUTTONS.items()
                  ] if running else []}
 
@@ -66,13 +82,7 @@ def run_tag(run: RunFiles) -> str:
     return f'"{digest_strings([repr(told), *run.stamps])[:32]}"'
 
 
-def _left_out(steps: int, prompts: int) -> str:
-    told = [f"{STEPS} of {steps:,} steps with pictures are shown, evenly spread."] if steps > STEPS else []
-    told += [f"{PROMPTS} of {prompts:,} prompts are shown."] if prompts > PROMPTS else []
-    return " ".join(told)
-
-
-def loss_facts(hard: Hardness | None, number: int) -> list[tuple[str, str]]:
+def facts_of_run(hard: Hardness | None, number: int) -> list[tuple[str, str]]:
     """What a run knows of a sample."""
     if hard is None:
         return []

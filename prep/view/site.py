@@ -13,7 +13,8 @@ from prep.manifest.select import Selector
 from prep.pages.cards import sample_card
 from prep.pages.layout import render
 from prep.pages.overlay import Shot
-from prep.pages.parts import Card, plural
+from prep.pages.parts import Card
+from prep.pages.run import loss_facts
 from prep.runs.losses import Hardness
 from prep.view.data import Data, Shows
 from prep.view.edit.editor import Editor
@@ -53,9 +54,10 @@ class Site:
     def render(self, template: str, **values: Any) -> str:
         """A page of this site."""
         data = self.data
-        return render(template, base=self.base, name=data.name, kind=data.kind, codes=data.selector.codes,
-                      has_run=self.run is not None, root=self.root, edits=self.editor is not None,
-                      encoded=self.rows is not None, **values)
+        return render(template, **{
+            "base": self.base, "name": data.name, "kind": data.kind, "codes": data.selector.codes,
+            "has_run": self.run is not None, "root": self.root, "edits": self.editor is not None,
+            "encoded": self.rows is not None, **values})
 
     def hardness(self) -> Hardness | None:
         """How hard each sample was for the run until now, which the selector then knows, too."""
@@ -77,8 +79,8 @@ def card_of(site: Site, data: Data, number: int, *, given: str = "", facts: Sequ
         coverage=None if np.isnan(coverage) else coverage, facts=facts, link=f"{site.base}/sample/{number}{given}")
 
 
-def loss_of(hard: Hardness | None, number: int) -> list[str]:
+def loss_of(hard: Hardness | None, number: int) -> tuple[str, ...]:
     """How hard a sample was for the run, for its card."""
     if hard is None or not hard.shown[number]:
-        return []
-    return [f"{hard.ratio[number]:.2f} times the usual loss, shown {plural(int(hard.shown[number]), 'time')}"]
+        return ()
+    return loss_facts(float(hard.ratio[number]), float(hard.loss[number]), int(hard.shown[number]))

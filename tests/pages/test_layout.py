@@ -85,7 +85,7 @@ def test_each_severity_has_a_color_and_a_shape(browser, pages, scheme):
 
 @pytest.mark.parametrize(("name", "box", "what"), [
     ("masks", "show-masks", ".shade"), ("manifest", "show-masks", ".shade"),
-    ("manifest", "show-crops", ".box.outlined")])
+    ("manifest", "show-crops", ".crop")])
 def test_masks_and_crops_can_be_hidden_without_scripts(browser, pages, name, box, what):
     browser.open(pages[name])
     state = f"""[...document.querySelectorAll("{what}")].map(getComputedStyle).map(

@@ -104,7 +104,8 @@ def test_many_samples_have_small_pictures_and_one_view(make, monkeypatch):
     cards = json.loads(made.data)["cards"]
     assert ["x" in card for card in cards] == [False] * 3 + [True] * (len(cards) - 3)
     text = page(audit, MADE, cards=100, thumbnail=lambda _: jpeg(1))
-    assert text.split("</template>")[1].count('<li class="card') == 3 and "Without scripts, 3 of them are shown." in Outline(text).words
+    assert text.split("</template>")[1].count('<li class="card') == 3
+    assert "Without scripts, 3 of them are shown." in Outline(text).words
 
 
 def test_decoded_samples_come_first_the_lowest_psnr_before_all(small):
@@ -185,7 +186,8 @@ def test_the_command_decodes_counts_tokens_and_warns_of_another_vae(prep, photos
     result = prep("inspect", tmp_path / "m.json", "--html", tmp_path / "page.html", "--model", tmp_path / "other")
     assert result.code == 0 and f"warning: the VAE of {tmp_path / 'other'} is not the one that made" in result.err
     text = (tmp_path / "page.html").read_text()
-    assert text.split("</template>")[1].count('class="both"') == min(DECODED, 8) and "is not the one that made them." in Outline(text).words
+    assert text.split("</template>")[1].count('class="both"') == min(DECODED, 8)
+    assert "is not the one that made them." in Outline(text).words
     assert prep("inspect", tmp_path / "m.json", "--html", tmp_path / "page.html", "--model", tmp_path).code == 6
 
 

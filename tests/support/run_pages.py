@@ -15,7 +15,7 @@ from prep.runs.grids import columns_of
 from prep.runs.history import read_history
 from train.config.load import parse
 from train.report.page import page
-from train.report.pictures import Hardest, strips
+from train.report.pictures import Hardest, films
 from train.runs.directory import Run
 from train.sampling.grid import grid_png
 from train.setup import Origin, RunRequest
@@ -62,7 +62,7 @@ def run_html(texts: Sequence[str], root: Path) -> str:
               base={"x": "a" * 64}, config=parse({"steps": STEPS, "lora": {"targets": [texts[0][:40]]}}, "x"),
               origin=Origin(started="2024-02-29T12:00:00Z", recipe="b" * 64))
     history, room = read_history(events), Pictures()
-    shown, note = strips(root, history.grids, room)
+    shown, note = films(root, history.grids, room)
     cards = tuple(  # with the caption that is one in tests of the layout
         Card(shot=Shot(name=text, address=room.add(jpeg(number)) if number else ""), facts=("loss 0.1",),
              captions=(Caption(text=texts[4][:300], letters=len(texts[4])),)) for number, text in enumerate(texts))

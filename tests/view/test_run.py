@@ -18,10 +18,13 @@ from viewing import viewing_here
 
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
-from prep.runs.history import Grid, History
+from prep.pages.overlay import Shot
+from prep.pages.run import films_of
+from prep.runs.history import Grid
 from prep.runs.losses import HEAD, RECORD, adjusted, hardness, short_ids
+from prep.runs.sheets import keyed_prompts
 from prep.view.memory import Memory
-from prep.view.run import Fresh, RunFiles, films
+from prep.view.run import Fresh, RunFiles
 
 
 @pytest.fixture
@@ -42,26 +45,38 @@ def grid(step, *prompts):
 # ---- films -----------------------------------------------------------------------------------------------------------
 
 
-def shape(found):
-    return [(film.prompt, [(one.step, one.grid, one.cell) for one in film.frames]) for film in found]
+def shape(grids, most, prompts=9):
+    """Each film's prompt, and the step, grid and place of its pictures; and the note."""
+    def pictures(number):
+        return {prompt: (number, place) for place, prompt in enumerate(keyed_prompts(grids[number]))}
+
+    films, note = films_of(grids, pictures, lambda name, place: Shot(name=name, address=place), steps=most,
+                           prompts=prompts)
+    return [(film.prompt, [(frame.step, *frame.shot.address) for frame in film.frames]) for film in films], note
 
 
 def test_pictures_are_put_together_by_prompt():
-    history = History(grids=[grid(0, "a", "b"), grid(5, "b", "c", "b"), grid(9, "b", "a")])
-    assert shape(films(history, 9)) == [
-        ("a", [(0, 0, 0), (9, 2, 1)]), ("b", [(0, 0, 1), (5, 1, 0), (9, 2, 0)]), ("c", [(5, 1, 1)]), ("b", [(5, 1, 2)])]
+    grids = [grid(0, "a", "b"), grid(5, "b", "c", "b"), grid(9, "b", "a")]
+    every = [("a", [(0, 0, 0), (9, 2, 1)]), ("b", [(0, 0, 1), (5, 1, 0), (9, 2, 0)]), ("c", [(5, 1, 1)]),
+             ("b", [(5, 1, 2)])]
+    assert shape(grids, 9) == (every, "") and shape([], 9) == ([], "")
+    assert shape(grids, 9, prompts=2) == (every[:2], "2 of 4 prompts are shown.")
 
 
-def test_a_log_without_prompts_has_whole_grids():
-    history = History(grids=[grid(0), grid(5), grid(0)])  # the first step again, after the run was resumed
-    assert shape(films(history, 9)) == [("", [(0, 2, -1), (5, 1, -1)])]
-    assert films(History(), 9) == []
+def test_a_log_without_prompts_has_whole_grids(run):
+    log = [{"event": "sample", "step": step, "picture": f"samples/step-{step:06d}.png"} for step in (10, 20, 10)]
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    with viewing_here(run.parent / "manifest.json", run) as server:
+        text = server.get("/run").text
+        assert re.findall(r"/cell/([^\"]*)", text) == ["2/all?step=10", "1/all?step=20"], "the newest of a step"
+        assert "All prompts" in text
 
 
 @pytest.mark.parametrize(("most", "steps"), [(1, [0]), (2, [0, 99]), (4, [0, 33, 66, 99])])
 def test_of_many_steps_some_are_shown(most, steps):
-    history = History(grids=[grid(step, "a") for step in range(100)])
-    assert [frame.step for frame in films(history, most)[0].frames] == steps
+    ((_, frames),), note = shape([grid(step, "a") for step in range(100)], most)
+    assert [step for step, _, _ in frames] == steps
+    assert note == f"{most} of 100 steps with pictures are shown, evenly spread; all are in samples."
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -100,10 +115,11 @@ def test_the_page_of_a_run(server, run):
     assert "lowest validation loss (step 40)" in text and "training time" in text and "loss, smoothed" not in text
     assert text.index("validation loss") < text.index("samples per second")
     assert f"<code>train sample {run.resolve()} --compare</code><button type=\"button\" class=\"copy\">Copy" in text
-    assert "1 is typical" in text and 'data-ask' not in text and "saw &lt;b&gt;a prompt&lt;/b&gt;" in text
+    assert "1 is typical" in text and 'data-ask' not in text
+    assert "saw &lt;b&gt;a prompt&lt;/b&gt;" in text.replace("<wbr>", "") and "Validation loss by timestep" in text
     assert text.count('<figure class="film">') == 3 and text.count("<li data-step=") == 3 * STEPS // 10
     assert names(text) == ["sub/b.png", "a.png"]
-    assert "2.08 times the usual loss, shown 1 time" in text and "0.46 times the usual loss, shown 2 times" in text
+    assert "<span>2.08 times the usual loss</span> · <span>loss 0.9000</span> · <span>shown 1 time</span>" in text
 
 
 def test_samples_are_sorted_and_filtered_by_their_losses(server):

@@ -105,7 +105,7 @@ LIBRARIES = {
     "regex": {"train.models.targets"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
     "ray": {"prep.workers.ray"}, "datasets": {"prep.api"}, "playwright": set(),
-    "starlette": {"prep.view.app"}, "uvicorn": {"prep.view.serve"},
+    "starlette": {"prep.view.app", "prep.view.routes", "prep.view.edit.routes"}, "uvicorn": {"prep.view.serve"},
     "torch": {"prep.models.*", "prep.loader.*", "prep.masks.segmentation", "prep.view.model", "train.*", "prep.demo.*"},
     "typer": {"prep.cli.*", "train.cli.*"},
     "jinja2": {"prep.pages.layout", "prep.models.text.chat"},

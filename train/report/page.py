@@ -14,24 +14,21 @@ from prep.fs.atomic import write_atomic
 from prep.fs.mirror import shown as shown_place
 from prep.fs.paths import NamedPath
 from prep.manifest.document import read_manifest
-from prep.pages.parts import Column, Head, Section, Stat, Table, plural
-from prep.pages.run import charts, key_numbers
+from prep.pages.parts import Section, plural
+from prep.pages.run import Film, run_page
 from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
 from prep.runs.events import NAME as LOG
-from prep.runs.events import Event, read_events
+from prep.runs.events import read_events
 from prep.runs.history import History, read_history
-from prep.runs.losses import RELATIVE
-from prep.runs.state import TONES, WORDS, State, state_of
+from prep.runs.state import State, state_of
 from train.models.adapters.readers import KINDS
 from train.report import pictures as shown
 from train.report.provenance import checkpoints, provenance, settings
 from train.runs.checkpoint import list_checkpoints
 from train.runs.directory import Run, own_manifest, read_run
-from train.runs.watch import line
 
 NAME = "report.html"
 WORST = 24
-EVENTS = 200  # rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +57,12 @@ def write_report(folder: Path, output: Path | None, made: date, *, worst: int = 
         read_manifest(manifest, fetch=False)
     history = read_history(read_events(folder / LOG))
     room = Pictures()
-    strips, left_out = shown.strips(folder, history.grids, room)
+    films, note = shown.films(folder, history.grids, room)
     hardest = shown.hardest(run, worst, manifest, room)
-    text = page(run, history, made, strips, left_out, hardest)
+    text = page(run, history, made, films, note, hardest)
     data = text.encode("utf-8")
     write_atomic(path, data)
-    return Written(path=path, size=len(data), history=history, prompts=len(strips), worst=len(hardest.cards),
+    return Written(path=path, size=len(data), history=history, prompts=len(films), worst=len(hardest.cards),
                    pictures=room.refused)
 
 
@@ -84,41 +81,29 @@ def _check_output(run: Run, path: Path) -> None:
                         hint=f"-o {shell_name(str(path.with_suffix('.html')))}; a browser prints that, also as PDF")
 
 
-def page(run: Run, history: History, made: date, strips: Sequence[shown.Strip], left_out: str,
-         hardest: shown.Hardest) -> str:
-    """Renders the page, dated `made`."""
-    curves = charts(history)
-    validation, changed, same = _validation(history), settings(run, changed=True), settings(run, changed=False)
-    events, saved = _events(history), checkpoints(run)
+def page(run: Run, history: History, made: date, films: Sequence[Film], note: str, hardest: shown.Hardest) -> str:
+    """Renders the page, dated `made`; `note` is on the films that are left out."""
+    changed, same, state = settings(run, changed=True), settings(run, changed=False), state_of(run.folder, history)
+    none = "The run has no sample pictures" + (" yet." if run.config.sample.every else ": sample.every is 0.")
+    about = run_page(history, state, films=films, films_note=note if films else none, worst=hardest.cards,
+                     worst_note=hardest.why, what=_what(run), todo=_todo(run, history, state))
     sections = [
-        Section(id="curves", title="Curves", note="" if curves else "The log has no steps yet."),
-        Section(id="samples", title="Samples through time", count=len(strips), note=left_out if strips else (
-            "The run has no sample pictures" + (" yet." if run.config.sample.every else ": sample.every is 0."))),
-        Section(id="worst", title="Worst samples", count=len(hardest.cards), note=hardest.why or (
-            f"{RELATIVE} The numbers are those of train worst.")),
-        Section(id="events", title="Events", count=len(events.rows) + events.more),
+        *about.sections,
         Section(id="settings", title="Settings", count=len(changed.rows),
                 note="" if changed.rows else "All have their defaults."),
         Section(id="provenance", title="Provenance")]
     origin = Origin(name=run.folder.resolve().name, places=(shown_place(run.folder),), made=made)
-    return render_snapshot("report.html", origin, scripted=True, head=_head(run, history), sections=sections,
-                           curves=curves, validation=validation, strips=strips, hardest=hardest, events=events,
-                           changed=changed, same=same, facts=[*_times(run, history), *provenance(run)], saved=saved)
+    return render_snapshot("run.html", origin, scripted=True, live=False, head=about.head, sections=sections, run=about,
+                           changed=changed, same=same, facts=[*_times(run, history), *provenance(run)],
+                           saved=checkpoints(run))
 
 
-def _head(run: Run, history: History) -> Head:
-    config, done, steps = run.config, history.step, history.steps
+def _what(run: Run) -> str:
+    config, manifest = run.config, own_manifest(run)
     trained = f"{KINDS[config.lora.kind]} of rank {config.lora.rank}" if config.method == "lora" else "Full fine-tune"
-    manifest = own_manifest(run)
-    on = "" if manifest is None else f" for {manifest.family}, from {plural(_samples(manifest.document), 'sample')}"
-    epochs = f", {done / history.steps_per_epoch:.1f} epochs" if history.steps_per_epoch else ""
-    state = state_of(run.folder, history)
-    return Head(
-        kind="Training run", what=f"{trained}{on}", part=min(done / steps, 1.0) if steps else None,
-        usable=f"{WORDS[state.doing]}: {done:,} of {plural(steps, 'step')}{epochs}", todo=_todo(run, history, state),
-        tone=TONES[state.doing],  # type: ignore[arg-type]  # one of them
-        stats=(*(Stat(value=value, label=label) for label, value in key_numbers(history)),
-               Stat(value=f"{len(history.warnings):,}", label="warnings", tone="warning")))
+    if manifest is None:
+        return trained
+    return f"{trained} for {manifest.family}, from {plural(_samples(manifest.document), 'sample')}"
 
 
 def _samples(document: Mapping[str, Any]) -> int:
@@ -156,47 +141,3 @@ def _times(run: Run, history: History) -> list[tuple[str, str]]:
     if history.parameters:
         facts.append(("trained parameters", f"{history.parameters:,}"))
     return facts
-
-
-def _validation(history: History) -> list[Table]:
-    """The newest validation loss by timestep, and by source if there are several."""
-    if not history.validations:
-        return []
-    newest = history.validations[-1]
-    step, tables = newest["step"], []
-    pairs = list(zip(_list(newest.get("timesteps")), _list(newest.get("losses")), strict=False))
-    if pairs:
-        tables.append(Table(caption=f"Validation loss by timestep, at step {step:,}", columns=(
-            Column(head="timestep", kind="number"), Column(head="loss", kind="number")),
-            rows=tuple((_spelled(timestep), _spelled(loss)) for timestep, loss in pairs)))
-    sources = newest.get("sources")
-    if isinstance(sources, Mapping) and sources:
-        rows = tuple((str(name), *(_spelled(part.get(key)) for key in ("loss", "spread", "samples")))
-                     for name, part in sources.items() if isinstance(part, Mapping))
-        tables.append(Table(caption=f"Validation loss by source, at step {step:,}", rows=rows, columns=(
-            Column(head="source", kind="name"), *(Column(head=head, kind="number") for head in (
-                "loss", "standard deviation", "samples")))))
-    return tables
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _spelled(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.5g}" if isinstance(value, float) else "–"
-
-
-def _events(history: History) -> Table:
-    """Starts, checkpoints, warnings and the end, in order; the newest if they are many."""
-    rows = [(f"{event['step']:,}", event["event"], _text(event)) for event in history.told]
-    more = max(0, len(rows) - EVENTS)
-    return Table(caption="Events of the run", rows=tuple(rows[more:]), more=more, elsewhere="log.jsonl has all.",
-                 columns=(Column(head="step", kind="number"), Column(head="event", kind="code"), Column(head="what")))
-
-
-def _text(event: Event) -> str:
-    try:
-        return (line(event) or "").removeprefix(f"step {event['step']}: ")
-    except (KeyError, TypeError, ValueError):  # an event of another program, or of a later version
-        return str(event.get("text", ""))

@@ -15,11 +15,12 @@ from prep.manifest.describe import describe
 from prep.manifest.opened import open_manifest
 from prep.pages.cards import described_card, source_thumbnails
 from prep.pages.overlay import Shot
-from prep.pages.parts import Card, plural
+from prep.pages.parts import Card
+from prep.pages.run import Film, Prompt, films_of, loss_facts
 from prep.pages.snapshot import Pictures
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
-from prep.runs.sheets import keyed_prompts, read_sheet, spread_grids
+from prep.runs.sheets import keyed_prompts, read_sheet
 from train.report.worst import Worst, find_worst
 from train.runs.directory import Run, open_run
 
@@ -27,22 +28,6 @@ SIDE = 320  # pixels of the longer side of a picture
 WHOLE = 960  # pixels of the longer side of a grid whose parts are not known
 STEPS = 12  # shown of each prompt, evenly spread
 PROMPTS = 24
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """A prompt's picture at a step."""
-
-    step: int
-    shot: Shot
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Strip:
-    """The pictures of one prompt, in order of their steps."""
-
-    prompt: str  # "": whole grids, of a log that does not know their prompts
-    moments: tuple[Moment, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,34 +39,18 @@ class Hardest:
     why: str = ""
 
 
-def strips(run: Path, grids: Sequence[Grid], pictures: Pictures) -> tuple[list[Strip], str]:
+def films(run: Path, grids: Sequence[Grid], pictures: Pictures) -> tuple[list[Film], str]:
     """The sampled pictures by prompt, and a note on those that are left out.
 
     A grid that cannot be read, or is not the one that the log describes, is left out.
     """
-    chosen = [grids[number] for number in spread_grids(grids, STEPS)]
-    cells = [(grid.step, _cells(run, grid)) for grid in chosen]
-    prompts = list(dict.fromkeys(key for _, cut in cells for key in cut))
-    found = []
-    for prompt, number in prompts[:PROMPTS]:
-        shots = [(step, cut[prompt, number]) for step, cut in cells if (prompt, number) in cut]
-        found.append(Strip(prompt=prompt, moments=tuple(
-            Moment(step=step, shot=_shot(f"{prompt or 'all prompts'}, at step {step:,}", data, pictures))
-            for step, data in shots)))
-    notes = []
-    steps = len({grid.step for grid in grids})
-    if steps > len(chosen):
-        notes.append(f"{len(chosen)} of {steps} steps with pictures are shown; all are in samples.")
-    if len(prompts) > PROMPTS:
-        notes.append(f"{PROMPTS} of {len(prompts)} prompts are shown.")
-    gone = sum(not cut for _, cut in cells)
-    if gone:
-        notes.append(f"{plural(gone, 'file')} of sample pictures cannot be read.")
-    return found, " ".join(notes)
+    return films_of(grids, lambda number: _cells(run, grids[number]), lambda name, data: Shot(
+        name=name, address=pictures.add(data), instead="The page has no room for this picture."),
+        steps=STEPS, prompts=PROMPTS)
 
 
-def _cells(run: Path, grid: Grid) -> dict[tuple[str, int], bytes]:
-    """JPEGs by prompt, and by how many earlier pictures of the grid have the same prompt."""
+def _cells(run: Path, grid: Grid) -> dict[Prompt, bytes]:
+    """JPEGs by prompt; none if the file cannot be read."""
     sheet = read_sheet(run, grid)
     if sheet is None:
         return {}
@@ -90,10 +59,6 @@ def _cells(run: Path, grid: Grid) -> dict[tuple[str, int], bytes]:
         return {("", 0): small_jpeg(sheet, WHOLE)}
     return {key: small_jpeg(np.ascontiguousarray(pixels), SIDE)
             for key, pixels in zip(keyed_prompts(grid), cut, strict=False)}
-
-
-def _shot(name: str, data: bytes, pictures: Pictures) -> Shot:
-    return Shot(name=name, address=pictures.add(data), instead="The page has no room for this picture.")
 
 
 def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> Hardest:
@@ -111,6 +76,5 @@ def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> 
         cards.append(described_card(
             sample, Shot(name=each.name, address=pictures.add(thumbnail(sample)),
                          instead="The original picture was not found."),
-            facts=(f"{each.ratio:.2f} times the usual loss", f"loss {each.loss:.4f}",
-                   f"shown {plural(each.showings, 'time')}")))
+            facts=loss_facts(each.ratio, each.loss, each.showings)))
     return Hardest(found=found, cards=tuple(cards))

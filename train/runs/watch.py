@@ -15,9 +15,10 @@ from rich.text import Text
 
 from prep.cli.console import color_allowed, say
 from prep.cli.ticker import progress
-from prep.formatting import clock, counted, format_bytes, grouped, join_texts, printable
+from prep.formatting import clock, format_bytes, printable
 from prep.progress import Tick, Total, silent
 from prep.runs.events import Event
+from prep.runs.lines import line
 
 PACE = 10.0  # seconds between lines without a terminal, in the first minute
 LATER = 60.0  # and later
@@ -83,36 +84,6 @@ class RunDisplay:
                 "validation": _number(self.validation), "rate": _short(self.lr), "gradient": _short(self.norm),
                 **self._speed(), "waiting for data": f"{self.wait:.0%}", **memory, **skipped,
                 "left": self.left()}
-
-
-def told_ranks(count: int) -> str:
-    """The number of processes that train together, if there are several."""
-    return f", {counted(count, 'process', 'processes')}" if count > 1 else ""
-
-
-def line(event: Event) -> str | None:
-    """An event in one line, safe for a terminal; `None` for a step."""
-    kind = event["event"]
-    if kind == "start":
-        steps, each, count = event["steps"], event["steps_per_epoch"], event["parameters"]
-        text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
-                f"{event['device']}{told_ranks(event.get('ranks', 1))}")
-    elif kind in _TEXTS:
-        text = _TEXTS[kind].format(**event) + _of_sources(event)
-    else:
-        return None
-    return printable(text)
-
-
-def _of_sources(event: Event) -> str:
-    """The validation loss of each source, if there are several."""
-    parts = [f"{name} {part['loss']}" for name, part in (event.get("sources") or {}).items()]
-    return f" ({join_texts(parts, 5)})" if parts else ""
-
-
-_TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
-          "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
-          "stopped": "stopped after step {step}; the same command with --resume continues from there"}
 
 
 class Watcher(Protocol):

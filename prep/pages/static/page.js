@@ -93,9 +93,9 @@
     else {
       const [width, height] = card.z;
       set(picture, {viewBox: `0 0 ${width} ${height}`, width, height, "aria-label": card.n});
-      each(picture.querySelector(".box"), card.b, (box, [left, top, width, height, kinds, shade]) => {
+      each(picture.querySelector(".overlay"), card.b, (box, [left, top, width, height, kinds, shade]) => {
         const one = kinds.split(" ");
-        set(box, {class: ["box", ...one.filter(kind => kind === "flip" || kind === "coarse")].join(" "),
+        set(box, {class: ["overlay", ...one.filter(kind => kind === "flip" || kind === "coarse")].join(" "),
                   x: `${left}%`, y: `${top}%`, width: `${width}%`, height: `${height}%`});
         if (shade) set(box.querySelector(".shade"), {href: address(shade)});
         else box.querySelector(".shade").remove();

@@ -82,7 +82,7 @@ document.addEventListener("exchanging", event => {
   event.detail.beside = document.getElementById("beside")?.checked ?? false;
 });
 document.addEventListener("exchanged", event => {
-  if (event.detail.part.id === "live-samples") beginFilms(event.detail.together, event.detail.beside);
+  if (event.detail.part.id === "samples") beginFilms(event.detail.together, event.detail.beside);
 });
 
 // Commands are copied.

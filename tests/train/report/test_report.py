@@ -26,7 +26,7 @@ from prep.runs.grids import columns_of, cut_grid
 from prep.runs.heartbeat import NAME, Heartbeat, boot_id
 from prep.runs.history import read_history
 from train.report.page import write_report
-from train.report.pictures import strips
+from train.report.pictures import films
 from train.sampling.grid import grid_png
 
 QUICK = {"steps": 4, "batch_size": 4, "micro_batch": 4, "validation": {"every": 2, "timesteps": 2}, "lora": {"rank": 2},
@@ -58,7 +58,7 @@ def test_a_finished_run(report):
         assert digest in words.replace("\n", "")
     state = json.loads((run / "checkpoints" / "step-000004" / "state.json").read_text())
     assert all(each["sha256"] in words for each in state["files"].values())
-    assert text.count('class="plot"') == 4 and text.count('<figure class="strip">') == 2
+    assert text.count('class="plot"') == 4 and text.count('<figure class="film">') == 2
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)  # sorts tables
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}';" in text and text.count("<script") == 1
@@ -170,8 +170,8 @@ def test_grids_that_are_not_there_or_not_known(tmp_path):
     (tmp_path / history.grids[1].picture).write_bytes(b"no picture")
     unknown = replace(history.grids[2], prompts=(), sizes=())
     outside = replace(history.grids[3], picture="../samples/step-000040.png")
-    found, note = strips(tmp_path, [*history.grids[:2], unknown, outside], Pictures())
-    assert [(strip.prompt, [moment.step for moment in strip.moments]) for strip in found] == [("", [30])]
+    found, note = films(tmp_path, [*history.grids[:2], unknown, outside], Pictures())
+    assert [(film.prompt, [frame.step for frame in film.frames]) for film in found] == [("", [30])]
     assert note == "3 files of sample pictures cannot be read."
 
 
@@ -182,9 +182,10 @@ def test_of_many_pictures_some_are_shown(tmp_path):
     data = grid_png([np.zeros((64, 96, 3), np.uint8)] * 30, events[0]["prompts"], columns_of(30))
     for step in range(40):
         (tmp_path / "samples" / f"{step}.png").write_bytes(data)
-    found, note = strips(tmp_path, read_history(events).grids, Pictures())
-    assert len(found) == 24 and [moment.step for moment in found[0].moments][::11] == [0, 39]
-    assert note == "12 of 40 steps with pictures are shown; all are in samples. 24 of 30 prompts are shown."
+    found, note = films(tmp_path, read_history(events).grids, Pictures())
+    assert len(found) == 24 and [frame.step for frame in found[0].frames][::11] == [0, 39]
+    assert note == ("12 of 40 steps with pictures are shown, evenly spread; all are in samples. "
+                    "24 of 30 prompts are shown.")
 
 
 def test_nothing_but_an_earlier_page_is_replaced(report, train, tmp_path):

@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from prep.runs.lines import line
 from train.runs import watch
-from train.runs.watch import RunDisplay, line, watching
+from train.runs.watch import RunDisplay, watching
 
 START = {"event": "start", "step": 0, "steps": 10, "steps_per_epoch": 5, "device": "cpu", "parameters": 7}
 

@@ -1,0 +1,35 @@
+"""Events of a run as lines of text, for terminals and pages."""
+
+from __future__ import annotations
+
+from prep.formatting import counted, grouped, join_texts, printable
+from prep.runs.events import Event
+
+_TEXTS = {"validation": "step {step}: validation loss {loss}", "sample": "step {step}: {picture}",
+          "checkpoint": "step {step}: {folder}", "warning": "warning: {text}", "end": "done: {result}",
+          "stopped": "stopped after step {step}; the same command with --resume continues from there"}
+
+
+def line(event: Event) -> str | None:
+    """An event in one line, safe for a terminal; `None` for a step."""
+    kind = event["event"]
+    if kind == "start":
+        steps, each, count = event["steps"], event["steps_per_epoch"], event["parameters"]
+        text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
+                f"{event['device']}{_ranks(event.get('ranks', 1))}")
+    elif kind in _TEXTS:
+        text = _TEXTS[kind].format(**event) + _of_sources(event)
+    else:
+        return None
+    return printable(text)
+
+
+def _of_sources(event: Event) -> str:
+    """The validation loss of each source, if there are several."""
+    parts = [f"{name} {part['loss']}" for name, part in (event.get("sources") or {}).items()]
+    return f" ({join_texts(parts, 5)})" if parts else ""
+
+
+def _ranks(count: int) -> str:
+    """The number of processes that train together, if there are several."""
+    return f", {counted(count, 'process', 'processes')}" if count > 1 else ""
