@@ -87,7 +87,7 @@ def bucket_shapes(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> 
         return []
     sides = [side for size in (*pictures, *buckets) for side in size]
     scale = _Scale(min(sides), max(sides))
-    drawn = sorted(pictures.items(), key=lambda one: (-one[1], one[0]))[:DOTS]
+    drawn = sorted(pictures.items(), key=lambda counted: (-counted[1], counted[0]))[:DOTS]
     most = max(pictures.values())
     dots = [Dot(scale.x(wide), scale.y(high), _radius(count, most),
                 f"{count} {'picture' if count == 1 else 'pictures'} of {wide}x{high}")
@@ -95,7 +95,7 @@ def bucket_shapes(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> 
     squares = [Square(scale.x(wide), scale.y(high), f"bucket {wide}x{high}: {count} samples")
                for (wide, high), count in sorted(buckets.items())]
     names = [f"{wide}x{high}" for wide, high in sorted(buckets)]
-    return [*scale.grid(), *(_aspect(one.x, one.y) for one in squares), *dots, *squares,
+    return [*scale.grid(), *(_aspect(square.x, square.y) for square in squares), *dots, *squares,
             *_names(squares, names, dots), *_legend(most)]
 
 
@@ -112,14 +112,15 @@ def _aspect(x: float, y: float) -> Line:
 
 def _names(squares: Sequence[Square], names: Sequence[str], dots: Sequence[Dot]) -> Iterator[Label]:
     """Labels each bucket with its size, left or right of its square, if there is free space."""
-    places = [*((one.x, one.y, float(HALF)) for one in squares), *((one.x, one.y, one.radius) for one in dots)]
+    places = [*((square.x, square.y, float(HALF)) for square in squares),
+              *((dot.x, dot.y, dot.radius) for dot in dots)]
     taken = [(x - half, y - half, x + half, y + half) for x, y, half in places]
-    for one, name in zip(squares, names, strict=True):
-        left, right = one.x - HALF - 4, one.x + HALF + 4
-        before = Label(round(left, 1), round(one.y + 4, 1), "end", name, "name"), left - LABEL_WIDTH
-        behind = Label(round(right, 1), round(one.y + 4, 1), "start", name, "name"), right
+    for square, name in zip(squares, names, strict=True):
+        left, right = square.x - HALF - 4, square.x + HALF + 4
+        before = Label(round(left, 1), round(square.y + 4, 1), "end", name, "name"), left - LABEL_WIDTH
+        behind = Label(round(right, 1), round(square.y + 4, 1), "start", name, "name"), right
         for label, x in (before, behind):
-            box = x, one.y - LABEL_HEIGHT / 2, x + LABEL_WIDTH, one.y + LABEL_HEIGHT / 2
+            box = x, square.y - LABEL_HEIGHT / 2, x + LABEL_WIDTH, square.y + LABEL_HEIGHT / 2
             if LEFT < x < LEFT + SIDE - LABEL_WIDTH and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 yield label

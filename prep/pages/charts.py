@@ -76,16 +76,16 @@ def chart_of(title: str, series: Sequence[Series], *, axis: str, last: float, ma
 
     The range of y leaves out the extreme hundredths of a band, which would flatten the rest.
     """
-    drawn = [one for one in series if one.points]
+    drawn = [line for line in series if line.points]
     if not drawn:
         return None
     low, high = _range(drawn, zero)
-    frame = _Frame(last=max(last, *(one.points[-1][0] for one in drawn), 1e-9), low=low, high=high)
+    scale = _Scale(last=max(last, *(line.points[-1][0] for line in drawn), 1e-9), low=low, high=high)
     return Chart(
-        title=title, says=_says(title, drawn, axis), note=note, traces=tuple(_trace(one, frame) for one in drawn),
-        across=tuple(Tick(at=frame.x(x), says=_spelled(x)) for x in _few(ticks(0, frame.last))),
-        up=tuple(Tick(at=frame.y(y), says=f"{y:.4g}") for y in ticks(low, high)),
-        marks=tuple(Tick(at=frame.x(x), says=says) for x, says in sorted((marks or {}).items())),
+        title=title, says=_says(title, drawn, axis), note=note, traces=tuple(_trace(line, scale) for line in drawn),
+        across=tuple(Tick(at=scale.x(x), says=_spelled(x)) for x in _few(ticks(0, scale.last))),
+        up=tuple(Tick(at=scale.y(y), says=f"{y:.4g}") for y in ticks(low, high)),
+        marks=tuple(Tick(at=scale.x(x), says=says) for x, says in sorted((marks or {}).items())),
         table=_table(title, drawn, axis))
 
 
@@ -104,18 +104,18 @@ def _few(numbers: Sequence[float]) -> list[float]:
 
 def columns_of(points: Iterable[Point], last: float, columns: int = COLUMNS) -> list[tuple[float, float, float, float]]:
     """x, least, mean and largest y of each column that has points, from left to right."""
-    found: dict[int, list[float]] = {}
+    by_column: dict[int, list[float]] = {}
     for x, y in points:
         number = min(int(columns * x / max(last, 1e-9)), columns - 1)
-        known = found.setdefault(number, [x, y, 0.0, y, 0])
+        known = by_column.setdefault(number, [x, y, 0.0, y, 0])
         known[1], known[3] = min(known[1], y), max(known[3], y)
         known[2] += y
         known[4] += 1
-    return [(x, least, total / count, most) for x, least, total, most, count in found.values()]
+    return [(x, least, total / count, most) for x, least, total, most, count in by_column.values()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Frame:
+class _Scale:
     """Where numbers are in the chart."""
 
     last: float
@@ -132,28 +132,28 @@ class _Frame:
 
 def _range(series: Sequence[Series], zero: bool) -> tuple[float, float]:
     shown: list[float] = [0.0] if zero else []
-    for one in series:
-        values = sorted(y for _, y in one.points)
-        cut = len(values) // 100 if one.kind == "band" else 0
+    for line in series:
+        values = sorted(y for _, y in line.points)
+        cut = len(values) // 100 if line.kind == "band" else 0
         shown += (values[cut], values[len(values) - 1 - cut])
     low, high = min(shown), max(shown)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
     return (low if zero and low == 0 else low - room), high + room
 
 
-def _trace(one: Series, frame: _Frame) -> Trace:
-    if one.kind == "dots":
-        dots = tuple((frame.x(x), frame.y(y)) for x, y in one.points)
-        return Trace(name=one.name, kind=one.kind, dots=dots, path=_line(dots))
-    columns = columns_of(one.points, frame.last)
-    if one.kind == "band":
-        upper = [(frame.x(x), frame.y(most)) for x, _, _, most in columns]
-        lower = [(frame.x(x), frame.y(least)) for x, least, _, _ in reversed(columns)]
-        return Trace(name=one.name, kind=one.kind, path=_line([*upper, *lower]) + "Z")
-    few = len(one.points) <= 2 * COLUMNS
-    return Trace(name=one.name, kind=one.kind, path=_line(
-        [(frame.x(x), frame.y(y)) for x, y in one.points] if few
-        else [(frame.x(x), frame.y(mean)) for x, _, mean, _ in columns]))
+def _trace(line: Series, scale: _Scale) -> Trace:
+    if line.kind == "dots":
+        dots = tuple((scale.x(x), scale.y(y)) for x, y in line.points)
+        return Trace(name=line.name, kind=line.kind, dots=dots, path=_line(dots))
+    columns = columns_of(line.points, scale.last)
+    if line.kind == "band":
+        upper = [(scale.x(x), scale.y(most)) for x, _, _, most in columns]
+        lower = [(scale.x(x), scale.y(least)) for x, least, _, _ in reversed(columns)]
+        return Trace(name=line.name, kind=line.kind, path=_line([*upper, *lower]) + "Z")
+    few = len(line.points) <= 2 * COLUMNS
+    return Trace(name=line.name, kind=line.kind, path=_line(
+        [(scale.x(x), scale.y(y)) for x, y in line.points] if few
+        else [(scale.x(x), scale.y(mean)) for x, _, mean, _ in columns]))
 
 
 def _line(points: Sequence[Point]) -> str:
@@ -163,23 +163,23 @@ def _line(points: Sequence[Point]) -> str:
 def _says(title: str, series: Sequence[Series], axis: str) -> str:
     """The chart in a sentence for each series."""
     parts = []
-    for one in series:
-        (first, begin), (last, end) = one.points[0], one.points[-1]
-        values = [y for _, y in one.points]
-        parts.append(f"{one.name}: {begin:.4g} at {axis} {_spelled(first)}, {end:.4g} at {axis} {_spelled(last)}, "
+    for line in series:
+        (first, begin), (last, end) = line.points[0], line.points[-1]
+        values = [y for _, y in line.points]
+        parts.append(f"{line.name}: {begin:.4g} at {axis} {_spelled(first)}, {end:.4g} at {axis} {_spelled(last)}, "
                      f"from {min(values):.4g} to {max(values):.4g}.")
     return f"{title}. " + " ".join(parts)
 
 
 def _table(title: str, series: Sequence[Series], axis: str) -> Table:
     """The values of up to `ROWS` x, evenly spread; of dots each, as far as they fit."""
-    dots = sorted({x for one in series if one.kind == "dots" for x, _ in one.points})
-    every = sorted({x for one in series for x, _ in one.points})
+    dots = sorted({x for line in series if line.kind == "dots" for x, _ in line.points})
+    every = sorted({x for line in series for x, _ in line.points})
     wanted = dots if 2 <= len(dots) <= ROWS else _spread(every)
-    known = [dict(one.points) for one in series]
+    known = [dict(line.points) for line in series]
     rows = tuple((_spelled(x), *(f"{values[x]:.5g}" if x in values else "" for values in known)) for x in wanted)
     return Table(caption=f"{title}: numbers", rows=rows, columns=(
-        Column(head=axis, kind="number"), *(Column(head=one.name, kind="number") for one in series)))
+        Column(head=axis, kind="number"), *(Column(head=line.name, kind="number") for line in series)))
 
 
 def _spelled(x: float) -> str:

@@ -32,7 +32,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class FoundCard:
     """A card with what it is found by, in the order of a page's groups and orders."""
 
     card: Card
@@ -40,25 +40,26 @@ class Found:
     values: tuple[float | None, ...]  # one for each order, ignored if it is by name; None comes last
 
 
-def cards_json(found: Sequence[Found], orders: Sequence[Order], *, fixed: int) -> str:
+def cards_json(cards: Sequence[FoundCard], orders: Sequence[Order], *, fixed: int) -> str:
     """The data of cards for the page's script; of the first `fixed`, which HTML has already, only what finds them.
 
     Text for a `script` element of type application/json: no `<`, `>` or `&` is in it. Ten thousand cards fit a page if
     each takes few bytes: keys are letters, what is empty is left out, and groups are numbers.
     """
-    groups = [sorted({one.groups[number] for one in found}) for number in range(len(found[0].groups) if found else 0)]
+    count = len(cards[0].groups) if cards else 0
+    groups = [sorted({found.groups[number] for found in cards}) for number in range(count)]
     places = [{name: place for place, name in enumerate(names)} for names in groups]
-    cards = []
-    for number, one in enumerate(found):
-        card = {"n": printable(one.card.shot.name), "c": [_caption(each) for each in one.card.captions],
-                "e": [[each.severity, each.code, printable(each.detail)] for each in one.card.findings],
-                "g": [place[name] for place, name in zip(places, one.groups, strict=True)],
-                "v": [None if order.by_name else _number(value)
-                      for order, value in zip(orders, one.values, strict=True)],
-                **({} if number < fixed else _shown(one.card))}
-        cards.append({key: value for key, value in card.items() if value not in (None, "", 0, [])})
-    text = json.dumps({"orders": [[one.by_name, one.descending] for one in orders],
-                       "groups": [[printable(name) for name in names] for names in groups], "cards": cards},
+    rows = []
+    for number, found in enumerate(cards):
+        row = {"n": printable(found.card.shot.name), "c": [_caption(caption) for caption in found.card.captions],
+               "e": [[finding.severity, finding.code, printable(finding.detail)] for finding in found.card.findings],
+               "g": [place[name] for place, name in zip(places, found.groups, strict=True)],
+               "v": [None if order.by_name else _number(value)
+                     for order, value in zip(orders, found.values, strict=True)],
+               **({} if number < fixed else _drawn(found.card))}
+        rows.append({key: value for key, value in row.items() if value not in (None, "", 0, [])})
+    text = json.dumps({"orders": [[order.by_name, order.descending] for order in orders],
+                       "groups": [[printable(name) for name in names] for names in groups], "cards": rows},
                       ensure_ascii=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -70,12 +71,12 @@ def _number(value: float | None) -> float | int | None:
     return int(short) if short is not None and short == int(short) else short
 
 
-def _caption(one: Caption) -> list[Any]:
+def _caption(caption: Caption) -> list[Any]:
     """Its text, and the letters of the whole if it is cut."""
-    return [printable(one.text), *([one.letters] if one.letters > len(one.text) else [])]
+    return [printable(caption.text), *([caption.letters] if caption.letters > len(caption.text) else [])]
 
 
-def _shown(card: Card) -> dict[str, Any]:
+def _drawn(card: Card) -> dict[str, Any]:
     """t tone, m more captions, x facts, p part, d the picture beside; a, i, z and b of the picture itself."""
     return {"t": card.tone, "m": card.more_captions, "x": list(map(printable, card.facts)),
             "p": None if card.part is None else round(card.part, 3) or 1e-9, **_shot(card.shot),
@@ -86,13 +87,13 @@ def _shot(shot: Shot) -> dict[str, Any]:
     """a address, without what all have; i what is said instead; z size; b boxes."""
     return {"a": str(shot.address).removeprefix(_PREFIX).replace(_BASE64, ",", 1),
             "i": "" if shot.address else printable(shot.instead), "z": None if shot.size is None else list(shot.size),
-            "b": [_box(one, alone=len(shot.overlays) == 1) for one in shot.overlays]}
+            "b": [_box(overlay, alone=len(shot.overlays) == 1) for overlay in shot.overlays]}
 
 
-def _box(one: Overlay, *, alone: bool) -> list[Any]:
+def _box(overlay: Overlay, *, alone: bool) -> list[Any]:
     """Left, top, width, height in percent, classes, and the address of a shade."""
-    kinds = (kind for kind, given in (("outlined", one.outlined), ("alone", alone), ("flip", one.flip),
-                                      ("coarse", one.coarse)) if given)
-    shade = str(one.shade).removeprefix(_PREFIX).replace(_BASE64, ",", 1)
-    return [*(_number(round(value, 2)) for value in (one.left, one.top, one.width, one.height)), " ".join(kinds),
-            *([shade] if shade else [])]
+    kinds = (kind for kind, given in (("outlined", overlay.outlined), ("alone", alone), ("flip", overlay.flip),
+                                      ("coarse", overlay.coarse)) if given)
+    shade = str(overlay.shade).removeprefix(_PREFIX).replace(_BASE64, ",", 1)
+    sides = (overlay.left, overlay.top, overlay.width, overlay.height)
+    return [*(_number(round(side, 2)) for side in sides), " ".join(kinds), *([shade] if shade else [])]

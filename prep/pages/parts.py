@@ -164,8 +164,10 @@ FINDING_COLUMNS = (Column(head="severity", kind="severity"), Column(head="code",
 
 def findings_table(findings: Sequence[Mapping[str, Any]], most: int | None = None, elsewhere: str = "") -> Table:
     """A table of findings (as documents), the worst first, at most `most` rows; `elsewhere` says where the rest are."""
-    ordered = sorted(findings, key=lambda one: (SEVERITIES.index(one["severity"]), one["path"], one["code"]))
-    rows = tuple((one["severity"], one["code"], one["path"], one["detail"]) for one in ordered[:most])
+    ordered = sorted(findings, key=lambda finding: (
+        SEVERITIES.index(finding["severity"]), finding["path"], finding["code"]))
+    rows = tuple((finding["severity"], finding["code"], finding["path"], finding["detail"])
+                 for finding in ordered[:most])
     return Table(caption="Findings, the worst first", columns=FINDING_COLUMNS, rows=rows,
                  more=len(findings) - len(rows), elsewhere=elsewhere)
 
@@ -201,6 +203,6 @@ def binned(values: Sequence[float], edges: Sequence[float], unit: str) -> Iterat
     yield f"above {edges[-1]:g}{unit}", places.count(len(edges))
 
 
-def plural(count: int, one: str, many: str = "") -> str:
+def plural(count: int, noun: str, nouns: str = "") -> str:
     """A count with its noun: 1 picture, 2,000 pictures."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

@@ -86,12 +86,12 @@ def films_of(grids: Sequence[Grid], pictures: Callable[[int], Mapping[Prompt, T]
     name.
     """
     chosen = {number: pictures(number) for number in spread_grids(grids, steps)}
-    every = list(dict.fromkeys(prompt for found in chosen.values() for prompt in found))
+    every = list(dict.fromkeys(prompt for cells in chosen.values() for prompt in cells))
     films = [Film(prompt=prompt[0], frames=tuple(
         Frame(step=(step := grids[number].step),
-              shot=shot(f"{prompt[0] or 'all prompts'}, at step {step:,}", found[prompt]))
-        for number, found in chosen.items() if prompt in found)) for prompt in every[:prompts]]
-    taken, gone = len({grid.step for grid in grids}), sum(not found for found in chosen.values())
+              shot=shot(f"{prompt[0] or 'all prompts'}, at step {step:,}", cells[prompt]))
+        for number, cells in chosen.items() if prompt in cells)) for prompt in every[:prompts]]
+    taken, gone = len({grid.step for grid in grids}), sum(not cells for cells in chosen.values())
     notes = [
         f"{len(chosen)} of {taken:,} steps with pictures are shown, evenly spread; all are in samples."
         if taken > len(chosen) else "",
@@ -153,13 +153,13 @@ def _key_numbers(history: History) -> list[tuple[str, str]]:
     """Names and values, the validation loss first."""
     held_out, best, smooth = history.held_out, history.lowest, history.smooth
     speed, unit = pace(history.samples / history.seconds, "sample") if history.seconds else ("–", "samples per second")
-    found = []
+    numbers = []
     if best is not None:
-        found += [("validation loss", f"{held_out[-1][1]:.4g}"),
+        numbers += [("validation loss", f"{held_out[-1][1]:.4g}"),
                   (f"lowest validation loss (step {best[0]:,})", f"{best[1]:.4g}")]
     if best is None or len(smooth) >= FEW:
-        found.append(("loss, smoothed", f"{smooth[-1][1]:.4g}" if smooth else "–"))
-    return [*found, (unit, speed), ("training time", clock(history.seconds))]
+        numbers.append(("loss, smoothed", f"{smooth[-1][1]:.4g}" if smooth else "–"))
+    return [*numbers, (unit, speed), ("training time", clock(history.seconds))]
 
 
 def charts(history: History) -> list[Chart]:
@@ -169,7 +169,7 @@ def charts(history: History) -> list[Chart]:
     speed = history.curves["samples_per_second"]
     waited = f"{history.waited / history.seconds:.0%} of the time went to waiting for data." if history.seconds else ""
     memory = history.curves["memory"]
-    found = [
+    every = [
         chart_of("Loss", [
             Series(name="loss of the steps", kind="band", points=history.curves["loss"]),
             Series(name="smoothed", kind="line", points=history.smooth),
@@ -187,7 +187,7 @@ def charts(history: History) -> list[Chart]:
             last=last, marks=marks, zero=True),
         chart_of("GPU memory in GiB", [Series(name="most so far", kind="line", points=[
             (step, value / (1 << 30)) for step, value in memory])], axis=axis, last=last, marks=marks, zero=True)]
-    return [one for one in found if one is not None]
+    return [chart for chart in every if chart is not None]
 
 
 def _smooth(points: Sequence[Point], steps: int) -> list[Point]:

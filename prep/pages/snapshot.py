@@ -82,9 +82,9 @@ def render_snapshot(template: str, origin: Origin, *, head: Head, sections: Iter
 
 @cache
 def _own(name: str) -> str:
-    found = static_file(name)
-    assert found is not None, name
-    return found[0].decode("utf-8")
+    file = static_file(name)
+    assert file is not None, name
+    return file[0].decode("utf-8")
 
 
 def _hash_of(script: str) -> str:

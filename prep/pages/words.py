@@ -17,7 +17,7 @@ def compared(old: Sequence[str], new: Sequence[str]) -> Words:
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[Literal["same", "gone", "new"], str]]:
-    place = next((place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+    place = next((place for place, (first, second) in enumerate(zip(old, new, strict=False)) if first != second),
                  min(len(old), len(new)))
     before, after = (captions[place].split()[:COMPARED] if place < len(captions) else [] for captions in (old, new))
     for tag, first, last, begin, end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():

@@ -10,7 +10,7 @@ from report_pages import MADE, TEXTS, jpeg, origin
 from run_pages import run_html
 
 from prep.findings import finding
-from prep.pages.finder import EXAMPLE, Found, cards_json
+from prep.pages.finder import EXAMPLE, FoundCard, cards_json
 from prep.pages.overlay import Overlay, Shot
 from prep.pages.parts import Caption, Card, Column, Head, Section, Table
 from prep.pages.snapshot import Pictures, render_snapshot
@@ -41,7 +41,7 @@ def html(count=COUNT):
                   "truncated" if hostile else "none")
         values = (None, float(number % 7), None if number % 2 else number / count, count - number, None,
                   20.0 if beside else None)
-        cards.append(Found(card=card, groups=groups, values=values))
+        cards.append(FoundCard(card=card, groups=groups, values=values))
     table = Table(caption="Numbers", columns=(Column(head="name", kind="code"), Column(head="count", kind="number")),
                   rows=(("b", "1,000"), ("a", "20"), ("c", ""), ("d", "-3.5")))
     head = Head(kind="Test", what="what", usable="usable", part=1.0, todo="Nothing.", tone="good")

@@ -24,7 +24,7 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.statistics import Outlier, latent_statistics
 from prep.models.vae import VaeDecoder
-from prep.pages.finder import Found, Order, cards_json
+from prep.pages.finder import FoundCard, Order, cards_json
 from prep.pages.originals import Originals
 from prep.pages.overlay import Overlay, Shot
 from prep.pages.parts import Caption, Card
@@ -43,7 +43,7 @@ def found(name, **changes):
         Overlay(left=1, top=2.00004, width=30, height=40, outlined=True, flip=True),)), facts=("train",), part=0.25,
         captions=(Caption(text="</script><b>&\u2028", letters=40),), more_captions=2,
         findings=(finding(name, "truncated", "ends \x1b[31m early"),))
-    return Found(card=replace(card, **changes), groups=("train", "64x64"), values=(None, 1 / 3, None))
+    return FoundCard(card=replace(card, **changes), groups=("train", "64x64"), values=(None, 1 / 3, None))
 
 
 def test_data_has_all_of_a_card_and_no_sign_of_html():

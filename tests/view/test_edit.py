@@ -43,7 +43,7 @@ from prep.view.edit.record import Recorder
 from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
 from prep.view.source import state
-from prep.view.source.state import SourceSet, shown_of
+from prep.view.source.state import SourceSet, state_of
 from prep.view.source.survey import survey_source
 
 SMALL = {"image.resolution": 64, "image.step": 16, "image.shortest": 32}
@@ -230,7 +230,7 @@ def test_two_programs_that_save_at_once(pictures, edits, sidecars):
     both = editor(), editor()
     with ThreadPoolExecutor(2) as pool:
         for turn in range(12):
-            seat, now = both[0].source.shown.seats[turn % 3], both[0].editable(turn % 3, "caption")
+            seat, now = both[0].source.state.seats[turn % 3], both[0].editable(turn % 3, "caption")
             sent = Sent(number=turn % 3, kind="caption", sample=seat.id, version=now.version, media="text/plain",
                         body=b"")
             words = [f"{name} {turn}".encode() for name in ("one", "two")]
@@ -287,7 +287,7 @@ def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
     recipe = without_caption_stop(load_recipe(pictures, choices={**SMALL}))
     recipe = replace(recipe, edits=edits)
     source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
-    at = next(at for at, seat in enumerate(source.shown.seats) if seat.item.item.name == "a.png")
+    at = next(at for at, seat in enumerate(source.state.seats) if seat.item.item.name == "a.png")
     whole = {word: png(color=color) for word, color in (("one", 10), ("two", 20), ("three", 30))}
     written = {word: f"{word}\n".encode() if kind == "caption" else data for word, data in whole.items()}
     path = edits / ("a.txt" if kind == "caption" else "a-masklabel.png")
@@ -296,7 +296,7 @@ def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
         return Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
 
     def sent(word):
-        seat = source.shown.seats[at]
+        seat = source.state.seats[at]
         return Sent(number=at, kind=kind, sample=seat.id, version=editor().editable(at, kind).version,
                     media="text/plain" if kind == "caption" else "image/png",
                     body=word.encode() if kind == "caption" else whole[word])
@@ -337,7 +337,7 @@ QUERIES = [Query(), *(Query(text=text) for text in ("one", "of", "\u00e9t\u00e9"
 
 def as_rebuilt(shown):
     """Asserts that a state equals one that is made anew of its survey."""
-    again = shown_of(shown.survey)
+    again = state_of(shown.survey)
     assert shown.seats == again.seats and shown.notices == again.notices and shown.placing == again.placing
     assert shown.tables.samples.table.equals(again.tables.samples.table)
     ours, theirs = shown.data.selector, again.data.selector
@@ -361,14 +361,14 @@ def test_after_any_edits_what_is_shown_is_as_if_read_anew(pictures, edits, optio
     editor = Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
     words = ["one", "", "two\nthree", "of it", "one\none", "\u00c9t\u00e9", "x" * 300]
     for _ in range(24):
-        number, kind = chosen.randrange(len(source.shown.seats)), chosen.choice(("caption", "mask"))
-        seat, now = source.shown.seats[number], editor.editable(number, kind)
+        number, kind = chosen.randrange(len(source.state.seats)), chosen.choice(("caption", "mask"))
+        seat, now = source.state.seats[number], editor.editable(number, kind)
         color = chosen.randrange(256)
         body = chosen.choice(words).encode() if kind == "caption" else png(size=seat.item.size, color=color)
         sent = Sent(number=number, kind=kind, sample=seat.id, version=now.version, body=body,
                     media="text/plain" if kind == "caption" else "image/png")
         (editor.undo if now.undo and chosen.random() < 0.5 else editor.save)(sent)
-        as_rebuilt(source.shown)
+        as_rebuilt(source.state)
 
 
 def test_an_edit_renews_its_own_samples_alone(pictures, edits, monkeypatch):
@@ -377,11 +377,11 @@ def test_an_edit_renews_its_own_samples_alone(pictures, edits, monkeypatch):
     source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
     editor = Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
     made = []
-    monkeypatch.setattr(state, "shown_of", None)
+    monkeypatch.setattr(state, "state_of", None)
     monkeypatch.setattr(state, "_sample", lambda *given, before=state._sample: made.append(given) or before(*given))
     for kind, body in (("caption", b"new"), ("mask", png(size=(96, 80), color=9))):
-        seat = next(seat for seat in source.shown.seats if seat.item.item.name == "a.png")
-        number = source.shown.seats.index(seat)
+        seat = next(seat for seat in source.state.seats if seat.item.item.name == "a.png")
+        number = source.state.seats.index(seat)
         sent = Sent(number=number, kind=kind, sample=seat.id, version=editor.editable(number, kind).version, body=body,
                     media="text/plain" if kind == "caption" else "image/png")
         editor.save(sent)

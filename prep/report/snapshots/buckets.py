@@ -64,14 +64,15 @@ def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | No
 
 def _sizes(outlook: EpochPreview) -> tuple[Mapping[Size, int], Mapping[Size, int]]:
     """Counts the pictures of each size and in each bucket."""
-    sizes = Counter({one.index: one.size for one in outlook.bucketing.pictures}.values())
-    return sizes, {(one["size"][0], one["size"][1]): one["pictures"] for one in preview_as_json(outlook)["buckets"]}
+    sizes = Counter({picture.index: picture.size for picture in outlook.bucketing.pictures}.values())
+    return sizes, {(bucket["size"][0], bucket["size"][1]): bucket["pictures"]
+                   for bucket in preview_as_json(outlook)["buckets"]}
 
 
 def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Finding] = ()) -> str:
     """Renders the page of a previewed epoch."""
     document = preview_as_json(outlook)
-    findings = [one.as_json() for one in rejected] + document["findings"]
+    findings = [finding.as_json() for finding in rejected] + document["findings"]
     tables = {
         "cut": _pictures(document, "crop_loss", "Pictures by crop loss", least=0.0),
         "enlarged": _pictures(document, "scale", "Pictures by enlargement", least=1.0),
@@ -93,14 +94,14 @@ def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Findin
 
 
 def _head(document: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> Head:
-    pictures = {one["name"] for one in document["pictures"]}
-    refused = {one["path"] for one in findings if one["severity"] == "error"} - pictures
-    cut = {one["name"] for one in document["pictures"] if one["crop_loss"] >= NOTABLE_LOSS}
-    enlarged = {one["name"] for one in document["pictures"] if one["upscaled"]}
+    pictures = {picture["name"] for picture in document["pictures"]}
+    refused = {finding["path"] for finding in findings if finding["severity"] == "error"} - pictures
+    cut = {picture["name"] for picture in document["pictures"] if picture["crop_loss"] >= NOTABLE_LOSS}
+    enlarged = {picture["name"] for picture in document["pictures"] if picture["upscaled"]}
     whole = len(pictures) + len(refused)
     steps = document["steps_per_epoch"]
     todo, tone = _todo(len(refused), len(cut), len(enlarged))
-    sides = ", ".join(str(one["resolution"]) for one in document["resolutions"])
+    sides = ", ".join(str(rules["resolution"]) for rules in document["resolutions"])
     return Head(
         kind="Buckets", part=len(pictures) / whole if whole else None, todo=todo,
         tone=tone,  # type: ignore[arg-type]  # one of three
@@ -132,15 +133,17 @@ def _charts(document: Mapping[str, Any]) -> list[Bars]:
     if not pictures:
         return []
     return [bars_of("Crop loss, in percent of the area", "percent", "pictures",
-                    binned([one["crop_loss"] for one in pictures], CUTS, "%")),
-            bars_of("Scale factor", "factor", "pictures", binned([one["scale"] for one in pictures], SCALES, ""))]
+                    binned([picture["crop_loss"] for picture in pictures], CUTS, "%")),
+            bars_of("Scale factor", "factor", "pictures",
+                    binned([picture["scale"] for picture in pictures], SCALES, ""))]
 
 
 def _buckets(document: Mapping[str, Any]) -> Table:
-    rows = tuple((format_size(one["size"]), *(f"{one[name]:,}" for name in ("pictures", "samples", "showings",
-                                                                           "batches")),
-                  "–".join(dict.fromkeys(f"{scale:.2f}" for scale in one["scale"])), f"{one['crop_loss']['mean']:.1f}",
-                  f"{one['crop_loss']['worst']:.1f}", f"{one['upscaled']:,}") for one in document["buckets"])
+    counts = ("pictures", "samples", "showings", "batches")
+    rows = tuple((format_size(bucket["size"]), *(f"{bucket[name]:,}" for name in counts),
+                  "–".join(dict.fromkeys(f"{scale:.2f}" for scale in bucket["scale"])),
+                  f"{bucket['crop_loss']['mean']:.1f}", f"{bucket['crop_loss']['worst']:.1f}",
+                  f"{bucket['upscaled']:,}") for bucket in document["buckets"])
     heads = ("pictures", "to train", "per epoch", "micro-batches", "scale", "crop %", "worst crop %", "enlarged")
     return Table(caption="Buckets, with the scale and crop of their pictures", rows=rows, columns=(
         Column(head="bucket", kind="code"), *(Column(head=head, kind="number") for head in heads)))
@@ -148,10 +151,10 @@ def _buckets(document: Mapping[str, Any]) -> Table:
 
 def _pictures(document: Mapping[str, Any], what: str, caption: str, *, least: float) -> Table:
     """The pictures above `least`, the worst first."""
-    above = (one for one in document["pictures"] if one[what] > least)
-    worst = sorted(above, key=lambda one: (-one[what], one["name"]))
-    rows = tuple((one["name"], format_size(one["size"]), format_size(one["bucket"]), f"{one['crop_loss']:.1f}",
-                  f"{one['scale']:.2f}") for one in worst[:ROWS])
+    above = (picture for picture in document["pictures"] if picture[what] > least)
+    worst = sorted(above, key=lambda picture: (-picture[what], picture["name"]))
+    rows = tuple((picture["name"], format_size(picture["size"]), format_size(picture["bucket"]),
+                  f"{picture['crop_loss']:.1f}", f"{picture['scale']:.2f}") for picture in worst[:ROWS])
     return Table(caption=caption, rows=rows, more=max(0, len(worst) - ROWS), elsewhere=ELSEWHERE, columns=(
         Column(head="file", kind="name"), Column(head="size", kind="number"), Column(head="bucket", kind="number"),
         Column(head="crop %", kind="number"), Column(head="scale", kind="number")))
@@ -163,9 +166,9 @@ def _names(names: Sequence[str], caption: str) -> Table:
 
 
 def _merges(document: Mapping[str, Any]) -> Table:
-    rows = tuple((format_size(one["bucket"]), format_size(one["into"]), f"{one['pictures']:,}",
-                  f"{one['crop_loss']['before']:.1f}", f"{one['crop_loss']['after']:.1f}")
-                 for one in document["merges"])
+    rows = tuple((format_size(merge["bucket"]), format_size(merge["into"]), f"{merge['pictures']:,}",
+                  f"{merge['crop_loss']['before']:.1f}", f"{merge['crop_loss']['after']:.1f}")
+                 for merge in document["merges"])
     return Table(caption="Buckets with fewer pictures than min_bucket", rows=rows, columns=(
         Column(head="bucket", kind="code"), Column(head="into", kind="code"), Column(head="pictures", kind="number"),
         Column(head="crop % before", kind="number"), Column(head="crop % after", kind="number")))

@@ -20,7 +20,7 @@ from prep.images.thumbnail import encode_shade, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
 from prep.pages.cards import CAPTIONS, LETTERS, SIDE, Thumbnail, described_card, source_thumbnails
-from prep.pages.finder import Found, Order, cards_json
+from prep.pages.finder import FoundCard, Order, cards_json
 from prep.pages.overlay import Shot, crop_overlay
 from prep.pages.parts import Card
 from prep.pages.snapshot import Pictures
@@ -65,13 +65,13 @@ class About:
 class Gallery:
     """Cards, the worst PSNR first, and what its page needs to know of them."""
 
-    found: tuple[Found, ...]
+    found: tuple[FoundCard, ...]
     refused: int  # pictures without room
 
     @property
     def cards(self) -> list[Card]:
         """Those in the page's HTML."""
-        return [one.card for one in self.found[:FEW]]
+        return [found.card for found in self.found[:FEW]]
 
     @property
     def data(self) -> str:
@@ -116,18 +116,19 @@ def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> I
     """The thumbnail of each sample in turn, a few ahead."""
     rest = iter(samples)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        ahead = [pool.submit(thumbnail, one) for one in islice(rest, 64)]
+        ahead = [pool.submit(thumbnail, sample) for sample in islice(rest, 64)]
         while ahead:
             yield ahead.pop(0).result()
-            ahead += [pool.submit(thumbnail, one) for one in islice(rest, 1)]
+            ahead += [pool.submit(thumbnail, sample) for sample in islice(rest, 1)]
 
 
-def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about: About, *, many: bool) -> Found:
+def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about: About, *, many: bool) -> FoundCard:
     """The card of a sample without its pictures, and what it is found by."""
     labels = labels_of(sample["source"], sample["name"], audit.prefixes)
-    findings = tuple(one for label in labels for one in about.findings.get(label, ()))
+    findings = tuple(finding for label in labels for finding in about.findings.get(label, ()))
     if many:
-        findings = tuple(replace(one, detail=one.detail[:LETTERS_OF_MANY]) for one in findings[:CAPTIONS])
+        findings = tuple(replace(finding, detail=finding.detail[:LETTERS_OF_MANY])
+                         for finding in findings[:CAPTIONS])
     decoded, score = about.decoded.get(number), about.scores.get(number)
     views, coverage = sample["views"], sample["coverage"]
     losses = [1 - sample["bucket"][0] * sample["bucket"][1] / (view["scaled"][0] * view["scaled"][1]) for view in views]
@@ -137,9 +138,9 @@ def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about:
                 instead=f"{format_size(sample['size'])}: the original picture was not found")
     card = described_card(sample, shot, most=1 if many else CAPTIONS, letters=LETTERS_OF_MANY if many else LETTERS,
                           facts=more, findings=findings)
-    return Found(
+    return FoundCard(
         card=card, groups=(sample["role"], format_size(sample["bucket"]), "none" if coverage is None else "a mask",
-                           ", ".join(sorted({one.code for one in findings})) or "none"),
+                           ", ".join(sorted({finding.code for finding in findings})) or "none"),
         values=(None, 100 * max(losses, default=0.0), coverage, letters, score,
                 None if decoded is None or decoded.psnr is None else min(decoded.psnr, 1e6)))
 
@@ -151,8 +152,8 @@ def _rank(decoded: Decoded | None) -> tuple[int, float]:
     return (1, 0.0) if decoded.psnr is None else (0, decoded.psnr)
 
 
-def _with_pictures(found: Found, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
-                   decoded: Decoded | None, pictures: Pictures, many: bool) -> Found:
+def _with_pictures(found: FoundCard, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
+                   decoded: Decoded | None, pictures: Pictures, many: bool) -> FoundCard:
     """The same with its pictures, as far as the page has room."""
     views = sample["views"][: 1 if many else VIEWS]
     address = pictures.add(small)
@@ -169,8 +170,8 @@ def _with_pictures(found: Found, sample: Mapping[str, Any], small: bytes | None,
 
 def _mask(reader: Reader, place: Mapping[str, Any] | None, side: int | None) -> bytes | None:
     """A shade for a mask; `None` if there is none, or it cannot be read."""
-    found = read_values(reader, place, "mask")
-    if found is None:
+    values = read_values(reader, place, "mask")
+    if values is None:
         return None
-    mask_HW = found.reshape(found.shape[-2:])
+    mask_HW = values.reshape(values.shape[-2:])
     return encode_shade(mask_HW) if side is None else small_shade(mask_HW, side)

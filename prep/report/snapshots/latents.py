@@ -30,43 +30,44 @@ EXPLAINED = ("Mean and range are those of the numbers in the cache. As trained, 
 Decode = Callable[[Values], Pixels]  # a latent as stored, float32 [C, h, w] → uint8 [H, W, 3]
 
 
-def channels_table(found: LatentStatistics) -> Table:
+def channels_table(statistics: LatentStatistics) -> Table:
     """Mean, deviation and range of each channel."""
-    trained = found.trained_mean_C is not None and found.trained_std_C is not None
+    trained = statistics.trained_mean_C is not None and statistics.trained_std_C is not None
     rows = []
-    for number in range(len(found.mean_C)):
-        numbers = [found.mean_C[number], found.std_C[number], found.least_C[number], found.most_C[number]]
-        if found.trained_mean_C is not None and found.trained_std_C is not None:
-            numbers += [found.trained_mean_C[number], found.trained_std_C[number]]
+    for number in range(len(statistics.mean_C)):
+        numbers = [column_C[number] for column_C in (
+            statistics.mean_C, statistics.std_C, statistics.least_C, statistics.most_C)]
+        if statistics.trained_mean_C is not None and statistics.trained_std_C is not None:
+            numbers += [statistics.trained_mean_C[number], statistics.trained_std_C[number]]
         rows.append((f"{number}", *(_spelled(value) for value in numbers)))
     heads = ("mean", "deviation", "min", "max", *(("mean as trained", "deviation as trained") if trained else ()))
     return Table(caption="Latents by channel", rows=tuple(rows), columns=(
         Column(head="channel", kind="number"), *(Column(head=head, kind="number") for head in heads)))
 
 
-def outliers_table(audit: OpenedManifest, found: Sequence[Outlier]) -> Table:
+def outliers_table(audit: OpenedManifest, outliers: Sequence[Outlier]) -> Table:
     """The samples that differ from most, the farthest first."""
-    rows = tuple((audit.samples.name(one.sample), f"{one.channel}", one.what, _spelled(one.value), _spelled(one.usual),
-                  f"{one.score:+.1f}") for one in found[:ROWS])
-    return Table(caption="Latents that differ from most", rows=rows, more=max(0, len(found) - ROWS), elsewhere="",
+    rows = tuple((audit.samples.name(outlier.sample), f"{outlier.channel}", outlier.what, _spelled(outlier.value),
+                  _spelled(outlier.usual), f"{outlier.score:+.1f}") for outlier in outliers[:ROWS])
+    return Table(caption="Latents that differ from most", rows=rows, more=max(0, len(outliers) - ROWS), elsewhere="",
                  columns=(Column(head="file", kind="name"), Column(head="channel", kind="number"),
                           Column(head="statistic", kind="code"), Column(head="value", kind="number"),
                           Column(head="usual", kind="number"), Column(head="score", kind="number")))
 
 
-def latents_note(audit: OpenedManifest, found: LatentStatistics | None, unusual: int) -> str:
+def latents_note(audit: OpenedManifest, statistics: LatentStatistics | None, unusual: int) -> str:
     """What the tables are about, and what is left out; `unusual` samples differ from most."""
-    if found is None:
+    if statistics is None:
         return "No latent was read: none is finite, or the shards are in a store (prep pull fetches them)."
-    count, read = len(audit.samples), len(found.samples)
+    count, read = len(audit.samples), len(statistics.samples)
     parts = [EXPLAINED]
-    if read + len(found.not_finite) + len(found.unreadable) < count:
+    if read + len(statistics.not_finite) + len(statistics.unreadable) < count:
         parts.append(f"Of {read:,} of {count:,} samples, evenly spread.")
-    if found.not_finite:
-        parts.append(f"{plural(len(found.not_finite), 'latent has', 'latents have')} NaN or infinity, first that of "
-                     f"{audit.samples.name(found.not_finite[0])}.")
-    if found.unreadable:
-        parts.append(f"{plural(len(found.unreadable), 'latent')} cannot be read; prep verify says why.")
+    if statistics.not_finite:
+        parts.append(f"{plural(len(statistics.not_finite), 'latent has', 'latents have')} NaN or infinity, first that "
+                     f"of {audit.samples.name(statistics.not_finite[0])}.")
+    if statistics.unreadable:
+        parts.append(f"{plural(len(statistics.unreadable), 'latent')} cannot be read; prep verify says why.")
     if read < FEWEST:
         parts.append(f"None is told from the others: there are fewer than {FEWEST}.")
     else:
@@ -94,7 +95,7 @@ def decode_samples(audit: OpenedManifest, numbers: Iterable[int], decode: Decode
 
     Damaged rows are left out (`prep verify` names them).
     """
-    originals, reader, found = Originals(audit), Reader(audit.cache.root), {}
+    originals, reader, decoded = Originals(audit), Reader(audit.cache.root), {}
     for number in numbers:
         sample = describe(audit, number)
         latent = read_values(reader, sample["views"][0]["latent"], "latent")
@@ -102,19 +103,19 @@ def decode_samples(audit: OpenedManifest, numbers: Iterable[int], decode: Decode
             made = decode(latent)
             crop = _crop(audit, originals.picture(sample), number, tuple(sample["bucket"]))
             known = None if crop is None or crop.shape != made.shape else psnr(crop, made)
-            found[number] = Decoded(picture=small_jpeg(made, SIDE), psnr=known)
+            decoded[number] = Decoded(picture=small_jpeg(made, SIDE), psnr=known)
         tick(1)
     reader.close()
-    return found
+    return decoded
 
 
-def psnr(one: Pixels, other: Pixels) -> float:
+def psnr(picture: Pixels, other: Pixels) -> float:
     """The peak signal-to-noise ratio in dB of two pictures, uint8 [H, W, 3]: 10 log10(255² / MSE), over all channels.
 
     Infinite for equal pictures. As in Huynh-Thu and Ghanbari, Scope of validity of PSNR in image/video quality
     assessment, Electronics Letters 44(13), 2008, and as peak_signal_noise_ratio of scikit-image computes it.
     """
-    error = float(np.mean((one.astype(np.float64) - other) ** 2))
+    error = float(np.mean((picture.astype(np.float64) - other) ** 2))
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 

@@ -92,7 +92,7 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
          measured: Measured | None = None, tick: Tick = lambda _: None) -> str:
     """Renders the page, dated `made`."""
     document, extra = describe_manifest(audit), measured or Measured()
-    scores = {one.sample: abs(one.score) for one in extra.outliers}
+    scores = {outlier.sample: abs(outlier.score) for outlier in extra.outliers}
     chosen = sorted({*spread(len(audit.samples), cards), *extra.decoded})
     about = About(scores=scores, decoded=extra.decoded, findings=_by_label(document["findings"]))
     shown = gallery(audit, chosen, about, thumbnail=thumbnail, tick=tick)
@@ -117,10 +117,10 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
 
 
 def _by_label(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for one in findings:
-        found.setdefault(one["path"], []).append(Finding(**one))
-    return found
+    by_label: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_label.setdefault(finding["path"], []).append(Finding(**finding))
+    return by_label
 
 
 def _note(audit: OpenedManifest, shown: Gallery, extra: Measured) -> str:
@@ -152,7 +152,7 @@ def _head(document: Mapping[str, Any]) -> Head:
         stats=(Stat(value=f"{samples['train']:,}", label="train"),
                Stat(value=f"{samples['validation']:,}", label="validation"),
                Stat(value=f"{masks['samples']:,}", label="with a mask"),
-               Stat(value=format_bytes(sum(one["bytes"] for one in document["fields"].values())), label="of rows"),
+               Stat(value=format_bytes(sum(field["bytes"] for field in document["fields"].values())), label="of rows"),
                Stat(value=f"{rejected:,}", label="rejected", tone="warning")))
 
 
@@ -185,9 +185,9 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
 
 def _buckets(audit: OpenedManifest, document: Mapping[str, Any]) -> Table:
     (losses, worst), (masked, covered) = _crop_losses(audit), _coverage(audit)
-    rows = tuple((format_size(one["size"]), *(f"{one[role]:,}" for role in ("train", "validation", "prior")),
+    rows = tuple((format_size(bucket["size"]), *(f"{bucket[role]:,}" for role in ("train", "validation", "prior")),
                   f"{loss:.1f}", f"{most:.1f}", f"{masks:,}", f"{100 * part:.0f}" if masks else "")
-                 for one, loss, most, masks, part in zip(document["buckets"], losses, worst, masked, covered,
+                 for bucket, loss, most, masks, part in zip(document["buckets"], losses, worst, masked, covered,
                                                          strict=True))
     heads = ("train", "validation", "prior", "crop %", "worst crop %", "with mask", "mask trains %")
     return Table(caption="Samples by bucket; crop and mask are means", rows=rows, columns=(
@@ -204,8 +204,8 @@ def _losses(audit: OpenedManifest) -> np.ndarray[Any, Any]:
 
 
 def _view_buckets(audit: OpenedManifest) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = np.repeat(audit.samples.bucket, np.diff(audit.samples.view_offsets))
-    return found
+    buckets: np.ndarray[Any, Any] = np.repeat(audit.samples.bucket, np.diff(audit.samples.view_offsets))
+    return buckets
 
 
 def _crop_losses(audit: OpenedManifest) -> tuple[list[float], list[float]]:
@@ -254,23 +254,23 @@ def _lengths(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Ba
     letters = audit.samples.caption_lengths
     if tokens is not None and tokens.counts:
         counts = np.array(tokens.counts)
-        low, middle, high = (int(one) for one in np.percentile(counts, (0, 50, 100), method="nearest"))
+        low, middle, high = (int(length) for length in np.percentile(counts, (0, 50, 100), method="nearest"))
         longer = int((counts > tokens.limit).sum())
         width = max(1, -(-tokens.limit // LIMIT_BINS))
         bins = max(1, -(-tokens.limit // width))
         names = [*(f"{number * width + bool(number)}–{min((number + 1) * width, tokens.limit)}"
                    for number in range(bins)), *(["more"] if longer else [])]
         places = np.where(counts > tokens.limit, bins, np.maximum(-(-counts // width) - 1, 0))
-        found = np.bincount(places, minlength=len(names)).tolist()
+        bars = np.bincount(places, minlength=len(names)).tolist()
         yield bars_of(f"Captions: length in tokens of {tokens.encoder}", "tokens", "captions",
-                      zip(names, found, strict=True), over=bins if longer else None, note=(
+                      zip(names, bars, strict=True), over=bins if longer else None, note=(
                           f"{tokens.encoder} reads {tokens.limit:,} tokens of a caption; "
                           + (f"{plural(longer, 'caption is', 'captions are')} longer" if longer else "none is longer")
                           + f". Shortest {low:,}, median {middle:,}, longest {high:,}."
                           + (f" Of {tokens.samples:,} of {len(audit.samples):,} samples, evenly spread."
                              if tokens.samples < len(audit.samples) else "")))
     if len(letters):
-        low, middle, high = (int(one) for one in np.percentile(letters, (0, 50, 100), method="nearest"))
+        low, middle, high = (int(length) for length in np.percentile(letters, (0, 50, 100), method="nearest"))
         yield bars_of("Captions: length in characters", "characters", "captions", _length_bins(letters),
                       f"Shortest {low:,}, median {middle:,}, longest {high:,}.")
 

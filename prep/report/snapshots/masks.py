@@ -27,7 +27,7 @@ SIDE = 320  # pixels of a thumbnail's longer side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Shown:
+class _Parts:
     """The parts of a card."""
 
     card: Card  # without its pictures
@@ -44,22 +44,22 @@ def write_sheets(path: Path, origin: Origin, entries: Sequence[Entry], *, jobs: 
     pages = [entries[start:start + CARDS] for start in range(0, len(entries), CARDS)] or [entries]
     paths = [path if not number else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
              for number in range(len(pages))]
-    for one in paths:
-        check_page_file(one, ())
+    for page in paths:
+        check_page_file(page, ())
     pool = ThreadPoolExecutor(jobs)
     try:
-        for number, (one, inside) in enumerate(zip(paths, pages, strict=True)):
-            shown = []
+        for number, (page, inside) in enumerate(zip(paths, pages, strict=True)):
+            parts = []
             for entry in pool.map(_show, inside):
-                shown.append(entry)
+                parts.append(entry)
                 tick(1)
-            write_atomic(one, _page(origin, shown, number, paths, len(entries)).encode())
+            write_atomic(page, _page(origin, parts, number, paths, len(entries)).encode())
     finally:
         pool.shutdown(cancel_futures=True)
     return tuple(paths)
 
 
-def _show(entry: Entry) -> _Shown:
+def _show(entry: Entry) -> _Parts:
     try:
         picture = decode_picture(read_blob(entry.item.picture), alpha="white")
         mask = read_mask(read_blob(blob_at(entry.mask)), picture.size) if entry.mask.is_file() else None
@@ -71,41 +71,41 @@ def _show(entry: Entry) -> _Shown:
     card = Card(shot=Shot(name=entry.name, address="", size=picture.size), facts=(fact,),
                 part=None if mask is None else float(mask.mean()) / 255)
     shade = b"" if mask is None else encode_shade(scaled(mask, shrunk_size(picture.size, SIDE)))
-    return _Shown(card=card, picture=encode_jpeg(shrink(picture, SIDE)), shade=shade)
+    return _Parts(card=card, picture=encode_jpeg(shrink(picture, SIDE)), shade=shade)
 
 
-def _unreadable(entry: Entry, code: str, detail: str) -> _Shown:
+def _unreadable(entry: Entry, code: str, detail: str) -> _Parts:
     said = finding(entry.name, code, detail, as_error=True)
     card = Card(shot=Shot(name=entry.name, address="", instead="This picture cannot be read."), tone="error",
                 findings=(said,))
-    return _Shown(card=card, picture=b"", shade=b"")
+    return _Parts(card=card, picture=b"", shade=b"")
 
 
-def _page(origin: Origin, shown: Sequence[_Shown], number: int, paths: Sequence[Path], count: int) -> str:
+def _page(origin: Origin, parts: Sequence[_Parts], number: int, paths: Sequence[Path], count: int) -> str:
     pictures = Pictures()
-    cards = [_card(one, pictures) for one in shown]
+    cards = [_card(each, pictures) for each in parts]
     kind = "Masks" if len(paths) == 1 else f"Masks, page {number + 1} of {len(paths)}"
     first = number * CARDS
-    note = "" if len(paths) == 1 else f"Pictures {first + 1:,} to {first + len(shown):,} of {count:,}, in order."
+    note = "" if len(paths) == 1 else f"Pictures {first + 1:,} to {first + len(parts):,} of {count:,}, in order."
     return render_snapshot("masks.html", origin, head=_head(kind, cards, count), cards=cards,
                            pager=_pager(number, paths), sections=[
                                Section(id="masks", title="Masks", count=len(cards), note=note)])
 
 
-def _card(one: _Shown, pictures: Pictures) -> Card:
+def _card(parts: _Parts, pictures: Pictures) -> Card:
     """Adds the pictures to a card while the page has room."""
-    shot = one.card.shot
-    address, shade = pictures.add(one.picture), pictures.add(one.shade)
+    shot = parts.card.shot
+    address, shade = pictures.add(parts.picture), pictures.add(parts.shade)
     size = shot.size if address else None
-    instead = shot.instead if not one.picture else "This page has no room for more pictures."
+    instead = shot.instead if not parts.picture else "This page has no room for more pictures."
     overlays = (Overlay(shade=shade),) if shade else ()
     return Card(shot=Shot(name=shot.name, address=address, instead=instead, size=size, overlays=overlays),
-                tone=one.card.tone, facts=one.card.facts, findings=one.card.findings, part=one.card.part)
+                tone=parts.card.tone, facts=parts.card.facts, findings=parts.card.findings, part=parts.card.part)
 
 
 def _head(kind: str, cards: Sequence[Card], count: int) -> Head:
-    masks = [one.part for one in cards if one.part is not None]
-    black, broken = sum(part == 0 for part in masks), sum(bool(one.findings) for one in cards)
+    masks = [card.part for card in cards if card.part is not None]
+    black, broken = sum(part == 0 for part in masks), sum(bool(card.findings) for card in cards)
     mean = sum(masks) / len(masks) if masks else None
     usable = (f"{len(masks):,} of the {plural(len(cards), 'picture')} on this page have a mask"
               + ("" if mean is None else f"; on average {mean:.0%} of the picture trains"))

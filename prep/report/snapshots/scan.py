@@ -49,25 +49,25 @@ def write_scan_page(path: Path, origin: Origin, report: ScanReport, previews: Pr
 def preview_names(findings: Sequence[Finding]) -> list[str]:
     """Lists the pictures that the page shows, each once: those of pairs, then those with cards."""
     pairs = shown_pairs(findings)
-    names = [name for one in pairs for name in (one.path, one.other or "")]
+    names = [name for duplicate in pairs for name in (duplicate.path, duplicate.other or "")]
     return list(dict.fromkeys([*names, *_card_names(findings, pairs)]))
 
 
 def shown_pairs(findings: Sequence[Finding]) -> list[Finding]:
     """Lists the duplicates shown as pairs: the worst severity first, near duplicates before exact duplicates."""
-    duplicates = [one for one in findings if one.other is not None]
-    return sorted(duplicates, key=lambda one: (SEVERITIES.index(one.severity), one.code in SAME,
-                                               -(one.likeness or 0), one.path))[:PAIRS]
+    duplicates = [finding for finding in findings if finding.other is not None]
+    return sorted(duplicates, key=lambda duplicate: (SEVERITIES.index(duplicate.severity), duplicate.code in SAME,
+                                               -(duplicate.likeness or 0), duplicate.path))[:PAIRS]
 
 
 def _card_names(findings: Sequence[Finding], pairs: Sequence[Finding]) -> list[str]:
     """Lists the pictures with a card, the worst first. A finding that a pair shows needs no card."""
-    shown = {(one.path, one.code) for one in pairs}
+    paired = {(pair.path, pair.code) for pair in pairs}
     worst: dict[str, int] = {}
-    for one in findings:
-        if (one.path, one.code) not in shown:
-            rank = SEVERITIES.index(one.severity)
-            worst[one.path] = min(worst.get(one.path, rank), rank)
+    for finding in findings:
+        if (finding.path, finding.code) not in paired:
+            rank = SEVERITIES.index(finding.severity)
+            worst[finding.path] = min(worst.get(finding.path, rank), rank)
     return sorted(worst, key=lambda path: (worst[path], path))[:CARDS]
 
 
@@ -75,16 +75,16 @@ def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes])
     """Renders the page. `previews`: JPEGs by picture name."""
     pictures = Pictures()
     chosen = shown_pairs(report.findings)
-    pairs = [_pair(one, previews, pictures) for one in chosen]
+    pairs = [_pair(duplicate, previews, pictures) for duplicate in chosen]
     cards = _cards(report, [name for name in _card_names(report.findings, chosen) if previews.get(name)], previews,
                    pictures)
     sums = _sums(report)
     sections = [Section(id="codes", title="Findings by code", count=len(sums.rows))]
     if pairs:
-        every = sum(one.other is not None for one in report.findings)
+        every = sum(finding.other is not None for finding in report.findings)
         sections.append(Section(id="duplicates", title="Duplicates", count=every, note=_more(every, len(pairs))))
     if cards:
-        every = len({one.path for one in report.findings})
+        every = len({finding.path for finding in report.findings})
         sections.append(Section(id="pictures", title="Pictures with findings", count=len(cards), note=(
             f"{plural(every, 'file has', 'files have')} findings. {len(cards):,} of them "
             f"{'is' if len(cards) == 1 else 'are'} shown here: only pictures that can be decoded, the worst first.")))
@@ -133,8 +133,8 @@ def _sums(report: ScanReport) -> Table:
 def _groups(report: ScanReport) -> list[CodeGroup]:
     """Groups the findings by code, the worst first; info is folded."""
     members: dict[tuple[str, str], list[Finding]] = {}
-    for one in report.findings:
-        members.setdefault((one.severity, one.code), []).append(one)
+    for finding in report.findings:
+        members.setdefault((finding.severity, finding.code), []).append(finding)
     sums = sums_by_code(report.findings)
     worst = {code: severity for severity, code, _ in reversed(sums)}
     groups, left = [], ALL_ROWS
@@ -149,7 +149,7 @@ def _groups(report: ScanReport) -> list[CodeGroup]:
 
 def _files(code: str, findings: Sequence[Finding], rows: int) -> Table:
     return Table(caption=f"Files with {code}", columns=(Column(head="file", kind="name"), Column(head="what")),
-                 rows=tuple((one.path, one.detail) for one in findings[:rows]), more=len(findings) - rows,
+                 rows=tuple((finding.path, finding.detail) for finding in findings[:rows]), more=len(findings) - rows,
                  elsewhere=ELSEWHERE)
 
 
@@ -165,10 +165,10 @@ def _pair(duplicate: Finding, previews: Mapping[str, bytes], pictures: Pictures)
 
 def _cards(report: ScanReport, names: Sequence[str], previews: Mapping[str, bytes], pictures: Pictures) -> list[Card]:
     """Makes a card for each of these pictures, in order."""
-    said: dict[str, list[Finding]] = {}
-    for one in report.findings:
-        said.setdefault(one.path, []).append(one)
-    return [_card(name, sorted(said[name], key=lambda one: SEVERITIES.index(one.severity)),
+    findings: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        findings.setdefault(finding.path, []).append(finding)
+    return [_card(name, sorted(findings[name], key=lambda finding: SEVERITIES.index(finding.severity)),
                   pictures.add(previews.get(name))) for name in names]
 
 

@@ -86,7 +86,7 @@ class Editor:
     def editable(self, number: int, kind: str, entries: Sequence[Entry] | None = None) -> Editable:
         """What the page of a sample has to know; `entries` are those of the log, if they are known. Raises `Refused` if
         it cannot be edited."""
-        item = self.source.shown.seats[number].item.item
+        item = self.source.state.seats[number].item.item
         place = self.places.of(item, kind)
         with self._lock:
             disk = _on_disk(place)
@@ -97,7 +97,7 @@ class Editor:
 
     def no_masks(self, number: int) -> str:
         """Why the mask of a sample is not edited; "" if it is."""
-        return no_masks(self.source.shown.survey.asked, self.source.shown.seats[number].item.item.source,
+        return no_masks(self.source.state.survey.asked, self.source.state.seats[number].item.item.source,
                         sidecars=self.places.folder is None)
 
     def save(self, sent: Sent) -> Done:
@@ -145,7 +145,7 @@ class Editor:
     def _captions(self, sent: Sent) -> bytes:
         """The file of captions. Raises `Refused`."""
         data, source = _caption_file(sent), self._seat(sent.number, sent.sample).item.item.source
-        if not data and self.source.shown.survey.asked.caption_of(source).missing == "reject":
+        if not data and self.source.state.survey.asked.caption_of(source).missing == "reject":
             raise Refused(400, "without a caption the picture would be left out (--missing-caption reject): write "
                           "one, or start with --missing-caption empty")
         return data
@@ -163,7 +163,7 @@ class Editor:
         return data
 
     def _seat(self, number: int, sample: str) -> PlacedItem:
-        seats = self.source.shown.seats
+        seats = self.source.state.seats
         if number >= len(seats) or seats[number].id != sample:
             raise Refused(409, "this page shows another picture by now: load it again")
         return seats[number]
@@ -197,7 +197,7 @@ class Editor:
         return None
 
     def _refresh(self, seat: PlacedItem, kind: str, place: Place, *, gone: bool) -> None:
-        self.source.show(refreshed(self.source.shown.survey, seat.item.item, kind, None if gone else place.path))
+        self.source.show(refreshed(self.source.state.survey, seat.item.item, kind, None if gone else place.path))
 
 
 def _caption_file(sent: Sent) -> bytes:

@@ -32,7 +32,7 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {"token": site.edit_token, "caption": None, "mask": None,
                              "no_caption": "", "no_mask": editor.no_masks(number),
-                             "size": shrunk_size(editor.source.shown.seats[number].item.size, BOARD)}
+                             "size": shrunk_size(editor.source.state.seats[number].item.size, BOARD)}
     for kind in KINDS:
         try:
             found[kind] = None if found[f"no_{kind}"] else editor.editable(number, kind)
@@ -52,7 +52,7 @@ def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
         with suppress(Refused):  # its own page says why
             caption = editor.editable(number, "caption", entries)
             form = CaptionForm(
-                number=number, sample=editor.source.shown.seats[number].id, trains=samples.captions(number)[0],
+                number=number, sample=editor.source.state.seats[number].id, trains=samples.captions(number)[0],
                 save=f"{site.base}/edit/{number}/caption", undo=f"{site.base}/undo/{number}/caption",
                 undoable=caption.undo, version=caption.version, lines=caption.lines)
         found.append(replace(card, form=form))
@@ -89,7 +89,7 @@ def edits_page(site: Site, cost: Cost | None) -> str:
     """What was edited, and with `cost` what re-encoding would take."""
     editor = site.editor
     assert editor is not None, "the page has an address only with --edit"
-    changed, entries, seats = editor.changed(), editor.log.entries(), editor.source.shown.seats
+    changed, entries, seats = editor.changed(), editor.log.entries(), editor.source.state.seats
     numbers = {}
     for number, seat in enumerate(seats):
         for kind in KINDS:

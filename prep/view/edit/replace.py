@@ -65,7 +65,7 @@ def reworded_by(text: str, name: str) -> str:
 
 def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> Plan:
     """What a rewording of these samples' captions changes; a file of several samples counts once. Raises `Refused`."""
-    seats, entries = editor.source.shown.seats, editor.log.entries()
+    seats, entries = editor.source.state.seats, editor.log.entries()
     changes: dict[str, Change] = {}
     uncaptioned = uneditable = 0
     for looked, number in enumerate(numbers):

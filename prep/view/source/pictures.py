@@ -35,24 +35,24 @@ class SourcePictures:
 
     def view(self, sample: int, view: int) -> bytes | None:
         """The bucket's pixels as training would see them, a PNG; `None` as above."""
-        item = self._source.shown.seats[sample].item
+        item = self._source.state.seats[sample].item
         return self._placed("view", sample, view, item.item.picture, item.picture)
 
     def mask(self, sample: int, view: int, *, shade: bool) -> bytes | None:
         """A view's mask in pixels of the bucket; `shade`: red where nothing trains, else clear. `None` as above, and
         for a view without a mask."""
-        shown = self._source.shown
-        item = shown.seats[sample].item
-        blob = mask_of(shown.survey.recipe, item)
+        state = self._source.state
+        item = state.seats[sample].item
+        blob = mask_of(state.survey.recipe, item)
         if blob is None:
             return None
         return self._placed("shade" if shade else "cells", sample, view, blob, item.mask or item.picture)
 
     def painted(self, sample: int, side: int) -> bytes | None:
         """The whole mask, a gray PNG of at most `side` pixels a side; `None` as in `mask`."""
-        shown = self._source.shown
-        item = shown.seats[sample].item
-        blob = mask_of(shown.survey.recipe, item)
+        state = self._source.state
+        item = state.seats[sample].item
+        blob = mask_of(state.survey.recipe, item)
         if blob is None or item.mask is None:
             return None
         return self._made(Wanted("paint", BlobMessage.of(blob), item.mask, side=side))
@@ -66,17 +66,17 @@ class SourcePictures:
         return made or None
 
     def _small(self, sample: int, side: int) -> bytes | None:
-        item = self._source.shown.seats[sample].item
+        item = self._source.state.seats[sample].item
         return self._made(Wanted("small", BlobMessage.of(item.item.picture), item.picture, self._alpha, side))
 
     def _placed(self, what: str, sample: int, view: int, blob: Blob, digest: str) -> bytes | None:
-        place = self._source.shown.seats[sample].views[view]
+        place = self._source.state.seats[sample].views[view]
         return self._made(Wanted(what, BlobMessage.of(blob), digest, self._alpha, 0, place.scaled, place.crop,
-                                 place.bucket, place.flip, self._source.shown.survey.recipe.mask_origin == "alpha"))
+                                 place.bucket, place.flip, self._source.state.survey.recipe.mask_origin == "alpha"))
 
     @property
     def _alpha(self) -> str:
-        color = self._source.shown.survey.recipe.image.alpha
+        color = self._source.state.survey.recipe.image.alpha
         return "white" if color == "reject" else color
 
     def _made(self, wanted: Wanted) -> bytes | None:

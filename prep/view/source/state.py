@@ -25,7 +25,7 @@ from prep.view.source.survey import Survey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class SourceState:
     """One state of the pictures."""
 
     survey: Survey
@@ -41,29 +41,29 @@ class SourceSet:
 
     def __init__(self, survey: Survey) -> None:
         self._lock = Lock()
-        self._shown = shown_of(survey)
+        self._state = state_of(survey)
 
     @property
     def notices(self) -> Sequence[str]:
         """Notices for the terminal."""
-        return self._shown.notices
+        return self._state.notices
 
     @property
-    def shown(self) -> Shown:
+    def state(self) -> SourceState:
         """The state now."""
-        return self._shown
+        return self._state
 
     def data(self) -> Data:
         """What is shown now."""
-        return self._shown.data
+        return self._state.data
 
     def show(self, survey: Survey) -> None:
         """Shows another survey from now on; quickly if only captions and masks differ from those that are shown."""
         with self._lock:
-            self._shown = edited(self._shown, survey) or shown_of(survey)
+            self._state = edited(self._state, survey) or state_of(survey)
 
 
-def shown_of(survey: Survey) -> Shown:
+def state_of(survey: Survey) -> SourceState:
     """The samples of a survey, in their buckets."""
     recipe, items = survey.recipe, survey.items
     listed = Ingested(items=items, findings=survey.findings)
@@ -82,31 +82,31 @@ def shown_of(survey: Survey) -> Shown:
                 sources=[source.path for source in recipe.sources], roles={role: roles[role] for role in ROLES},
                 crowds=[crowds[size] for size in bucketing.buckets], rejected=survey.rejected + _unplaced(bucketing),
                 facts=_facts(recipe), describe=tables.describe, notes=_notes(survey))
-    return Shown(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing), tables=tables,
-                 placing=bucketing.findings)
+    return SourceState(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing),
+                       tables=tables, placing=bucketing.findings)
 
 
-def edited(shown: Shown, survey: Survey) -> Shown | None:
-    """What `shown_of(survey)` is, made of `shown` and what has changed; `None` if that moves or removes samples."""
-    before = shown.survey
+def edited(state: SourceState, survey: Survey) -> SourceState | None:
+    """What `state_of(survey)` is, made of `state` and what has changed; `None` if that moves or removes samples."""
+    before = state.survey
     if survey.recipe != before.recipe or len(survey.items) != len(before.items):
         return None
     pairs = [(old, new) for old, new in zip(before.items, survey.items, strict=True) if old is not new]
     if any(_placed_by(old) != _placed_by(new) for old, new in pairs):
         return None
     items, again = {new.item.label: new for _, new in pairs}, {id(old): new for old, new in pairs}
-    seats = list(shown.seats)
+    seats = list(state.seats)
     renewed = {number: replace(seats[number], item=again[id(seats[number].item)])
                for number in [number for number, seat in enumerate(seats) if id(seat.item) in again]}
     for number, seat in renewed.items():
         seats[number] = seat
     coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in renewed.values()
                 if seat.item.item.label in survey.coverage}
-    tables = shown.tables.renewed(
+    tables = state.tables.renewed(
         {number: _sample(survey.recipe, seat) for number, seat in renewed.items()}, coverage, items,
-        [one for one in (*survey.findings, *shown.placing) if one.path in items])
-    data = replace(shown.data, selector=shown.data.selector.renewed(tables), describe=tables.describe)
-    return replace(shown, survey=survey, data=data, seats=seats, tables=tables)
+        [one for one in (*survey.findings, *state.placing) if one.path in items])
+    data = replace(state.data, selector=state.data.selector.renewed(tables), describe=tables.describe)
+    return replace(state, survey=survey, data=data, seats=seats, tables=tables)
 
 
 def _placed_by(item: KnownItem) -> tuple[object, ...]:
