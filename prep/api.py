@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prep.encode.options import JOBS, EncodeOptions
 from prep.errors import CacheError, UsageError
 from prep.progress import Progress, silent
-from prep.runtime import usable_cores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 Choices = Mapping[str, Any]
-JOBS = max(2, usable_cores())  # processes that decode
+USUAL = EncodeOptions()
 
 
 def read_recipe(source: PathLike, choices: Choices | None = None) -> Recipe:
@@ -105,19 +105,24 @@ def make_masks(source: PathLike, output: PathLike, method: str, *, choices: Choi
 
 
 def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json", *, choices: Choices | None = None,
-           device: str = "auto", batch_size: int = 4, jobs: int = JOBS, shard_bytes: int = 256 << 20,
-           max_rejects: int | None = None, download: bool = False, dry_run: bool = False, progress: Progress = silent
-           ) -> EncodeReport:
+           device: str = USUAL.device, batch_size: int = USUAL.batch_size, jobs: int = USUAL.jobs,
+           encoder_memory: int | None = USUAL.encoder_memory, compiled: bool = USUAL.compiled,
+           grace: float = USUAL.grace, shard_bytes: int = USUAL.shard_bytes,
+           max_rejects: int | None = USUAL.max_rejects, retry_rejects: bool = USUAL.retry_rejects,
+           rehash: bool = USUAL.rehash, recheck: bool = USUAL.recheck, download: bool = USUAL.download,
+           dry_run: bool = USUAL.dry_run, measure: bool = USUAL.measure, progress: Progress = silent) -> EncodeReport:
     """Encodes what the cache lacks and writes the manifest, as `prep encode`. Interrupted, call it again.
 
-    Raises every kind of `Problem`.
+    The keywords are the fields of `prep.encode.options.EncodeOptions`. Raises every kind of `Problem`.
     """
     from prep.encode.run import EncodeCall, run_encode
 
-    return run_encode(EncodeCall(
-        recipe=read_recipe(source, choices), cache=Path(cache), output=Path(output), device=device,
-        batch_size=batch_size, jobs=jobs, shard_bytes=shard_bytes, max_rejects=max_rejects, rehash=False,
-        download=download, dry_run=dry_run, progress=progress))
+    options = EncodeOptions(
+        device=device, batch_size=batch_size, jobs=jobs, encoder_memory=encoder_memory, compiled=compiled, grace=grace,
+        shard_bytes=shard_bytes, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash, recheck=recheck,
+        download=download, dry_run=dry_run, measure=measure)
+    return run_encode(EncodeCall(recipe=read_recipe(source, choices), cache=Path(cache), output=Path(output),
+                                 options=options, progress=progress))
 
 
 def _manifest(path: PathLike) -> Manifest:

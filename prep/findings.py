@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from prep.formatting import grouped, printable, shell_name
-from prep.parse import Unparsed, brief, expect, suggest
+from prep.parse import Unparsed, brief, expect, list_of, one_of, suggest
+from prep.setting import setting
 
 T = TypeVar("T")
 Severity = Literal["error", "warning", "info"]
@@ -194,12 +195,33 @@ def first_of_each(codes: Sequence[str], found: Sequence[T]) -> tuple[Sequence[T]
     return shown, f"and {grouped(more)} more; in all: {sums}; --all lists all by name" if more else ""
 
 
+def parse_code(value: Any, where: str) -> str:
+    """`value`, if it is the code of a finding. Raises `Unparsed`."""
+    code = expect(value, str, where)
+    if code not in CODES:
+        raise Unparsed(f"{where} has {brief(code)}, expected a finding's code{suggest(code, CODES)}")
+    return code
+
+
+def codes_check(value: Any, where: str) -> tuple[str, ...]:
+    """Checks a list of codes. Raises `Unparsed`."""
+    return tuple(list_of(value, parse_code, where))
+
+
+def severities_check(value: Any, where: str) -> tuple[tuple[str, str], ...]:
+    """Checks a table of severities by code. Raises `Unparsed`."""
+    return tuple((parse_code(code, where), one_of(kind, SEVERITIES, f"{where}.{code}"))
+                 for code, kind in expect(value, dict, where).items())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanOptions:
     """Which findings a scan reports, and how severe they are; no row depends on it."""
 
-    ignore: tuple[str, ...] = ()  # codes of findings that are not reported
-    severity: tuple[tuple[str, str], ...] = ()  # code and how bad it is: error, warning or info
+    ignore: tuple[str, ...] = setting((), check=codes_check, values="a list of codes",
+                                      help="codes of findings that prep scan does not report")
+    severity: tuple[tuple[str, str], ...] = setting((), check=severities_check, values="a table",
+                                                    help="severity of findings, by code: {near-duplicate = \"error\"}")
 
 
 def finding(path: str, code: str, detail: str, *, as_error: bool = False, other: str | None = None,
@@ -207,14 +229,6 @@ def finding(path: str, code: str, detail: str, *, as_error: bool = False, other:
     """A finding with the severity of its code; `as_error` makes it an error."""
     return Finding(path=path, code=code, severity="error" if as_error else CODES[code][0], detail=detail, other=other,
                    likeness=likeness)
-
-
-def parse_code(value: Any, where: str) -> str:
-    """`value`, if it is the code of a finding. Raises `Unparsed`."""
-    code = expect(value, str, where)
-    if code not in CODES:
-        raise Unparsed(f"{where} has {brief(code)}, expected a finding's code{suggest(code, CODES)}")
-    return code
 
 
 def apply_policy(findings: Iterable[Finding], choice: ScanOptions, *, select: Collection[str] = (),

@@ -1,40 +1,41 @@
-"""The caption options of a recipe, and their checks."""
+"""The settings of captions in a recipe."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from prep.parse import Unparsed, one_of, within
+from prep.parse import Unparsed, expect
+from prep.setting import setting
 
 MISSING_CAPTION = ("stop", "reject", "empty", "filename", "constant")
 CAPTION_LINES = ("all", "first", "join")
+
+
+def separator_check(value: Any, where: str) -> str:
+    """A text that is not empty. Raises `Unparsed`."""
+    if not expect(value, str, where):
+        raise Unparsed(f"{where} is empty, expected what stands between tags, like ','")
+    return str(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionOptions:
     """How a picture's captions become variants: see `prep.captions.variants`."""
 
-    missing: str = "stop"  # what to do with a picture without a caption
-    constant: str = ""  # the caption of `missing = "constant"`
-    lines: str = "all"  # of several lines: each is a caption (all), only the first is, or all joined are one
-    variants: int = 8  # number of captions per sample, at most, if wildcards or shuffling make several
-    wildcards: bool = False  # {a|b} becomes a or b
-    shuffle: bool = False  # shuffle tags
-    dropout: float = 0.0  # probability that a tag is dropped
-    separator: str = ","  # between tags
-    keep_tokens: int = 0  # number of tags at the start that stay in place
-    keep_separator: str = "|||"  # tags before the first, and after the second, stay in place; "": none
-    together: str = ""  # tags joined by this stay together; it becomes a separator; "": none
-    trigger: str = ""  # a word for every caption: at [trigger], else at the start
-    prefix: str = ""
-    suffix: str = ""
-
-
-def check_caption(caption: CaptionOptions, where: str) -> None:
-    one_of(caption.missing, MISSING_CAPTION, f"{where}.missing")
-    one_of(caption.lines, CAPTION_LINES, f"{where}.lines")
-    within(caption.variants, 1, 1024, f"{where}.variants")
-    within(caption.dropout, 0, 1, f"{where}.dropout")
-    within(caption.keep_tokens, 0, 1 << 20, f"{where}.keep_tokens")
-    if not caption.separator:
-        raise Unparsed(f"{where}.separator is empty, expected what stands between tags, like ','")
+    missing: str = setting("stop", choices=MISSING_CAPTION, help="what to do with pictures without a caption")
+    constant: str = setting("", help="the caption of missing = \"constant\"")
+    lines: str = setting("all", choices=CAPTION_LINES,
+                         help="caption files with several lines; all: each is a caption; join: all are one")
+    variants: int = setting(8, low=1, high=1024,
+                            help="captions per sample, at most, if wildcards or shuffling make several")
+    wildcards: bool = setting(False, help="{a|b} becomes a or b; {{ and }} are literal braces")
+    shuffle: bool = setting(False, help="shuffle the tags")
+    dropout: float = setting(0.0, high=1, help="probability of dropping a tag")
+    separator: str = setting(",", check=separator_check, values="a text", help="between tags")
+    keep_tokens: int = setting(0, high=1 << 20, help="tags at the start that keep their place")
+    keep_separator: str = setting("|||", help="tags before the first, and after the second, keep their place")
+    together: str = setting("", help="tags joined by this stay together, as one, for example \";;;\"; \"\": none")
+    trigger: str = setting("", help="a word for every caption: at [trigger], else at the start")
+    prefix: str = setting("", help="before every caption")
+    suffix: str = setting("", help="after every caption")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,9 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say
 from prep.cli.options import quiet_pillow
-from prep.cli.signature import choice
+from prep.cli.signature import choice, with_options
 from prep.cli.ticker import progress_unless
+from prep.encode.options import MOST_SECONDS, EncodeOptions
 from prep.errors import EXIT_FINDINGS, UsageError
 
 if TYPE_CHECKING:
@@ -22,25 +24,14 @@ if TYPE_CHECKING:
     from prep.encode.report import EncodeReport
 
 
-MOST_GIB = 1e6
-MOST_SECONDS = 1e6  # no timer takes an infinite time
-
-
 @opt.with_recipe_options()
+@with_options("options", EncodeOptions)
 def encode(
     source: opt.SourceOrNone = None,
     cache: opt.CacheOrNone = None,
     output: opt.Output = Path("manifest.json"),
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
-    device: opt.Devices = "auto",
-    batch_size: Annotated[int, typer.Option(help="pictures per forward pass of the VAE", min=1)] = 4,
-    jobs: opt.Jobs = opt.JOBS,
-    encoder_memory: Annotated[float | None, typer.Option(
-        help="GiB of the device for the weights of a text encoder; a larger one stays in system RAM, and "
-        "its layers are copied one by one (default: no limit)", min=0, max=MOST_GIB)] = None,
-    compiled: Annotated[bool, typer.Option(
-        "--compile", help="compile VAE and text encoders with torch.compile: the first batches take minutes, the "
-        "others less; for many pictures")] = False,
+    options: EncodeOptions = EncodeOptions(),  # noqa: B008  # replaced by the options
     part: Annotated[str | None, typer.Option(
         metavar="I/N", help="encode only share I of N, from 0 to N-1, and write no manifest: prep seal does that when "
         "all shares are encoded, each by a job with the same options", show_default=False)] = None,
@@ -55,27 +46,7 @@ def encode(
     task_seconds: Annotated[float | None, typer.Option(
         help="with --engine ray: seconds that a task may take before its worker is replaced (default: 3600)", min=1,
         max=MOST_SECONDS, show_default=False)] = None,
-    grace: Annotated[float, typer.Option(
-        help="seconds to complete the task under way after SIGTERM or SIGUSR1; no other is begun", min=0,
-        max=MOST_SECONDS)] = 25.0,
-    shard_mib: Annotated[int, typer.Option(help="maximum size of a shard in MiB; it has at most 256 rows",
-                                           min=1, max=4096)] = 256,
-    max_rejects: Annotated[int | None, typer.Option(
-        help="stop after more than this many failed rows: latents that are not finite, files that changed meanwhile, "
-        "decoders that crashed; bad pictures do not count (default: 1 % of the samples, at least 10)",
-        min=0)] = None,
-    retry_rejects: Annotated[bool, typer.Option("--retry-rejects", help="retry rows that earlier runs rejected"
-                                                )] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
-    recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and encode damaged rows "
-                                          "again")] = False,
-    download: opt.Download = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
-    dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="show which rows are missing, their size and the weights of the encoders; write nothing"
-        )] = False,
-    measure: Annotated[bool, typer.Option(
-        "--measure", help="with --dry-run or --simulate: encode a few rows to estimate time and peak memory")] = False,
+    strict: opt.Strict = False,
     simulated: Annotated[bool, typer.Option(
         "--simulate", help="with --pictures: show what that many pictures would take, like these, or without SOURCE "
         "like those assumed of a model family; write nothing")] = False,
@@ -94,33 +65,29 @@ def encode(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
-    from prep.encode.parts import parse_part
+    from prep.encode.plan import parse_part
     from prep.encode.run import EncodeCall, run_encode
 
     quiet_pillow()
     begun = time.monotonic()
-    scale = _scale(simulated, pictures, gpus, store_latency, pictures_per_second, part, measure)
-    dry_run = dry_run or simulated
+    scale = _scale(simulated, pictures, gpus, store_latency, pictures_per_second, part, options.measure)
     ray = _ray_options(engine, address, workers, num_gpus_per_worker, task_seconds,
-                       unused="--simulate" if simulated else "--dry-run" if dry_run else "")
+                       unused="--simulate" if simulated else "--dry-run" if options.dry_run else "")
     if source is None and scale is not None:
         _refuse_without_source({"--cache": cache, "--edits": given.get("edits"), "--prompts": given.get("prompts"),
-                                "--measure": measure, "--recheck": recheck, "--retry-rejects": retry_rejects,
-                                "--rehash": rehash, "--strict": strict})
-        _tell_assumed(family, given, scale, shard_mib << 20, output, begun, as_json=as_json)
+                                "--measure": options.measure, "--recheck": options.recheck,
+                                "--retry-rejects": options.retry_rejects, "--rehash": options.rehash,
+                                "--strict": strict})
+        _tell_assumed(family, given, scale, options.shard_bytes, output, begun, as_json=as_json)
         return
     source = _source(source, family)
-    if measure and not dry_run:
+    options = replace(options, dry_run=options.dry_run or simulated)
+    if options.measure and not options.dry_run:
         raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
     recipe = opt.recipe_from_options(source, **given)
     report = run_encode(EncodeCall(
-        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, device=device, batch_size=batch_size,
-        jobs=jobs,
-        shard_bytes=shard_mib << 20, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash,
-        recheck=recheck, download=download, dry_run=dry_run, measure=measure, scale=scale, compiled=compiled,
-        part=None if part is None else parse_part(part), grace=grace, ray=ray,
-        encoder_memory=None if encoder_memory is None else int(encoder_memory * 2**30),
-        progress=progress_unless(quiet)))
+        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, options=options, scale=scale,
+        part=None if part is None else parse_part(part), ray=ray, progress=progress_unless(quiet)))
     tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if report.unmade or (strict and report.rejected):
         raise typer.Exit(EXIT_FINDINGS)

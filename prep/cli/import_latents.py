@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say
 from prep.cli.options import quiet_pillow
-from prep.cli.signature import choice
+from prep.cli.signature import choice, with_options
 from prep.cli.ticker import progress_unless
+from prep.encode.options import EncodeOptions
 from prep.errors import EXIT_FINDINGS
 
 ORIGINS = ("kohya-npz",)
@@ -21,6 +23,7 @@ WITHOUT = ("posterior", "tile", "step", "buckets", "sizes", "crop", "views", "mi
 
 
 @opt.with_recipe_options(without=WITHOUT)
+@with_options("options", EncodeOptions, ("jobs", "rehash", "recheck", "download"))
 def import_latents(
     source: Annotated[Path, typer.Argument(
         metavar="SOURCE", help="a directory of pictures with .npz files beside them, or a recipe .toml that names such",
@@ -36,12 +39,8 @@ def import_latents(
         "--bucket-no-upscale", help="sd-scripts had bucket_no_upscale: it cropped pictures with no more pixels than "
         "the square of --resolution without scaling them")] = False,
     device: opt.Device = "auto",
-    jobs: opt.Jobs = opt.JOBS,
-    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
-    recheck: Annotated[bool, typer.Option("--recheck", help="verify every byte that is reused, and import or encode "
-                                          "damaged rows again")] = False,
-    download: opt.Download = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
+    options: EncodeOptions = EncodeOptions(),  # noqa: B008  # replaced by the options
+    strict: opt.Strict = False,
     every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -56,9 +55,8 @@ def import_latents(
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_import(ImportCall(
-        recipe=recipe, origin=origin, cache=opt.cache_of(cache, recipe), output=output, device=device, jobs=jobs,
-        verify=verify, no_upscale=bucket_no_upscale, rehash=rehash, recheck=recheck, download=download,
-        progress=progress_unless(quiet)))
+        recipe=recipe, origin=origin, cache=opt.cache_of(cache, recipe), output=output, verify=verify,
+        no_upscale=bucket_no_upscale, options=replace(options, device=device), progress=progress_unless(quiet)))
     seconds = time.monotonic() - begun
     for line in report.notices if not quiet else ():
         say(line)

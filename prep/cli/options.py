@@ -6,21 +6,23 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from prep.cli.signature import Command, choice, complete, expand, parameter
+from prep.batching import policy
+from prep.cli.signature import Command, choice, complete, expand, option_of, parameter
+from prep.encode.options import DEVICES, EncodeOptions
+from prep.encode.options import JOBS as JOBS
 from prep.errors import UsageError
 from prep.recipe.options import BY_NAME, RECIPE_OPTIONS, RecipeOption, choices_of
-from prep.runtime import usable_cores
+from prep.setting import rows_of
 
 if TYPE_CHECKING:
     from prep.captions.options import CaptionOptions
     from prep.recipe.schema import Recipe
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-UNDERFILL = ("drop", "partial", "repeat")
+UNDERFILL = get_args(policy.Underfill)
 
 SourceArg = Annotated[Path, typer.Argument(
     metavar="SOURCE", help="a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs "
@@ -34,17 +36,17 @@ ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifes
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache: a directory or a URL", show_default=False)]
 Output = Annotated[Path, typer.Option("-o", "--output", help="the manifest to write: a file or a URL")]
 Device = Annotated[str, choice(help="where models run", words=DEVICES, other="cuda:N")]
-Devices = Annotated[str, choice(help="where models run; several, or all GPUs, work side by side",
-                                words=(*DEVICES, "all"), other="cuda:N,…")]
 Underfill = Annotated[str, choice(help="what to do with a bucket's last micro-batch if it is short", words=UNDERFILL)]
-Download = Annotated[bool, typer.Option("--download", help="download a Hub model that is not in the Hub's cache")]
-Jobs = Annotated[int, typer.Option(help="threads that read and decode", min=1)]
+_OF_ENCODE = {row.field: row for row in rows_of(EncodeOptions)}
+Download = Annotated[bool, option_of(_OF_ENCODE["download"])]
+Jobs = Annotated[int, option_of(_OF_ENCODE["jobs"])]
+Rehash = Annotated[bool, option_of(_OF_ENCODE["rehash"])]
+Strict = Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")]
 Every = Annotated[bool, typer.Option("--all", help="list all findings and names, not only the first, with a count")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
 Given = Mapping[str, Any]  # values of recipe options by parameter name; None: not given
 
-JOBS = max(2, usable_cores())
 
 
 def latency_of(text: str) -> float:

@@ -35,7 +35,7 @@ def scan(
     html: Annotated[Path | None, typer.Option("--html", "--write-report", help="write a self-contained HTML page"
                                               )] = None,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 1 for warnings, too")] = False,
-    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
+    rehash: opt.Rehash = False,
     jobs: Annotated[int, typer.Option(help="processes that decode; with --engine ray each worker has as many as CPUs",
                                       min=1)] = opt.JOBS,
     engine: Annotated[str, choice(help="what decodes: this machine, or a Ray cluster", words=opt.ENGINES)] = "local",

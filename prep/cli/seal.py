@@ -11,14 +11,28 @@ import typer
 from prep.cli import options as opt
 from prep.cli.encode import tell
 from prep.cli.options import quiet_pillow
+from prep.cli.signature import Command, append, kind_of, parameter, with_options
 from prep.cli.ticker import progress_unless
-from prep.encode.parts import MOST
+from prep.encode.options import MOST_PARTS, EncodeOptions
 from prep.errors import EXIT_FINDINGS
+from prep.setting import rows_of
 
 OF_PARTS = "of prep encode --part, whose options may all be given; without effect here"
+UNUSED = ("device", "batch_size", "shard_bytes", "encoder_memory", "compiled", "grace", "max_rejects")
+
+
+def _of_parts(command: Command) -> Command:
+    """`command` with options of prep encode that it takes but does not use."""
+    kinds = {row.field: (kind_of(row), typer.Option(row.spec.flag, help=OF_PARTS, show_default=False))
+             for row in rows_of(EncodeOptions) if row.field in UNUSED}
+    return append(command, [
+        parameter(name, Annotated[kind, option], False) if kind is bool else
+        parameter(name, Annotated[kind | None, option], None) for name, (kind, option) in kinds.items()])
 
 
 @opt.with_recipe_options()
+@_of_parts
+@with_options("options", EncodeOptions, ("jobs", "rehash", "download"))
 def seal(
     source: opt.SourceArg,
     cache: opt.CacheOrNone = None,
@@ -26,18 +40,9 @@ def seal(
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     parts: Annotated[int | None, typer.Option(
         help="N of the parts I/N, so that a message can name those with work left", min=1,
-        max=MOST, show_default=False)] = None,
-    jobs: opt.Jobs = opt.JOBS,
-    rehash: Annotated[bool, typer.Option("--rehash", help="re-read every file, ignoring stamps")] = False,
-    download: opt.Download = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit with 1 if pictures are skipped")] = False,
-    device: Annotated[str, typer.Option(help=OF_PARTS, show_default=False)] = "",
-    batch_size: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
-    shard_mib: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
-    encoder_memory: Annotated[float | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
-    compiled: Annotated[bool, typer.Option("--compile", help=OF_PARTS)] = False,
-    grace: Annotated[float | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
-    max_rejects: Annotated[int | None, typer.Option(help=OF_PARTS, show_default=False)] = None,
+        max=MOST_PARTS, show_default=False)] = None,
+    options: EncodeOptions = EncodeOptions(),  # noqa: B008  # replaced by the options
+    strict: opt.Strict = False,
     every: opt.Every = False,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -51,8 +56,8 @@ def seal(
     quiet_pillow()
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
-    report = run_seal(EncodeCall.of_seal(
-        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, jobs=jobs, rehash=rehash, download=download,
+    report = run_seal(EncodeCall(
+        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, options=options,
         progress=progress_unless(quiet)), parts)
     tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if strict and report.rejected:

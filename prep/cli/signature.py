@@ -6,25 +6,30 @@ Typer reads options from a function's signature, so this module builds signature
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from math import ceil
+from typing import Annotated, Any
 
 import typer
+
+from prep.setting import LARGEST, MOST, Row, rows_of
 
 Command = Callable[..., None]
 Complete = Callable[[str], list[str] | list[tuple[str, str]]]  # text typed so far → words, or words with their meanings
 
 
-def expand(command: Command, name: str, parameters: Sequence[inspect.Parameter]) -> Command:
-    """`command` with `parameters` in place of its parameter `name`, which receives a dict of their values by name."""
+def expand(command: Command, name: str, parameters: Sequence[inspect.Parameter],
+           made: Callable[[dict[str, Any]], Any] = lambda given: given) -> Command:
+    """`command` with `parameters` in place of its parameter `name`, which receives what is `made` of a dict of their
+    values by name."""
     signature = inspect.signature(command, eval_str=True)
     shown = [one for own in signature.parameters.values() for one in (parameters if own.name == name else [own])]
 
     @wraps(command)
     def expanded(**values: Any) -> None:
         given = {one.name: values.pop(one.name) for one in parameters}
-        command(**values, **{name: given})
+        command(**values, **{name: made(given)})
 
     return _with_parameters(expanded, signature, shown)
 
@@ -49,6 +54,42 @@ def _with_parameters(command: Command, signature: inspect.Signature, shown: list
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """A positional-or-keyword parameter for a signature."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def with_options(name: str, record: Any, only: Collection[str] = ()) -> Callable[[Command], Command]:
+    """A decorator that replaces a command's parameter `name`, a `record` of settings, by an option for each of them, or
+    for those in `only`; the others have their defaults."""
+    rows = {row.field: row for row in rows_of(record) if not only or row.field in only}
+    parameters = [parameter(row.field, Annotated[kind_of(row), option_of(row)], _shown(row)) for row in rows.values()]
+    return lambda command: expand(command, name, parameters, lambda given: record(**{
+        field: _value(rows[field], value) for field, value in given.items()}))
+
+
+def option_of(row: Row, *flags: str) -> Any:
+    """The option of a setting: its help, and its bounds or choices."""
+    spec, known = row.spec, flags or (row.spec.flag,)
+    if spec.choices:
+        return choice(*known, help=spec.told, words=spec.choices, other=spec.other)
+    low, high = (None, None) if spec.bounds is None else (
+        None if bound in (LARGEST, MOST) else bound / spec.unit if spec.unit else bound for bound in spec.bounds)
+    if kind_of(row) in (int, int | None) and low is not None:
+        low, high = ceil(low), None if high is None else int(high)
+    return typer.Option(*known, help=spec.told, min=low, max=high)
+
+
+def kind_of(row: Row) -> Any:
+    """The type of a setting's option."""
+    kind = type(row.spec.unit) if row.spec.unit else type(row.value)
+    return kind | None if row.default is None else kind
+
+
+def _shown(row: Row) -> Any:
+    return row.default if row.default is None or not row.spec.unit else type(row.spec.unit)(row.default / row.spec.unit)
+
+
+def _value(row: Row, given: Any) -> Any:
+    """The value of a setting from that of its option."""
+    return given if given is None or not row.spec.unit else type(row.value)(given * row.spec.unit)
 
 
 def choice(*flags: str, help: str, words: Iterable[str], other: str = "") -> Any:  # noqa: A002

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ from prep.cache.plans import read_plan, remove_plan, renew_plan, write_plan
 from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, sync_recent_directories
 from prep.digest import digest_bytes, digest_strings
-from prep.encode.parts import Part, part_of
+from prep.encode.options import MOST_PARTS, SHARD_BYTES
 from prep.encode.targets import Targets, by_first_sample
 from prep.encode.text_groups import TextGroups
+from prep.errors import UsageError
 from prep.fs import atomic
 from prep.manifest.samples import in_table_order
 
@@ -36,8 +38,39 @@ class Wanted(Protocol):
     def row_bytes(self, field: str, key: str) -> int: ...
 
 
-SHARD_BYTES = 256 << 20
 TASK_ROWS = 256  # at most: an interruption loses one task, some seconds on a GPU
+
+
+DIGITS = 16  # hex digits of a key that decide its part: keys are digests, so they spread evenly
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class PlanPart:
+    """One of several equal shares of a plan."""
+
+    number: int  # from 0
+    count: int
+
+    def has(self, key: str) -> bool:
+        """Whether the task (or row) with this key belongs to this part."""
+        return part_of(key, self.count) == self
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+def part_of(key: str, count: int) -> PlanPart:
+    """The part of so many that a key belongs to."""
+    return PlanPart(number=int(key[:DIGITS], 16) % count, count=count)
+
+
+def parse_part(text: str) -> PlanPart:
+    """The part that `I/N` names. Raises `UsageError`."""
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    if not found or not int(found[1]) < int(found[2]) <= MOST_PARTS:
+        raise UsageError(f"--part is '{text}', expected I/N with I from 0 to N-1 and N at most {MOST_PARTS}",
+                         hint="--part 0/4, --part 1/4, --part 2/4 and --part 3/4 share the work of four jobs")
+    return PlanPart(number=int(found[1]), count=int(found[2]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +87,7 @@ class EncodePlan:
 
 
 def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
-         retry: bool = False, part: Part | None = None) -> EncodePlan:
+         retry: bool = False, part: PlanPart | None = None) -> EncodePlan:
     """The tasks to run: those of the stored plan if there is one; without a cache, all. With `part`, its tasks only.
 
     With `retry`, also those of rows rejected before. Only with `store` does this write: it stores the plan, and removes
@@ -97,7 +130,7 @@ class _Known:
 
 
 def _compare_with_ledger(wanted: Wanted, cache: Cache | None, shard_bytes: int, digest: str, known: _Known,
-                         part: Part | None = None, *, remember: bool = True, retry: bool = False) -> EncodePlan:
+                         part: PlanPart | None = None, *, remember: bool = True, retry: bool = False) -> EncodePlan:
     """The wanted rows in the cache, and tasks for the missing rows; with `retry`, for rejected rows too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
     there = ledger.resolve(wanted.wants.keys())
@@ -161,7 +194,7 @@ def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
             yield _task(task.field, [own.pop(key) for key in task.rows])
 
 
-def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[Part]:
+def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[PlanPart]:
     """The parts, of so many, that have tasks of `planned` to do."""
     missing = {key for task in planned.tasks for key in task.rows}
     stored = list(_valid_tasks(wanted, read_plan(cache, planned.digest) or ())) or planned.tasks
@@ -170,7 +203,7 @@ def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) ->
 
 
 def _divided(wanted: Wanted, missing: dict[str, list[str]], stored: Sequence[Task], shard_bytes: int,
-             part: Part | None) -> tuple[Task, ...]:
+             part: PlanPart | None) -> tuple[Task, ...]:
     """Tasks for the missing rows: those of the stored plan, and new ones for rows that it lacks, of a part if given.
 
     Rows that a stored plan lacks were in the cache when it was made, and lost since. What belongs to a part is decided

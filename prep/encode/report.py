@@ -13,8 +13,7 @@ from prep.batching.split import ROLES
 from prep.encode.engines.job import Outcome
 from prep.encode.forecast.estimate import Estimate
 from prep.encode.forecast.simulate import Simulated
-from prep.encode.parts import Part
-from prep.encode.plan import EncodePlan
+from prep.encode.plan import EncodePlan, PlanPart
 from prep.encode.replaced import Replaced
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
@@ -44,7 +43,7 @@ class EncodeReport:
     truncated: Truncated = field(default_factory=Truncated)
     estimate: Estimate | None = None  # of a dry run: what the run would take
     simulated: Simulated | None = None  # what many more pictures would take
-    part: Part | None = None  # what was encoded; None: everything, and the manifest was written
+    part: PlanPart | None = None  # what was encoded; None: everything, and the manifest was written
     replaced: Replaced | None = None  # the manifest that was replaced; None: none, or by the same
     unmade: int = 0  # rows that failed in this run, and that another run may make
 
@@ -143,7 +142,7 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
                         unmade=sum(one.code in UNREAD for one in outcome.transient))
 
 
-def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: Part,
+def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: PlanPart,
                 rejected: Sequence[Finding]) -> EncodeReport:
     """The report of one part. `rejected`: samples of which it, or another part that has ended, could not make a row."""
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.forecast.estimate import estimate
 from prep.encode.forecast.simulate import Scale, simulate
 from prep.encode.limits import check_manifest_size
-from prep.encode.parts import Part
-from prep.encode.plan import SHARD_BYTES, EncodePlan, drop_plan, plan
+from prep.encode.options import EncodeOptions
+from prep.encode.plan import EncodePlan, PlanPart, drop_plan, plan
 from prep.encode.replaced import Replaced, prompts_for, read_replaced
 from prep.encode.report import EncodeReport, errors_of, part_report, report_of
 from prep.encode.resolve import ResolvedRecipe, resolve_recipe
@@ -37,11 +37,12 @@ from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_co
 from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.device.named import require_device
 from prep.models.hub import locate
-from prep.progress import Progress
+from prep.parse import Unparsed
+from prep.progress import Progress, silent
 from prep.recipe.schema import Recipe
 from prep.runtime import GraceOver, StopRequest, gc_disabled, gc_enabled
+from prep.setting import check_values
 
-GRACE = 25.0  # seconds: five less than SLURM (KillWait) and Kubernetes (terminationGracePeriodSeconds) wait by default
 AGAIN = "finished work is kept; run the same command again to continue"
 
 
@@ -52,34 +53,13 @@ class EncodeCall:
     recipe: Recipe
     cache: Path
     output: Path
-    device: str
-    batch_size: int
-    jobs: int
-    shard_bytes: int
-    max_rejects: int | None
-    rehash: bool
-    download: bool
-    dry_run: bool
-    progress: Progress
-    retry_rejects: bool = False
-    recheck: bool = False  # verify what is reused
-    measure: bool = False  # with dry_run: encode a few rows to estimate time and memory
+    options: EncodeOptions = field(default_factory=EncodeOptions)
+    progress: Progress = silent
     scale: Scale | None = None  # with dry_run: what to simulate
-    compiled: bool = False  # whether encoders are compiled
-    encoder_memory: int | None = None  # bytes of the device for the weights of a text encoder; None: no limit
-    part: Part | None = None  # the share of the plan to encode, without a manifest; None: everything
+    part: PlanPart | None = None  # the share of the plan to encode, without a manifest; None: everything
     ray: RayOptions | None = None  # the cluster that encodes; None: this machine
-    grace: float = GRACE  # seconds to complete tasks after a signal that asks to stop
     latents_from: LatentSource | None = None  # None: the VAE makes latents
     check: Callable[[Prepared], Prepared] | None = None  # what else is done before anything is written
-
-    @classmethod
-    def of_seal(cls, *, recipe: Recipe, cache: Path, output: Path, jobs: int, rehash: bool, download: bool,
-                progress: Progress) -> EncodeCall:
-        """A call that encodes nothing."""
-        return cls(recipe=recipe, cache=cache, output=output, device="cpu", batch_size=1, jobs=jobs,
-                   shard_bytes=SHARD_BYTES, max_rejects=None, rehash=rehash, download=download, dry_run=False,
-                   progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,30 +81,35 @@ class Prepared:
 @gc_disabled()
 def run_encode(call: EncodeCall) -> EncodeReport:
     """Encodes what is missing and writes the manifest. Raises every kind of `Problem`."""
-    stop = StopRequest(call.grace)
     try:
-        with stop.heeded(), dry_run() if call.dry_run else nullcontext():
+        check_values(call.options)
+    except Unparsed as error:
+        raise UsageError(str(error)) from None
+    stop = StopRequest(call.options.grace)
+    try:
+        with stop.heeded(), dry_run() if call.options.dry_run else nullcontext():
             return _encode(call, stop)
     except GraceOver:
         raise StoppedError(f"stopped by {stop.signal} while no task was under way", hint=AGAIN) from None
 
 
 def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
-    if call.ray is None and (call.measure or not call.dry_run):  # a plan may be looked at where there is no such GPU
-        require_device(call.device, several=True)
-    if call.part is not None and (call.retry_rejects or call.recheck):
-        flag = "--retry-rejects" if call.retry_rejects else "--recheck"
+    options = call.options
+    if call.ray is None and (options.measure or not options.dry_run):  # a plan needs no such GPU
+        require_device(options.device, several=True)
+    if call.part is not None and (options.retry_rejects or options.recheck):
+        flag = "--retry-rejects" if call.options.retry_rejects else "--recheck"
         raise UsageError(f"{flag} is given with --part {call.part}, expected one of them",
                          hint=f"run prep encode {flag} once, without --part: it changes what all parts have to do")
     ready = prepare(call)
-    if call.dry_run:
+    if call.options.dry_run:
         return replace(_dry_run(ready), truncated=ready.truncated)
     if call.check is not None:
         ready = call.check(ready)
     cache = open_to_encode(call.cache, create=True)
     ready.facts.save()
-    if call.recheck:
-        recheck(cache, ready.wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
+    if call.options.recheck:
+        recheck(cache, ready.wanted.wants.keys(), jobs=call.options.jobs, progress=call.progress)
     if call.part is None:
         _clean_up(cache)
     with _planned(ready, cache) as planned:
@@ -147,8 +132,8 @@ def prepare(call: EncodeCall) -> Prepared:
     old = read_replaced(output)
     recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
     call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
-    facts = open_facts(cache, trust=not call.rehash)
-    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.jobs, latents_from=call.latents_from,
+    facts = open_facts(cache, trust=not call.options.rehash)
+    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.options.jobs, latents_from=call.latents_from,
                             progress=call.progress)
     call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
     frame = fixed_fields(wanted, cache, output)
@@ -252,7 +237,8 @@ def _plan(ready: Prepared, cache: Cache) -> EncodePlan:
     call = ready.call
 
     def planned() -> EncodePlan:
-        return plan(ready.wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, part=call.part)
+        return plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects,
+                    part=call.part)
 
     first = planned()
     missing = {key for task in first.tasks for key in task.rows}
@@ -263,7 +249,7 @@ def _model(call: EncodeCall) -> Path:
     if not call.recipe.model.path:
         raise ModelError("no model is named, so the encoders are unknown",
                          hint="add --model MODEL, or set path in [model] of the recipe")
-    return locate(call.recipe.model.path, download=call.download and not call.dry_run)
+    return locate(call.recipe.model.path, download=call.options.download and not call.options.dry_run)
 
 
 def _run(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
@@ -295,7 +281,7 @@ def _executed(job: Job, call: EncodeCall) -> Outcome:
 
 
 def _job(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
-    call, wanted, source = ready.call, ready.wanted, ready.wanted.latents_from
+    call, wanted, source, options = ready.call, ready.wanted, ready.wanted.latents_from, ready.call.options
     return Job(cache=cache, model=ready.model,
               latents=None if source is None else source.rows(wanted.specs.family, wanted.specs.dtype,
                                                               ready.frame["latents"]),
@@ -304,28 +290,29 @@ def _job(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute={name: str(wanted.contexts.by_field()[name].get("compute", "")) for name in ("latent", "text")},
-              tile=call.recipe.model.tile, device=call.device, encoder_memory=call.encoder_memory,
-              batch_size=call.batch_size, jobs=call.jobs, compiled=call.compiled,
-              max_rejects=max(10, len(wanted.wants.samples) // 100) if call.max_rejects is None else call.max_rejects)
+              tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
+              batch_size=options.batch_size, jobs=options.jobs, compiled=options.compiled,
+              max_rejects=max(10, len(wanted.wants.samples) // 100) if options.max_rejects is None
+              else options.max_rejects)
 
 
 def _dry_run(ready: Prepared) -> EncodeReport:
     call, wanted = ready.call, ready.wanted
     cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
-    if call.recheck and cache is not None:
-        recheck(cache, wanted.wants.keys(), jobs=call.jobs, progress=call.progress)
-    planned = plan(wanted, cache, shard_bytes=call.shard_bytes, retry=call.retry_rejects, store=False,
+    if call.options.recheck and cache is not None:
+        recheck(cache, wanted.wants.keys(), jobs=call.options.jobs, progress=call.progress)
+    planned = plan(wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects, store=False,
                    part=call.part)
     measured = None
-    if call.measure and planned.tasks:
+    if call.options.measure and planned.tasks:
         from prep.encode.engines.measure import measure  # here: it imports torch
 
         with gc_enabled():
             measured = measure(_job(ready, planned, cache or Cache(root=call.cache)), call.progress)
     # Of everything, whatever the cache has: `measured` of what is missing says nothing about the rest.
     whole = measured if not sum(planned.reused.values()) else None
-    rejected = () if call.retry_rejects else rejected_so_far(wanted, planned.ledger)
-    simulated = None if call.scale is None else simulate(wanted, call.scale, call.shard_bytes, whole)
+    rejected = () if call.options.retry_rejects else rejected_so_far(wanted, planned.ledger)
+    simulated = None if call.scale is None else simulate(wanted, call.scale, call.options.shard_bytes, whole)
     return EncodeReport(estimate=estimate(wanted, planned, cache, measured), simulated=simulated,
                         manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                         rejected=(*errors_of(wanted.wants.findings), *rejected), notices=wanted.wants.notices,

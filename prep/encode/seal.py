@@ -30,7 +30,7 @@ def run_seal(call: EncodeCall, count: int | None) -> EncodeReport:
     ready = prepare(call)
     cache = open_to_encode(call.cache, create=False)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        planned = plan(ready.wanted, cache, shard_bytes=call.shard_bytes, store=False)
+        planned = plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, store=False)
         if planned.tasks:
             _refuse(ready, cache, planned, count)
         report = seal(ready, cache, planned, Outcome(encoded={}, transient=()))

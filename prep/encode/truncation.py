@@ -17,7 +17,7 @@ from prep.findings import Finding, finding
 from prep.fs.memo import Memo
 from prep.models.family import TextFacts, TextOptions
 from prep.progress import Progress, phase
-from prep.recipe.validate import MOST_WINDOWS
+from prep.recipe.schema import MOST_WINDOWS
 
 if TYPE_CHECKING:
     from prep.models.text.truncation import Truncation

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prep.encode.plan import SHARD_BYTES
+from prep.encode.options import EncodeOptions
 from prep.encode.report import EncodeReport
 from prep.encode.run import EncodeCall, Prepared, run_encode
 from prep.errors import UsageError
@@ -32,13 +32,9 @@ class ImportCall:
     origin: str  # one of ORIGINS
     cache: Path
     output: Path
-    device: str
-    jobs: int
     verify: int  # latents to compare; 0: none
     no_upscale: bool  # whether sd-scripts had `bucket_no_upscale`
-    rehash: bool
-    recheck: bool
-    download: bool
+    options: EncodeOptions
     progress: Progress
 
 
@@ -88,7 +84,7 @@ def _split(rows: Mapping[str, int]) -> tuple[int, dict[str, int]]:
 
 def run_import(call: ImportCall) -> ImportReport:
     """Imports latents, encodes masks and texts, and writes the manifest. Raises every kind of `Problem`."""
-    require_device(call.device)
+    require_device(call.options.device)
     if call.origin not in ORIGINS:
         raise UsageError(f"--from is {brief(call.origin)}, expected {', '.join(ORIGINS)}")
     found = Verified()
@@ -99,15 +95,14 @@ def run_import(call: ImportCall) -> ImportReport:
             return ready
         latents: Mapping[str, Any] = ready.frame["latents"]
         rows = source.rows(ready.wanted.specs.family, ready.wanted.specs.dtype, latents)
-        found = verify(ready, rows, call.verify, device=call.device, progress=call.progress)
+        found = verify(ready, rows, call.verify, device=call.options.device, progress=call.progress)
         imported = {**latents["imported"], "verified": found.compared}
         return replace(ready, frame={**ready.frame, "latents": {**latents, "imported": imported}})
 
     source = KohyaLatents(no_upscale=call.no_upscale)
     report = run_encode(EncodeCall(
-        recipe=call.recipe, cache=call.cache, output=call.output, device=call.device, batch_size=1, jobs=call.jobs,
-        shard_bytes=SHARD_BYTES, max_rejects=None, rehash=call.rehash, recheck=call.recheck, download=call.download,
-        dry_run=False, progress=call.progress, latents_from=source, check=check))
+        recipe=call.recipe, cache=call.cache, output=call.output, options=replace(call.options, batch_size=1),
+        progress=call.progress, latents_from=source, check=check))
     unclear = (f"note: {counted(found.unclear, 'latent')} would also fit the mirrored picture, or the picture cannot "
                "be decoded, so they tell nothing of the VAE",) if found.unclear else ()
     return ImportReport(encoded=report, verified=found, notices=(*report.notices, *unclear))

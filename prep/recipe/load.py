@@ -5,30 +5,27 @@ Paths in a recipe are relative to its file; paths on the command line are relati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
-from prep.findings import SEVERITIES, ScanOptions, parse_code
 from prep.formatting import shell_name
 from prep.fs.mirror import check_here, is_url, shown, split_url
 from prep.fs.text import parse_toml, read_text
-from prep.parse import Unparsed, brief, expect, known_keys, list_of, one_of
+from prep.parse import Unparsed, brief, expect, list_of
+from prep.recipe.checks import path_check
 from prep.recipe.edits import NONE, with_usual_edits
 from prep.recipe.elsewhere import check_keys
-from prep.recipe.options import FLAGS
-from prep.recipe.schema import MASK_RESIZE, MASKS, ImageOptions, ModelOptions, Recipe, Source
-from prep.recipe.validate import upscale, validate_recipe
-from prep.sources.globs import chosen_by
+from prep.recipe.options import FLAGS, SOURCES
+from prep.recipe.schema import MASKS, OWN, SECTIONS, SETTINGS, ImageOptions, ModelOptions, Recipe, Source, setting_of
+from prep.recipe.validate import validate_recipe
+from prep.setting import rows_of
 from prep.sources.item import MaskFrom
 from prep.sources.tar_paths import HINT, tars_of
 from prep.sources.walk import is_tars
-
-T = TypeVar("T")
-_IN_FILE = {"mask": "mask.from", "validation": "validation.fraction"}  # what messages call these keys
 
 
 def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
@@ -76,7 +73,7 @@ def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
         return validate_recipe(_enabled(replace(_override(recipe, given), options=_options(recipe, given))))
     except Unparsed as error:
         flags = [flag for name, flag in FLAGS.items() if name in given
-                 and str(error).startswith(f"{_IN_FILE.get(name, name)} is ")]
+                 and str(error).startswith(f"{name if name == SOURCES else setting_of(name).name} is ")]
         if not flags:
             raise
         raise ConfigError(f"{flags[0]}: {error}") from None
@@ -105,57 +102,44 @@ def _read(path: Path) -> Recipe:
         raise ConfigError(f"{path}: {error}") from None
     check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts",
                        "cache"), "the recipe")
-    caption = _record(CaptionOptions, table, "caption")
+    caption = _record("caption", table, "caption")
     sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
-    masks = _section(table, "mask", ("from", "resize"))
-    fraction = _section(table, "validation", ("fraction",)).get("fraction", 0.0)
-    prompts = _section(table, "prompts", ("file",)).get("file")
-    edits = _section(table, "edits", ("from",)).get("from")
-    cache = _section(table, "cache", ("path",)).get("path")
-    return Recipe(
-        sources=tuple(sources),
-        model=_model(_record(ModelOptions, table, "model"), path.parent),
-        image=_record(ImageOptions, table, "image"),
-        caption=caption,
-        mask=_mask(expect(masks.get("from", "auto"), str, "mask.from"), path.parent),
-        mask_resize=one_of(masks.get("resize", "allow"), MASK_RESIZE, "mask.resize"),
-        edits=None if edits is None else NONE if edits == str(NONE) else _path(edits, "edits.from", path.parent),
-        scan=scan_choice(table.get("scan", {})),
-        validation=expect(fraction, float, "validation.fraction"),
-        prompts=None if prompts is None else NONE if prompts == str(NONE) else _path(prompts, "prompts.file",
-                                                                                     path.parent),
-        cache=None if cache is None else _path(cache, "cache.path", path.parent),
-        file=path,
-    )
+    return Recipe(sources=tuple(sources), model=_model(_record("model", table, "model"), path.parent),
+                  image=_record("image", table, "image"), caption=caption, scan=_record("scan", table, "scan"),
+                  file=path, **_own(table, path.parent))
+
+
+def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The recipe's own fields that the file has: mask, prompts, … Paths are relative to `base`."""
+    found: dict[str, Any] = {}
+    for section in dict.fromkeys(row.name.partition(".")[0] for row in OWN.values()):
+        keys = {row.name.partition(".")[2]: row for row in OWN.values() if row.name.startswith(f"{section}.")}
+        for key, value in _section(table, section, tuple(keys)).items():
+            row = keys[key]
+            value = row.spec.check(value, row.name)
+            if row.field == "mask":
+                value = _mask(value, base)
+            elif row.spec.check is path_check:
+                value = NONE if value == str(NONE) and row.field != "cache" else _below(base, value)
+            found[row.field] = value
+    return found
 
 
 def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Source:
     table = expect(value, dict, where)
     if "path" not in table:
         raise Unparsed(f"{where} has no 'path'")
-    apart = {"path", "mask", "caption", "include", "exclude", "table"}
-    plain = {name: read for name, read in _readers(Source).items() if name not in apart}
-    check_keys(table, (*apart, *plain), f"[{where}]")
-    own = table.get("caption")
-    mask, captions = table.get("mask"), table.get("table")
-    return Source(
-        path=_path(table["path"], f"{where}.path", base),
-        include=_globs(table, "include", where), exclude=_globs(table, "exclude", where),
-        table=None if captions is None else _path(captions, f"{where}.table", base),
-        mask=None if mask is None else _mask(expect(mask, str, f"{where}.mask"), base),
-        caption=None if own is None
-        else _record(CaptionOptions, {f"{where}.caption": own}, f"{where}.caption", caption),
-        **{name: read(table[name], f"{where}.{name}") for name, read in plain.items() if name in table},
-    )
-
-
-def _path(value: Any, where: str, base: Path) -> Path:
-    text = expect(value, str, where)
-    if "\0" in text:
-        raise Unparsed(f"{where} is {brief(text)}, expected a path without NUL")
-    return _below(base, text)
+    check_keys(table, ("path", *(row.field for row in rows_of(Source))), f"[{where}]")
+    given = _checked("source", {name: value for name, value in table.items() if name != "path"}, where)
+    if "table" in given:
+        given["table"] = _below(base, given["table"])
+    if "mask" in given:
+        given["mask"] = _mask(given["mask"], base)
+    if "caption" in given:
+        given["caption"] = _record("caption", {f"{where}.caption": given["caption"]}, f"{where}.caption", caption)
+    return Source(path=_below(base, str(path_check(table["path"], f"{where}.path"))), **given)
 
 
 def _below(base: Path, text: str) -> Path:
@@ -166,57 +150,22 @@ def _below(base: Path, text: str) -> Path:
     return Path(text)
 
 
-def _globs(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    found = _texts(table.get(name, []), f"{where}.{name}")
-    if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
-        raise Unparsed(f"{where}.{name} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
-    try:
-        chosen_by(found, ())
-    except Unparsed as error:
-        raise Unparsed(f"{where}.{name}: {error}") from None
-    return found
-
-
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
     section: dict[str, Any] = expect(table.get(name, {}), dict, f"[{name}]")
     check_keys(section, known, f"[{name}]")
     return section
 
 
-def _record(kind: type[T], table: Mapping[str, Any], name: str, base: T | None = None) -> T:
-    """A `kind` from the table's section, over `base` or the defaults; each value must have its field's type."""
-    readers = _readers(kind)
-    section = _section(table, name, tuple(readers))
-    given = {key: readers[key](value, f"{name}.{key}") for key, value in section.items()}
-    return kind(**given) if base is None else replace(base, **given)  # type: ignore[type-var]  # a dataclass
+def _record(section: str, table: Mapping[str, Any], name: str, base: Any = None) -> Any:
+    """The record of a section, which `table` has under `name`, over `base` or the defaults."""
+    kind = SECTIONS[section]
+    given = _checked(section, _section(table, name, tuple(row.field for row in rows_of(kind))), name)
+    return kind(**given) if base is None else replace(base, **given)
 
 
-def _readers(kind: type) -> dict[str, Callable[[Any, str], Any]]:
-    return {one.name: _READ[str(one.type)] for one in fields(kind) if str(one.type) in _READ}
-
-
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    return tuple(list_of(value, lambda one, at: expect(one, str, at), where))
-
-
-def resolutions(value: Any, where: str) -> int | tuple[int, ...]:
-    """A whole number, or several, ascending and without duplicates. Raises `Unparsed`."""
-    if not isinstance(value, list):
-        return expect(value, int, where)
-    found = sorted(set(list_of(value, lambda one, at: expect(one, int, at), where)))
-    if not found:
-        raise Unparsed(f"{where} is [], expected a whole number of pixels, or several")
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-# Parsers of values, by the annotation of the field.
-_READ: Mapping[str, Callable[[Any, str], Any]] = {
-    "str": lambda value, where: expect(value, str, where), "Role": lambda value, where: expect(value, str, where),
-    "int": lambda value, where: expect(value, int, where), "float": lambda value, where: expect(value, float, where),
-    "bool": lambda value, where: expect(value, bool, where),
-    "Path": lambda value, where: Path(expect(value, str, where)),
-    "tuple[str, ...]": _texts, "int | tuple[int, ...]": resolutions, "str | float": upscale,
-}
+def _checked(section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of a section's settings, as its record has them."""
+    return {key: SETTINGS[f"{section}.{key}"].spec.check(value, f"{where}.{key}") for key, value in given.items()}
 
 
 def _model(model: ModelOptions, base: Path) -> ModelOptions:
@@ -225,8 +174,8 @@ def _model(model: ModelOptions, base: Path) -> ModelOptions:
     return replace(model, path=str(local)) if model.path and local.exists() else model
 
 
-def _mask(text: str, base: Path) -> MaskFrom:
-    return text if text in MASKS else _below(base, text)  # type: ignore[return-value]  # one of MASKS
+def _mask(text: str | Path, base: Path) -> MaskFrom:
+    return text if isinstance(text, Path) or text in MASKS else _below(base, text)  # type: ignore[return-value]  # one of MASKS
 
 
 def _settle_beside_alpha(recipe: Recipe) -> Recipe:
@@ -237,15 +186,17 @@ def _settle_beside_alpha(recipe: Recipe) -> Recipe:
 
 def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     for name, value in given.items():
+        if name == SOURCES:
+            recipe = replace(recipe, sources=_chosen(recipe, value))
+            continue
         section, _, key = name.partition(".")
+        row = setting_of(name)
+        value = row.spec.check(value, row.name)
         if key:
             recipe = replace(recipe, **{section: replace(getattr(recipe, section), **{key: value})})
-        elif section == "mask":
-            recipe = replace(recipe, mask=_mask(value, Path()))
-        elif section == "sources":
-            recipe = replace(recipe, sources=_chosen(recipe, value))
         else:
-            recipe = replace(recipe, **{section: value})
+            changed: dict[str, Any] = {section: _mask(value, Path()) if section == "mask" else value}
+            recipe = replace(recipe, **changed)
     return recipe
 
 
@@ -295,13 +246,3 @@ def _at(recipe: Recipe, name: str) -> Any:
     section, _, key = name.partition(".")
     return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)
 
-
-def scan_choice(value: Any) -> ScanOptions:
-    """The options in a recipe's [scan]. Raises `Unparsed`."""
-    table = expect(value, dict, "[scan]")
-    known_keys(table, ("ignore", "severity"), "[scan]")
-    severity = expect(table.get("severity", {}), dict, "scan.severity")
-    return ScanOptions(
-        ignore=tuple(list_of(table.get("ignore", []), parse_code, "scan.ignore")),
-        severity=tuple((parse_code(code, "scan.severity"), one_of(kind, SEVERITIES, f"scan.severity.{code}"))
-                       for code, kind in severity.items()))

@@ -12,24 +12,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.buckets.views import FLIPS
-from prep.captions.options import MISSING_CAPTION
 from prep.errors import UsageError
-from prep.recipe.schema import BUCKETS, MASKS, POSTERIORS, QUANTIZATIONS, STORED_DTYPES, UPSCALES
+from prep.recipe.checks import path_check
+from prep.recipe.schema import setting_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeOption:
-    """A recipe key as a command option."""
+    """A setting of a recipe as a command option; its help, type and choices are those of the setting."""
 
     key: str  # in the recipe, with its section: image.min_bucket
     flag: str
-    help: str
-    kind: type = str  # of the value on the command line
-    choices: tuple[str, ...] = ()  # the accepted words
-    other: str = ""  # what else it accepts, as help shows it: NUMBER
     aliases: tuple[str, ...] = ()  # of the flag
-    parse: Callable[[Any], Any] = lambda value: value  # command-line value to recipe value
+    more: str = ""  # help that the setting's own does not give
+    parse: Callable[[Any], Any] | None = None  # command-line text to recipe value
+
+    @property
+    def help(self) -> str:
+        """The setting's help, and what else there is to say of the option."""
+        return self.more if self.key == SOURCES else setting_of(self.key).spec.told + self.more
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The accepted words."""
+        return () if self.key == SOURCES else setting_of(self.key).spec.choices
+
+    @property
+    def other(self) -> str:
+        """What else than its choices it accepts, as help shows it: NUMBER."""
+        return "" if self.key == SOURCES else setting_of(self.key).spec.other
+
+    @property
+    def kind(self) -> type:
+        """The type of the value on the command line."""
+        if self.parse is not None or self.key == "mask":
+            return str
+        row = setting_of(self.key)
+        return Path if row.spec.check is path_check else type(row.default)
 
     @property
     def name(self) -> str:
@@ -54,59 +73,35 @@ def _upscale(text: str) -> str | float:
     return float(text) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) else text
 
 
+SOURCES = "sources"  # no setting of the file: it enables some of its [[source]]s
 # In the order in which manifests record them.
 RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
-    RecipeOption(key="model.path", flag="--model", help="a diffusers pipeline directory, or a Hub id"),
-    RecipeOption(key="model.dtype", flag="--dtype", choices=STORED_DTYPES, help="dtype of the stored rows"),
-    RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",), choices=STORED_DTYPES,
-                 help="dtype in which the encoders compute (default: that of the rows; text of families with T5 or a "
-                 "language model: bfloat16)"),
-    RecipeOption(key="model.max_length", flag="--max-length", kind=int,
-                 help="tokens of a caption, at most; the rest is cut off (default: the model family's)"),
-    RecipeOption(key="model.clip_skip", flag="--clip-skip", kind=int,
-                 help="skip this many of CLIP's last layers; 1 means the last but one"),
-    RecipeOption(key="model.text_windows", flag="--text-windows", kind=int,
-                 help="windows of 75 tokens that CLIP reads one after the other, 1 to 3 (SD 1.x, SDXL)"),
-    RecipeOption(key="model.text_quantization", flag="--text-quantization", choices=QUANTIZATIONS,
-                 help="weights of T5 and language models in 8 or 4 bits, by bitsandbytes: less memory, other rows"),
-    RecipeOption(key="model.posterior", flag="--posterior", choices=POSTERIORS,
-                 help="what is stored of the VAE's posterior: with mean+std, rows twice as large, training draws new "
-                 "latents at each showing"),
-    RecipeOption(key="model.tile", flag="--tile", kind=int,
-                 help="encode pictures with a side of more pixels than this in overlapping tiles, with less memory; "
-                 "a multiple of 128"),
-    RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution, help="target side in pixels: bucket "
-                 "areas are about its square; with several, like 512,1024, one sample at each"),
-    RecipeOption(key="image.step", flag="--step", kind=int, help="pixels between bucket sides (default: 8 x patch size "
-                 "of the model family; 64 without a model)"),
-    RecipeOption(key="image.buckets", flag="--buckets", choices=BUCKETS,
-                 help="how bucket sizes are chosen"),
-    RecipeOption(key="image.sizes", flag="--sizes", parse=_words,
-                 help="bucket sizes for --buckets list: 1024x1024,832x1216,…"),
-    RecipeOption(key="image.crop", flag="--crop", choices=("center", "random", "focus"),
-                 help="where to crop; focus: around the mask's center of mass"),
-    RecipeOption(key="image.views", flag="--views", kind=int, help="crops per picture, with --crop random"),
-    RecipeOption(key="image.flip", flag="--flip", choices=FLIPS,
-                 help="mirroring; both: each crop, unmirrored and mirrored"),
-    RecipeOption(key="image.min_bucket", flag="--min-bucket", kind=int,
-                 help="merge buckets with fewer pictures than this into their nearest neighbor"),
-    RecipeOption(key="image.upscale", flag="--upscale", choices=UPSCALES, other="NUMBER",
-                 parse=_upscale, help="small pictures: never enlarge, allow, reject, or enlarge at most NUMBER times"),
-    RecipeOption(key="image.alpha", flag="--alpha", choices=("white", "black", "gray", "reject"), other="#RRGGBB",
-                 help="color that replaces transparency, or reject"),
-    RecipeOption(key="caption.missing", flag="--missing-caption", choices=MISSING_CAPTION,
-                 help="what to do with pictures without a caption"),
-    RecipeOption(key="mask", flag="--mask", choices=MASKS, other="DIR",
-                 help="where masks are: beside the pictures (auto: if any), in their transparency, or in a directory"),
-    RecipeOption(key="edits", flag="--edits", kind=Path,
-                 help="directory of edited captions and masks, which replace those beside the pictures (default: that "
-                 "of prep view --edit, if it has any), or none"),
-    RecipeOption(key="validation", flag="--validation", kind=float,
-                 help="fraction of pictures held out for validation"),
-    RecipeOption(key="prompts", flag="--prompts", kind=Path, help="file of sample prompts: prompt --n negative; none: "
-                 "without those of the manifest that is replaced"),
-    RecipeOption(key="sources", flag="--sources", parse=_words,
-                 help="which sources of the recipe to use, by their paths or the last part of them (default: all but "
+    RecipeOption(key="model.path", flag="--model"),
+    RecipeOption(key="model.dtype", flag="--dtype"),
+    RecipeOption(key="model.compute", flag="--compute", aliases=("--compute-dtype",)),
+    RecipeOption(key="model.max_length", flag="--max-length"),
+    RecipeOption(key="model.clip_skip", flag="--clip-skip"),
+    RecipeOption(key="model.text_windows", flag="--text-windows"),
+    RecipeOption(key="model.text_quantization", flag="--text-quantization"),
+    RecipeOption(key="model.posterior", flag="--posterior"),
+    RecipeOption(key="model.tile", flag="--tile"),
+    RecipeOption(key="image.resolution", flag="--resolution", parse=_resolution),
+    RecipeOption(key="image.step", flag="--step"),
+    RecipeOption(key="image.buckets", flag="--buckets"),
+    RecipeOption(key="image.sizes", flag="--sizes", parse=_words),
+    RecipeOption(key="image.crop", flag="--crop"),
+    RecipeOption(key="image.views", flag="--views"),
+    RecipeOption(key="image.flip", flag="--flip"),
+    RecipeOption(key="image.min_bucket", flag="--min-bucket"),
+    RecipeOption(key="image.upscale", flag="--upscale", parse=_upscale),
+    RecipeOption(key="image.alpha", flag="--alpha"),
+    RecipeOption(key="caption.missing", flag="--missing-caption"),
+    RecipeOption(key="mask", flag="--mask"),
+    RecipeOption(key="edits", flag="--edits", more=", or none"),
+    RecipeOption(key="validation", flag="--validation"),
+    RecipeOption(key="prompts", flag="--prompts", more="; none: without those of the manifest that is replaced"),
+    RecipeOption(key=SOURCES, flag="--sources", parse=_words,
+                 more="which sources of the recipe to use, by their paths or the last part of them (default: all but "
                  "those with enabled = false)"),
 )
 
@@ -124,7 +119,7 @@ def overriding(given: Mapping[str, Any]) -> dict[str, Any]:
         if key not in options:
             raise UsageError(f"'{key}' is no setting that overrides a recipe, expected one of: {', '.join(options)}",
                              hint="put it into the recipe's file")
-    return {key: options[key].parse(_given(value, options[key].kind)) for key, value in given.items()
+    return {key: _parsed(options[key], _given(value, options[key].kind)) for key, value in given.items()
             if value is not None}
 
 
@@ -152,4 +147,9 @@ def given_by(words: Sequence[str | Path]) -> dict[str, Any]:
 
 def choices_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Maps values by parameter name to values by recipe key; None means not given. Raises `UsageError`."""
-    return {BY_NAME[name].key: None if value is None else BY_NAME[name].parse(value) for name, value in given.items()}
+    return {BY_NAME[name].key: None if value is None else _parsed(BY_NAME[name], value)
+            for name, value in given.items()}
+
+
+def _parsed(one: RecipeOption, value: Any) -> Any:
+    return value if one.parse is None else one.parse(value)

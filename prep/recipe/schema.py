@@ -1,64 +1,98 @@
-"""The settings of a recipe, as frozen records with their defaults. `prep.recipe.load` reads them."""
+"""The settings of dataset.toml, as frozen records: this is the only place that says what they are.
+
+Reading, options of commands, comments in written recipes, the converters' bounds and `manifests/dataset.toml` come from
+it. `prep.recipe.load` reads the records, `prep.recipe.validate` checks what depends on several settings.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from prep.batching.split import Role
+from prep.batching.split import ROLES, Role
+from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
+from prep.buckets.views import FLIPS
 from prep.captions.options import CaptionOptions
 from prep.findings import ScanOptions
+from prep.recipe.checks import (
+    UPSCALES,
+    alpha_check,
+    crop_check,
+    globs_check,
+    mask_check,
+    path_check,
+    resolution_check,
+    sizes_check,
+    table_check,
+    tile_check,
+    upscale_check,
+)
+from prep.setting import Row, rows_of, setting
 from prep.sources.item import MaskFrom
 
-MASK_RESIZE = ("allow", "reject")
 MASKS = ("auto", "none", "sidecar", "alpha")  # where masks come from; a directory's path is also allowed
 BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
-UPSCALES = ("never", "allow", "reject")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
-POSTERIORS = ("mean", "mean+std")
-QUANTIZATIONS = ("none", "8bit", "4bit")  # of text encoders; what each means: prep/models/text/quantization.py
+MOST_WINDOWS = 3  # as in sd-scripts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions:
     """The model whose encoders make the rows, and the dtypes."""
 
-    path: str = ""  # a diffusers directory, or a Hub id; "" if none is needed (bucket, masks)
-    family: str = ""  # "": inferred from the pipeline's class
-    dtype: str = "bfloat16"  # of the stored rows
-    compute: str = ""  # of the encoders; "": the same as dtype
-    max_length: int = 0  # tokens of a caption, with start and end; 0: the model family's
-    clip_skip: int = 0  # last layers of CLIP that are skipped, beyond those that the family skips anyway
-    text_windows: int = 1  # of 75 tokens each that CLIP reads one after the other
-    text_quantization: str = "none"  # of T5 and language models, by bitsandbytes
-    posterior: str = "mean"  # what is stored of the VAE's posterior; with mean+std training draws from it
-    tile: int = 0  # pixels; pictures with a longer side are encoded in overlapping tiles of this side; 0: never
+    path: str = setting("", example="models/sd15", help="a diffusers pipeline directory, or a Hub id")
+    family: str = setting("", values="a name of prep models", example="sd15", help="the model family",
+                          derived="inferred from the pipeline's class")
+    dtype: str = setting("bfloat16", choices=STORED_DTYPES, help="dtype of the stored rows")
+    compute: str = setting("", choices=STORED_DTYPES, example="bfloat16", help="dtype in which the encoders compute",
+                           derived="that of the rows; text of families with T5 or a language model: bfloat16")
+    max_length: int = setting(0, high=1 << 16, help="tokens of a caption, at most; the rest is cut off",
+                              derived="the model family's")
+    clip_skip: int = setting(0, high=64, help="skip this many of CLIP's last layers; 1 means the last but one")
+    text_windows: int = setting(1, low=1, high=MOST_WINDOWS,
+                                help="windows of 75 tokens that CLIP reads one after the other, 1 to 3 (SD 1.x, SDXL)")
+    # What each means: prep/models/text/quantization.py.
+    text_quantization: str = setting("none", choices=("none", "8bit", "4bit"),
+                                     help="weights of T5 and language models in 8 or 4 bits, by bitsandbytes: less "
+                                     "memory, other rows")
+    posterior: str = setting("mean", choices=("mean", "mean+std"),
+                             help="what is stored of the VAE's posterior: with mean+std, rows twice as large, training "
+                             "draws new latents at each showing")
+    tile: int = setting(0, check=tile_check, values="0, or a multiple of 128",
+                        help="encode pictures with a side of more pixels than this in overlapping tiles, with less "
+                        "memory; a multiple of 128")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageOptions:
     """How pictures are resized and cropped into buckets."""
 
-    resolution: int | tuple[int, ...] = 512  # pixels; the target area is its square; several: one sample at each
-    buckets: str = "step"
-    sizes: tuple[str, ...] = ()  # with `buckets = "list"`: "1024x1024" and so on, width first
-    step: int = 0  # pixels between bucket sides; 0: the model family's 8 × patch, or 64 without a model
-    shortest: int = 0  # bucket side in pixels; 0: resolution / 4, or 256 if that is at most resolution / 2
-    longest: int = 0  # bucket side in pixels; 0: resolution · 2
-    min_side: int = 0  # of a picture, in pixels; pictures with a shorter side are skipped; 0: step
-    upscale: str | float = "never"  # small pictures: never, allow, reject, or the largest factor; true: allow
-    crop: str = "centre"  # or "center"; where to crop: see `prep.buckets.views`
-    views: int = 1  # crops per picture, with `crop = "random"`; training shows one of them at a time
-    flip: str = "none"  # mirroring: none, both (each crop, unmirrored and mirrored), always
-    alpha: str = "white"  # color that transparency is flattened onto, or "reject"
-    min_bucket: int = 1  # buckets with fewer pictures merge into their nearest neighbor
-
-    def __post_init__(self) -> None:
-        if isinstance(self.upscale, bool):
-            object.__setattr__(self, "upscale", "allow" if self.upscale else "never")
-        if self.crop == "center":  # keys and documents use the British spelling
-            object.__setattr__(self, "crop", "centre")
+    resolution: int | tuple[int, ...] = setting(
+        512, check=resolution_check, values=f"8 to {MOST_RESOLUTION}, or several",
+        help="target side in pixels: bucket areas are about its square; with several, like 512,1024, one sample at "
+        "each")
+    buckets: str = setting("step", choices=BUCKETS, help="how bucket sizes are chosen")
+    sizes: tuple[str, ...] = setting((), check=sizes_check, values="a list of sizes, width first",
+                                     help="bucket sizes for buckets list, width first: 1024x1024,832x1216,…")
+    step: int = setting(0, low=8, high=1024, help="pixels between bucket sides",
+                        derived="8 x patch size of the model family; 64 without a model")
+    shortest: int = setting(0, high=MOST_SIDE, help="bucket side in pixels",
+                            derived="resolution / 4, or 256 if that is at most resolution / 2")
+    longest: int = setting(0, high=MOST_SIDE, help="bucket side in pixels", derived="resolution * 2")
+    min_side: int = setting(0, high=MOST_SIDE, help="in pixels: pictures with a shorter side are skipped",
+                            derived="step")
+    upscale: str | float = setting("never", check=upscale_check, choices=UPSCALES, other="NUMBER",
+                                   help="small pictures: never enlarge, allow, reject, or enlarge at most NUMBER times")
+    crop: str = setting("centre", check=crop_check, choices=("center", "random", "focus"),
+                        help="where to crop; focus: around the mask's center of mass")
+    views: int = setting(1, low=1, high=64, help="crops per picture, with crop random; training draws one each time")
+    flip: str = setting("none", choices=FLIPS, help="mirroring; both: each crop, unmirrored and mirrored")
+    alpha: str = setting("white", check=alpha_check, choices=("white", "black", "gray", "reject"), other="#RRGGBB",
+                         help="color that replaces transparency, or reject")
+    min_bucket: int = setting(1, low=1, high=1 << 30,
+                              help="merge buckets with fewer pictures than this into their nearest neighbor")
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -71,15 +105,21 @@ class Source:
     """A source of pictures, and their role."""
 
     path: Path
-    enabled: bool = True  # whether it is used where no --sources names it
-    repeats: int = 1  # how often an epoch shows each of its samples
-    role: Role = "train"
-    weight: float = 1.0  # loss weight of its samples
-    include: tuple[str, ...] = ()  # globs of names below the source; none: all
-    exclude: tuple[str, ...] = ()  # globs of names below the source
-    table: Path | None = None  # of captions: kohya's JSON, JSON lines, CSV, Parquet
-    mask: MaskFrom | None = None  # None: the recipe's
-    caption: CaptionOptions | None = None  # None: the recipe's
+    enabled: bool = setting(True, help="whether it is used; --sources NAME uses it all the same")
+    repeats: int = setting(1, low=1, high=10_000, help="how often an epoch shows each of its samples")
+    role: Role = setting("train", choices=ROLES, help="what its samples are for; prior: regularization")
+    weight: float = setting(1.0, high=1000, help="loss weight of its samples")
+    include: tuple[str, ...] = setting((), check=globs_check, values="a list of globs",
+                                       help="globs of names to use, as in a .gitignore", derived="all")
+    exclude: tuple[str, ...] = setting((), check=globs_check, values="a list of globs",
+                                       help="globs of names not to use")
+    table: Path | None = setting(None, check=path_check, values="a path", example=Path("captions.jsonl"),
+                                 help="captions by file name: JSON lines, kohya's JSON, CSV or Parquet; metadata.* is "
+                                 "always read")
+    mask: MaskFrom | None = setting(None, check=mask_check, values="as mask.from", example="none",
+                                    help="its own masks", derived="mask.from")
+    caption: CaptionOptions | None = setting(None, check=table_check, values="a table",
+                                             help="its own keys of [caption]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,13 +131,23 @@ class Recipe:
     model: ModelOptions = field(default_factory=ModelOptions)
     image: ImageOptions = field(default_factory=ImageOptions)
     caption: CaptionOptions = field(default_factory=CaptionOptions)
-    mask: MaskFrom = "auto"  # or a directory of masks
-    mask_resize: str = "allow"  # allow: scale masks of another size than their picture; another shape is never used
-    edits: Path | None = None  # directory of edited captions and masks, which replace those beside the pictures
+    mask: MaskFrom = setting("auto", name="mask.from", check=mask_check, choices=MASKS, other="DIR",
+                             help="where masks are: beside the pictures as NAME-masklabel.png (auto: if any), in their "
+                             "transparency, or in a directory")
+    mask_resize: str = setting("allow", name="mask.resize", choices=("allow", "reject"),
+                               help="scale masks of another size than their picture; another shape is never used")
+    edits: Path | None = setting(None, name="edits.from", check=path_check, values="a directory",
+                                 help="directory of edited captions and masks, which replace those beside the pictures",
+                                 derived="that of prep view --edit, if it has any")
     scan: ScanOptions = field(default_factory=ScanOptions)
-    validation: float = 0.0  # fraction of the pictures
-    prompts: Path | None = None
-    cache: Path | None = None  # where the rows go without --cache; None: to cache, beside the file
+    validation: float = setting(0.0, name="validation.fraction", high=0.9,
+                                help="fraction of pictures held out for validation")
+    prompts: Path | None = setting(None, name="prompts.file", check=path_check, values="a file",
+                                   example=Path("prompts.txt"), help="file of sample prompts, one per line: prompt --n "
+                                   "negative")
+    cache: Path | None = setting(None, name="cache.path", check=path_check, values="a directory or URL",
+                                 example=Path("cache"), help="where encoded rows go without --cache",
+                                 derived="cache, beside the recipe")
     file: Path | None = None  # the file it was read from
     options: tuple[str | Path, ...] = ()  # command options that change values of the file or defaults
     notes: tuple[str, ...] = ()  # what was decided without being asked, for the user
@@ -128,3 +178,22 @@ class Recipe:
     def caption_of(self, source: int) -> CaptionOptions:
         """The caption options of a source."""
         return self.sources[source].caption or self.caption
+
+
+SECTIONS: Mapping[str, type] = {"model": ModelOptions, "image": ImageOptions, "caption": CaptionOptions,
+                                "scan": ScanOptions, "source": Source}
+OWN: Mapping[str, Row] = {row.field: row for row in rows_of(Recipe)}  # by the field of `Recipe`
+SETTINGS: Mapping[str, Row] = {row.name: row for rows in (
+    *(rows_of(record, name) for name, record in SECTIONS.items()), OWN.values()) for row in rows}
+
+
+def setting_of(key: str) -> Row:
+    """The setting that commands and `choices` call `key`: `image.step`, or a field of `Recipe` like `mask`."""
+    return OWN[key] if key in OWN else SETTINGS[key]
+
+
+def bounds_of(name: str) -> tuple[float, float]:
+    """The least and the largest value of the setting `name`, a number; its default may lie outside."""
+    bounds = SETTINGS[name].spec.bounds
+    assert bounds is not None, f"{name} is no number"
+    return bounds

@@ -16,53 +16,9 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
 from prep.formatting import printable
-from prep.recipe.schema import MASKS, Recipe, Source
+from prep.recipe.schema import MASKS, SETTINGS, Recipe, Source
 
 WIDTH = 118  # columns of a comment
-
-KEY_COMMENTS: Mapping[str, str] = {
-    "model.path": 'a diffusers pipeline directory, or a Hub id like "owner/name"',
-    "model.dtype": "of the stored rows",
-    "model.compute": "of the encoders; default: dtype; text of families with T5 or a language model: bfloat16",
-    "model.max_length": "tokens of a caption, at most; 0: the model family's",
-    "model.clip_skip": "last layers of CLIP that are skipped; 1: the last but one is used",
-    "model.text_windows": "of 75 tokens that CLIP reads: 1 | 2 (150 tokens) | 3 (225 tokens)",
-    "model.text_quantization": "of T5 and language models: none | 8bit | 4bit",
-    "model.posterior": "what is stored of a latent: mean | mean+std (training draws from both)",
-    "model.tile": "pixels; pictures with a longer side are encoded in overlapping tiles; 0: never",
-    "image.resolution": "pixels; a bucket's area is about its square; several, like [512, 1024]: one sample at each",
-    "image.step": "pixels between bucket sides; 0: the model family's",
-    "image.shortest": "bucket side in pixels",
-    "image.longest": "bucket side in pixels",
-    "image.min_side": "of a picture: pictures with a shorter side are skipped",
-    "image.upscale": "small pictures: never (smaller buckets) | allow | reject | a number, the largest factor",
-    "image.crop": "where to crop: center | random | focus (the mask's center of mass)",
-    "image.views": "crops per picture, with crop = \"random\"",
-    "image.flip": "mirroring: none | both (each crop, unmirrored and mirrored) | always",
-    "image.alpha": "color that transparency is flattened onto",
-    "image.min_bucket": "buckets with fewer pictures merge into their nearest neighbor",
-    "caption.missing": "stop | reject | empty | filename | constant",
-    "caption.lines": "caption files with several lines: all (each is a caption) | first | join",
-    "caption.variants": "captions per sample, at most, if wildcards or shuffling make several",
-    "caption.wildcards": "{a|b} becomes a or b",
-    "caption.shuffle": "shuffle the tags",
-    "caption.dropout": "probability of dropping a tag",
-    "caption.keep_tokens": "tags at the start that keep their place",
-    "caption.keep_separator": "tags before the first, and after the second, keep their place",
-    "caption.together": "tags joined by this stay together, as one",
-    "mask.from": "auto (sidecar, if any) | none | sidecar (NAME-masklabel.png) | alpha | a directory",
-    "mask.resize": "a mask whose size differs from its picture's: allow (scale it) | reject",
-    "edits.from": "a directory of edited captions and masks: prep view --edit",
-    "source.enabled": "whether it is used; --sources NAME uses it all the same",
-    "source.repeats": "how often an epoch shows each of its samples",
-    "source.role": "train | validation | prior (regularization)",
-    "source.weight": "loss weight of its samples",
-    "source.table": "of captions",
-    "validation.fraction": "of the pictures, chosen by the digest of their bytes",
-    "cache.path": "where encoded rows go",
-    "prompts.file": "sample prompts, one per line",
-}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comment:
@@ -85,8 +41,8 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
              *writer.section("mask", _masks(recipe, shown))]
     lines += writer.section("edits", {} if recipe.edits is None else {"from": recipe.edits})
     lines += writer.section("cache", {} if recipe.cache is None else {"path": recipe.cache})
-    scan = {"ignore": recipe.scan.ignore, "severity": dict(recipe.scan.severity)}
-    lines += writer.section("scan", {name: value for name, value in scan.items() if value})
+    scan = _changed(recipe.scan, shown, "scan")
+    lines += writer.section("scan", scan | ({"severity": dict(recipe.scan.severity)} if "severity" in scan else {}))
     for number, source in enumerate(recipe.sources):
         lines += writer.source(number, source, recipe.caption)
     fraction = {"fraction": recipe.validation} if recipe.validation or "validation.fraction" in shown else {}
@@ -146,8 +102,11 @@ class _Writer:
         for key, value in keys.items():
             yield from self.comments(f"{name}.{key}")
             line = f"{key} = {self._spelled(value, f'{kind}.{key}')}"
-            means = KEY_COMMENTS.get(f"{kind}.{key}")
-            yield f"{line:<27} # {means}" if means and len(line) + len(means) < WIDTH else line
+            means = "" if f"{kind}.{key}" == "source.path" else SETTINGS[f"{kind}.{key}"].told
+            fits = max(len(line), 27) + len(means) < WIDTH
+            if not fits:
+                yield from comment_lines(means)
+            yield f"{line:<27} # {means}" if means and fits else line
         for at in dict.fromkeys(one.at for one in self.remarks if one.at.startswith(f"{name}.")):
             if at not in known:
                 yield from self.comments(at)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from prep.setting import Spec
+from prep.setting import Row, rows_of
 from prep.training.schema import Config
 
 _COLUMN = 40  # where comments begin
@@ -24,26 +24,6 @@ _REST = """\
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One setting."""
-
-    name: str  # including its section: lora.rank
-    default: Any
-    spec: Spec
-
-    @property
-    def value(self) -> Any:
-        """The default, or the example if the default is None."""
-        return self.spec.example if self.default is None else self.default
-
-    @property
-    def told(self) -> str:
-        """The setting's comment in train.toml."""
-        choices, derived = " | ".join(self.spec.choices), self.spec.derived
-        return (f"{choices}: " if choices else "") + self.spec.help + (f" (default: {derived})" if derived else "")
-
-
 def _sections() -> dict[str, Any]:
     return {one.name: one.default_factory for one in fields(Config) if is_dataclass(one.default_factory)}
 
@@ -53,16 +33,9 @@ SECTIONS: Mapping[str, Any] = _sections()  # name of a TOML table → its record
 
 def rows() -> Iterator[Row]:
     """Every setting, in the order of the file."""
-    for one in fields(Config):
-        if one.name not in SECTIONS:
-            yield _row("", one)
+    yield from rows_of(Config)
     for section, record in SECTIONS.items():
-        for one in fields(record):
-            yield _row(f"{section}.", one)
-
-
-def _row(prefix: str, one: Field[Any]) -> Row:
-    return Row(name=prefix + one.name, default=one.default, spec=one.metadata["spec"])
+        yield from rows_of(record, section)
 
 
 SETTINGS: Mapping[str, Row] = {row.name: row for row in rows()}

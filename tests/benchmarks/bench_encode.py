@@ -29,6 +29,7 @@ from results import emit, parser_of, table
 
 from prep.cli.ticker import progress
 from prep.demo.tiny_model import build_random
+from prep.encode.options import EncodeOptions
 from prep.encode.run import EncodeCall, run_encode
 from prep.models.device.allocator import kept_heap
 from prep.models.loading import quiet_libraries
@@ -101,9 +102,9 @@ def floor(vae: AutoencoderKL, pictures: list[Path]) -> None:
 def ours(root: Path, cache: Path) -> None:
     recipe = load_recipe(root / "photos", choices={"model.path": str(root / "model"), "model.compute": "float32",
                                                    "image.buckets": "list", "image.sizes": (f"{SIDE}x{SIDE}",)})
-    run_encode(EncodeCall(recipe=recipe, cache=cache, output=cache.with_suffix(".json"), device="cpu", batch_size=BATCH,
-                          jobs=THREADS, shard_bytes=256 << 20, max_rejects=None, rehash=False, download=False,
-                          dry_run=False, progress=lambda title, total, unit: progress(title, total, shown=False)))
+    run_encode(EncodeCall(recipe=recipe, cache=cache, output=cache.with_suffix(".json"),
+                          options=EncodeOptions(device="cpu", batch_size=BATCH, jobs=THREADS),
+                          progress=lambda title, total, unit: progress(title, total, shown=False)))
 
 
 def cpu(call, *args) -> float:

@@ -34,16 +34,15 @@ def job_of(root: Path, tasks: int) -> Any:
     """A job of so many tasks, whose pictures are not there."""
     from prep.cache.records import Task
     from prep.cache.store import open_cache
+    from prep.encode.options import EncodeOptions
     from prep.encode.plan import plan
     from prep.encode.run import EncodeCall, _job, prepare
-    from prep.progress import silent
     from prep.recipe.load import load_recipe
 
     recipe = load_recipe(root / "photos", choices={"model.path": str(root / "model"), "image.buckets": "list",
                                                    "image.sizes": (f"{SIDE}x{SIDE}",)})
-    ready = prepare(EncodeCall(recipe=recipe, cache=root / "driver", output=root / "driver.json", device="cpu",
-                               batch_size=4, jobs=2, shard_bytes=256 << 20, max_rejects=None, rehash=False,
-                               download=False, dry_run=False, progress=silent))
+    ready = prepare(EncodeCall(recipe=recipe, cache=root / "driver", output=root / "driver.json",
+                               options=EncodeOptions(device="cpu", jobs=2)))
     cache = open_cache(root / "driver", create=True)
     job = _job(ready, plan(ready.wanted, cache), cache)
     target = next(iter(job.wants.latents.values()))

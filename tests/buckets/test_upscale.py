@@ -12,7 +12,7 @@ from prep.buckets.assign import assign_buckets
 from prep.buckets.sizes import Rules
 from prep.errors import ConfigError
 from prep.recipe.load import load_recipe
-from prep.recipe.schema import ImageOptions
+from prep.recipe.schema import SETTINGS
 
 SIZES = st.lists(st.tuples(st.integers(64, 2000), st.integers(64, 2000)), min_size=1, max_size=12)
 
@@ -60,7 +60,7 @@ def test_nothing_is_enlarged_by_more_than_was_said(sizes, most, min_bucket, kind
                                              ("1.5", 1.5)])
 def test_a_recipe_says_it(tmp_path, text, value):
     assert recipe(tmp_path, text).image.upscale == value
-    assert ImageOptions(upscale=True) == ImageOptions(upscale="allow")
+    assert SETTINGS["image.upscale"].spec.check(True, "image.upscale") == "allow"
 
 
 def recipe(folder, text):

@@ -17,7 +17,7 @@ WITHOUT = {
     ("mask", "threshold"): "checked with the other options of masks, in scripts, too",
     ("mask", "smooth"): "as above", ("mask", "expand"): "as above; below zero it shrinks",
     **{("seal", name): "taken from the command of the parts, and not used"
-       for name in ("batch_size", "shard_mib", "encoder_memory", "grace", "max_rejects")},
+       for name in ("batch_size", "shard_bytes", "encoder_memory", "grace", "max_rejects")},
 }
 OF_RECIPE = {one.name for one in RECIPE_OPTIONS}
 
@@ -31,7 +31,13 @@ def numbers():
                 yield command.name or command.callback.__name__, one.name, kinds.pop(), one.annotation.__metadata__[0]
 
 
-RANGED = [(command, (given.param_decls or (f"--{name.replace('_', '-')}",))[0], kind, given)
+def flag_of(name, given):
+    """The first flag of an option; typer keeps it where an option without a default has it."""
+    named = given.default if isinstance(given.default, str) else next(iter(given.param_decls or ()), "")
+    return named or f"--{name.replace('_', '-')}"
+
+
+RANGED = [(command, flag_of(name, given), kind, given)
           for command, name, kind, given in numbers() if name not in OF_RECIPE and (command, name) not in WITHOUT]
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.docs.reference import PAGE, reference
+from tests.docs import recipe, reference
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / PAGE
-    path.write_text(reference(), encoding="utf-8")
+    root = Path(__file__).parents[2]
+    (root / reference.PAGE).write_text(reference.reference(), encoding="utf-8")
+    (root / recipe.PAGE).write_text(recipe.recipe(), encoding="utf-8")

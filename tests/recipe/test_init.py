@@ -261,7 +261,8 @@ def test_a_file_that_makes_no_recipe_of_ours(prep, folder, monkeypatch):
     result = prep("init", "--from", "c.json")
     assert result.code == 3 and list(folder.iterdir()) == [folder / "c.json"]
     assert result.err.splitlines()[-1].startswith(
-        "error: c.json does not convert to a valid recipe: source.repeats is 20000, expected a number from 1 to 10000")
+        "error: c.json does not convert to a valid recipe: source[0].repeats is 20000, expected a number from 1 to "
+        "10000")
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

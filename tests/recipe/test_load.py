@@ -99,7 +99,7 @@ WRONG = {
     "alpha": ("[image]\nalpha='purple'\n[[source]]\npath='p'",
               "image.alpha is 'purple', expected #rrggbb, white, black, gray, grey, reject"),
     "mask": ("[mask]\nfrom='nowhere'\n[[source]]\npath='p'", "mask.from is"),
-    "role": ("[[source]]\npath='p'\nrole='test'", "source.role is 'test', expected one of: train"),
+    "role": ("[[source]]\npath='p'\nrole='test'", "source[0].role is 'test', expected one of: train"),
     "not TOML": ("[image", "is not TOML"),
     "too deep": ("a = " + "[" * 3000 + "]" * 3000, "is not TOML: maximum recursion depth"),
     "too many digits": ("a = " + "9" * 5000, "is not TOML: Exceeds the limit"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from prep.findings import CODES, ScanOptions
 from prep.parse import Unparsed
 from prep.recipe.load import load_recipe
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
-from prep.recipe.write import KEY_COMMENTS, Comment, quoted, relative_to, render_recipe
+from prep.recipe.write import Comment, quoted, relative_to, render_recipe
 from prep.sources.globs import chosen_by
 
 
@@ -125,12 +125,3 @@ def test_paths_are_relative_to_the_recipe_and_follow_no_links_of_its_own(tmp_pat
     written = relative_to(tmp_path / "photos", tmp_path / "link")
     assert not Path(written).is_absolute() and (tmp_path / "link" / written).resolve() == tmp_path / "photos"
     assert relative_to(Path("photos"), Path()) == "photos" and relative_to(Path("/a"), Path("/b")) == "/a"
-
-
-def test_every_key_with_a_meaning_exists_and_the_reverse():
-    kinds = {"model": ModelOptions, "image": ImageOptions, "caption": CaptionOptions, "source": Source}
-    known = {f"{section}.{one.name}" for section, kind in kinds.items() for one in fields(kind)}
-    known |= {"mask.from", "mask.resize", "edits.from", "validation.fraction", "prompts.file", "cache.path"}
-    assert set(KEY_COMMENTS) <= known
-    for kind in kinds.values():
-        assert all(one.default is not MISSING or one.name == "path" for one in fields(kind))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from safetensors.torch import load_file
 from prep import api
 from prep.dataset.preview import preview_as_json
 from prep.demo import write_demo
+from prep.encode.options import EncodeOptions
 from prep.errors import CacheError, ConfigError, ManifestError, PathError, UsageError
 from prep.manifest.document import read_manifest
 
@@ -272,3 +275,15 @@ def test_the_example_with_lightning_is_the_same_loop(place, tmp_path):
     one, other = (load_file(tmp_path / name / "pytorch_lora_weights.safetensors") for name in ("run", "other"))
     assert one.keys() == other.keys()
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-6
+
+
+def test_the_keywords_of_encode_are_its_options():
+    keywords = inspect.signature(api.encode).parameters
+    assert {(one.name, one.default, one.type) for one in fields(EncodeOptions)} <= {
+        (one.name, one.default, one.annotation) for one in keywords.values()}
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("shard_bytes", 0), ("grace", -1.0), ("jobs", 2.5)])
+def test_scripts_get_the_bounds_that_commands_have(place, name, value):
+    with pytest.raises(UsageError, match=f"{name} is {value}, expected a (whole )?number from "):
+        api.encode(place / "demo" / "dataset.toml", place / "cache", place / "x.json", **{name: value})

@@ -7,8 +7,9 @@ import shlex
 from typing import Any
 
 from prep.parse import Unparsed, closest
+from prep.setting import Row
 from prep.training.interval import interval_check
-from prep.training.table import SECTIONS, SETTINGS, Row, spell
+from prep.training.table import SECTIONS, SETTINGS, spell
 from train.config.aliases import advice, meant
 
 _SWITCHES = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}

@@ -20,7 +20,8 @@ from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.samples import settle_masks
 from prep.dataset.texts import text_options_of
 from prep.digest import canonical
-from prep.encode.plan import SHARD_BYTES, plan, rows_of_task
+from prep.encode.options import SHARD_BYTES
+from prep.encode.plan import plan, rows_of_task
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import Contexts, targets_of
 from prep.encode.text_groups import TextGroups

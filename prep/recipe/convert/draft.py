@@ -5,18 +5,19 @@ No setting is dropped silently: every setting that is not converted gets a note,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
+from prep.buckets.sizes import MOST_RESOLUTION
 from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect
+from prep.recipe.checks import ENLARGED
 from prep.recipe.convert.note import ConversionNote, shown
 from prep.recipe.convert.training import Training
-from prep.recipe.schema import ImageOptions, Recipe, Source
+from prep.recipe.schema import SETTINGS, ImageOptions, Recipe, Source, bounds_of
 from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
 
@@ -28,13 +29,10 @@ VIEWS = 4  # crops per picture, for tools that draw a new crop each time they sh
 CUTS = f"{VIEWS} crops of each picture are drawn once and kept: [image] views"
 BALANCED = "an epoch shows these pictures as often as the training pictures, never more"
 FLAT = ("*/*",)  # globs that match everything in subdirectories
-# A recipe's bounds for numbers that converters write. Sides and steps of 0 are the default.
-_OF_IMAGES: Mapping[str, tuple[float, float]] = {
-    "step": (8, 1024), "shortest": (0, MOST_SIDE), "longest": (0, MOST_SIDE), "min_side": (0, MOST_SIDE),
-    "views": (1, 64)}
-_OF_CAPTIONS: Mapping[str, tuple[float, float]] = {"variants": (1, 1024), "dropout": (0, 1),
-                                                   "keep_tokens": (0, 1 << 20)}
-_OF_SOURCES: Mapping[str, tuple[float, float]] = {"repeats": (1, 10_000), "weight": (0, 1000)}
+# Numbers that converters write.
+_OF_IMAGES = ("step", "shortest", "longest", "min_side", "views")
+_OF_CAPTIONS = ("variants", "dropout", "keep_tokens")
+_OF_SOURCES = ("repeats", "weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,22 +122,25 @@ class Draft:
         self.images = [(where, self._fit_image(where, image)) for where, image in self.images]
         for number, one in enumerate(self.sources):
             where, at = self.images[number][0], f"source[{number}]"
-            caption = one.caption and replace(one.caption, **self._nearest(one.caption, _OF_CAPTIONS, where, at))
-            self.sources[number] = replace(one, caption=caption, **self._nearest(one, _OF_SOURCES, where, at))
-        self.validation = self.within("validation", self.validation, (0, 0.9), "validation")
+            own = self._nearest(one, "source", _OF_SOURCES, where, at)
+            caption = one.caption and replace(
+                one.caption, **self._nearest(one.caption, "caption", _OF_CAPTIONS, where, at))
+            self.sources[number] = replace(one, caption=caption, **own)
+        self.validation = self.within("validation", self.validation, bounds_of("validation.fraction"), "validation")
 
     def _fit_image(self, where: str, image: ImageOptions) -> ImageOptions:
-        image = replace(image, **self._nearest(image, _OF_IMAGES, where, "image"))
+        image = replace(image, **self._nearest(image, "image", _OF_IMAGES, where, "image"))
         bounds = (image.step or 8, MOST_RESOLUTION)
         sides = tuple(sorted({self.within(f"{where}: resolution", one, bounds, "image") for one in image.resolutions}))
         upscale = image.upscale if isinstance(image.upscale, str) else self.within(
-            f"{where}: upscale", image.upscale, (1, 100), "image")
+            f"{where}: upscale", image.upscale, ENLARGED, "image")
         return replace(image, resolution=sides[0] if len(sides) == 1 else sides, upscale=upscale)
 
-    def _nearest(self, record: Any, bounds: Mapping[str, tuple[float, float]], where: str, at: str) -> dict[str, Any]:
-        """The numbers of `record` in `bounds`, but a step or side of 0, which is the default."""
-        found = {name: getattr(record, name) for name in bounds}
-        return {name: self.within(f"{where}: {name}", value, bounds[name], at) if value or name != "step" else value
+    def _nearest(self, record: Any, section: str, names: Iterable[str], where: str, at: str) -> dict[str, Any]:
+        """The numbers of `record` with these names, within the section's bounds; defaults as they are."""
+        found = {name: getattr(record, name) for name in names}
+        return {name: value if value == SETTINGS[f"{section}.{name}"].default else
+                self.within(f"{where}: {name}", value, bounds_of(f"{section}.{name}"), at)
                 for name, value in found.items()}
 
     def within(self, key: str, value: Number, bounds: tuple[float, float], at: str) -> Number:

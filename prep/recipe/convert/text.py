@@ -8,10 +8,7 @@ from typing import Any
 from prep.models.families.registry import FAMILIES
 from prep.recipe.convert.draft import Draft
 from prep.recipe.convert.training import Training
-from prep.recipe.validate import MOST_LAYERS, MOST_TOKENS
-
-_BOUNDS: Mapping[str, tuple[int, int]] = {"clip_skip": (0, MOST_LAYERS), "max_length": (0, MOST_TOKENS),
-                                          "text_windows": (1, 3)}
+from prep.recipe.schema import bounds_of
 
 
 def fit_text(family: str, wanted: Mapping[str, tuple[int, str]], draft: Draft, training: Training) -> dict[str, Any]:
@@ -19,7 +16,7 @@ def fit_text(family: str, wanted: Mapping[str, tuple[int, str]], draft: Draft, t
     facts = FAMILIES[family].text if family in FAMILIES else None
     found: dict[str, Any] = {}
     for name, (value, key) in wanted.items():
-        bounds = _BOUNDS[name]
+        bounds = bounds_of(f"model.{name}")
         if facts is not None and name == "max_length":
             bounds = facts.shortest, facts.longest
         if facts is not None and not {"clip_skip": facts.clip, "text_windows": facts.windows}.get(name, True):

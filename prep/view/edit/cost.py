@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from prep.cache.remote.working import is_cache, open_to_encode
+from prep.encode.options import EncodeOptions
 from prep.encode.plan import plan
 from prep.encode.run import EncodeCall, prepare
 from prep.fs.memo import dry_run
-from prep.progress import silent
 from prep.recipe.schema import Recipe
 
 
@@ -24,9 +24,9 @@ class Cost:
 
 def cost_of(recipe: Recipe, cache: Path, *, jobs: int) -> Cost:
     """The rows that encoding a recipe into a cache would make now; encodes and writes nothing. Raises `Problem`."""
-    call = EncodeCall.of_seal(recipe=recipe, cache=cache, output=cache.with_name(f"{cache.name}.json"), jobs=jobs,
-                              rehash=False, download=False, progress=silent)
+    call = EncodeCall(recipe=recipe, cache=cache, output=cache.with_name(f"{cache.name}.json"),
+                      options=EncodeOptions(jobs=jobs, dry_run=True))
     with dry_run():
-        wanted = prepare(replace(call, dry_run=True)).wanted
+        wanted = prepare(call).wanted
         planned = plan(wanted, open_to_encode(cache, create=False) if is_cache(cache) else None, store=False)
     return Cost(new=planned.missing, reused=planned.reused)

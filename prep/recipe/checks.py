@@ -1,0 +1,107 @@
+"""Checks for settings of a recipe that are not a plain number, switch or word. Each raises `Unparsed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prep.buckets.sizes import MOST_RESOLUTION
+from prep.buckets.views import CROPS
+from prep.parse import Unparsed, brief, color_of, expect, list_of, one_of, parse_size, suggest, within
+from prep.setting import number_of, texts_check
+from prep.sources.globs import chosen_by
+
+TILE_STEP = 128  # pixels: tiles advance by three quarters of their side, in latent cells of up to 32 pixels
+MOST_TILE = 1 << 14  # pixels
+UPSCALES = ("never", "allow", "reject")
+ENLARGED = (1, 100)  # the factor that a picture may be enlarged by at most
+
+
+def tile_check(value: Any, where: str) -> int:
+    """A multiple of `TILE_STEP` pixels, or 0."""
+    side: int = number_of(value, int, 0, MOST_TILE, where)
+    if side % TILE_STEP:
+        raise Unparsed(f"{where} is {side}, expected 0 or a multiple of {TILE_STEP} pixels")
+    return side
+
+
+def resolution_check(value: Any, where: str) -> int | tuple[int, ...]:
+    """A side in pixels, or several, ascending and without duplicates."""
+    if not isinstance(value, list | tuple):
+        return int(_side(value, where))
+    found = sorted(set(list_of(list(value), _side, where)))
+    if not found:
+        raise Unparsed(f"{where} is [], expected a whole number of pixels, or several")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _side(value: Any, where: str) -> int:
+    within(expect(value, int, where), 8, MOST_RESOLUTION, where.partition("[")[0])
+    return int(value)
+
+
+def sizes_check(value: Any, where: str) -> tuple[str, ...]:
+    """Bucket sizes: `1024x768`."""
+    sizes = texts_check(value, where)
+    for size in sizes:
+        parse_size(size, where)
+    return sizes
+
+
+def upscale_check(value: Any, where: str) -> str | float:
+    """A policy, or a number; true means "allow", false "never"."""
+    if isinstance(value, bool):
+        return "allow" if value else "never"
+    if isinstance(value, str) and value in UPSCALES:
+        return value
+    if isinstance(value, int | float):
+        within(value, *ENLARGED, where)
+        return value
+    near = suggest(value, UPSCALES) if isinstance(value, str) else ""
+    raise Unparsed(f"{where} is {brief(value)}, expected one of: {', '.join(UPSCALES)}, or a number from 1 to 100"
+                   f"{near}")
+
+
+def crop_check(value: Any, where: str) -> str:
+    """Where to crop; "center" is "centre", as keys and documents spell it."""
+    return "centre" if value == "center" else one_of(value, CROPS, where)
+
+
+def alpha_check(value: Any, where: str) -> str:
+    """A color, or "reject"."""
+    if value != "reject":
+        color_of(expect(value, str, where), where, also=("reject",))
+    return str(value)
+
+
+def path_check(value: Any, where: str) -> str | Path:
+    """The text of a path or URL, which whoever reads it resolves; or a path."""
+    if isinstance(value, Path):
+        return value
+    text = expect(value, str, where)
+    if "\0" in text:
+        raise Unparsed(f"{where} is {brief(text)}, expected a path without NUL")
+    return text
+
+
+def mask_check(value: Any, where: str) -> str | Path:
+    """One of the places of masks, or a directory's path."""
+    return value if isinstance(value, Path) else expect(value, str, where)
+
+
+def globs_check(value: Any, where: str) -> tuple[str, ...]:
+    """Globs of names below a source."""
+    found = texts_check(value, where)
+    if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
+        raise Unparsed(f"{where} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
+    try:
+        chosen_by(found, ())
+    except Unparsed as error:
+        raise Unparsed(f"{where}: {error}") from None
+    return found
+
+
+def table_check(value: Any, where: str) -> dict[str, Any]:
+    """A table, whose keys are checked by whoever reads it."""
+    table: dict[str, Any] = expect(value, dict, where)
+    return table
