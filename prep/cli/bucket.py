@@ -11,20 +11,23 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
+from prep.cli.signature import option_of
 from prep.cli.ticker import progress_unless
+from prep.training.table import SETTINGS
 
 
 @opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows",
                                   "text_quantization", "posterior", "tile", "alpha", "missing_caption", "prompts"))
 def bucket(
     source: opt.SourceArg,
-    batch_size: Annotated[int, typer.Option(help="samples per optimizer step, over all ranks", min=1)] = 4,
-    micro_batch: Annotated[int | None, typer.Option(help="samples per forward pass (default: batch size)", min=1
-                                                     )] = None,
+    batch_size: Annotated[int, option_of(SETTINGS["batch_size"], "--batch-size", help="samples per optimizer step, "
+                                         "over all ranks")] = 4,
+    micro_batch: Annotated[int | None, option_of(SETTINGS["micro_batch"], "--micro-batch")] = None,
     underfill: opt.Underfill = "partial",
     world: Annotated[int, typer.Option("--world", "--world-size", help="number of ranks that share a step",
                                        min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="seed of the epoch whose left-out names are listed")] = 0,
+    seed: Annotated[int, option_of(SETTINGS["seed"], "--seed", help="seed of the epoch whose left-out names are listed"
+                                   )] = 0,
     suggest: Annotated[bool, typer.Option(
         "--suggest", help="suggest the buckets and the batch size that lose the least, of many tried")] = False,
     html: Annotated[Path | None, typer.Option(help="write an HTML page with a plot of sizes against buckets")] = None,

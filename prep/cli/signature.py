@@ -65,16 +65,16 @@ def with_options(name: str, record: Any, only: Collection[str] = ()) -> Callable
         field: _value(rows[field], value) for field, value in given.items()}))
 
 
-def option_of(row: Row, *flags: str) -> Any:
-    """The option of a setting: its help, and its bounds or choices."""
-    spec, known = row.spec, flags or (row.spec.flag,)
+def option_of(row: Row, *flags: str, help: str = "") -> Any:  # noqa: A002
+    """The option of a setting, with its bounds or choices, and its help unless there is another."""
+    spec, known, told = row.spec, flags or (row.spec.flag,), help or row.spec.told
     if spec.choices:
-        return choice(*known, help=spec.told, words=spec.choices, other=spec.other)
+        return choice(*known, help=told, words=spec.choices, other=spec.other)
     low, high = (None, None) if spec.bounds is None else (
         None if bound in (LARGEST, MOST) else bound / spec.unit if spec.unit else bound for bound in spec.bounds)
     if kind_of(row) in (int, int | None) and low is not None:
         low, high = ceil(low), None if high is None else int(high)
-    return typer.Option(*known, help=spec.told, min=low, max=high)
+    return typer.Option(*known, help=told, min=low, max=high)
 
 
 def kind_of(row: Row) -> Any:

@@ -13,7 +13,6 @@ from prep.recipe.options import RECIPE_OPTIONS
 # Numbers without a range of their own, and why. The options of a recipe are checked with it, with the message that its
 # file gets.
 WITHOUT = {
-    ("bucket", "seed"): "every number is a seed",
     ("mask", "threshold"): "checked with the other options of masks, in scripts, too",
     ("mask", "smooth"): "as above", ("mask", "expand"): "as above; below zero it shrinks",
     **{("seal", name): "taken from the command of the parts, and not used"

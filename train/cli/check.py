@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     from train.setup import CheckReport, RunRequest, Setup
 
 
+@opt.with_setting_options
 def check(
     manifest: opt.ManifestOrNone = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
     model: opt.ModelOpt = None, output: opt.Output = None,
     resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
-    method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
-    micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
-    precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    shard: opt.Shard = None, compiled: opt.Compile = None, settings: opt.Set = None, init_from: opt.Init = None,
+    given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
+    settings: opt.Set = None, init_from: opt.Init = None,
     allow_other_encoders: opt.Others = False,
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
@@ -72,12 +71,9 @@ def check(
     from prep.errors import CacheError, PathError
 
     config = config if resume else opt.settings_of(config, manifest)
-    cluster = cluster_of(world_size, nodes, micro_batch, simulated=simulated,
-                         batch_named=resume or names_batch(config, batch_size, settings))
-    options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": cluster.batch or batch_size,
-               "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
-               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard,
-               "compile": compiled}
+    cluster = cluster_of(world_size, nodes, given["micro_batch"], simulated=simulated,
+                         batch_named=resume or names_batch(config, given["batch_size"], settings))
+    options = {**given} | ({"batch_size": cluster.batch} if cluster.batch else {})
     latency = None if store_latency is None else latency_of(store_latency)
     if manifest is None and not resume:
         tell_assumed(opt.read_settings(config, settings, options), cluster, family=family, model=model, samples=samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import fail, say
-from prep.cli.options import UNDERFILL
 from prep.cli.options import AsJson as AsJson
 from prep.cli.options import Device as Device
 from prep.cli.options import Download as Download
 from prep.cli.options import MovedCache as MovedCache
-from prep.cli.signature import choice
+from prep.cli.signature import Command, choice, expand, parameter
 from prep.errors import UsageError
 from prep.formatting import printable
 from prep.fs.mirror import is_url
 from prep.runtime import defer_interrupts
+from prep.setting import Row
+from prep.training.table import SETTINGS
 
 if TYPE_CHECKING:
     from prep.errors import Problem
@@ -48,23 +50,6 @@ ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings
 ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
 ModelOfRun = Annotated[str | None, typer.Option("--model", help="directory or Hub id (default: the run's); needed if "
                                                 "it has moved since training")]
-Method = Annotated[str | None, choice(help="train low-rank adapters or all weights", words=("lora", "full"))]
-Steps = Annotated[int | None, typer.Option(help="total optimizer steps")]
-Epochs = Annotated[int | None, typer.Option(help="total epochs, instead of steps")]
-BatchSize = Annotated[int | None, typer.Option(help="samples per optimizer step")]
-MicroBatch = Annotated[int | None, typer.Option(help="samples per forward pass")]
-Underfill = Annotated[str | None, choice(help="what to do with a bucket's last micro-batch if it is short",
-                                         words=UNDERFILL)]
-Seed = Annotated[int | None, typer.Option(help="random seed")]
-Precision = Annotated[str | None, choice(help="dtype of the computation", words=("auto", "bf16", "fp16", "fp32"))]
-Lr = Annotated[float | None, typer.Option(help="learning rate (optimizer.lr)")]
-Rank = Annotated[int | None, typer.Option(help="rank of the adapters (lora.rank)")]
-Masked = Annotated[bool | None, typer.Option("--masked/--no-masked", help="weight the loss by masks (default: if "
-                                                                  "the manifest has any)")]
-Shard = Annotated[bool | None, typer.Option("--shard/--no-shard", help="with torchrun: divide the model among the "
-                                            "processes (parallel.shard)")]
-Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help="compile the denoiser with torch.compile: "
-                                              "faster steps, after a slow first one for each shape")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "
@@ -73,6 +58,29 @@ Init = Annotated[Path | None, typer.Option("--init-from", metavar="PATH", help="
                                            "denoiser, a run or a checkpoint, here or in a store; the result "
                                            "records it")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="only warnings and errors on stderr")]
+Given = Mapping[str, Any]  # values of settings that have an option of their own; None: not given
+FLAGS: Mapping[str, str] = {
+    "method": "--method", "steps": "--steps", "epochs": "--epochs", "batch_size": "--batch-size",
+    "micro_batch": "--micro-batch", "underfill": "--underfill", "seed": "--seed", "precision": "--precision",
+    "optimizer.lr": "--lr", "lora.rank": "--rank", "loss.masked": "--masked/--no-masked",
+    "parallel.shard": "--shard/--no-shard", "compile": "--compile/--no-compile"}
+
+
+def with_setting_options(command: Command) -> Command:
+    """`command` with an option for each setting in `FLAGS` in place of its parameter `given`."""
+    parameters = {name: _parameter(SETTINGS[name], flag) for name, flag in FLAGS.items()}
+    return expand(command, "given", list(parameters.values()), lambda given: {
+        name: given[one.name] for name, one in parameters.items()})
+
+
+def _parameter(row: Row, flag: str) -> inspect.Parameter:
+    """The option of a setting. The settings are checked together, and in a file alike, so it has no range here."""
+    switch = "/" in flag
+    told = row.spec.told + (f" ({row.name})" if "." in row.name else "")
+    option = (choice(flag, help=told, words=row.spec.choices) if row.spec.choices and not switch else
+              typer.Option(flag, help=told))
+    kind = bool if switch else type(row.value)
+    return parameter(row.name.replace(".", "_"), Annotated[kind | None, option], None)
 
 
 def settings_of(config: Path | None, manifest: Path | None) -> Path | None:
@@ -94,7 +102,7 @@ def settings_of(config: Path | None, manifest: Path | None) -> Path | None:
 SETTINGS_FILE = "train.toml"  # as `train init` writes it
 
 
-def read_settings(path: Path | None, settings: list[str] | None, options: dict[str, Any],
+def read_settings(path: Path | None, settings: list[str] | None, options: Mapping[str, Any],
                   before: Mapping[str, Any] | None = None) -> Config:
     """Settings from file and options; without a file, starts from `before`, the settings of the run to resume.
 
@@ -116,8 +124,8 @@ def read_settings(path: Path | None, settings: list[str] | None, options: dict[s
 
 def _spelled(name: str, value: Any) -> str:
     """The option of its own that a setting was given by."""
-    word = name.rpartition(".")[2].replace("_", "-")
-    return f"--{'' if value else 'no-'}{word}" if isinstance(value, bool) else f"--{word} {value}"
+    on, _, off = FLAGS[name].partition("/")
+    return f"{on} {value}" if not off else on if value else off
 
 
 def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None,

@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     from train.setup import Origin, RunRequest, Setup
 
 
+@opt.with_setting_options
 def run(
     manifest: opt.ManifestOrRuns = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
     model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's, and with --resume "
                                               "the run's; needed then if it has moved)")] = None,
     output: opt.Output = None,
     resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
-    method: opt.Method = None, steps: opt.Steps = None, epochs: opt.Epochs = None, batch_size: opt.BatchSize = None,
-    micro_batch: opt.MicroBatch = None, underfill: opt.Underfill = None, seed: opt.Seed = None,
-    precision: opt.Precision = None, lr: opt.Lr = None, rank: opt.Rank = None, masked: opt.Masked = None,
-    shard: opt.Shard = None, compiled: opt.Compile = None,
+    given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
     settings: opt.Set = None, init_from: opt.Init = None, allow_other_encoders: opt.Others = False,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
@@ -53,17 +51,13 @@ def run(
 
     storage = kept_in(place_of(manifest, output, resume, "train run"))
     folder = storage.folder
-    options = {"method": method, "steps": steps, "epochs": epochs, "batch_size": batch_size,
-               "micro_batch": micro_batch, "underfill": underfill, "seed": seed, "precision": precision,
-               "optimizer.lr": lr, "lora.rank": rank, "loss.masked": masked, "parallel.shard": shard,
-               "compile": compiled}
     with lasting_stderr(), joined() as ranks:
         with _preparing(ranks):  # first of all: before anything is downloaded, read or written
             require_device(_device(device, ranks))
         _prepare(storage, resume, start_from, ranks)
         with _preparing(ranks):
             start = None if storage.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
-            chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, options,
+            chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, given,
                                        start.state.config if start else None)
             asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from,
                                    cache)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prep.cli.console import put, say
+from prep.cli.signature import option_of
 from prep.fs.mirror import check_here, local_path
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
+from prep.training.table import SETTINGS
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -34,12 +36,12 @@ def sample(
     cache: opt.MovedCache = None,
     model: opt.ModelOfRun = None,
     sampler: Annotated[str | None, typer.Option(metavar="NAME", help="diffusers' scheduler, as sample.sampler")] = None,
-    steps: Annotated[int | None, typer.Option(help="sampler steps, also of prompts in a file with --s", min=1,
-                                               max=1000)] = None,
-    guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1: none; also of prompts in a "
-                                                     "file with --l", min=1, max=100)] = None,
-    seed: Annotated[int | None, typer.Option(help="random seed of the initial noise, also of prompts in a file with "
-                                               "--d", min=0, max=(1 << 63) - 1)] = None,
+    steps: Annotated[int | None, option_of(SETTINGS["sample.steps"], "--steps", help="sampler steps, also of prompts "
+                                           "in a file with --s")] = None,
+    guidance: Annotated[float | None, option_of(SETTINGS["sample.guidance"], "--guidance", help="classifier-free "
+                                                "guidance scale; 1: none; also of prompts in a file with --l")] = None,
+    seed: Annotated[int | None, option_of(SETTINGS["sample.seed"], "--seed", help="random seed of the initial noise, "
+                                          "also of prompts in a file with --d")] = None,
     device: opt.Device = "auto", download: opt.Download = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
