@@ -285,5 +285,5 @@ def test_the_keywords_of_encode_are_its_options():
 
 @pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("shard_bytes", 0), ("grace", -1.0), ("jobs", 2.5)])
 def test_scripts_get_the_bounds_that_commands_have(place, name, value):
-    with pytest.raises(UsageError, match=f"{name} is {value}, expected a (whole )?number from "):
+    with pytest.raises(UsageError, match=f"{name} is {value}, expected a (whole )?number(,| from) "):
         api.encode(place / "demo" / "dataset.toml", place / "cache", place / "x.json", **{name: value})
