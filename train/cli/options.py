@@ -76,7 +76,8 @@ def with_setting_options(command: Command) -> Command:
 def _parameter(row: Row, flag: str) -> inspect.Parameter:
     """The option of a setting. The settings are checked together, and in a file alike, so it has no range here."""
     switch = "/" in flag
-    told = row.spec.told + (f" ({row.name})" if "." in row.name else "")
+    told = row.spec.help + (f"; {row.name}" if "." in row.name else "") + (
+        f" (default: {row.spec.derived})" if row.spec.derived else "")
     option = (choice(flag, help=told, words=row.spec.choices) if row.spec.choices and not switch else
               typer.Option(flag, help=told))
     kind = bool if switch else type(row.value)
