@@ -6,6 +6,7 @@ import atexit
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -87,11 +88,29 @@ SLOW = 2400  # seconds after which a slow test counts as one that hangs
 _FIRST = [Path(__file__).parent / name for name in ("train/parallel", "faults", "hostile", "train", "whole", "encode")]
 
 
+# Families that differ from another by numbers alone, or by a part that a third one has.
+TWINS = {"sd21": "sd15", "pixart_sigma": "pixart_alpha", "flux2_klein": "flux2"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is tested with a family is slow with its twin."""
     items.sort(key=lambda item: _turn(item.path))
+    tested = {(_function(item), family) for item in items for family in _families(item)}
+    for item in items:
+        if any((_function(item), TWINS[family]) in tested for family in _families(item) if family in TWINS):
+            item.add_marker(pytest.mark.slow)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW))
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _families(item: pytest.Item) -> set[str]:
+    """The families, as words of the parameters' names, that a test is about."""
+    return set(re.split(r"[-.]", item.nodeid.partition("[")[2].rstrip("]")))
 
 
 @cache

@@ -130,7 +130,7 @@ def test_a_model_says_its_own_widths(prep, tiny_model, alone):
     told = prep("encode", "--simulate", "--pictures", 1e6, "--model", tiny_model, "--json").json["simulated"]["assumed"]
     assert told["family"] == "sd15" and told["model"] == str(tiny_model) and told["fields"]["text"]["bytes"] < 10_000
     assert f"assumed: family sd15 (the model {tiny_model})" in prep(
-        "encode", "--simulate", "--pictures", 1e6, "--model", tiny_model).out
+        "encode", "--simulate", "--pictures", 10, "--model", tiny_model).out
 
 
 def test_a_rate_is_given_instead_of_measured(prep, photos, tiny_model, alone):
@@ -186,6 +186,5 @@ def test_contradictory_options(prep, alone, options, code, message, hint):
 
 def test_what_is_measured_is_small(alone):
     """The pictures that are made to be planned do not grow with those that are simulated."""
-    for pictures in (10**6, 10**15):
-        told = simulate.simulate_assumed(None, "", simulate.Scale(pictures=pictures), 256 << 20, {})
-        assert told.like == simulate.ASSUMED
+    told = simulate.simulate_assumed(None, "", simulate.Scale(pictures=10**15), 256 << 20, {})
+    assert told.like == simulate.ASSUMED

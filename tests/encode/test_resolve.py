@@ -89,7 +89,7 @@ def test_options_out_of_bounds(prep, photos, tiny_model, tmp_path):
     assert result.code == 3 and "model.text_quantization is '2bit', expected one of: none, 8bit, 4bit" in result.err
 
 
-@pytest.mark.parametrize("name", ["sd15", "sdxl"])
+@pytest.mark.parametrize("name", ["sd15", pytest.param("sdxl", marks=pytest.mark.slow)])
 def test_windows_from_the_cache_to_the_pictures(prep, train, tmp_path, name):
     """The denoiser takes longer rows; the row without a prompt is as long, so guidance works."""
     tiny_pipelines = pytest.importorskip("tiny_pipelines")

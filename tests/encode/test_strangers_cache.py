@@ -52,7 +52,8 @@ def hot_journal(database: Path, victim: Path) -> Path:
     return journal
 
 
-@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--rehash",)])
+@pytest.mark.parametrize("options", [
+    (), *(pytest.param((option,), marks=pytest.mark.slow) for option in ("--dry-run", "--rehash"))])
 def test_old_facts_in_a_cache_are_never_opened(prep, words, tmp_path, options):
     """The caption stays one's own, and no file outside of the cache is deleted."""
     assert prep(*words).code == 0

@@ -103,7 +103,7 @@ def test_what_one_of_two_encoders_reads_whole_is_an_info(encode, photo):
     assert "hint: --max-length 512 reads more of a caption" in encode("flux", "--max-length", 100).out
 
 
-@pytest.mark.parametrize("options", [(), ("--max-length", 100)])
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.slow), ("--max-length", 100)])
 def test_a_scan_says_what_encode_says(prep, encode, photo, models, tmp_path, options):
     photo("long", LONG)
     photo("longest", "word " * 600)

@@ -91,8 +91,8 @@ def test_parts_run_twice_and_on_two_machines_at_once(there, whole):
     assert state(there.home) == whole
 
 
-@pytest.mark.parametrize("share", [0.4, 0.9, *(pytest.param(number / 40, marks=pytest.mark.slow)
-                                                           for number in range(40))])
+@pytest.mark.parametrize("share", [0.4, *(pytest.param(number / 40, marks=pytest.mark.slow)
+                                              for number in range(40))])
 def test_a_part_that_is_killed_and_run_again(there, whole, tmp_path, share):
     counted = there.at(tmp_path / "counted")
     points = len(counted.points(counted.part(1, PARTS), task_rows=1))
@@ -385,7 +385,8 @@ def shown(section):
     return [line.removeprefix("    ") for line in text.splitlines() if line.startswith("    ")]
 
 
-@pytest.mark.parametrize(("section", "count"), [("One machine", 1), ("Job arrays", 8)])
+@pytest.mark.parametrize(("section", "count"), [
+    ("One machine", 1), pytest.param("Job arrays", 8, marks=pytest.mark.slow)])
 def test_the_commands_of_the_page_work(served, there, tmp_path, section, count):
     """Those of kubectl are tested above; `all` devices are a CPU here."""
     commands = shown(section)

@@ -134,8 +134,9 @@ def replace_weights(path: Path) -> None:
     path.with_name("new").replace(path)
 
 
-@pytest.mark.parametrize(("part", "what"), [(VAE, "VAE"), ("text_encoder/model.safetensors", "text encoder"),
-                                            ("tokenizer/special_tokens_map.json", "text encoder")])
+@pytest.mark.parametrize(("part", "what"), [
+    (VAE, "VAE"), ("tokenizer/special_tokens_map.json", "text encoder"),
+    pytest.param("text_encoder/model.safetensors", "text encoder", marks=pytest.mark.slow)])
 def test_a_model_that_changes_after_its_digest_makes_no_rows(prep, photos, model, tmp_path, monkeypatch, part, what):
     """Rows of the new weights would lie under the keys of the old ones."""
     from prep.encode import run

@@ -112,7 +112,7 @@ def sound(store):
     return there
 
 
-@pytest.mark.parametrize("limit", ["", "9000"])
+@pytest.mark.parametrize("limit", ["", pytest.param("9000", marks=pytest.mark.slow)])
 def test_the_store_has_what_a_disk_would_have(small, store, tmp_path, monkeypatch, limit):
     """Shards and commits, byte for byte; also where copies of all small shards are more than there may be."""
     monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", limit)

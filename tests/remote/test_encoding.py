@@ -297,6 +297,7 @@ def test_ctrl_c_while_the_store_hangs(scene):
     scene.check()
 
 
+@pytest.mark.slow
 def test_rejects_of_another_machine_are_retried_by_the_first_run(prep, here, store, tmp_path, monkeypatch, setting):
     """Whether this machine has never seen the cache, or has seen it before the rejection."""
     cache, url = f"{store.url}/cache", f"{store.url}/m.json"

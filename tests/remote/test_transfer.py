@@ -71,8 +71,8 @@ def store_path(store):
 
 
 @pytest.mark.parametrize("fault", [
-    "503", "lose", "flip sent", *(pytest.param(name, marks=pytest.mark.slow)
-                                  for name in ("500", "drop", "truncate", "flip"))])
+    "503", "flip sent", *(pytest.param(name, marks=pytest.mark.slow)
+                          for name in ("500", "drop", "truncate", "flip", "lose"))])
 def test_each_request_goes_wrong_once(prep, store, home, fault, monkeypatch):
     monkeypatch.setattr(upload, "TRIES", 9)
     wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST")

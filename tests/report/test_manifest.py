@@ -260,7 +260,9 @@ def test_tars_that_are_gone_or_cannot_be_read_have_no_pictures(small, source):
     assert Originals(in_tar(small, [source])).read({**sample, "name": f"{source}/a.png"}) is None
 
 
-@pytest.mark.parametrize("target", ["photos/0.png", "m.json", "cache/latentry.json", "cache/page.html", "mine.html"])
+@pytest.mark.parametrize("target", [
+    "photos/0.png", "mine.html", *(pytest.param(target, marks=pytest.mark.slow)
+                                   for target in ("m.json", "cache/latentry.json", "cache/page.html"))])
 def test_a_page_replaces_nothing_that_is_not_a_page(prep, photos, tiny_model, tmp_path, target):
     prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",
          "--resolution", 96, "--step", 16)

@@ -294,7 +294,9 @@ def test_other_checks_other_names_and_files_at_work(prep, source, started, monke
         assert started() == 1
 
 
-@pytest.mark.parametrize("damage", ["bytes", "empty", "values", "schema", "directory", "thumbs"])
+@pytest.mark.parametrize("damage", [
+    "bytes", "values", *(pytest.param(damage, marks=pytest.mark.slow)
+                         for damage in ("empty", "schema", "directory", "thumbs"))])
 def test_a_damaged_table_costs_a_scan_and_nothing_else(prep, source, damage):
     first = prep("scan", source, "--json", *MODEL_FREE)
     table = usual_path()

@@ -114,7 +114,8 @@ def test_no_more_workers_than_are_asked_and_none_are_left(tmp_path):
     assert scan([], jobs=4, workers=empty).pictures == 0 and empty.started == 0
 
 
-@pytest.mark.parametrize("how", ["switched off", "cannot be started", "ends at once", "frozen"])
+@pytest.mark.parametrize("how", [
+    "switched off", "cannot be started", "ends at once", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_without_processes_it_is_done_here(tmp_path, monkeypatch, how):
     items = list(pictures(tmp_path))
     wanted = scan(items, jobs=2)

@@ -184,7 +184,7 @@ def test_any_flipped_bit_costs_a_listing_and_no_more(folder, tar):
     ((_, value),) = records(folder).items()
     (path,) = folder.iterdir()
     for place in range(len(value)):
-        for bit in (0, 5):
+        for bit in (place % 8,):
             with closing(sqlite3.connect(path)) as table, table:
                 spoiled = value[:place] + bytes([value[place] ^ 1 << bit]) + value[place + 1 :]
                 table.execute("UPDATE memory SET value = ?", (spoiled,))

@@ -109,7 +109,7 @@ def test_a_forgotten_move_is_caught(elsewhere, monkeypatch, plant):
 @pytest.mark.parametrize(("plant", "what"), [
     pytest.param(lambda patch: patch.setattr(sample, "module_to_device", stay), "no sample pictures",
                  marks=pytest.mark.slow),
-    (forget_validation, "no validation"),
+    pytest.param(forget_validation, "no validation", marks=pytest.mark.slow),
 ], ids=["vae", "validation"])
 def test_a_forgotten_move_beside_the_steps_is_a_warning(elsewhere, monkeypatch, plant, what):
     plant(monkeypatch)

@@ -68,7 +68,7 @@ def test_other_threads_change_nothing():
     assert found == [signal.default_int_handler]
 
 
-@pytest.mark.parametrize("after", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("after", [0.3, *(pytest.param(after, marks=pytest.mark.slow) for after in (0.05, 0.6))])
 def test_torch_loads_to_its_end(after):
     done = subprocess.run([sys.executable, "-c", LOADING.format(after=after)], capture_output=True, text=True,
                           timeout=120)

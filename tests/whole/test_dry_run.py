@@ -72,7 +72,7 @@ def test_every_command_that_can_only_look_is_tested_here():
     assert commands_with("--dry-run") | commands_with("--yes") == set(LOOKS)
 
 
-@pytest.mark.parametrize("state", ["nothing", "encoded", "damaged"])
+@pytest.mark.parametrize("state", ["nothing", pytest.param("encoded", marks=pytest.mark.slow), "damaged"])
 @pytest.mark.parametrize("name", sorted(LOOKS))
 def test_nothing_is_written(prep, places, name, state):
     if state != "nothing":

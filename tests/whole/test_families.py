@@ -88,6 +88,13 @@ def made(case, tmp_path_factory) -> Path:
     return root / "m.json"
 
 
+def few(*builds: str) -> Any:
+    """Only these are quick, for what takes seconds and differs little between families."""
+    return pytest.mark.parametrize("case", [
+        pytest.param(case, id=named(case), marks=[] if case.build in builds and not case.options else pytest.mark.slow)
+        for case in CASES], indirect=True)
+
+
 def setup(made: Path, **settings: Any) -> Any:
     report = check(RunRequest(manifest=made), parse({"precision": "fp32", "batch_size": 2, "steps": 2, **settings}, ""))
     assert report.setup is not None, [fault.message for fault in report.faults]
@@ -99,6 +106,7 @@ SMALL = {"sd3": {"pos_embed_max_size": 4}, "auraflow": {"pos_embed_max_size": 16
          "lumina2": {"axes_lens": [300, 4, 4]}, "hidream": {"max_resolution": [4, 4]}}
 
 
+@few("sd15", "sd3", "lumina2")
 def test_what_a_denoiser_does_not_take_is_refused_before_it_is_encoded(case, made, prep, tmp_path):
     """As train check refuses it, in the same words; the model that made the cache is never refused."""
     family, original = FAMILIES[case.family], made.parent / "model"
@@ -615,6 +623,7 @@ def test_what_a_run_writes_of_itself_is_read_again(method, made, tmp_path):
     assert read_run(tmp_path).config == found.config and own_manifest(read_run(tmp_path)) is not None
 
 
+@few("sd15", "sdxl", "flux", "zimage", "sana")
 def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
     found = setup(made, optimizer={"lr": 0.05}, lora={"rank": 2, "alpha": 1.0}, sample={"every": 0},
                   validation={"every": 0})
@@ -637,6 +646,7 @@ def test_two_steps_of_lora_change_the_pipeline_s_picture(case, made, tmp_path):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
+@few("sd15", "sd3", "flux", "zimage", "lumina2", "krea2")
 def test_the_pipeline_with_a_lora_file_draws_what_its_adapters_draw(case, made, tmp_path):
     """Each tensor is loaded by its name, by code that is not ours, and the other pipeline's adapters were never in a
     file: one that exchanges two layers of the same shape gives another picture."""

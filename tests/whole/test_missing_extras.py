@@ -223,7 +223,9 @@ def test_an_encoding_rejects_each_by_name_and_takes_it_up_by_itself_later(encode
     assert encode()[0]["encoded"]["latent"] == 0
 
 
-@pytest.mark.parametrize("options", [(), ("--crop", "focus")], ids=["read when its row is made", "read at first"])
+@pytest.mark.parametrize("options", [
+    pytest.param((), id="read when its row is made"),
+    pytest.param(("--crop", "focus"), id="read at first", marks=pytest.mark.slow)])
 def test_a_mask_of_such_a_format(encode, photos, tmp_path, plugins, options):
     for path in photos.glob("*"):
         if path.stem != "good":

@@ -336,7 +336,7 @@ def test_reading_needs_neither_torch_nor_zarr():
 
 
 def test_the_wheel_holds_every_package(tmp_path):
-    """Builds one and imports every module from it: tests that run from the tree do not see what a wheel lacks."""
+    """Builds one and looks for every file in it: tests that run from the tree do not see what a wheel lacks."""
     source = tmp_path / "source"
     for name in ("prep", "train"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -346,15 +346,7 @@ def test_the_wheel_holds_every_package(tmp_path):
     subprocess.run([sys.executable, "-c", build, tmp_path], cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "wheel")
-    code = ("import importlib, sys; sys.path[:0] = [sys.argv[1]]\n"
-            "for name in sys.argv[2:]: importlib.import_module(name)\n"
-            "import prep, train; print(prep.__file__, train.__file__)")
-    done = subprocess.run([sys.executable, "-P", "-c", code, tmp_path / "wheel", *sorted(NAMES)], cwd=tmp_path,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(tmp_path / "wheel" / name / "__init__.py") for name in ("prep", "train")]
-    there = {path.relative_to(tmp_path / "wheel") for path in (tmp_path / "wheel").rglob("*") if path.is_file()}
-    data = {path.relative_to(ROOT) for name in ("prep", "train") for path in (ROOT / name).rglob("*")
-            if path.is_file() and path.suffix not in (".py", ".pyc", ".md")}
-    assert data and data <= there
+        there = set(archive.namelist())
+    wanted = {path.relative_to(ROOT).as_posix() for name in ("prep", "train") for path in (ROOT / name).rglob("*")
+              if path.is_file() and path.suffix not in (".pyc", ".md")}
+    assert len(wanted) > len(NAMES) and wanted <= there, wanted - there

@@ -57,7 +57,7 @@ def test_undoing_it_is_exact_and_it_has_limits():
     assert (again.value, again.steps) == (0.125, 17)
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_float16_learns_what_float32_does(make, setup_of, tmp_path, method):
     made, losses = make(), {}
     for precision in ("fp16", "fp32"):

@@ -94,9 +94,10 @@ def test_without_patience_there_is_a_warning_with_the_command(encoded, tmp_path,
 
 @pytest.mark.parametrize(("result", "said"), [
     (subprocess.TimeoutExpired("x", 3), "that took more than 3 s"),
-    (OSError(12, "Cannot allocate memory"), "no process could be started: Cannot allocate memory"),
+    pytest.param(OSError(12, "Cannot allocate memory"), "no process could be started: Cannot allocate memory",
+                 marks=pytest.mark.slow),
     (SimpleNamespace(returncode=1, stderr="Traceback\nNo \x1b[31mmodel\n"), "No \\x1b[31mmodel"),
-    (SimpleNamespace(returncode=-9, stderr=""), "exit code -9")])
+    pytest.param(SimpleNamespace(returncode=-9, stderr=""), "exit code -9", marks=pytest.mark.slow)])
 def test_a_failure_is_a_warning_and_is_not_tried_again(encoded, tmp_path, monkeypatch, result, said):
     asked = []
 
