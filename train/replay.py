@@ -14,7 +14,7 @@ from prep.geometry import Placement
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
-from prep.models.files import read_config
+from prep.models.pipeline import scheduler_config
 from prep.runs.losses import NAME, Records, read_losses
 from prep.training.table import SETTINGS
 from train.check import check
@@ -132,7 +132,7 @@ def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
 
 def _timesteps(model: Path) -> int:
     """How many timesteps the model's noise schedule has."""
-    config = read_config(model / "scheduler" / "scheduler_config.json")
+    config = scheduler_config(model)
     betas = config.get("trained_betas")
     return len(betas) if betas else int(config.get("num_train_timesteps", 1000))
 

@@ -15,7 +15,7 @@ from prep.dataset.texts import TextReading, code_of, detail_of, record_of
 from prep.encode.targets import Targets
 from prep.findings import Finding, finding
 from prep.fs.memo import Memo
-from prep.models.family import TextFacts, TextOptions
+from prep.models.family import TextEncoding, TextOptions
 from prep.progress import Progress, phase
 from prep.recipe.schema import MOST_WINDOWS
 
@@ -73,7 +73,7 @@ def _findings(wants: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:
                 yield finding(prompt.prompt, PROMPT, detail_of(record))
 
 
-def _advice(facts: TextFacts, options: TextOptions, tokens: int) -> str:
+def _advice(facts: TextEncoding, options: TextOptions, tokens: int) -> str:
     """What helps to read captions of up to so many tokens."""
     inner = options.max_length - MARKS
     if facts.windows and options.windows < MOST_WINDOWS:

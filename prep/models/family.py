@@ -52,7 +52,7 @@ def options_of(context: Mapping[str, Any]) -> TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextFacts:
+class TextEncoding:
     """What a family's text rows are, and how its pipeline makes them."""
 
     arrays: Mapping[str, Dims]  # dimensions of each stored array, in the order of its shape
@@ -179,7 +179,7 @@ class Family:
     takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
     # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.
     shift: Callable[[int, Mapping[str, Any]], float] | None = None
-    text: TextFacts
+    text: TextEncoding
     sampling: SamplePipeline
     lora: LoraLayers
     # Of a published model, what `text.shapes` reads of its configs, by component ("": model_index.json); plans without

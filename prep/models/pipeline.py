@@ -37,11 +37,16 @@ def prediction_of(model: Path, family: Family) -> Prediction:
     """What the denoiser predicts: from the scheduler's config if the family has several kinds. Raises `ModelError`."""
     if len(family.predictions) == 1:
         return family.predictions[0]
-    kind = read_config(model / "scheduler" / "scheduler_config.json").get("prediction_type", family.predictions[0])
+    kind = scheduler_config(model).get("prediction_type", family.predictions[0])
     for known in family.predictions:
         if kind == known:
             return known
     raise ModelError(f"{model} predicts {brief(kind)}, expected {' or '.join(family.predictions)}")
+
+
+def scheduler_config(model: Path) -> dict[str, Any]:
+    """The scheduler's config in the pipeline directory `model`. Raises `ModelError`."""
+    return read_config(model / SCHEDULER)
 
 
 def pipeline_index(model: Path) -> dict[str, Any]:
@@ -56,6 +61,7 @@ def pipeline_index(model: Path) -> dict[str, Any]:
 
 
 INDEX, MODULAR = "model_index.json", "modular_model_index.json"
+SCHEDULER = "scheduler/scheduler_config.json"
 # In the names of pipelines that are given a picture to start from, or to change: their denoisers have other inputs, or
 # were trained to copy.
 _OF_PICTURES = ("Edit", "Kontext", "Inpaint", "Fill", "Img2Img", "Pix2Pix", "Control", "Redux", "Upscale", "Outpaint")

@@ -39,11 +39,12 @@ from prep.models.denoiser.samplers import samplers
 from prep.models.denoiser.trainable import missing_files
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Conditions
+from prep.models.pipeline import scheduler_config
 from prep.training.schema import Sampling
 from train.check import check
 from train.config.load import parse
 from train.models import lora
-from train.models.denoiser import load, predict, scheduler_config
+from train.models.denoiser import load, predict
 from train.models.dropout import has_dropout
 from train.models.naming import naming_of
 from train.objectives.forward import forward, sample_losses

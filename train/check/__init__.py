@@ -14,7 +14,7 @@ from prep.training.interval import INTERVALS
 from prep.training.schema import Config
 from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
 from train.check.faults import Noting
-from train.check.model import Model, model_of
+from train.check.model import CheckedModel, model_of
 from train.check.notes import notes_of
 from train.check.objective import check_fields, prediction_of
 from train.check.requirements import check_libraries
@@ -28,7 +28,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None, mani
     faults: list[Problem] = []
     index: Index | None = None
     plan: StepPlan | None = None
-    model: Model | None = None
+    model: CheckedModel | None = None
     shards: Looks = {}
     with Noting(faults):
         manifest = manifest or read_manifest(asked.manifest, cache=asked.cache)
@@ -62,7 +62,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None, mani
                        notes=tuple(notes_of(model, config, manifest, index)))
 
 
-def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: Model,
+def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: CheckedModel,
            shards: Looks) -> Setup:
     return Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
                  base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,

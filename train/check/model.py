@@ -12,10 +12,9 @@ from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
 from prep.models.denoiser.trainable import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
-from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
-from prep.models.pipeline import infer_family, weighted_files
+from prep.models.pipeline import infer_family, scheduler_config, weighted_files
 from prep.training.schema import Config
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
@@ -29,7 +28,7 @@ from train.setup import Initial, RunRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
+class CheckedModel:
     """Facts about the model before it is loaded."""
 
     path: Path
@@ -50,7 +49,7 @@ class Model:
 
 
 def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
-           faults: list[Problem]) -> Model | None:
+           faults: list[Problem]) -> CheckedModel | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     check_model_named(manifest, asked.model)
     path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
@@ -82,7 +81,7 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
     if trained is None or base is None or others is None or shifts is None:
         return None
     numbers = sum(map(prod, trained))
-    return Model(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
+    return CheckedModel(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
                   large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
                   rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
                   strengths=strengths_of(config.lora, adapted),
@@ -97,7 +96,7 @@ def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...
     if prediction_of(config, manifest) != "flow":
         draws = replace(draws, shift_by_size="none")
     return size_shifts(draws, FAMILIES[manifest.family],
-                       read_config(model / "scheduler" / "scheduler_config.json"), manifest.buckets)
+                       scheduler_config(model), manifest.buckets)
 
 
 def _convolves(weights: Shapes) -> bool:
@@ -107,7 +106,7 @@ def _convolves(weights: Shapes) -> bool:
 
 def _rescaled(model: Path) -> bool:
     """Whether the model's own noise schedule ends in pure noise."""
-    return read_config(model / "scheduler" / "scheduler_config.json").get("rescale_betas_zero_snr") is True
+    return scheduler_config(model).get("rescale_betas_zero_snr") is True
 
 
 def _saved(numbers: int, weights: Shapes, config: Config) -> int:

@@ -13,14 +13,14 @@ from prep.manifest.document import Manifest
 from prep.training.optimizers import OPTIMIZERS
 from prep.training.schema import Config, Lora
 from train.check.data import uses_masks
-from train.check.model import Model
+from train.check.model import CheckedModel
 from train.check.objective import prediction_of
 from train.config.unused import Facts, unused
 from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.setup import Initial
 
 
-def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Index | None) -> Iterator[str]:
+def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, index: Index | None) -> Iterator[str]:
     """What is no fault, but worth knowing: unused tensors, settings without effect, a learning rate far from the usual
     one, latents of another program."""
     if model is not None and index is not None:
@@ -45,7 +45,7 @@ def notes_of(model: Model | None, config: Config, manifest: Manifest, index: Ind
                f"VAE makes; to compare some: {encode_command(manifest, '--verify', '8')}")
 
 
-def _unread(lora: Lora, model: Model) -> Iterator[str]:
+def _unread(lora: Lora, model: CheckedModel) -> Iterator[str]:
     """What diffusers and ComfyUI do not read of the result."""
     if unread := unread_by_diffusers(lora, model.naming):
         other = "--set lora.format=diffusers writes names that it reads, and " if lora.kind == "lora" else ""
@@ -55,7 +55,7 @@ def _unread(lora: Lora, model: Model) -> Iterator[str]:
                + (": --set lora.format=kohya writes names that it reads" if model.fits_kohya else ""))
 
 
-def _misread(lora: Lora, model: Model) -> Iterator[str]:
+def _misread(lora: Lora, model: CheckedModel) -> Iterator[str]:
     """That ComfyUI scales the result otherwise than it was trained, and what helps."""
     if not model.naming.is_misread(lora, model.strengths):
         return

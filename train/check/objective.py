@@ -12,8 +12,7 @@ from prep.manifest.document import Manifest
 from prep.models.denoiser.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers
 from prep.models.denoiser.trainable import check_schedule
 from prep.models.families.registry import FAMILIES
-from prep.models.files import read_config
-from prep.models.pipeline import weighted_files
+from prep.models.pipeline import scheduler_config, weighted_files
 from prep.training.schema import Config
 
 
@@ -61,7 +60,7 @@ def check_noise(model: Path, config: Config, manifest: Manifest) -> None:
 
 def check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` where the weight would be 0 / 0: the last timestep is pure noise, and its SNR 0."""
-    scheduler = read_config(model / "scheduler" / "scheduler_config.json")
+    scheduler = scheduler_config(model)
     zero = scheduler.get("rescale_betas_zero_snr") is True
     if zero and config.loss.min_snr and prediction_of(config, manifest) == "epsilon":
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but the noise schedule of {model} ends in pure "
@@ -85,7 +84,7 @@ def check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule, or
     not without a library, or not in so many steps."""
     taken: Sequence[str] = DIFFUSION
-    scheduler = read_config(model / "scheduler" / "scheduler_config.json")
+    scheduler = scheduler_config(model)
     if prediction_of(config, manifest) == "flow":
         taken = samplers(FAMILIES[manifest.family].sampling.solvers, scheduler)
     elif config.zero_terminal_snr or scheduler.get("rescale_betas_zero_snr"):

@@ -25,8 +25,8 @@ from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.files import ComponentFiles, read_config
-from prep.models.pipeline import infer_family, pipeline_index, weighted_files
+from prep.models.files import ComponentFiles
+from prep.models.pipeline import SCHEDULER, infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.models.weights import index_name, read_shapes, variant_of
 from prep.parse import Unparsed
 from prep.runs.documents import open_plain, refused
@@ -238,8 +238,7 @@ def _metadata(path: Path) -> dict[str, str]:
 def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The files that say how pictures are made, if what the run trained predicts otherwise than its model: by path."""
     rescaled, asked = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
-    place = "scheduler/scheduler_config.json"
-    body, index = read_config(model / place), pipeline_index(model)
+    body, index = scheduler_config(model), pipeline_index(model)
     wanted = dict(body)
     if asked in ("epsilon", "v_prediction"):
         wanted["prediction_type"] = asked
@@ -247,7 +246,7 @@ def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
         wanted |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
                    "_class_name": "DDIMScheduler"}
         index["scheduler"] = ["diffusers", "DDIMScheduler"]
-    found = {place: wanted} if wanted != body else {}
+    found = {SCHEDULER: wanted} if wanted != body else {}
     if rescaled:
         found["model_index.json"] = index
     return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in found.items()}

@@ -9,17 +9,15 @@ from pathlib import Path
 from prep.digest import digest_json
 from prep.fs.memo import Memo, memo_path
 from prep.models.family import Family
-from prep.models.files import read_config
 from prep.models.fingerprint import FileDigest, digest_file, digest_public, digest_weighted
-from prep.models.pipeline import weighted_files
+from prep.models.pipeline import scheduler_config, weighted_files
 
 
 def base_fingerprints(model: Path, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
     """Fingerprints of `denoiser` and `scheduler` in the pipeline directory `model`. Raises `ModelError`."""
     parts = digest_weighted(weighted_files(model, family.denoiser), file_digest)
-    scheduler = read_config(model / "scheduler" / "scheduler_config.json")
     return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
-            "scheduler": digest_json({"kind": "scheduler", "config": digest_public(scheduler)})}
+            "scheduler": digest_json({"kind": "scheduler", "config": digest_public(scheduler_config(model))})}
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from prep.models.components import class_of
 from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Conditions, Family
-from prep.models.files import FETCH_AGAIN, read_config
+from prep.models.files import FETCH_AGAIN
 from prep.models.loading import load_model
-from prep.models.pipeline import infer_family, pipeline_index, weighted_files
+from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.training.schema import Config
 from train.models import lora
 from train.models.quantized import quantize
@@ -160,11 +160,6 @@ def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
     except Exception as error:  # bad values can raise nearly any exception
         raise ModelError(f"cannot use the scheduler's config in {model / 'scheduler'}: {first_line(error)}",
                          hint=FETCH_AGAIN) from None
-
-
-def scheduler_config(model: Path) -> dict[str, Any]:
-    """The scheduler's config in the model directory. Raises `ModelError`."""
-    return read_config(model / "scheduler" / "scheduler_config.json")
 
 
 def quiet() -> None:

@@ -29,10 +29,11 @@ from prep.loader.rows import Rows
 from prep.models.denoiser.samplers import diffusion_options, flow_options, require_steps
 from prep.models.family import ATTENTION_MASK, Prompted, TextArrays
 from prep.models.loading import quiet_libraries
+from prep.models.pipeline import scheduler_config
 from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from prep.training.schema import Sampling
-from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled, scheduler_config
+from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
 from train.sampling.prompts import PromptRows
 
 

@@ -38,7 +38,7 @@ from prep.models.family import Family
 from prep.models.files import CONFIG_BYTES, read_config, read_small
 from prep.models.fingerprint import text_files
 from prep.models.loading import named, quiet_libraries
-from prep.models.pipeline import infer_family, pipeline_index, tokenizer_files, weighted_files
+from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, tokenizer_files, weighted_files
 from prep.models.text.pipeline import spoken
 from prep.models.weights import read_tensors
 from prep.parse import brief
@@ -155,7 +155,7 @@ def _copy_scheduler(config: Path, index: dict[str, Any], kept: dict[str, Any], m
     if not known or not kind.endswith("Scheduler") or not hasattr(diffusers, kind):
         raise ModelError(f"scheduler in {config / 'model_index.json'} is {brief(given)}, expected one of diffusers",
                          hint=_LOSING)
-    values = read_config(config / "scheduler" / "scheduler_config.json")
+    values = scheduler_config(config)
     _write_small(made / "scheduler", {"scheduler_config.json": json.dumps(values, indent=2).encode() + b"\n"})
     kept["scheduler"] = ["diffusers", kind]
 
@@ -167,7 +167,7 @@ _MARKS: Mapping[str, tuple[str, Any]] = {"v_pred": ("prediction_type", "v_predic
 
 def _check_marks(stored: Stored, made: Path, file: Path) -> None:
     """Raises `ModelError` if the file says that its denoiser predicts otherwise than the scheduler's config says."""
-    config = read_config(made / "scheduler" / "scheduler_config.json")
+    config = scheduler_config(made)
     for mark, (key, value) in _MARKS.items():
         if mark in stored.tensors and config.get(key) != value:
             raise ModelError(f"{file} has the mark {mark}, but {key} of the scheduler of --config is "

@@ -16,16 +16,13 @@ from prep.errors import ModelError
 from prep.geometry import Size
 from prep.models.denoiser.levels import check_levels
 from prep.models.family import Family, Shape
-from prep.models.files import read_config
-from prep.models.pipeline import weighted_files
+from prep.models.pipeline import SCHEDULER, scheduler_config, weighted_files
 from prep.models.weights import has_weights
-
-SCHEDULE = "scheduler/scheduler_config.json"
 
 
 def check_schedule(model: Path, *, flow: bool) -> None:
     """Raises `ModelError` for a noise schedule without usable levels; `flow`: of a model that predicts a flow."""
-    check_levels(read_config(model / SCHEDULE), model, flow=flow)
+    check_levels(scheduler_config(model), model, flow=flow)
 
 
 def missing_files(model: Path, family: Family) -> tuple[str, ...]:
@@ -40,10 +37,10 @@ def missing_files(model: Path, family: Family) -> tuple[str, ...]:
         weighted_files(model, family.denoiser)
     else:
         missing.append(f"{family.denoiser}/diffusion_pytorch_model.safetensors")
-    if os.path.lexists(model / SCHEDULE):
+    if os.path.lexists(model / SCHEDULER):
         check_schedule(model, flow="flow" in family.predictions)
     else:
-        missing.append(SCHEDULE)
+        missing.append(SCHEDULER)
     return tuple(missing)
 
 

@@ -22,7 +22,7 @@ from prep.models.family import (
     SamplePipeline,
     Shape,
     TextArrays,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -50,8 +50,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden} for hidden in hidden_BLD]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="full", max_length=256, longest=256, shapes=shapes,
-                 encode=encode)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_length=256, longest=256, shapes=shapes,
+                    encode=encode)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

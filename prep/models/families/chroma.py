@@ -29,7 +29,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -51,8 +51,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden[mask.bool()]} for hidden, mask in zip(hidden_BLD, mask_BL, strict=True)]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
-                 max_length=512, longest=512, shapes=shapes, encode=encode)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                    max_length=512, longest=512, shapes=shapes, encode=encode)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

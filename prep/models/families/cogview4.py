@@ -27,7 +27,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -50,8 +50,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden_1LD[0]} for hidden_1LD in rows]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=1024, longest=1024,
-                 shapes=shapes, encode=encode)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=1024, longest=1024,
+                    shapes=shapes, encode=encode)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

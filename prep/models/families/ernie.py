@@ -26,7 +26,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -48,8 +48,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
 
 
 # 2048 tokens are more than captions have; a longer caption would be whole in the pipeline.
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=2048, longest=2048,
-                 shapes=shapes, encode=encode)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=2048, longest=2048,
+                    shapes=shapes, encode=encode)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -49,8 +49,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden, "pooled": pooled} for hidden, pooled in zip(hidden_BLD, pooled_BD, strict=True)]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=512,
-                 longest=512, shapes=shapes, encode=encode)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=512,
+                    longest=512, shapes=shapes, encode=encode)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from prep.models.configs import Configs
 from prep.models.denoiser import packing
 from prep.models.families import flux, sd15, zimage
-from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextFacts, TextOptions, TextRow
+from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextEncoding, TextOptions, TextRow
 from prep.models.lora.kohya import Kohya, Rule, renamed
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def klein_shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
 
 
 def _text(shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]], layers: tuple[int, ...],
-          constants: Mapping[str, str | int]) -> TextFacts:
+          constants: Mapping[str, str | int]) -> TextEncoding:
     def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
         """One `hidden` per caption. Positions of text tokens follow from their order, so they are not stored."""
         hidden_BLD, _ = pipeline.encode_prompt(list(captions), device=device, max_sequence_length=options.max_length,
                                                text_encoder_out_layers=layers)
         return [{"hidden": hidden_LD} for hidden_LD in hidden_BLD]
 
-    return TextFacts(arrays={"hidden": ("token", "channel")}, layout="full", max_length=512, longest=512, shapes=shapes,
-                     encode=encode, constants={"layers": ",".join(map(str, layers)), **constants})
+    return TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_length=512, longest=512,
+                        shapes=shapes, encode=encode, constants={"layers": ",".join(map(str, layers)), **constants})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ KLEIN = Family(
     components={"text_encoder": (("transformers", "Qwen3ForCausalLM"),),
                 "tokenizer": zimage.COMPONENTS["tokenizer"], **PICTURES},
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
-    predictions=("flow",), predict=predict, takes_guidance=True,
+    predictions=("flow",), predict=predict,
     text=_text(klein_shapes, KLEIN_LAYERS, {}), sampling=KLEIN_SAMPLING, lora=LORA,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

@@ -27,7 +27,7 @@ from prep.models.family import (
     SamplePipeline,
     Shape,
     TextArrays,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -95,9 +95,9 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
             for t5, llama, pooled in zip(t5_BLD, llama_BNLD, pooled_BD, strict=True)]
 
 
-TEXT = TextFacts(arrays={"t5": ("token", "channel"), "llama": ("layer", "token", "channel"), "pooled": ("channel",)},
-                 layout="full", max_length=128, longest=128, shapes=shapes, encode=encode,
-                 denoiser_config=denoiser_config)
+TEXT = TextEncoding(arrays={"t5": ("token", "channel"), "llama": ("layer", "token", "channel"), "pooled": ("channel",)},
+                    layout="full", max_length=128, longest=128, shapes=shapes, encode=encode,
+                    denoiser_config=denoiser_config)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -68,11 +68,11 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"layers": layers[mask]} for layers, mask in zip(layers_BLND, mask_BL.bool(), strict=True)]
 
 
-TEXT = TextFacts(arrays={"layers": ("token", "layer", "channel")}, layout="trimmed", max_length=512,
-                 shortest=SUFFIX_TOKENS + 1, longest=512, shapes=shapes, encode=encode,
-                 pipeline_options=(SELECTED,),
-                 constants={"layers": ",".join(map(str, LAYERS)), "prefix": PREFIX, "suffix": SUFFIX,
-                            "dropped": qwenimage.DROPPED, "suffix_tokens": SUFFIX_TOKENS})
+TEXT = TextEncoding(arrays={"layers": ("token", "layer", "channel")}, layout="trimmed", max_length=512,
+                    shortest=SUFFIX_TOKENS + 1, longest=512, shapes=shapes, encode=encode,
+                    pipeline_options=(SELECTED,),
+                    constants={"layers": ",".join(map(str, LAYERS)), "prefix": PREFIX, "suffix": SUFFIX,
+                               "dropped": qwenimage.DROPPED, "suffix_tokens": SUFFIX_TOKENS})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

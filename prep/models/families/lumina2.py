@@ -25,7 +25,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -66,9 +66,9 @@ def negative(pipeline: Any, texts: Sequence[str], options: TextOptions, device: 
     return [{"hidden": hidden[mask.bool()]} for hidden, mask in zip(hidden_BLD, mask_BL, strict=True)]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=256, longest=256, shapes=shapes,
-                 encode=encode, negative=negative,
-                 constants={"system_prompt": SYSTEM_PROMPT})
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=256, longest=256,
+                    shapes=shapes, encode=encode, negative=negative,
+                    constants={"system_prompt": SYSTEM_PROMPT})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

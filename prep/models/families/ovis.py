@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prep.models.configs import Configs
 from prep.models.denoiser import packing
 from prep.models.families import flux
-from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextFacts, TextOptions, TextRow
+from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextEncoding, TextOptions, TextRow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +41,9 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden} for hidden in hidden_BLD]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="full", max_length=256, longest=256, shapes=shapes,
-                 encode=encode,
-                 constants={"system_prompt": SYSTEM_PROMPT, "template_tokens": TEMPLATE_TOKENS})
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_length=256, longest=256, shapes=shapes,
+                    encode=encode,
+                    constants={"system_prompt": SYSTEM_PROMPT, "template_tokens": TEMPLATE_TOKENS})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

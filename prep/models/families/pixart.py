@@ -34,7 +34,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -56,10 +56,10 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden[mask.bool()]} for hidden, mask in zip(hidden_BLD, mask_BL, strict=True)]
 
 
-def _text(max_length: int) -> TextFacts:
-    return TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
-                     max_length=max_length, longest=max_length, shapes=shapes, encode=encode,
-                     constants={"clean_caption": 0})
+def _text(max_length: int) -> TextEncoding:
+    return TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                        max_length=max_length, longest=max_length, shapes=shapes, encode=encode,
+                        constants={"clean_caption": 0})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

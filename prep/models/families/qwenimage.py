@@ -27,7 +27,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -62,9 +62,9 @@ def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     return encode(pipeline, [NEGATIVE], options, device)[0]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=512, longest=1024, shapes=shapes,
-                 encode=encode, without_prompt=without_prompt,
-                 constants={"template": TEMPLATE, "dropped": DROPPED, "negative": NEGATIVE})
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", max_length=512, longest=1024,
+                    shapes=shapes, encode=encode, without_prompt=without_prompt,
+                    constants={"template": TEMPLATE, "dropped": DROPPED, "negative": NEGATIVE})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

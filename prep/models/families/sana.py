@@ -30,7 +30,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -75,9 +75,9 @@ def _instruction(pipeline: Any) -> list[str]:
     return lines
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
-                 max_length=300, longest=300, shapes=shapes, encode=encode,
-                 negative=negative, constants={"clean_caption": 0, "instruction": INSTRUCTION})
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                    max_length=300, longest=300, shapes=shapes, encode=encode,
+                    negative=negative, constants={"clean_caption": 0, "instruction": INSTRUCTION})
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -74,8 +74,8 @@ def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     return {"hidden": negative_1LD[0].repeat(options.windows, 1)}
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="full", max_length=77, shortest=77,
-                 longest=77, shapes=shapes, encode=encode, without_prompt=without_prompt, clip=True, windows=True)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_length=77, shortest=77,
+                    longest=77, shapes=shapes, encode=encode, without_prompt=without_prompt, clip=True, windows=True)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -70,9 +70,9 @@ def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     return {"hidden": hidden_1LD[0], "pooled": pooled_1D[0]}
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=256,
-                 longest=512, shapes=shapes, encode=encode, without_prompt=without_prompt,
-                 denoiser_config=denoiser_config, clip=True)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=256,
+                    longest=512, shapes=shapes, encode=encode, without_prompt=without_prompt,
+                    denoiser_config=denoiser_config, clip=True)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

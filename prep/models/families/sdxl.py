@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
 from prep.models.families import sd15
-from prep.models.family import Conditions, Family, Prompted, Shape, TextFacts, TextOptions, TextRow
+from prep.models.family import Conditions, Family, Prompted, Shape, TextEncoding, TextOptions, TextRow
 from prep.models.lora.kohya import Kohya
 from prep.models.lora.unet import original_rules
 from prep.models.text import clip
@@ -64,9 +64,9 @@ def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
     return {"hidden": hidden_1LD[0].repeat(options.windows, 1), "pooled": pooled_1D[0]}
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=77,
-                 shortest=77, longest=77, shapes=shapes, encode=encode, without_prompt=without_prompt,
-                 pipeline_options=("force_zeros_for_empty_prompt",), clip=True, windows=True)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel"), "pooled": ("channel",)}, layout="full", max_length=77,
+                    shortest=77, longest=77, shapes=shapes, encode=encode, without_prompt=without_prompt,
+                    pipeline_options=("force_zeros_for_empty_prompt",), clip=True, windows=True)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from prep.models.family import (
     Prompted,
     SamplePipeline,
     Shape,
-    TextFacts,
+    TextEncoding,
     TextOptions,
     TextRow,
 )
@@ -48,8 +48,8 @@ def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device:
     return [{"hidden": hidden_LD} for hidden_LD in rows]
 
 
-TEXT = TextFacts(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
-                 max_length=512, longest=512, shapes=shapes, encode=encode)
+TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", padding_masked=True,
+                    max_length=512, longest=512, shapes=shapes, encode=encode)
 
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------

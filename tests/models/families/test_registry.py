@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from prep.errors import ModelError
 from prep.models.configs import Configs
 from prep.models.families.registry import FAMILIES, families_of_pipeline
+from prep.models.family import Prompted
 from prep.models.pipeline import infer_family
 
 INDEX = {"_class_name": "StableDiffusionPipeline"}
@@ -69,3 +72,16 @@ def test_a_directory_without_a_unet_is_told(tmp_path):
     (tmp_path / "model_index.json").write_text(json.dumps(INDEX))
     with pytest.raises(ModelError, match=r"cannot read .*unet/config\.json"):
         infer_family(tmp_path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_guides_by_a_number_of_its_denoiser_or_by_a_negative_prompt(name):
+    """What `train check` estimates of sample pictures counts on it: a negative prompt takes a second pass."""
+    family, sizes = FAMILIES[name], {"token": 4, "channel": 8, "layer": 1}
+    text = {array: torch.zeros(1, *map(sizes.__getitem__, dims)) for array, dims in family.text.arrays.items()}
+    text["attention_mask"] = torch.ones(1, 4, dtype=torch.uint8)
+    prompted = Prompted(positive=text, negative=text, latent_1Chw=torch.zeros(1, family.latent_channels, 4, 4),
+                        size=(32, 32), guidance=2.0)
+    transformer = SimpleNamespace(config=SimpleNamespace(llama_layers=[0]))
+    given = family.sampling.call(transformer, prompted)
+    assert family.takes_guidance != any(value is not None for key, value in given.items() if key.startswith("negative"))
