@@ -15,13 +15,12 @@ from prep.models.pipeline import pipeline_index
 from prep.training.schema import Config
 from prep.training.table import SETTINGS, spell
 from train.config.load import by_name
-from train.metadata import architecture_of, title_of, usual_size
+from train.metadata import labels_of, title_of, usual_size
 from train.models.adapters.readers import KINDS, unread_by_comfyui, unread_by_diffusers
 from train.models.naming import Naming, naming_of
 from train.setup import Setup
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~&:@])")
-_WITHOUT_LOADER = ("pixart_alpha", "pixart_sigma", "ovis")  # their pipelines in diffusers have no load_lora_weights
 
 
 def card(setup: Setup, step: int, result: str, picture: str | None) -> str:
@@ -92,7 +91,7 @@ def _named(setup: Setup) -> tuple[str, bool]:
 def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     """Title and value of each line of the table."""
     config, settings, plan = setup.config, setup.config.result, setup.plan
-    yield "Base model", f"{escaped(_named(setup)[0])} ({escaped(architecture_of(setup))})"
+    yield "Base model", f"{escaped(_named(setup)[0])} ({escaped(labels_of(setup).architecture)})"
     for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
     for part, digest in sorted(setup.others.items()):  # accepted, though another one made the cache
@@ -137,7 +136,7 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
                    f"picture = pipeline({prompt}).images[0]")
         return
     naming = naming_of(setup.family).earlier_format() if setup.naming.earlier else naming_of(setup.family)
-    if setup.family.name in _WITHOUT_LOADER:
+    if not setup.family.lora.in_diffusers:
         yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
     elif unread := unread_by_diffusers(setup.config.lora, naming):
         yield f"diffusers reads no {unread}: `train merge {result} --model MODEL -o DIR`."

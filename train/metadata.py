@@ -18,7 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from prep.geometry import Size
-from prep.models.pipeline import weighted_files
+from prep.models.configs import Configs
+from prep.models.family import Labels
 from train.config.load import as_table
 from train.models import lora
 from train.optim.schedule import warmup_steps
@@ -27,19 +28,6 @@ from train.setup import Setup
 
 MOST_TAGGED = 200_000  # samples whose captions are counted; more take too long
 MOST_TAGS = 1000  # the most frequent ones
-
-# Family → the architecture as sd-scripts (library/sai_model_spec.py) and SwarmUI (T2IModelClassSorter.cs) spell it.
-_ARCHITECTURES: Mapping[str, str] = {
-    "sd15": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base", "sd3": "stable-diffusion-3",
-    "chroma": "chroma", "qwenimage": "qwen-image", "flux2": "flux.2-dev", "flux2_klein": "flux.2-klein",
-    "zimage": "z-image", "lumina2": "lumina-2", "auraflow": "auraflow-v1", "hidream": "hidream-i1",
-    "pixart_alpha": "pixart-alpha", "pixart_sigma": "pixart-ms-sigma-xl-2", "sana": "sana", "cogview4": "cogview4",
-    "krea2": "krea-2", "ernie": "ernie-image", "ovis": "ovis-image",
-}  # fmt: skip
-# Family → the value of ss_base_model_version by which web UIs tell LoRA files apart.
-_VERSIONS: Mapping[str, str] = {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3", "flux": "flux1",
-                                "flux2": "flux2", "flux2_klein": "flux2", "chroma": "chroma", "qwenimage": "qwen_image",
-                                "zimage": "zimage", "lumina2": "lumina2"}
 
 
 def checkpoint_metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> dict[str, str]:
@@ -83,15 +71,9 @@ def title_of(setup: Setup) -> str:
     return setup.config.result.title or setup.manifest.path.stem
 
 
-def architecture_of(setup: Setup) -> str:
-    """The name of the base model's architecture."""
-    name = setup.family.name
-    if name == "sd21":
-        return "stable-diffusion-v2-768-v" if setup.prediction == "v_prediction" else "stable-diffusion-v2-512"
-    if name == "flux":
-        guided = weighted_files(setup.model, setup.family.denoiser).config.get("guidance_embeds")
-        return "flux-1-dev" if guided else "flux-1-schnell"
-    return _ARCHITECTURES.get(name, name)
+def labels_of(setup: Setup) -> Labels:
+    """What the run's base model is called in metadata. Raises `ModelError`."""
+    return setup.family.labels_of(setup.prediction, Configs(setup.model))
 
 
 def usual_size(setup: Setup) -> Size:
@@ -103,8 +85,8 @@ def usual_size(setup: Setup) -> Size:
 def _modelspec(setup: Setup) -> dict[str, str]:
     settings = setup.config.result
     width, height = usual_size(setup)
-    adapter = "/lora" if setup.config.method == "lora" else ""
-    facts = {"sai_model_spec": "1.0.1", "architecture": architecture_of(setup) + adapter, "implementation": "diffusers",
+    architecture = labels_of(setup).architecture + ("/lora" if setup.config.method == "lora" else "")
+    facts = {"sai_model_spec": "1.0.1", "architecture": architecture, "implementation": "diffusers",
              "title": title_of(setup), "resolution": f"{width}x{height}", "date": setup.origin.started,
              "author": settings.author, "description": settings.description, "license": settings.license,
              "trigger_phrase": settings.trigger,
@@ -114,9 +96,10 @@ def _modelspec(setup: Setup) -> dict[str, str]:
 
 def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
     """The facts of a LoRA file under the names of sd-scripts."""
-    config, plan = setup.config, setup.plan
+    config, plan, labels = setup.config, setup.plan, labels_of(setup)
     facts: dict[str, Any] = {
-        "output_name": title_of(setup), "base_model_version": _version(setup), "sd_model_name": setup.model.name,
+        "output_name": title_of(setup), "base_model_version": labels.version or setup.family.name,
+        "sd_model_name": setup.model.name,
         "learning_rate": config.optimizer.lr, "unet_lr": config.optimizer.lr, "optimizer": config.optimizer.name,
         "lr_scheduler": config.schedule.name, "lr_warmup_steps": warmup_steps(config.schedule, setup.steps),
         "max_grad_norm": config.optimizer.clip, "seed": config.seed, "steps": step, "max_train_steps": setup.steps,
@@ -127,8 +110,8 @@ def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
         "num_train_images": sum(len(members) for members in setup.index.training),
         "enable_bucket": True, "bucket_info": json.dumps({"buckets": _buckets(setup)}),
     }
-    if setup.family.name in ("sd15", "sd21", "sdxl"):
-        facts["v2"] = setup.family.name == "sd21"
+    if labels.v2 is not None:
+        facts["v2"] = labels.v2
     noise = config.noise
     objective = {"min_snr_gamma": config.loss.min_snr, "noise_offset": noise.offset,
                  "multires_noise_discount": noise.pyramid,
@@ -141,12 +124,6 @@ def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
     if tags := _tags(setup) if config.result.tags else {}:
         facts["tag_frequency"] = json.dumps({setup.manifest.path.stem: tags}, ensure_ascii=False)
     return {f"ss_{key}": str(value) for key, value in facts.items()}
-
-
-def _version(setup: Setup) -> str:
-    if setup.family.name == "sd21":
-        return "sd_v2_v" if setup.prediction == "v_prediction" else "sd_v2"
-    return _VERSIONS.get(setup.family.name, setup.family.name)
 
 
 def _buckets(setup: Setup) -> dict[str, Any]:

@@ -135,6 +135,7 @@ class LoraLayers:
     further: tuple[Rule, ...] = ()  # names of the authors' code that are read, but never written
     original: Callable[[Iterable[str]], tuple[Rule, ...]] | None = None  # of a UNet: its authors' names, by its layers
     in_comfyui: bool = True  # whether ComfyUI 0.29 reads diffusers' names of tensors, all or some
+    in_diffusers: bool = True  # whether diffusers' pipeline has `load_lora_weights`
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -142,6 +143,15 @@ class LoraLayers:
         if self.kohya is None:
             return ("diffusers",)
         return ("kohya", "diffusers") if self.kohya.usual else ("diffusers", "kohya")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labels:
+    """What the metadata of weights call a model, for programs that show and sort files."""
+
+    architecture: str  # as sd-scripts (library/sai_model_spec.py) and SwarmUI (T2IModelClassSorter.cs) spell it
+    version: str = ""  # ss_base_model_version, by which web UIs tell LoRA files apart; "": the family's name
+    v2: bool | None = None  # ss_v2, of the UNets that sd-scripts trains; None: other denoisers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,9 +192,14 @@ class Family:
     text: TextEncoding
     sampling: SamplePipeline
     lora: LoraLayers
+    labels: Labels | Callable[[str, Configs], Labels]  # or by what is predicted and the model's configs
     # Of a published model, what `text.shapes` reads of its configs, by component ("": model_index.json); plans without
     # a model are made with it. None: no such plans.
     published: Mapping[str, Mapping[str, Any]] | None = None
+
+    def labels_of(self, prediction: str, configs: Configs) -> Labels:
+        """What a model's weights are called. Raises `ModelError` if that takes a config which cannot be read."""
+        return self.labels if isinstance(self.labels, Labels) else self.labels(prediction, configs)
 
     @property
     def text_compute(self) -> str | None:

@@ -16,7 +16,7 @@ from prep.digest import digest_bytes
 from prep.errors import CacheError
 from train import metadata
 from train.config.load import as_table
-from train.metadata import architecture_of, checkpoint_metadata, result_metadata
+from train.metadata import checkpoint_metadata, labels_of, result_metadata
 from train.runs.directory import begin, claim_run, read_run
 from train.setup import Origin
 
@@ -101,14 +101,16 @@ def test_captions_are_counted_by_their_parts(make, setup_of, monkeypatch):
 
 
 @pytest.mark.parametrize(("family", "prediction", "wanted"), [
-    ("sd21", "v_prediction", ("stable-diffusion-v2-768-v", "sd_v2_v")),
-    ("sd21", "epsilon", ("stable-diffusion-v2-512", "sd_v2")), ("qwenimage", "flow", ("qwen-image", "qwen_image")),
-    ("sdxl", "epsilon", ("stable-diffusion-xl-v1-base", "sdxl_base_v1-0"))])
+    ("sd21", "v_prediction", ("stable-diffusion-v2-768-v/lora", "sd_v2_v", "True")),
+    ("sd21", "epsilon", ("stable-diffusion-v2-512/lora", "sd_v2", "True")),
+    ("sdxl", "epsilon", ("stable-diffusion-xl-v1-base/lora", "sdxl_base_v1-0", "False")),
+    ("qwenimage", "flow", ("qwen-image/lora", "qwen_image", None)), ("krea2", "flow", ("krea-2/lora", "krea2", None))])
 def test_architectures_by_the_names_of_others(make, setup_of, family, prediction, wanted):
     from prep.models.families.registry import FAMILIES
 
     setup = replace(setup_of(make(), **QUICK), family=FAMILIES[family], prediction=prediction)
-    assert (architecture_of(setup), metadata._version(setup)) == wanted
+    found = result_metadata(setup, 4, ADAPTER, {"a": torch.zeros(2)})
+    assert tuple(map(found.get, ("modelspec.architecture", "ss_base_model_version", "ss_v2"))) == wanted
 
 
 @pytest.mark.parametrize(("guided", "wanted"), [(True, "flux-1-dev"), (False, "flux-1-schnell")])
@@ -123,7 +125,7 @@ def test_flux_is_named_by_its_guidance(make, setup_of, tmp_path, guided, wanted)
         "_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}))
     save_file({"weight": torch.zeros(1)}, folder / "diffusion_pytorch_model.safetensors")
     setup = replace(setup_of(make(), **QUICK), family=FAMILIES["flux"], model=tmp_path / "model")
-    assert architecture_of(setup) == wanted
+    assert labels_of(setup).architecture == wanted
 
 
 def test_a_checkpoint_has_no_date(make, setup_of):

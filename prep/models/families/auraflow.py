@@ -17,6 +17,7 @@ from prep.models.families import flux, sd15
 from prep.models.family import (
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -124,5 +125,6 @@ FAMILY = Family(
     name="auraflow", models=("AuraFlow",), pipelines=("AuraFlowPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("flow",), upcasts_vae=True, text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="auraflow-v1"),
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1)}, longest_side=longest_side,
 )

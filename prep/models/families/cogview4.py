@@ -23,6 +23,7 @@ from prep.models.families import flux, sd15
 from prep.models.family import (
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -122,5 +123,6 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="1", shift_factor="0", predictions=("flow",), text=TEXT,
     predict=predict, shift=shift_of, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="cogview4"),
     config_widths={"in_channels": ("latent", 1), "text_embed_dim": ("hidden", 1)},
 )

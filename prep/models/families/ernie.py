@@ -22,6 +22,7 @@ from prep.models.families import flux2
 from prep.models.family import (
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -113,5 +114,6 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1",
     shift_factor="0", batch_norm_eps=1e-5, predictions=("flow",), text=TEXT,
     predict=predict, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="ernie-image"),
     config_widths={"in_channels": ("latent", 4), "text_in_dim": ("hidden", 1)},
 )

@@ -20,6 +20,7 @@ from prep.models.families import sd15
 from prep.models.family import (
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -142,12 +143,21 @@ COMPONENTS = {
     "transformer": (("diffusers", "FluxTransformer2DModel"),),
     "vae": (("diffusers", "AutoencoderKL"),),
 }
+
+
+def labels(prediction: str, configs: Configs) -> Labels:
+    """dev takes guidance as a number, schnell does not."""
+    guided = configs("transformer").get("guidance_embeds")
+    return Labels(architecture="flux-1-dev" if guided else "flux-1-schnell", version="flux1")
+
+
 FAMILY = Family(
     name="flux", models=("FLUX.1 dev", "FLUX.1 schnell"), pipelines=("FluxPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT,
     predict=predict, takes_guidance=True, sampling=SAMPLING, lora=LORA,
     published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"d_model": 4096}},
+    labels=labels,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},
 )

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any
 from prep.models.configs import Configs
 from prep.models.denoiser import packing
 from prep.models.families import flux, sd15, zimage
-from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextEncoding, TextOptions, TextRow
+from prep.models.family import (
+    Conditions,
+    Family,
+    Labels,
+    LoraLayers,
+    Prompted,
+    Shape,
+    TextEncoding,
+    TextOptions,
+    TextRow,
+)
 from prep.models.lora.kohya import Kohya, Rule, renamed
 
 if TYPE_CHECKING:
@@ -150,6 +160,7 @@ DEV = Family(
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), predict=predict, takes_guidance=True,
     text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}), sampling=DEV_SAMPLING, lora=LORA,
+    labels=Labels(architecture="flux.2-dev"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )
 KLEIN = Family(
@@ -160,5 +171,6 @@ KLEIN = Family(
     latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), predict=predict,
     text=_text(klein_shapes, KLEIN_LAYERS, {}), sampling=KLEIN_SAMPLING, lora=LORA,
+    labels=Labels(architecture="flux.2-klein", version="flux2"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

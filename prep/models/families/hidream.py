@@ -22,6 +22,7 @@ from prep.models.families import flux, sd3, sd15
 from prep.models.family import (
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -192,5 +193,6 @@ FAMILY = Family(
     name="hidream", models=("HiDream-I1",), pipelines=("HiDreamImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="hidream-i1"),
     config_widths={"in_channels": ("latent", 1), "text_emb_dim": ("pooled", 1)}, largest_area=largest_area,
 )

@@ -21,6 +21,7 @@ from prep.models.family import (
     ATTENTION_MASK,
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -133,5 +134,6 @@ FAMILY = Family(
     denoiser="transformer", components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="0.3611", shift_factor="0.1159", predictions=("flow",), text=TEXT,
     predict=predict, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="lumina-2"),
     config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)}, longest_side=longest_side,
 )

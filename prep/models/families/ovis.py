@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 from prep.models.configs import Configs
 from prep.models.denoiser import packing
 from prep.models.families import flux
-from prep.models.family import Conditions, Family, LoraLayers, Prompted, Shape, TextEncoding, TextOptions, TextRow
+from prep.models.family import (
+    Conditions,
+    Family,
+    Labels,
+    LoraLayers,
+    Prompted,
+    Shape,
+    TextEncoding,
+    TextOptions,
+    TextRow,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +88,7 @@ SAMPLING = replace(flux.SAMPLING, call=call, guidance=5.0)  # the pipeline's def
 
 # ---- LoRA ------------------------------------------------------------------------------------------------------------
 
-LORA = LoraLayers(presets=flux.PRESETS, kohya=None)  # layers are named as FLUX.1's
+LORA = LoraLayers(presets=flux.PRESETS, kohya=None, in_diffusers=False)  # layers are named as FLUX.1's
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
@@ -94,5 +104,6 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024,
     scaling_factor="0.3611", shift_factor="0.1159", predictions=("flow",), text=TEXT,
     predict=predict, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="ovis-image"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

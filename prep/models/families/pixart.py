@@ -30,6 +30,7 @@ from prep.models.family import (
     Class,
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -117,7 +118,7 @@ SAMPLING = SamplePipeline(call=call, unpack=sd15.unpack, sampler="DPMSolverMulti
 
 # ---- LoRA ------------------------------------------------------------------------------------------------------------
 
-LORA = LoraLayers(presets=sd15.PRESETS, kohya=None)  # layers are named as the UNet's
+LORA = LoraLayers(presets=sd15.PRESETS, kohya=None, in_diffusers=False)  # layers are named as the UNet's
 
 
 # ---- the family ------------------------------------------------------------------------------------------------------
@@ -134,6 +135,7 @@ ALPHA = Family(
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.18215",
     shift_factor="0", predictions=("epsilon",), text=_text(120), predict=predict, sampling=SAMPLING,
     lora=LORA,
+    labels=Labels(architecture="pixart-alpha"),
     config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )
 SIGMA = Family(
@@ -141,5 +143,6 @@ SIGMA = Family(
     components=COMPONENTS, latent_channels=4, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("epsilon",), text=_text(300), predict=predict, sampling=SAMPLING,
     lora=LORA,
+    labels=Labels(architecture="pixart-ms-sigma-xl-2"),
     config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )

@@ -26,6 +26,7 @@ from prep.models.family import (
     ATTENTION_MASK,
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -126,5 +127,6 @@ FAMILY = Family(
     name="sana", models=("SANA 1.0", "SANA 1.5"), pipelines=("SanaPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=32, factor=32, patch=1, step=64, resolution=1024, scaling_factor="0.41407",
     shift_factor="0", predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
+    labels=Labels(architecture="sana"),
     config_widths={"in_channels": ("latent", 1), "caption_channels": ("hidden", 1)},
 )

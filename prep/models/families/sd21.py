@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from prep.models.configs import Configs
 from prep.models.families import sd15
+from prep.models.family import Labels
 
 
 def fits(configs: Configs) -> bool:
@@ -19,5 +20,12 @@ def fits(configs: Configs) -> bool:
     return sd15.is_plain(configs("unet")) and configs("unet").get("use_linear_projection") is True
 
 
-FAMILY = replace(sd15.FAMILY, name="sd21", models=("Stable Diffusion 2.x",), fits=fits, resolution=768,
+def labels(prediction: str, configs: Configs) -> Labels:
+    """The model at 768 pixels predicts v, "base" noise."""
+    if prediction == "v_prediction":
+        return Labels(architecture="stable-diffusion-v2-768-v", version="sd_v2_v", v2=True)
+    return Labels(architecture="stable-diffusion-v2-512", version="sd_v2", v2=True)
+
+
+FAMILY = replace(sd15.FAMILY, name="sd21", labels=labels, models=("Stable Diffusion 2.x",), fits=fits, resolution=768,
                  published={"text_encoder": {"hidden_size": 1024}})

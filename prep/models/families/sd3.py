@@ -19,6 +19,7 @@ from prep.models.families import flux, sd15
 from prep.models.family import (
     Conditions,
     Family,
+    Labels,
     LoraLayers,
     Prompted,
     SamplePipeline,
@@ -157,6 +158,7 @@ FAMILY = Family(
     predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
     published={"": {LAST: ["transformers", "T5EncoderModel"]}, "text_encoder": {"projection_dim": 768},
                "text_encoder_2": {"projection_dim": 1280}, LAST: {"d_model": 4096}},
+    labels=Labels(architecture="stable-diffusion-3"),
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)}, longest_side=longest_side,
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.models.configs import Configs
 from prep.models.families import sd15
-from prep.models.family import Conditions, Family, Prompted, Shape, TextEncoding, TextOptions, TextRow
+from prep.models.family import Conditions, Family, Labels, Prompted, Shape, TextEncoding, TextOptions, TextRow
 from prep.models.lora.kohya import Kohya
 from prep.models.lora.unet import original_rules
 from prep.models.text import clip
@@ -108,5 +108,6 @@ FAMILY = Family(
     shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT, predict=predict,
     sampling=SAMPLING, lora=LORA,
     published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"hidden_size": 1280, "projection_dim": 1280}},
+    labels=Labels(architecture="stable-diffusion-xl-v1-base", version="sdxl_base_v1-0", v2=False),
     config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
 )
