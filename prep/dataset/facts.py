@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from prep.captions.read import BadCaption, Format, read_caption
 from prep.digest import digest_bytes, digest_strings
 from prep.fs.memo import Fact
-from prep.images.decode import read_header
+from prep.images.decode import decode_picture, read_header
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import focus_in, mean_in
 from prep.images.plugins import decoders
 
-VERSION = 4  # of all facts; raised when the facts of a file or their meaning change
+VERSION = 5  # of all facts; raised when the facts of a file or their meaning change
 
 
 def _picture_facts(data: bytes) -> Fact:
@@ -27,7 +27,19 @@ def _picture_facts(data: bytes) -> Fact:
         raise
     except BadPicture as error:
         return {"digest": digest, "code": error.code, "detail": error.detail}
-    return {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+    found = {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+    return {**found, "cut": True} if header.cut else found
+
+
+def _fault(data: bytes) -> Fact:
+    """Why a picture cannot be decoded; nothing if it can."""
+    try:
+        decode_picture(data, alpha="white")
+    except NoDecoder:
+        raise
+    except BadPicture as error:
+        return {"code": error.code, "detail": error.detail}
+    return {}
 
 
 def _mask_size(data: bytes) -> Fact:
@@ -62,7 +74,7 @@ def fact_kinds() -> dict[str, str]:
 
 _PLAIN = {"caption", "caption-json", "file"}  # these depend on no decoder
 READERS: Mapping[str, Callable[[bytes], Fact]] = {  # by kind of fact
-    "picture": _picture_facts, "caption": lambda data: _caption_facts(data, "text"),
+    "picture": _picture_facts, "fault": _fault, "caption": lambda data: _caption_facts(data, "text"),
     "caption-json": lambda data: _caption_facts(data, "json"), "file": lambda data: {"digest": digest_bytes(data)},
     "mask": lambda data: {"digest": digest_bytes(data), "focus": focus_in(data, "mask")},
     "picture-alpha": _picture_and_focus, "mask-size": _mask_size,

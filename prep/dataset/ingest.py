@@ -140,7 +140,7 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
         return _reject(item, "missing-caption", item.uncaptioned or "has no caption, or an empty one")
     return KnownItem(item=item, picture=header["digest"], size=(header["width"], header["height"]),
                      has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
-                     focus=_focus(mask or header))
+                     focus=_focus(mask or header), cut="cut" in header)
 
 
 def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
@@ -195,3 +195,4 @@ class KnownItem:
     captions: tuple[tuple[str, float], ...]  # final texts and their weights, at least one
     mask: str | None  # SHA-256 of the mask file's bytes
     focus: Focus | None = None  # where its mask is, for `crop = "focus"`
+    cut: bool = False  # whether its file seems to lack its end

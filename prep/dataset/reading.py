@@ -61,7 +61,7 @@ def needs_worker(kind: str, data: bytes) -> bool:
     """Whether native code parses these bytes for a fact of this kind."""
     if len(data) > MOST_SENT:
         return False
-    if kind in ("mask", "picture-alpha", "mask-mean", "alpha-mean"):  # decoded
+    if kind in ("mask", "picture-alpha", "fault", "mask-mean", "alpha-mean"):  # decoded
         return True
     if kind not in ("picture", "mask-size"):
         return False
@@ -161,7 +161,7 @@ def _text(value: Any, where: str) -> str:
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "digest": _text, "width": _side, "height": _side, "alpha": lambda value, where: expect(value, bool, where),
     "code": known_code, "detail": _text, "size": _size, "focus": _focus,
-    "mean": _mean,
+    "mean": _mean, "cut": lambda value, where: expect(value, bool, where),
 }
 
 

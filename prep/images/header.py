@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from prep.formatting import grouped
 from prep.geometry import Size
 from prep.images.color import judge
 from prep.images.formats.exif import checked_orientation, orientation_of
+from prep.images.formats.isobmff import boxes
 from prep.images.formats.jpeg import pad_scans
 from prep.images.formats.parts import BadPicture, Note, Parts
 from prep.images.formats.png import check_complete
@@ -39,6 +41,7 @@ _NEARLY = 4  # levels of 255: libjpeg smooths gray, as in the first scans of a p
 _DEEP = {"I": 32, "F": 32, "1": 1}
 _MOST_PAGES = 1 << 16  # pages to count, at most; a hostile TIFF may have a directory at every sixth byte
 _ORIENTATION, _PLANES = 0x0112, 0x011C  # tags of TIFF
+_PIECES = ((0x0111, 0x0117), (0x0144, 0x0145))  # places and lengths of its strips, and of its tiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +54,7 @@ class Header:
     has_alpha: bool  # an alpha channel or a transparent color, used or not
     frames: int
     bits: int  # per channel
+    cut: bool  # whether the file seems to lack its end; decoding it says whether pixels are missing
     notes: tuple[Note, ...]  # (code, detail) on container, EXIF and profile: usable, but the user should know
 
 
@@ -76,7 +80,25 @@ def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
         bits, notes = picture.bits, notes + picture.notes
     return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
                   has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture, parts), bits=bits,
-                  notes=parts.notes + notes)
+                  cut=_seems_cut(picture, parts), notes=parts.notes + notes)
+
+
+def _seems_cut(picture: ImageFile.ImageFile, parts: Parts) -> bool:
+    """Whether a file that has a header lacks its end. Of the other formats no header would have been read."""
+    body, length = parts.body, len(parts.body)
+    if parts.format == "BMP":
+        return int.from_bytes(body[2:6], "little") > length
+    if parts.format == "GIF":
+        return not body[-64:].rstrip(b"\0").endswith(b"\0;")  # the last of a picture's blocks is empty
+    try:
+        if isinstance(picture, TiffImageFile):
+            return any(start + count > length for starts, counts in _PIECES for start, count in zip(
+                picture.tag_v2.get(starts, ()), picture.tag_v2.get(counts, ()), strict=False))
+        if parts.format == "AVIF":
+            deque(boxes(body, 0, length, "AVIF"), maxlen=0)
+    except (BadPicture, TypeError):  # boxes that do not fit; tags that are no numbers
+        return True
+    return any(code == "missing-eoi" for code, _ in parts.notes)
 
 
 def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:

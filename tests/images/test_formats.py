@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
+from prep.images.decode import decode_picture, read_header
 from prep.images.formats.exif import orientation_of
 from prep.images.formats.parts import BadPicture
 from prep.images.formats.sniff import sniff, unwrap
@@ -53,6 +55,20 @@ def test_other_things_are_named(data, says):
         sniff(data)
     assert says in caught.value.detail
     assert caught.value.code == ("empty-file" if not data else "not-an-image")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "AVIF", "BMP"])
+def test_a_file_without_its_end_is_known_before_it_is_decoded(kind):
+    """Or it has no header, either."""
+    whole, seen = saved(kind), set()
+    assert not read_header(whole).cut
+    for length in {len(whole) * part // 40 for part in range(1, 40)} | {len(whole) - 3}:
+        with suppress(BadPicture):
+            header = read_header(whole[:length])
+            with pytest.raises(BadPicture):
+                decode_picture(whole[:length], alpha="white")
+            seen.add(header.cut)
+    assert seen == ({True} if kind not in ("PNG", "WEBP") else set())
 
 
 def test_jpeg_body_lacks_exif_and_comments_and_keeps_its_pixels():

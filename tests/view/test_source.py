@@ -160,7 +160,8 @@ def test_a_picture_that_cannot_be_decoded_is_rejected(prep, photos, monkeypatch,
     monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "own"))
     Image.effect_noise((96, 96), 50).convert("RGB").save(photos / "whole.jpg")
     Image.new("L", (96, 50)).save(photos / "0-masklabel.png")
-    (photos / "cut.jpg").write_bytes((photos / "whole.jpg").read_bytes()[:-400])
+    whole = (photos / "whole.jpg").read_bytes()
+    (photos / "cut.jpg").write_bytes(whole[:-400] + whole[-2:])  # has an end
     long_ago = time.time() - 600
     for path in photos.iterdir():
         os.utime(path, (long_ago, long_ago))
@@ -180,6 +181,21 @@ def test_a_picture_that_cannot_be_decoded_is_rejected(prep, photos, monkeypatch,
     (photos / "whole.jpg").write_bytes((photos / "0.png").read_bytes())
     with viewing_source(photos, **SMALL) as running:
         assert "1 picture changed since the last scan; findings may be missing" in running.get().text
+
+
+@pytest.mark.parametrize("kind", ["jpg", "gif", "bmp", "tif"])
+def test_a_picture_without_its_end_is_rejected_from_the_start(prep, photos, kind):
+    """With what a scan says of it; one that only lacks the mark of its end is not."""
+    Image.effect_noise((96, 96), 50).save(photos / f"whole.{kind}")
+    whole = (photos / f"whole.{kind}").read_bytes()
+    (photos / f"cut.{kind}").write_bytes(whole[:-400])
+    (photos / f"marked.{kind}").write_bytes(whole[:-2] + bytes(16) if kind == "jpg" else whole)
+    with viewing_source(photos, **SMALL) as running:
+        text, told = running.get().text, running.get("/findings?code=truncated").text
+        assert f"cut.{kind}" not in names(text) and {f"whole.{kind}", f"marked.{kind}"} <= names(text)
+        assert re.search(r"class=\"lead\">(.*?)<", text)[1].endswith("; 1 rejected")
+    (line,) = [line for line in prep("scan", photos, "--quiet", "--all").out.splitlines() if "truncated\t" in line]
+    assert line.split("\t")[-1] in told and f"cut.{kind}" in line
 
 
 def test_options_of_another_kind(prep, photos, small):

@@ -1,7 +1,7 @@
 """Reads a recipe's pictures for the pages, with the code of `prep encode`: headers, captions, and how much masks cover.
 
-No picture is decoded, only masks. Facts of files are remembered, and what earlier scans found is recalled, so that the
-next start opens only files that changed.
+Only masks are decoded, and pictures whose files seem to lack their end. Facts of files are remembered, and what earlier
+scans found is recalled, so that the next start opens only files that changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prep.dataset.reading import FactReader, NotRead
 from prep.dataset.samples import settle_masks
 from prep.findings import CODES, Finding, finding
 from prep.fs.blob import Blob
-from prep.fs.memo import Memo, memo_path
+from prep.fs.memo import Fact, Memo, memo_path
 from prep.progress import DeferredTotal, Progress
 from prep.recipe.schema import Recipe
 from prep.scan.run import ScanCall, recall_scan, run_scan
@@ -53,6 +53,8 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
             found = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
         settled = settle_masks(recipe, found.items)
         coverage = coverage_of(settled, found.items, facts, jobs=jobs, progress=progress)
+        cut = [(one.item.label, one.item.picture) for one in found.items if one.cut]
+        faults = _facts_of(cut, "fault", "pictures", facts, jobs=jobs, progress=progress) if cut else []
     finally:
         facts.close()
     said, unseen = recall_scan(settled)
@@ -60,6 +62,7 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
         said = run_scan(ScanCall(recipe=settled, jobs=jobs, model=None, select=(), ignore=(), show=None,
                                  rehash=False, progress=progress)).findings
         unseen = 0
+    said = (*said, *(finding(label, fact["code"], fact["detail"], as_error=True) for label, fact in faults if fact))
     rejects = [one for one in found.findings if one.severity == "error"]
     broken = {one.path for one in said if _is_unusable(one.code)}
     items = tuple(one for one in found.items if one.item.label not in broken)
@@ -80,23 +83,28 @@ def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs
     masks = [(item.item.label, blob) for item in items if (blob := mask_of(recipe, item)) is not None]
     if not masks:
         return {}
-    reader, kind = FactReader(), KINDS[recipe.mask_origin]
-    called = fact_kinds()[kind]
+    found = _facts_of(masks, KINDS[recipe.mask_origin], "masks", facts, jobs=jobs, progress=progress)
+    return {label: fact["mean"] for label, fact in found if fact["mean"] is not None}
 
-    def mean(blob: Blob) -> float | None:
+
+def _facts_of(files: Sequence[tuple[str, Blob]], kind: str, what: str, facts: Memo, *, jobs: int,
+              progress: Progress) -> list[tuple[str, Fact]]:
+    """A fact of each file that can be read, with its label."""
+    reader, called = FactReader(), fact_kinds()[kind]
+
+    def read(blob: Blob) -> Fact | None:
         try:
-            fact = facts.get_or_read(blob, called, partial(reader.read, kind), stop=reader.closed)
-            return fact["mean"]  # type: ignore[no-any-return]
+            return facts.get_or_read(blob, called, partial(reader.read, kind), stop=reader.closed)
         except (NotRead, OSError, MemoryError):
             return None
 
-    with progress("reading masks", len(masks), "masks") as tick, ThreadPoolExecutor(jobs) as pool:
+    with progress(f"reading {what}", len(files), what) as tick, ThreadPoolExecutor(jobs) as pool:
         try:
-            found = {}
-            for (label, _), part in zip(masks, pool.map(mean, [blob for _, blob in masks]), strict=True):
+            found = []
+            for (label, _), fact in zip(files, pool.map(read, [blob for _, blob in files]), strict=True):
                 tick(1)
-                if part is not None:
-                    found[label] = part
+                if fact is not None:
+                    found.append((label, fact))
             return found
         finally:
             reader.close()  # first, since threads wait for answers
