@@ -47,19 +47,16 @@ from train.runs.resume import Start
 from train.runs.saver import Saver, require_shared
 from train.runs.stored.stored import OnDisk
 from train.setup import Setup
-from train.state import (
-    TrainState,
+from train.state import TrainState, create_state
+from train.state_files import (
     checkpoint_files,
-    create_state,
-    drop_gradients,
-    held,
-    hold_gradients,
     in_pieces,
     kept_naming,
     own_files,
     restore,
     result_files,
     result_name,
+    snapshot,
     state_of,
     weights_name,
 )
@@ -211,12 +208,12 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
     most, world = setup.config.micro_batch, trainee.ranks.world
     request = draws.trial(setup.index, setup.plan, most, world)
     if draws.accumulates(setup.plan, most, world):
-        hold_gradients(trainee)
+        trainee.model.hold_gradients(trainee.denoiser.parameters)
     progress.shots, progress.during = request.shots, TRYING
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
         for batch in feed:
             forward_backward(trainee, setup, batch)
-    drop_gradients(trainee)
+    trainee.model.drop_gradients(trainee.denoiser.parameters)
     progress.shots, progress.during = (), ""
     del moments
 
@@ -262,7 +259,7 @@ def _save(run: _Run, saver: Saver) -> None:
     if in_pieces(trainee, setup):
         saver.save_pieces(run.folder, state, own_files(trainee, setup, step), keep, ranks, beside=beside, done=saved)
     else:
-        with held(trainee) as found:
+        with snapshot(trainee) as found:
             if found is not None:
                 saver.save(run.folder, state, checkpoint_files(trainee, setup, step, found), keep, beside=beside,
                            done=saved)
@@ -315,7 +312,7 @@ def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str]) -> Non
 def _end(run: _Run) -> None:
     """Writes the result, RUN/lora.safetensors or the denoiser in diffusers' layout, and RUN/README.md."""
     setup, folder, step, result = run.setup, run.folder, max(run.progress.done, run.setup.steps), result_name(run.setup)
-    with held(run.trainee) as found:
+    with snapshot(run.trainee) as found:
         if found is not None and setup.config.method == "lora":
             for part in result_files(run.trainee, setup, step, result, found):
                 files.write_file(folder / part.name, part)

@@ -22,6 +22,7 @@ from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
 from train.check import check
 from train.models.denoiser import load
+from train.parallel.shards import Whole
 from train.prompts.aside import kept_rows
 from train.runs.checkpoint import list_checkpoints, newest_other
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
@@ -30,7 +31,8 @@ from train.sampling.grid import MARK, grid_png
 from train.sampling.prompts import Found, PromptRows, bad_lines, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup
-from train.state import averaged, put_initial, put_weights
+from train.state import put_initial
+from train.state_files import averaged, put_weights
 
 OTHERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jxl")  # what is no PNG by its name
 Which = Literal["before", "after"]
@@ -99,11 +101,12 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
     denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
                     family=setup.family.name)
     if which == "after" and setup.initial is not None:
-        put_initial(denoiser.weights, setup.initial, setup.config.method, setup.naming)
+        put_initial(Whole(denoiser.weights), setup.initial, setup.config.method, setup.naming)
     elif which == "after":
         assert start is not None
         try:
-            put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family, naming=setup.naming)
+            put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family,
+                        Whole(denoiser.weights), naming=setup.naming)
         except CacheError as error:
             error.hint = _another(start.folder)
             raise

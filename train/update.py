@@ -23,7 +23,7 @@ from train.failures import NotFinite, Progress
 from train.parallel.ranks import ALONE, Ranks
 from train.runs.log import Log
 from train.setup import Setup
-from train.state import TrainState, add_gradients, apply_gradients, clip_gradients, move_average
+from train.state import TrainState, apply_gradients, clip_gradients, move_average
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class Now:
 
     def sum(self, step: int, gathered: Gathered) -> _Summed:
         """Sums and clips the gradients of a step, without waiting for numbers where they are whole."""
-        add_gradients(self.trainee)
+        self.trainee.model.sum_gradients(self.trainee.denoiser.parameters)
         norm = clip_gradients(self.trainee, self.setup)
         losses = torch.cat(gathered.each) if gathered.each else torch.zeros(0)
         scale = None if self.trainee.scale is None else self.trainee.scale.value

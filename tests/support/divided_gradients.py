@@ -18,7 +18,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 
 from train.parallel.ranks import Ranks, joined
-from train.parallel.shards import shards_of
+from train.parallel.shards import Sharded
 
 SAMPLES, CPU = 8, torch.device("cpu")
 
@@ -64,10 +64,10 @@ def difference(make: Any, lora: bool, checkpointing: bool, ranks: Ranks) -> tupl
     numbers = sum(value.numel() for value in model.parameters())
     ranks.divide(model, CPU)
     own = sum(value.to_local().numel() for value in model.parameters())
-    shards = shards_of({name: value for name, value in model.named_parameters() if name in trained}, ranks)
+    shards = Sharded({name: value for name, value in model.named_parameters() if name in trained}, ranks)
     each = SAMPLES // ranks.world
     gradients(run, slice(each * ranks.rank, each * (ranks.rank + 1)), 2)
-    shards.take_gradients()
+    shards.sum_gradients(shards.own)
     worst = 0.0
     for name, grad in wanted.items():
         found = shards.own[name].grad

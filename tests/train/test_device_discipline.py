@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from second_device import playing
 
 from prep.loader import batches as data
-from train import state, validate
+from train import state_files, validate
 from train.models import denoiser as model
 from train.sampling import sampler as sample
 
@@ -56,7 +56,8 @@ def test_a_whole_run_keeps_to_its_device(elsewhere, tmp_path, method):
 def test_an_average_in_host_memory_is_the_one_of_a_single_device(
         elsewhere, make, setup_of, tmp_path, monkeypatch, settings):
     """Its steps, validation, pictures, checkpoints and result, also after a resume."""
-    monkeypatch.setattr(state, "_value", lambda value, fetch: value)  # `meta` has values here, which are not fetched
+    # `meta` has values here, which are not fetched.
+    monkeypatch.setattr(state_files, "in_memory", lambda value, fetch: value)
     settings = {**settings, "ema": {"decay": 0.5, "device": "cpu"}}
     begin(setup_of(make(), **{**SETTINGS, **settings, "steps": 5}), tmp_path / "single")
     elsewhere(**settings)

@@ -54,7 +54,8 @@ from train.runs.resume import Compared, compare, find_start
 from train.sampling.prompts import cached
 from train.sampling.sampler import _noise, pictures
 from train.setup import RunRequest
-from train.state import create_state, state_of
+from train.state import create_state
+from train.state_files import state_of
 
 CPU = torch.device("cpu")
 # Of different lengths, so that the rows of trimmed families differ in length.

@@ -1,74 +1,146 @@
-"""A model whose weights are divided among ranks, by `train.parallel.division`.
+"""Where the weights of a model are: `Whole` on each rank, or `Sharded`: divided among ranks.
 
-Each rank keeps some rows of every weight, of its gradient, and of what the optimizer and the average keep for it. The
-weights of a block are whole only while it computes.
-
-Optimizers and averages see plain tensors, `Shards.own`, in the memory that FSDP gathers from. In a checkpoint of all
-weights each rank writes its rows (`train.parallel.pieces`). A LoRA and the result of a run have whole tensors, which
-the others hand to the first rank one at a time.
+`train.parallel.division` divides them. Each rank keeps some rows of every weight, of its gradient, and of what the
+optimizer and the average keep for it. The weights of a block are whole only while it computes. Optimizers and averages
+see plain tensors, `Sharded.own`, in the memory that FSDP gathers from. In a checkpoint of all weights each rank writes
+its rows (`train.parallel.pieces`). A LoRA and the result of a run have whole tensors, which the others hand to the
+first rank one at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from train.parallel.ranks import Ranks
+from prep.loader.device import to_host
+from train.parallel.ranks import ALONE, Ranks
 
 Fetch = Callable[[Tensor], Tensor]
+Tensors = Mapping[str, Tensor]
+Write = Callable[[Tensors, Mapping[str, str]], None]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shards:
-    """The trained parameters of a divided model, by name."""
+class Whole:
+    """Each rank has all weights, `own`."""
 
-    ranks: Ranks
-    whole: Mapping[str, Tensor]  # on the meta device: dtype and shape
-    own: Mapping[str, nn.Parameter]  # the rows that this rank has
-    divided: Mapping[str, Any]  # FSDP's parameters, whose memory `own` shares
+    sharded = False
 
-    def span(self, length: int) -> range:
-        """Which of so many rows this rank has."""
-        each = -(-length // self.ranks.world)
-        return range(length)[each * self.ranks.rank : each * (self.ranks.rank + 1)]
+    def __init__(self, weights: Mapping[str, nn.Parameter], ranks: Ranks = ALONE) -> None:
+        self.own, self.ranks = weights, ranks
+
+    def shapes(self, names: Mapping[str, Any]) -> Tensors:
+        """The whole weights of these names; of a divided model their dtypes and shapes, on the meta device."""
+        return {name: self.own[name] for name in names}
+
+    def spans(self, like: Tensors) -> dict[str, range]:
+        """Which rows this rank has of what has the shapes of `like`, if not all."""
+        return {}
 
     def rows(self, whole: Tensor) -> Tensor:
         """The rows of a whole tensor that this rank has."""
-        span = self.span(len(whole))
-        return whole[span.start : span.stop]
+        return whole
 
-    def save(self, like: Mapping[str, str], rows: Mapping[str, Tensor],
-             write: Callable[[Mapping[str, Tensor], Mapping[str, str]], None]) -> None:
+    def sum_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Leaves the sums of the gradients over the ranks in the parameters."""
+        self.ranks.add_gradients(parameters.values())
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """The norm of all gradients, [], without waiting for it where they are whole."""
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def hold_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Gives each parameter a gradient of zeros, to which a pass adds, as it does to that of a pass before."""
+        for value in parameters.values():
+            value.grad = torch.zeros_like(value)
+
+    def drop_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Frees all gradients."""
+        for value in parameters.values():
+            value.grad = None
+
+    @contextmanager
+    def handing(self, *kinds: tuple[Tensors, Tensors]) -> Iterator[tuple[list[Tensors], Fetch] | None]:
+        """Whole tensors for the first rank, in the order of `kinds`, and what brings one of them to host memory inside
+        the `with` block; `None` for the others. All ranks call this.
+
+        `kinds`: tensors of this rank, and for each that has the rows of a weight, that one of `shapes`. Of a divided
+        model the others wait inside until the first rank's block has ended well.
+        """
+        yield ([values for values, _ in kinds], to_host) if self.ranks.first else None
+
+
+class Sharded(Whole):
+    """The weights of a divided model: each rank has some rows, `own`, of each."""
+
+    sharded = True
+
+    def __init__(self, divided: Mapping[str, Any], ranks: Ranks) -> None:
+        """`divided`: FSDP's parameters, whose memory `own` shares."""
+        super().__init__({name: nn.Parameter(value.to_local().detach(), requires_grad=value.requires_grad)
+                          for name, value in divided.items()}, ranks)
+        self.divided = divided
+        self._whole = {name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+                       for name, value in divided.items()}
+
+    def shapes(self, names: Mapping[str, Any]) -> Tensors:
+        """As `Whole.shapes`."""
+        return {name: self._whole[name] for name in names}
+
+    def spans(self, like: Tensors) -> dict[str, range]:
+        """As `Whole.spans`."""
+        return {name: span(len(value), self.ranks) for name, value in like.items()}
+
+    def rows(self, whole: Tensor) -> Tensor:
+        """As `Whole.rows`."""
+        mine = span(len(whole), self.ranks)
+        return whole[mine.start : mine.stop]
+
+    def sum_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Moves the sums of the gradients, which FSDP has made, to this rank's parameters."""
+        for name, own in self.own.items():
+            grad = self.divided[name].grad
+            own.grad = None if grad is None else grad.to_local()
+            self.divided[name].grad = None
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """As `Whole.norm`, but the host waits for it."""
+        own = torch.nn.utils.get_total_norm(gradients)
+        return torch.tensor(math.sqrt(self.ranks.total([float(own) ** 2])[0]))
+
+    def hold_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """As `Whole.hold_gradients`."""
+        for name in parameters:
+            self.divided[name].grad = torch.zeros_like(self.divided[name])
+
+    def drop_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """As `Whole.drop_gradients`."""
+        for value in (*self.own.values(), *self.divided.values()):
+            value.grad = None
+
+    def save(self, like: Mapping[str, str], rows: Tensors, write: Write) -> None:
         """Calls `write` with rows of this rank and with what says where they belong; raises what it raises.
 
         `like`: for each tensor, the parameter of which it has a value in every place.
         """
         self.ranks.save_rows(rows, {name: self.divided[like[name]] for name in rows}, write)
 
-    def take_gradients(self) -> None:
-        """Moves the sums of the gradients from FSDP's parameters to those of this rank."""
-        for name, own in self.own.items():
-            grad = self.divided[name].grad
-            own.grad = None if grad is None else grad.to_local()
-            self.divided[name].grad = None
-
-    def drop_gradients(self) -> None:
-        """Frees all gradients."""
-        for value in (*self.own.values(), *self.divided.values()):
-            value.grad = None
-
     @contextmanager
-    def handing(self, parts: Sequence[tuple[Tensor, Tensor]]) -> Iterator[Fetch | None]:
-        """Lets the first rank fetch whole tensors in any order inside the `with` block; all ranks call this.
+    def handing(self, *kinds: tuple[Tensors, Tensors]) -> Iterator[tuple[list[Tensors], Fetch] | None]:
+        """As `Whole.handing`: tensors on the meta device, by which the first rank asks for them in any order."""
+        parts: list[tuple[Tensor, Tensor]] = []
 
-        `parts`: this rank's rows, and the whole tensor on the meta device, by which it is asked for. Yields `None` to
-        the other ranks, whose block begins when the first rank's has ended well.
-        """
+        def whole(values: Tensors, shapes: Tensors) -> Tensors:
+            found = {name: torch.empty_like(shapes[name], dtype=value.dtype) if name in shapes else value
+                     for name, value in values.items()}
+            parts.extend((value, found[name]) for name, value in values.items())
+            return found
+
+        all_whole = [whole(values, shapes) for values, shapes in kinds]
         numbers = {id(whole): number for number, (_, whole) in enumerate(parts)}
         if self.ranks.first:
             def fetch(whole: Tensor) -> Tensor:
@@ -78,7 +150,7 @@ class Shards:
                 assert found is not None
                 return found
 
-            yield fetch  # if the block fails, it is that which the others hear where they wait to be asked
+            yield all_whole, fetch
             self.ranks.ask(-1)
             return
         while (number := self.ranks.ask(-1)) >= 0:
@@ -86,9 +158,7 @@ class Shards:
         yield None
 
 
-def shards_of(parameters: Mapping[str, Any], ranks: Ranks) -> Shards:
-    """The shards of the parameters of a divided model."""
-    own = {name: nn.Parameter(value.to_local().detach(), requires_grad=value.requires_grad)
-           for name, value in parameters.items()}
-    whole = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in parameters.items()}
-    return Shards(ranks=ranks, whole=whole, own=own, divided=parameters)
+def span(length: int, ranks: Ranks) -> range:
+    """Which of so many rows a rank of a divided model has."""
+    each = -(-length // ranks.world)
+    return range(length)[each * ranks.rank : each * (ranks.rank + 1)]

@@ -29,7 +29,7 @@ from train.optim import ema
 from train.parallel import division
 from train.parallel.errors import RankFailed, RankLost
 from train.parallel.ranks import ALONE, Ranks
-from train.parallel.shards import Shards
+from train.parallel.shards import span
 from train.runs.checkpoint import read_state
 from train.setup import RunRequest
 
@@ -205,8 +205,7 @@ def test_blocks_are_gathered_alone_inner_ones_first():
                                                (4, [[0, 1], [2, 3], []])])
 def test_rows_are_those_of_fsdp(count, wanted):
     """As `torch.chunk` divides; later ranks may have none."""
-    found = [Shards(ranks=Ranks(rank=rank, world=3), whole={}, own={}, divided={}).rows(torch.arange(count)).tolist()
-             for rank in range(3)]
+    found = [list(span(count, Ranks(rank=rank, world=3))) for rank in range(3)]
     assert found == wanted
 
 

@@ -22,7 +22,7 @@ from train.models.targets import read_weights, trained_shapes
 from train.runs import checkpoint_files as files
 from train.runs import directory as rundir
 from train.runs.directory import check_writable, claim_run, lock_run, read_records, read_run, require_manifest
-from train.state import state_of
+from train.state_files import state_of
 
 
 @pytest.fixture

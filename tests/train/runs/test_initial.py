@@ -22,7 +22,8 @@ from train.models.naming import naming_of
 from train.runs.initial import find_weights
 from train.runs.resume import find_start
 from train.setup import RunRequest
-from train.state import create_state, put_weights
+from train.state import create_state
+from train.state_files import put_weights
 
 CPU = torch.device("cpu")
 QUICK = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 2, "steps": 2, "precision": "fp32"}
@@ -96,7 +97,7 @@ def test_a_dora_begins_with_the_lengths_of_its_file(make, setup_of, tmp_path, la
     go(setup_of(made, **QUICK, **settings, optimizer={"lr": 0.01}), run)
     state = begun(made, run, **settings)
     given = {name: value.clone() for name, value in state.denoiser.parameters.items()}
-    put_weights(state.denoiser.parameters, find_start(run), "lora.safetensors", FAMILIES["sd15"])
+    put_weights(state.denoiser.parameters, find_start(run), "lora.safetensors", FAMILIES["sd15"], state.model)
     assert all(torch.equal(given[name], value) for name, value in state.denoiser.parameters.items())
     fresh = create_state(checked(made, None, **settings).setup, CPU).denoiser.parameters
     assert not any(torch.equal(fresh[name], value) for name, value in given.items() if "magnitude" in name)

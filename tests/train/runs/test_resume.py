@@ -21,7 +21,7 @@ from train.check import check
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
 from train.runs.resume import compare, find_start
-from train.state import state_of
+from train.state_files import state_of
 
 
 @pytest.fixture

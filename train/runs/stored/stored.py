@@ -60,11 +60,6 @@ class OnDisk:
     def saved(self) -> None:
         """A checkpoint was written."""
 
-    @property
-    def has_news(self) -> bool:
-        """Whether `news` has something."""
-        return False
-
     def news(self) -> list[str]:
         """Warnings since it was last asked. Raises `PathError` if another program continues the run."""
         return []
@@ -189,10 +184,6 @@ class StoredRun(OnDisk):
         with self._changed:
             self._due = True
             self._changed.notify_all()
-
-    @property
-    def has_news(self) -> bool:
-        return self._lost is not None or bool(self._news)
 
     def news(self) -> list[str]:
         if self._lost is not None:
