@@ -30,7 +30,7 @@ class Diff:
         shown[changes.new >= 0] = names[1]
         self._order = np.argsort(shown, kind="stable")
         self.changes = changes
-        self.counts = {why: int(found.sum()) for why, found in changes.reasons.items() if found.any()}
+        self.counts = {why: int(rows.sum()) for why, rows in changes.reasons.items() if rows.any()}
 
     def rows(self, why: str) -> Column:
         """The rows of a reason, or of all, by name."""

@@ -93,7 +93,7 @@ class Guard:
         host, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(host) != 1 or not _is_here(host[0]):
             return 403, "This server answers to 127.0.0.1 and localhost only."
-        if any(one != b"http://" + host[0] for one in origins) or _from_elsewhere(headers):
+        if any(origin != b"http://" + host[0] for origin in origins) or _from_elsewhere(headers):
             return 403, "This server answers to its own pages only."
         if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST:
             return 414, f"The address is longer than {LONGEST} bytes."

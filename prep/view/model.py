@@ -33,10 +33,10 @@ class ViewedModel:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         quiet_libraries()
         self._folder, self._lock = folder, Lock()
-        for name, found in _fingerprints(folder).items():
-            if found != (wanted := manifest.document["models"][name]):
-                raise ModelError(f"the {NAMES[name]} of {folder} did not make this cache: it is {found[:12]}, expected "
-                                 f"{wanted[:12]}", hint="pass the model that encoded the cache: --model")
+        for name, digest in _fingerprints(folder).items():
+            if digest != (wanted := manifest.document["models"][name]):
+                raise ModelError(f"the {NAMES[name]} of {folder} did not make this cache: it is {digest[:12]}, "
+                                 f"expected {wanted[:12]}", hint="pass the model that encoded the cache: --model")
         family, context = FAMILIES[manifest.family], manifest.fields["text"].context
         self._finder = TruncationFinder(folder, family, options_of(context))
 
@@ -64,8 +64,8 @@ def _fingerprints(folder: Path) -> dict[str, str]:
         return str(memo.get_or_compute(path, "sha256", lambda: {"sha256": digest_file(path)})["sha256"])
 
     try:
-        found = {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}
+        digests = {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}
         memo.save()
     finally:
         memo.close()
-    return found
+    return digests

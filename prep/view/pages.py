@@ -41,10 +41,10 @@ assert tuple(ORDERS) == SORTS
 def list_page(site: Site, query: Query, page: int) -> str:
     """One page of the samples that a query selects; `page` counts from 0. Beyond the last page, the last."""
     hard, data = site.hardness(), site.data
-    found = data.selector.select(query)
-    pages = max(1, -(-len(found) // CARDS))
+    selected = data.selector.select(query)
+    pages = max(1, -(-len(selected) // CARDS))
     page = min(page, pages - 1)
-    shown = found[page * CARDS:(page + 1) * CARDS].tolist()
+    shown = selected[page * CARDS:(page + 1) * CARDS].tolist()
     given = address(query, data.buckets)
     return site.render(
         "list.html", query=query, given=given, edit_token=site.edit_token,
@@ -52,8 +52,8 @@ def list_page(site: Site, query: Query, page: int) -> str:
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if data.roles[role]],
         buckets=[(format_size(size), count) for size, count in zip(data.buckets, data.crowds, strict=True)],
-        sources=[_source(one) for one in data.sources], facts=data.facts, total=len(data.selector.samples),
-        count=len(found), first=page * CARDS + 1, cards=with_form(site, {
+        sources=[_source(path) for path in data.sources], facts=data.facts, total=len(data.selector.samples),
+        count=len(selected), first=page * CARDS + 1, cards=with_form(site, {
             number: card_of(site, data, number, given=given, facts=loss_of(hard, number)) for number in shown}),
         low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
         notes=data.notes, next=data.next,
@@ -63,15 +63,15 @@ def list_page(site: Site, query: Query, page: int) -> str:
 def sample_page(site: Site, number: int, query: Query) -> str:
     """Everything about one sample, and the way to its neighbors among those that the query selects."""
     hard, data = site.hardness(), site.data
-    row, found = data.describe(number), data.selector.select(query)
-    places = np.flatnonzero(found == number)
+    row, selected = data.describe(number), data.selector.select(query)
+    places = np.flatnonzero(selected == number)
     given, at = address(query, data.buckets), int(places[0]) if len(places) else None
     back = address(query, data.buckets, page=1 + (at or 0) // CARDS)
     weights = sum(text["weight"] for text in row["texts"])
     return site.render(
-        "sample.html", number=number, row=row, at=at, count=len(found), back=f"{site.base}/{back}",
-        before=None if not at else f"{site.base}/sample/{found[at - 1]}{given}",
-        after=None if at is None or at + 1 == len(found) else f"{site.base}/sample/{found[at + 1]}{given}",
+        "sample.html", number=number, row=row, at=at, count=len(selected), back=f"{site.base}/{back}",
+        before=None if not at else f"{site.base}/sample/{selected[at - 1]}{given}",
+        after=None if at is None or at + 1 == len(selected) else f"{site.base}/sample/{selected[at + 1]}{given}",
         picture=_picture(site, number, row), losses=loss_chart(site, number),
         facts=[*_sample_facts(row, data.sources[row["source"]]), *facts_of_run(hard, number)],
         findings=findings_table(data.selector.findings_of(number)),
@@ -93,7 +93,7 @@ def findings_page(site: Site, code: str, page: int) -> str:
 
     shown = chosen.slice(page * ROWS, ROWS).to_pylist()
     return site.render("findings.html", code=code, meaning=CODES[code] if code else None, count=len(chosen),
-                       findings=shown, numbers=_pictured(site, [one["path"] for one in shown]),
+                       findings=shown, numbers=_pictured(site, [finding["path"] for finding in shown]),
                        pager=pager_of(page, pages, link))
 
 
@@ -101,8 +101,8 @@ def _pictured(site: Site, paths: Sequence[str]) -> dict[str, int]:
     """The samples that findings are about: pictures, or those of a mask or caption file."""
     of = {path: [path, *(stem_of(path).removesuffix(MASK) + end for end in PICTURES)] for path in paths}
     known = site.selector.samples_of([name for names in of.values() for name in names])
-    found = {path: next((known[name] for name in names if name in known), None) for path, names in of.items()}
-    return {path: number for path, number in found.items() if number is not None}
+    pictured = {path: next((known[name] for name in names if name in known), None) for path, names in of.items()}
+    return {path: number for path, number in pictured.items() if number is not None}
 
 
 def error_page(base: str, status: int, what: str, hint: str = "") -> str:
@@ -123,7 +123,7 @@ def _readings(site: Site, row: Mapping[str, Any]) -> Iterator[list[Reading]]:
     """By caption, how the text encoders read it; of many captions the first."""
     for number, text in enumerate(row["texts"]):
         known = [] if site.model is None or number >= READ else site.model.readings(text["caption"])
-        yield [replace(one, tokens=one.tokens[:TOKENS]) for one in known]
+        yield [replace(reading, tokens=reading.tokens[:TOKENS]) for reading in known]
 
 
 def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,12 +142,12 @@ def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[s
 
 def _picture(site: Site, number: int, row: Mapping[str, Any]) -> Shot:
     """The original with its crops and masks."""
-    found = site.pictures.whole(number) is not None
+    whole = site.pictures.whole(number) is not None
     overlays = tuple(
         crop_overlay(view, row["bucket"], "" if view["mask"] is None else f"{site.base}/shade/{number}/{place}")
         for place, view in enumerate(row["views"][:VIEWS]))
-    return Shot(name="The original with its crops and masks" if found else "The crops; the original was not found",
-                address=f"{site.base}/picture/{number}" if found else "", size=row["size"], overlays=overlays,
+    return Shot(name="The original with its crops and masks" if whole else "The crops; the original was not found",
+                address=f"{site.base}/picture/{number}" if whole else "", size=row["size"], overlays=overlays,
                 instead="The original was not found, has changed, or cannot be decoded.")
 
 

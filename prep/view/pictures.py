@@ -120,13 +120,13 @@ class Pictures:
 
 def statistics(latent_Chw: Array) -> list[Channel]:
     """Each channel's range, mean and standard deviation."""
-    found = []
+    channels = []
     for channel in latent_Chw.astype(np.float64):
         good = channel[np.isfinite(channel)]
         low, high, mean, std = (good.min(), good.max(), good.mean(), good.std()) if len(good) else (np.nan,) * 4
-        found.append(Channel(low=float(low), high=float(high), mean=float(mean), std=float(std),
-                             bad=channel.size - len(good)))
-    return found
+        channels.append(Channel(low=float(low), high=float(high), mean=float(mean), std=float(std),
+                                bad=channel.size - len(good)))
+    return channels
 
 
 def _gray(channel_hw: Array) -> Array:

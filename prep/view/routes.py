@@ -135,10 +135,10 @@ def _decode(site: Site, request: Request) -> Response:
 
 
 def _static(_site: Site, request: Request) -> Response:
-    found = static_file(request.path_params["name"])
-    if found is None:
+    file = static_file(request.path_params["name"])
+    if file is None:
         raise HTTPException(404)
-    return Response(found[0], media_type=found[1])
+    return Response(file[0], media_type=file[1])
 
 
 _ROUTES: dict[str, Callable[[Site, Request], Response]] = {

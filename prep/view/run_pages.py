@@ -78,8 +78,8 @@ def run_tag(run: RunFiles) -> str:
     """A name of what the page of a run shows, which is another one as soon as that changes."""
     state = run.state
     beat = state.beat
-    told = (state.doing, state.step, state.asked, state.says, None if beat is None else beat.stepped)
-    return f'"{digest_strings([repr(told), *run.stamps])[:32]}"'
+    shown = (state.doing, state.step, state.asked, state.says, None if beat is None else beat.stepped)
+    return f'"{digest_strings([repr(shown), *run.stamps])[:32]}"'
 
 
 def facts_of_run(hard: Hardness | None, number: int) -> list[tuple[str, str]]:

@@ -50,9 +50,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.begun = self.loop.time()
         self.loop.call_later(SILENT, self.close_if_silent)
-        strangers = [one for one in self.connections if isinstance(one, Connection) and one.is_silent()]
-        for one in sorted(strangers, key=lambda one: one.begun)[:-STRANGERS]:
-            one.close_if_silent()
+        strangers = [other for other in self.connections if isinstance(other, Connection) and other.is_silent()]
+        for stranger in sorted(strangers, key=lambda stranger: stranger.begun)[:-STRANGERS]:
+            stranger.close_if_silent()
 
     def is_silent(self) -> bool:
         """Whether it has asked nothing yet."""

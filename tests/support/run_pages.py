@@ -66,4 +66,4 @@ def run_html(texts: Sequence[str], root: Path) -> str:
     cards = tuple(  # with the caption that is one in tests of the layout
         Card(shot=Shot(name=text, address=room.add(jpeg(number)) if number else ""), facts=("loss 0.1",),
              captions=(Caption(text=texts[4][:300], letters=len(texts[4])),)) for number, text in enumerate(texts))
-    return page(run, history, MADE, shown, note, Hardest(found=None, cards=cards))
+    return page(run, history, MADE, shown, note, Hardest(cards=cards))

@@ -21,7 +21,7 @@ from prep.pages.snapshot import Pictures
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
 from prep.runs.sheets import keyed_prompts, read_sheet
-from train.report.worst import Worst, find_worst
+from train.report.worst import find_worst
 from train.runs.directory import Run, open_run
 
 SIDE = 320  # pixels of the longer side of a picture
@@ -34,7 +34,6 @@ PROMPTS = 24
 class Hardest:
     """The samples with the worst losses as cards, or why there are none."""
 
-    found: Worst | None
     cards: tuple[Card, ...]
     why: str = ""
 
@@ -64,17 +63,17 @@ def _cells(run: Path, grid: Grid) -> dict[Prompt, bytes]:
 def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> Hardest:
     """The `count` samples with the worst losses, as `train worst` lists them, with their pictures and captions."""
     if not count:
-        return Hardest(found=None, cards=(), why="Not asked for.")
+        return Hardest(cards=(), why="Not asked for.")
     try:
         opened = open_manifest(open_run(run, manifest).manifest)
         found = find_worst(run.folder, count, manifest, run.asked.cache)
-        described = [describe(opened, each.sample) for each in found.samples]
+        described = [describe(opened, hard.sample) for hard in found.samples]
     except Problem as error:
-        return Hardest(found=None, cards=(), why=f"{first_line(error)}. {error.hint}".strip())
+        return Hardest(cards=(), why=f"{first_line(error)}. {error.hint}".strip())
     thumbnail, cards = source_thumbnails(opened), []
-    for each, sample in zip(found.samples, described, strict=True):
+    for hard, sample in zip(found.samples, described, strict=True):
         cards.append(described_card(
-            sample, Shot(name=each.name, address=pictures.add(thumbnail(sample)),
+            sample, Shot(name=hard.name, address=pictures.add(thumbnail(sample)),
                          instead="The original picture was not found."),
-            facts=loss_facts(each.ratio, each.loss, each.showings)))
-    return Hardest(found=found, cards=tuple(cards))
+            facts=loss_facts(hard.ratio, hard.loss, hard.showings)))
+    return Hardest(cards=tuple(cards))

@@ -49,8 +49,8 @@ def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
         yield "data that decides the steps, SHA-256", state.data.digest
     if state.init:
         yield "weights at step 0", f"{state.init['name']}, SHA-256 {state.init['sha256']}"
-    for one in state.adopted:
-        yield f"changed at step {one['step']} (--adopt)", "; ".join(one["changes"])
+    for adopted in state.adopted:
+        yield f"changed at step {adopted['step']} (--adopt)", "; ".join(adopted["changes"])
 
 
 def _state(folder: Path) -> State | Problem:
@@ -77,12 +77,12 @@ def checkpoints(run: Run) -> Table:
     """The files of each checkpoint with the digests that its state.json has; a damaged one says what is wrong."""
     rows: list[tuple[str, ...]] = []
     for folder in list_checkpoints(run.folder):
-        found = _state(folder)
-        if isinstance(found, Problem):
-            rows.append((folder.name, first_line(found), "", ""))
+        state = _state(folder)
+        if isinstance(state, Problem):
+            rows.append((folder.name, first_line(state), "", ""))
         else:
-            rows += [(folder.name, name, format_bytes(facts.bytes), facts.sha256 or "")
-                     for name, facts in sorted(found.files.items())]
+            rows += [(folder.name, name, format_bytes(file.bytes), file.sha256 or "")
+                     for name, file in sorted(state.files.items())]
     return Table(caption="Checkpoints and the digests of their files", rows=tuple(rows), columns=(
         Column(head="checkpoint", kind="code"), Column(head="file"), Column(head="size", kind="number"),
         Column(head="SHA-256", kind="name")))

@@ -44,17 +44,17 @@ def find_worst(folder: Path, count: int, manifest: Path | None = None,
     run = read_run(folder, manifest=manifest, cache=cache)
     index = open_run(run, manifest)
     records = read_losses(folder / NAME)
-    found = hardness(records, index.samples.ids)
-    if not found.showings:
+    hard = hardness(records, index.samples.ids)
+    if not hard.showings:
         raise CacheError(f"{folder} has no losses of samples in {index.manifest.path}",
                          hint="run train run to train it; earlier versions kept none")
-    return Worst(showings=found.showings, known=int((found.shown > 0).sum()), prefixes=index.manifest.prefixes,
-                 samples=tuple(_hard(index, found, count)))
+    return Worst(showings=hard.showings, known=int((hard.shown > 0).sum()), prefixes=index.manifest.prefixes,
+                 samples=tuple(_hard(index, hard, count)))
 
 
-def _hard(index: Index, found: Hardness, count: int) -> Iterator[Hard]:
+def _hard(index: Index, hard: Hardness, count: int) -> Iterator[Hard]:
     """The hardest `count`; in a tie, in the order of the manifest."""
-    for sample in np.argsort(-found.ratio, kind="stable")[: min(count, int((found.shown > 0).sum()))]:  # NaN comes last
+    for sample in np.argsort(-hard.ratio, kind="stable")[: min(count, int((hard.shown > 0).sum()))]:  # NaN comes last
         yield Hard(sample=int(sample), name=index.samples.name(int(sample)), source=int(index.samples.source[sample]),
-                   path=path_of(index, int(sample)), ratio=float(found.ratio[sample]), loss=float(found.loss[sample]),
-                   showings=int(found.shown[sample]))
+                   path=path_of(index, int(sample)), ratio=float(hard.ratio[sample]), loss=float(hard.loss[sample]),
+                   showings=int(hard.shown[sample]))

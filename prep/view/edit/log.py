@@ -55,11 +55,11 @@ class UndoLog:
                 if self._known is not None and self._known[0] == changed:
                     return self._known[1]
                 numbers = sorted(_numbers(folder), reverse=True)
-                found = [one for one in (_read(folder, number) for number in numbers) if one is not None]
+                entries = [entry for entry in (_read(folder, number) for number in numbers) if entry is not None]
         except OSError:
             return []
-        self._known = (changed, found) if begun - changed > AT_REST else None
-        return found
+        self._known = (changed, entries) if begun - changed > AT_REST else None
+        return entries
 
     def add(self, place: str, kind: str, before: bytes | None, after: bytes | None) -> Entry:
         """Notes an edit that is about to be made. Raises `OSError`."""

@@ -30,15 +30,15 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
     editor = site.editor
     if editor is None:
         return None
-    found: dict[str, Any] = {"token": site.edit_token, "caption": None, "mask": None,
+    forms: dict[str, Any] = {"token": site.edit_token, "caption": None, "mask": None,
                              "no_caption": "", "no_mask": editor.no_masks(number),
                              "size": shrunk_size(editor.source.state.seats[number].item.size, BOARD)}
     for kind in KINDS:
         try:
-            found[kind] = None if found[f"no_{kind}"] else editor.editable(number, kind)
+            forms[kind] = None if forms[f"no_{kind}"] else editor.editable(number, kind)
         except Refused as error:
-            found[f"no_{kind}"] = error.message
-    return found
+            forms[f"no_{kind}"] = error.message
+    return forms
 
 
 def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
@@ -46,7 +46,7 @@ def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
     editor = site.editor
     if editor is None:
         return list(cards.values())
-    entries, samples, found = editor.log.entries(), site.selector.samples, []
+    entries, samples, filled = editor.log.entries(), site.selector.samples, []
     for number, card in cards.items():
         form = None
         with suppress(Refused):  # its own page says why
@@ -55,8 +55,8 @@ def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
                 number=number, sample=editor.source.state.seats[number].id, trains=samples.captions(number)[0],
                 save=f"{site.base}/edit/{number}/caption", undo=f"{site.base}/undo/{number}/caption",
                 undoable=caption.undo, version=caption.version, lines=caption.lines)
-        found.append(replace(card, form=form))
-    return found
+        filled.append(replace(card, form=form))
+    return filled
 
 
 def plan_of(site: Site, query: Query, wording: Rewording) -> Plan:
@@ -69,15 +69,15 @@ def plan_of(site: Site, query: Query, wording: Rewording) -> Plan:
 
 def replace_page(site: Site, query: Query, wording: Rewording) -> str:
     """The captions that a rewording changes, before and after; nothing is saved."""
-    data, found = site.data, plan_of(site, query, wording)
+    data, planned = site.data, plan_of(site, query, wording)
     given = address(query, data.buckets)
     asked = [*query_fields(given), *zip(REWORDING, astuple(wording), strict=True)]
     return site.render(
-        "replace.html", given=given, queried=query_fields(given), wording=wording, plan=found,
+        "replace.html", given=given, queried=query_fields(given), wording=wording, plan=planned,
         edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(asked)}",
         undo=f"{site.base}/replace/undo",
         cards=[replace(card_of(site, data, change.sent.number), captions=(), more_captions=0, facts=(), part=None,
-                       words=compared(change.before, change.after)) for change in found.changes[:ROWS]])
+                       words=compared(change.before, change.after)) for change in planned.changes[:ROWS]])
 
 
 def query_fields(given: str) -> list[tuple[str, str]]:
@@ -100,8 +100,8 @@ def edits_page(site: Site, cost: Cost | None) -> str:
         can_cost=editor.edits.cost is not None, command=editor.edits.command,
         folder="" if editor.places.folder is None else str(editor.places.folder),
         more=len(entries) if len(entries) > ROWS else 0,
-        rows=[{"place": one.place, "number": numbers.get(one.place),
-               "what": f"{one.kind} {'replaced' if one.before else 'created'}"} for one in entries[:ROWS]])
+        rows=[{"place": entry.place, "number": numbers.get(entry.place),
+               "what": f"{entry.kind} {'replaced' if entry.before else 'created'}"} for entry in entries[:ROWS]])
 
 
 def told(changed: dict[str, int]) -> str:

@@ -89,7 +89,7 @@ def check_editable(recipe: Recipe, folder: Path | None) -> None:
 
 def check_folder(recipe: Recipe, folder: Path) -> None:
     """Raises `PathError` for a directory of edits that lies among the pictures or masks, in a cache, or is a file."""
-    places = [*picture_places(recipe), *(NamedPath(role="masks", path=one) for one in recipe.mask_folders)]
+    places = [*picture_places(recipe), *(NamedPath(role="masks", path=folder) for folder in recipe.mask_folders)]
     for place in places:
         check_disjoint([place, NamedPath(role="edits", path=folder)])
     if folder.exists() and not folder.is_dir():

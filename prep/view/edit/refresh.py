@@ -28,23 +28,23 @@ def refreshed(survey: Survey, item: Item, kind: str, path: Path | None) -> Surve
     """The survey after the caption or mask (`kind`) of an item was written to `path`, or its file removed (`None`)."""
     shared = edited_name(item.label, CAPTION_END)
     stem = shared.removesuffix(CAPTION_END)  # compared first, since there may be a million
-    mine = {one.item.label: one for one in survey.items
-            if one.item.label.startswith(stem) and edited_name(one.item.label, CAPTION_END) == shared}
+    mine = {known.item.label: known for known in survey.items
+            if known.item.label.startswith(stem) and edited_name(known.item.label, CAPTION_END) == shared}
     facts = Memo(None)  # what was just written is not at rest
-    again = _listed(survey, set(mine)) if path is None else [_with(one.item, kind, path) for one in mine.values()]
-    read = {one.label: found for one, found in zip(again, ingest_items(again, survey.asked, facts, jobs=1),
-                                                   strict=True)}
-    bad = [one for one in read.values() if isinstance(one, Finding)]
-    items = tuple(one if new is None else new for one in survey.items
-                  if not isinstance(new := read.get(one.item.label), Finding))
+    again = _listed(survey, set(mine)) if path is None else [_with(known.item, kind, path) for known in mine.values()]
+    read = {item.label: result for item, result in zip(again, ingest_items(again, survey.asked, facts, jobs=1),
+                                                       strict=True)}
+    bad = [result for result in read.values() if isinstance(result, Finding)]
+    items = tuple(known if new is None else new for known in survey.items
+                  if not isinstance(new := read.get(known.item.label), Finding))
     recipe = survey.recipe
     with suppress(ConfigError):  # the last mask is gone, but crops need one: they stay as they were
         recipe = settle_masks(survey.asked, items)
-    renewed = [one for one in read.values() if isinstance(one, KnownItem)]
+    renewed = [result for result in read.values() if isinstance(result, KnownItem)]
     coverage = {label: part for label, part in survey.coverage.items() if label not in mine}
     coverage |= coverage_of(recipe, renewed, facts, jobs=1, progress=silent)
-    left = [one for one in survey.findings if one.path not in mine or one.code not in STALE[kind]]
-    said = [note for one in renewed for note in _notes(one)] if kind == "caption" else []
+    left = [finding for finding in survey.findings if finding.path not in mine or finding.code not in STALE[kind]]
+    said = [note for item in renewed for note in _notes(item)] if kind == "caption" else []
     return replace(survey, recipe=recipe, items=items, coverage=coverage, rejected=survey.rejected + len(bad),
                    findings=(*left, *bad, *said))
 
@@ -58,7 +58,7 @@ def _with(item: Item, kind: str, path: Path) -> Item:
 
 def _listed(survey: Survey, labels: set[str]) -> list[Item]:
     """The items with these labels, as they are found now."""
-    return [one for one in walk_recipe(survey.asked) if isinstance(one, Item) and one.label in labels]
+    return [item for item in walk_recipe(survey.asked) if isinstance(item, Item) and item.label in labels]
 
 
 def _notes(known: KnownItem) -> list[Finding]:

@@ -28,8 +28,8 @@ class Rewording:
 
     def of(self, caption: str) -> str:
         """The reworded caption; one that begins with the words in front already gets none."""
-        found = caption.replace(self.find, self.replacement) if self.find else caption
-        return found if found.startswith(self.prepend.strip()) else self.prepend + found
+        replaced = caption.replace(self.find, self.replacement) if self.find else caption
+        return replaced if replaced.startswith(self.prepend.strip()) else self.prepend + replaced
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +52,8 @@ class Plan:
     @property
     def token(self) -> str:
         """Names what is changed, and what it is changed to."""
-        return digest_strings([text for one in self.changes
-                               for text in (one.sent.sample, one.sent.version, *one.after)])
+        return digest_strings([text for change in self.changes
+                               for text in (change.sent.sample, change.sent.version, *change.after)])
 
 
 def reworded_by(text: str, name: str) -> str:
@@ -87,15 +87,15 @@ def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> Plan:
     return Plan(changes=tuple(changes.values()), uncaptioned=uncaptioned, uneditable=uneditable)
 
 
-def save(editor: Editor, found: Plan, token: str) -> str:
+def save(editor: Editor, planned: Plan, token: str) -> str:
     """Saves a plan, if it is the one that the page showed. Returns a line for the user. Raises `Refused`."""
-    if found.token != token or not found.changes:
+    if planned.token != token or not planned.changes:
         raise Refused(409, "the captions are others than this page showed: load it again")
     saved, failed, noted = [], [], ""
-    for one in found.changes:
+    for change in planned.changes:
         try:
-            done = editor.save(one.sent)
-            saved.append(replace(one.sent, version=done.version, body=b""))
+            done = editor.save(change.sent)
+            saved.append(replace(change.sent, version=done.version, body=b""))
             noted = noted or done.said.partition(". ")[2]
         except (Refused, OSError) as error:
             failed.append(_reason(error))
@@ -111,9 +111,9 @@ def undo(editor: Editor, token: str) -> str:
     if not batch:
         raise Refused(409, "there is nothing of it to undo")
     failed = []
-    for one in batch:
+    for sent in batch:
         try:
-            editor.undo(one)
+            editor.undo(sent)
         except (Refused, OSError) as error:
             failed.append(_reason(error))
     back = len(batch) - len(failed)

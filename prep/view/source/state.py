@@ -104,7 +104,7 @@ def edited(state: SourceState, survey: Survey) -> SourceState | None:
                 if seat.item.item.label in survey.coverage}
     tables = state.tables.renewed(
         {number: _sample(survey.recipe, seat) for number, seat in renewed.items()}, coverage, items,
-        [one for one in (*survey.findings, *state.placing) if one.path in items])
+        [finding for finding in (*survey.findings, *state.placing) if finding.path in items])
     data = replace(state.data, selector=state.data.selector.renewed(tables), describe=tables.describe)
     return replace(state, survey=survey, data=data, seats=seats, tables=tables)
 
@@ -119,13 +119,13 @@ def _sample(recipe: Recipe, seat: PlacedItem) -> Sample:
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
                   size=item.size, bucket=seat.bucket, repeats=seat.repeats,
                   weight=recipe.sources[item.item.source].weight,
-                  views=tuple(View(placement=one, latent=NO_KEY, mask=None) for one in seat.views),
+                  views=tuple(View(placement=placement, latent=NO_KEY, mask=None) for placement in seat.views),
                   texts=tuple(Text(caption=caption, weight=weight, key=NO_KEY) for caption, weight in item.captions))
 
 
 def _unplaced(bucketing: Assignments) -> int:
     """Pictures that no bucket takes."""
-    return sum(one.severity == "error" for one in bucketing.findings)
+    return sum(finding.severity == "error" for finding in bucketing.findings)
 
 
 def _notes(survey: Survey) -> list[str]:

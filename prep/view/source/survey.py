@@ -50,25 +50,26 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
     facts = open_facts()
     try:
         with progress("reading", total := DeferredTotal(), "pictures") as tick:
-            found = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
-        settled = settle_masks(recipe, found.items)
-        coverage = coverage_of(settled, found.items, facts, jobs=jobs, progress=progress)
-        cut = [(one.item.label, one.item.picture) for one in found.items if one.cut]
+            ingested = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
+        settled = settle_masks(recipe, ingested.items)
+        coverage = coverage_of(settled, ingested.items, facts, jobs=jobs, progress=progress)
+        cut = [(known.item.label, known.item.picture) for known in ingested.items if known.cut]
         faults = _facts_of(cut, "fault", "pictures", facts, jobs=jobs, progress=progress) if cut else []
     finally:
         facts.close()
-    said, unseen = recall_scan(settled)
+    scanned, unseen = recall_scan(settled)
     if scan or not unseen:  # if all is remembered, a scan decodes nothing
-        said = run_scan(ScanCall(recipe=settled, jobs=jobs, model=None, select=(), ignore=(), show=None,
-                                 rehash=False, progress=progress)).findings
+        scanned = run_scan(ScanCall(recipe=settled, jobs=jobs, model=None, select=(), ignore=(), show=None,
+                                    rehash=False, progress=progress)).findings
         unseen = 0
-    said = (*said, *(finding(label, fact["code"], fact["detail"], as_error=True) for label, fact in faults if fact))
-    rejects = [one for one in found.findings if one.severity == "error"]
-    broken = {one.path for one in said if _is_unusable(one.code)}
-    items = tuple(one for one in found.items if one.item.label not in broken)
-    return Survey(asked=recipe, recipe=settled, items=items, rejected=len(rejects) + len(found.items) - len(items),
+    scanned = (*scanned, *(finding(label, fact["code"], fact["detail"], as_error=True)
+                           for label, fact in faults if fact))
+    rejects = [error for error in ingested.findings if error.severity == "error"]
+    broken = {bad.path for bad in scanned if _is_unusable(bad.code)}
+    items = tuple(known for known in ingested.items if known.item.label not in broken)
+    return Survey(asked=recipe, recipe=settled, items=items, rejected=len(rejects) + len(ingested.items) - len(items),
                   coverage=coverage, unseen=unseen,
-                  findings=tuple(_each_once([*said, *found.findings, *without_caption(items)])))
+                  findings=tuple(_each_once([*scanned, *ingested.findings, *without_caption(items)])))
 
 
 def _is_unusable(code: str) -> bool:
@@ -100,12 +101,12 @@ def _facts_of(files: Sequence[tuple[str, Blob]], kind: str, what: str, facts: Me
 
     with progress(f"reading {what}", len(files), what) as tick, ThreadPoolExecutor(jobs) as pool:
         try:
-            found = []
+            read_facts = []
             for (label, _), fact in zip(files, pool.map(read, [blob for _, blob in files]), strict=True):
                 tick(1)
                 if fact is not None:
-                    found.append((label, fact))
-            return found
+                    read_facts.append((label, fact))
+            return read_facts
         finally:
             reader.close()  # first, since threads wait for answers
             pool.shutdown(cancel_futures=True)
@@ -128,8 +129,9 @@ def without_caption(items: Sequence[KnownItem]) -> Iterator[Finding]:
 
 def _each_once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """The first finding of each code on a picture; an empty caption is a missing one, too."""
-    seen: set[tuple[str, str]] = {(one.path, "missing-caption") for one in findings if one.code == "empty-caption"}
-    for one in findings:
-        if (one.path, one.code) not in seen:
-            seen.add((one.path, one.code))
-            yield one
+    empty = [each.path for each in findings if each.code == "empty-caption"]
+    seen: set[tuple[str, str]] = {(path, "missing-caption") for path in empty}
+    for each in findings:
+        if (each.path, each.code) not in seen:
+            seen.add((each.path, each.code))
+            yield each

@@ -14,6 +14,7 @@ from report_pages import CODES, TEXTS, Outline, bucket_html, manifest_html, mask
 from run_pages import run_html
 
 from prep.formatting import printable
+from prep.pages import layout
 from prep.report.snapshots.scan import CARDS, PAIRS, scan_page
 from prep.scan.scanner import ScanReport
 
@@ -68,6 +69,13 @@ def test_the_test_of_texts_sees_elements_and_attributes():
     for change in (("plain text 3", "<b>plain</b>"), ('<p class="name">', '<p class="name" onclick="x">')):
         assert change[0] in page
         assert Outline(page.replace(*change)).elements != Outline(page).elements
+
+
+def test_one_template_draws_crops_and_masks():
+    """Its boxes are nowhere else made of HTML: neither in another template nor in a script."""
+    drawn = {path.name for path in Path(layout.__file__).parent.rglob("*.*")
+             if path.suffix in (".html", ".js") and re.search('class="(shade|crop)"|createElementNS', path.read_text())}
+    assert drawn == {"overlay.html"}
 
 
 def test_a_page_of_many_findings_is_bounded_and_says_what_it_leaves_out():
