@@ -125,7 +125,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
 def _steps(run: _Run) -> None:
     """Runs the remaining steps, and what is due after each. After a failure saves the steps that no checkpoint has."""
     setup, trainee, progress, ranks, asked = run.setup, run.trainee, run.progress, run.ranks, run.requests
-    share = draws.Share(rank=ranks.rank, world=ranks.world, level=ranks.sharded)
+    share = draws.RankShare(rank=ranks.rank, world=ranks.world, pad_ranks=ranks.sharded)
     drops, most = has_dropout(trainee.denoiser.model), setup.config.micro_batch
     with set_by_signals(asked.stop), Saver() as saver, _batches(run, share) as feed:
         try:
@@ -152,7 +152,7 @@ def _steps(run: _Run) -> None:
             raise
 
 
-def _batches(run: _Run, share: draws.Share) -> AbstractContextManager[Iterator[Batch]]:
+def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterator[Batch]]:
     """The micro-batches of this rank, of all remaining steps."""
     setup, config, denoiser = run.setup, run.setup.config, run.trainee.denoiser
     requests = draws.training(run.rows.index, setup.plan, run.progress.done, setup.steps,
@@ -172,7 +172,7 @@ def accumulate(trainee: TrainState, setup: Setup, feed: Iterable[Batch], progres
         progress.shots = batch.shots
         waited += time.perf_counter() - asked
         part, losses = forward_backward(trainee, setup, batch)
-        if not batch.idle:
+        if not batch.padding:
             each.append(losses)
             loss = loss + part
             samples += len(batch.shots)
@@ -190,7 +190,7 @@ def forward_backward(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[T
     loss = (each_B * given.weight_B).sum()
     times = 1.0 if trainee.scale is None else trainee.scale.value
     batch.spare_gil()
-    (loss * 0.0 if batch.idle else loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+    (loss * 0.0 if batch.padding else loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
     return loss.detach(), each_B.detach()
 
 

@@ -19,9 +19,9 @@ from prep.batching.plan import StepPlan, require_steps
 from prep.cache.ledger.columns import Column
 from prep.cache.remote.headers import JOBS as HEADERS
 from prep.cache.remote.headers import cost_of
-from prep.loader.ahead import bytes_by_part
 from prep.loader.draws import ranks_of
 from prep.loader.index import Index
+from prep.loader.prefetch import bytes_by_part
 
 TRIED = 64  # steps that are planned to see how long that takes
 

@@ -1,8 +1,9 @@
 """Parts of a bucket, one for each place of a micro-batch, so that a place always shows samples of its own part.
 
 The parts follow one another in the order of the samples' table. A rank has neighboring places of every micro-batch
-(`prep.loader.draws.Share`), so it reads neighboring samples, nearly the same ones in each epoch, whatever the number of
-ranks: a computer downloads its own part of a cache and no more. MosaicML Streaming calls such parts canonical nodes.
+(`prep.loader.draws.RankShare`), so it reads neighboring samples, nearly the same ones in each epoch, whatever the
+number of ranks: a computer downloads its own part of a cache and no more. MosaicML Streaming calls such parts canonical
+nodes.
 
 Parts are equally large. What does not fill the last micro-batch, the rest, is drawn anew for each epoch, by systematic
 sampling: every k-th occurrence, from a random start. All occurrences are in it equally often, and each part has at most

@@ -31,10 +31,10 @@ from prep.cache.remote.room import NotFetched
 from prep.errors import CacheError
 from prep.formatting import printable
 from prep.fs.remote.errors import StoreError
-from prep.loader.ahead import at_hand
 from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
 from prep.loader.noise import PLAIN, Noise
+from prep.loader.prefetch import prefetched
 from prep.loader.rows import DTYPES, Places, Rows, split
 from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
@@ -117,7 +117,7 @@ class Batch:
     weight_B: Tensor  # float32
     shots: tuple[Draw, ...]
     slot: Slot
-    idle: bool  # its samples do not count
+    padding: bool  # its samples do not count
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`, for training and validation."""
@@ -180,7 +180,7 @@ def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers:
         latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
                  input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, slot=slot,
-                 idle=request.idle)
+                 padding=request.padding)
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],
@@ -286,7 +286,7 @@ def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: boo
     rows = rows.until(ring.closed)
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
-            there = at_hand(rows, requests, masked=masked, sharing=sharing, ended=ring.closed.is_set)
+            there = prefetched(rows, requests, masked=masked, sharing=sharing, ended=ring.closed.is_set)
             for request, places in _advised(rows, there, masked):
                 slot = ring.free.get()
                 if ring.closed.is_set():

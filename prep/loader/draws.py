@@ -40,13 +40,13 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class RankShare:
     """What one of several ranks does of each micro-batch: a part of its samples, of nearly equal size for all."""
 
     rank: int
     world: int
-    # Whether every rank makes as many forward passes as any other: idle ones, too, whose samples do not count.
-    level: bool = False
+    # Whether every rank makes as many forward passes as any other; padding passes show samples that do not count.
+    pad_ranks: bool = False
 
     def of(self, number: int, part: MicroBatch, plan: StepPlan) -> range:
         """The samples of this rank in `part`, micro-batch `number` of a step.
@@ -54,25 +54,26 @@ class Share:
         Ranks change places from one micro-batch to the next, so that no rank has all the larger parts; with a
         partitioned shuffle they keep their places, which have parts of the buckets of their own.
         """
-        ends = ends_of(part, plan, self.world)
-        place = (self.rank - turned(number, plan)) % self.world
+        ends = split_points(part, plan, self.world)
+        place = (self.rank - rotation(number, plan)) % self.world
         return range(int(ends[place]), int(ends[place + 1]))
 
     def passes(self, number: int, part: MicroBatch, plan: StepPlan, most: int | None) -> int:
         """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
         if self.world == 1:
             return len(_starts(len(part.occurrences), most))
-        own = int(np.diff(ends_of(part, plan, self.world)).max()) if self.level else len(self.of(number, part, plan))
+        sizes = np.diff(split_points(part, plan, self.world))
+        own = int(sizes.max()) if self.pad_ranks else len(self.of(number, part, plan))
         return len(_starts(own, most))
 
 
-def turned(number: int, plan: StepPlan) -> int:
-    """How many places the ranks have moved on in micro-batch `number` of a step."""
+def rotation(number: int, plan: StepPlan) -> int:
+    """How far ranks are rotated in micro-batch `number` of a step."""
     return 0 if plan.partitioned else number
 
 
-def ends_of(part: MicroBatch, plan: StepPlan, world: int) -> Column:
-    """[world + 1]: where the samples of each of so many ranks' places begin in a micro-batch, and where they end."""
+def split_points(part: MicroBatch, plan: StepPlan, world: int) -> Column:
+    """[world + 1]: the points that split a micro-batch among so many ranks, the first 0 and the last its size."""
     if part.places is None:
         return np.arange(world + 1) * len(part.occurrences) // world
     ends: Column = np.searchsorted(part.places, np.arange(world + 1) * plan.micro_batch // world)
@@ -81,12 +82,12 @@ def ends_of(part: MicroBatch, plan: StepPlan, world: int) -> Column:
 
 def ranks_of(number: int, part: MicroBatch, plan: StepPlan, world: int) -> Column:
     """Which of so many ranks shows each occurrence of `part`, micro-batch `number` of a step."""
-    places = np.repeat(np.arange(world), np.diff(ends_of(part, plan, world)))
-    found: Column = (places + turned(number, plan)) % world
+    places = np.repeat(np.arange(world), np.diff(split_points(part, plan, world)))
+    found: Column = (places + rotation(number, plan)) % world
     return found
 
 
-WHOLE = Share(rank=0, world=1)
+WHOLE = RankShare(rank=0, world=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,12 +97,12 @@ class BatchRequest:
     bucket: int
     shots: tuple[Draw, ...]
     noise: Noise = PLAIN  # how the noise of each shot's key is drawn
-    idle: bool = False  # made only because other ranks make a forward pass meanwhile
+    padding: bool = False  # made only because other ranks make a forward pass meanwhile
 
 
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
              chances: Sequence[Timesteps] = (), noise: Noise = PLAIN, most: int | None = None,
-             share: Share = WHOLE) -> Iterator[BatchRequest]:
+             share: RankShare = WHOLE) -> Iterator[BatchRequest]:
     """What one rank does of the micro-batches of steps `first` to `total` - 1, in order, in forward passes of at most
     `most` samples; `passes` counts those of a step.
 
@@ -117,13 +118,13 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
             shots = tuple(_shots(index, part, places, (plan.seed, epoch), dropout, timestep))
             for start in _starts(len(places), most):
                 yield BatchRequest(bucket=part.bucket, shots=shots[start : start + (most or len(shots))], noise=noise)
-            idle = share.passes(number, part, plan, most) - len(_starts(len(places), most))
-            for _ in range(idle):
+            missing = share.passes(number, part, plan, most) - len(_starts(len(places), most))
+            for _ in range(missing):
                 one = tuple(_shots(index, part, range(1), (plan.seed, epoch), dropout, timestep))
-                yield BatchRequest(bucket=part.bucket, shots=one, noise=noise, idle=True)
+                yield BatchRequest(bucket=part.bucket, shots=one, noise=noise, padding=True)
 
 
-def passes(plan: StepPlan, step: int, *, most: int | None = None, share: Share = WHOLE) -> int:
+def passes(plan: StepPlan, step: int, *, most: int | None = None, share: RankShare = WHOLE) -> int:
     """The forward passes of one rank in a step; 0 if there are fewer samples than ranks."""
     return sum(share.passes(number, part, plan, most) for number, part in enumerate(plan.at(step)))
 

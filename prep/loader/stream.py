@@ -88,7 +88,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
                              hint="its own thread reads ahead; each worker would read the same batches")
         settings, plan, first = self.settings, self.plan, self._next
         total = ENDLESS if self._steps is None else self._steps
-        share = draws.Share(rank=self._rank, world=self._world, level=True)
+        share = draws.RankShare(rank=self._rank, world=self._world, pad_ranks=True)
         requests = draws.training(self._index, plan, first, total, dropout=settings.caption_dropout,
                                   timesteps=settings.timesteps, most=plan.micro_batch, share=share)
         with batches(Rows(self._index), requests, masked=settings.masked, pinned=False, sharing=self._sharing) as feed:
@@ -109,7 +109,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             "latents": self._latents.normalize(batch.latent_BChw).clone(),
             "text": {name: array.clone() for name, array in batch.text.items()}, **masks,
             "noise": batch.noise_BChw.clone(), "timesteps": batch.timestep_B.clone(),
-            "sizes": batch.sizes_B6.clone(), "weights": batch.weight_B * (0.0 if batch.idle else 1.0),
+            "sizes": batch.sizes_B6.clone(), "weights": batch.weight_B * (0.0 if batch.padding else 1.0),
             "names": [self._index.samples.name(shot.sample) for shot in batch.shots], "step": step, "last": last}
 
     def state_dict(self) -> dict[str, Any]:

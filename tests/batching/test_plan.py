@@ -16,7 +16,7 @@ from step_plans import micro_batches
 from prep.batching.parts import Division
 from prep.batching.plan import require_steps, step_plan
 from prep.errors import ConfigError, EmptyPlanError
-from prep.loader.draws import Share
+from prep.loader.draws import RankShare
 
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 BATCHES = st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 3), (16, 4), (8, 1)])
@@ -154,7 +154,7 @@ def test_with_parts_a_rank_reads_the_same_samples_in_every_epoch(count, micro, w
     per_part = count / micro
     batches = [batch for epoch in range(4) for batch in micro_batches(plan, epoch)]
     for rank in range(world):
-        share, read = Share(rank=rank, world=world), set()
+        share, read = RankShare(rank=rank, world=world), set()
         for batch in batches:
             mine = share.of(0, batch, plan)
             assert len(mine) <= -(-micro // world)

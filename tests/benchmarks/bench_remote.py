@@ -42,11 +42,11 @@ from results import emit, parser_of, table
 from prep.batching.plan import step_plan
 from prep.demo.tiny_model import build_random
 from prep.fs.remote.opening import open_store
-from prep.loader.ahead import JOBS
 from prep.loader.batches import batches
 from prep.loader.draws import training
 from prep.loader.index import open_index
 from prep.loader.noise import PLAIN, Noise
+from prep.loader.prefetch import JOBS
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 

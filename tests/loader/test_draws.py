@@ -86,7 +86,7 @@ def test_ranks_divide_the_shots_of_every_step(make, world, shuffle):
                  for shot in request.shots]
         parts = []
         for rank in range(world):
-            share = draws.Share(rank=rank, world=world)
+            share = draws.RankShare(rank=rank, world=world)
             mine = list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2, share=share))
             assert len(mine) == draws.passes(plan, step, most=2, share=share)
             parts.append([shot for request in mine for shot in request.shots])
@@ -104,13 +104,13 @@ def test_level_shares_have_idle_passes_beside_their_own(make, world, shuffle):
     for step in range(plan.steps_per_epoch):
         numbers = set()
         for rank in range(world):
-            shares = [draws.Share(rank=rank, world=world, level=level) for level in (False, True)]
+            shares = [draws.RankShare(rank=rank, world=world, pad_ranks=level) for level in (False, True)]
             own, level = (list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2,
                                               share=share)) for share in shares)
-            assert [request for request in level if not request.idle] == own
+            assert [request for request in level if not request.padding] == own
             assert len(level) == draws.passes(plan, step, most=2, share=shares[1])
             numbers.add(tuple(request.bucket for request in level))
-            idle += sum(request.idle for request in level)
+            idle += sum(request.padding for request in level)
         assert len(numbers) == 1
     assert (idle > 0) == (world > 1)
 
@@ -119,7 +119,7 @@ def test_level_shares_have_idle_passes_beside_their_own(make, world, shuffle):
 def test_shares_are_nearly_equal(count, world, number):
     plan = step_plan([count], seed=0, batch_size=50)
     part = MicroBatch(bucket=0, occurrences=np.arange(count), turns=np.zeros(count, np.int64))
-    places = [draws.Share(rank=rank, world=world).of(number, part, plan) for rank in range(world)]
+    places = [draws.RankShare(rank=rank, world=world).of(number, part, plan) for rank in range(world)]
     assert sorted(place for part in places for place in part) == list(range(count))
     assert max(map(len, places)) - min(map(len, places)) <= 1
 
@@ -199,6 +199,6 @@ def test_rows_of_one_length_are_taken_in_their_order(make):
 def test_whether_a_step_has_several_passes_is_known(make, counts, batch, micro, most, world, underfill):
     index = open_index(make(counts=counts, validation=0).manifest)
     plan = step_plan(index.counts, seed=3, batch_size=batch, micro_batch=micro, underfill=underfill)
-    passes = [draws.passes(plan, step, most=most, share=draws.Share(rank=rank, world=world))
+    passes = [draws.passes(plan, step, most=most, share=draws.RankShare(rank=rank, world=world))
               for step in range(plan.steps_per_epoch) for rank in range(world)]
     assert draws.accumulates(plan, most, world) == (max(passes) > 1)

@@ -24,9 +24,9 @@ from prep.fs.remote import asking
 from prep.fs.remote.errors import StoreError
 from prep.loader import batches as module
 from prep.loader import draws
-from prep.loader.ahead import at_hand
 from prep.loader.batches import batches
 from prep.loader.index import open_index
+from prep.loader.prefetch import prefetched
 from prep.loader.rows import Rows
 from prep.manifest.document import read_manifest
 
@@ -150,7 +150,7 @@ def index(made, store):
 
 def test_shards_come_in_the_order_of_the_plan(made, setup_of, index, store, monkeypatch):
     setup = setup_of(made, batch_size=2)
-    monkeypatch.setattr("prep.loader.ahead.JOBS", 1)
+    monkeypatch.setattr("prep.loader.prefetch.JOBS", 1)
     here, there = fed(setup.index, 4, setup), fed(index, 4, setup)
     assert all((one == other).all() for first, second in zip(here, there, strict=True)
                for one, other in zip(first, second, strict=True))
@@ -181,7 +181,7 @@ def test_what_is_least_used_goes_when_there_is_no_room(made, setup_of, index, mo
     most = tables + sum(sizes[-2:])
     monkeypatch.setenv(room.LIMIT, str(most))
     monkeypatch.setattr(room, "RESCAN", 0.0)
-    monkeypatch.setattr("prep.loader.ahead.JOBS", 1)
+    monkeypatch.setattr("prep.loader.prefetch.JOBS", 1)
     here, there = fed(setup.index, 8, setup), fed(index, 8, setup)
     assert all((one == other).all() for first, second in zip(here, there, strict=True)
                for one, other in zip(first, second, strict=True))
@@ -191,7 +191,7 @@ def test_what_is_least_used_goes_when_there_is_no_room(made, setup_of, index, mo
 @pytest.fixture
 def late(monkeypatch):
     """Nothing is downloaded early, as where copies were removed to make room: the reader asks for each shard."""
-    monkeypatch.setattr("prep.loader.batches.at_hand", lambda rows, requests, **_: requests)
+    monkeypatch.setattr("prep.loader.batches.prefetched", lambda rows, requests, **_: requests)
 
 
 @pytest.mark.parametrize(("fault", "hint"), [("503", "check the network and the store"), ("403", "check the cred")])
@@ -255,7 +255,7 @@ def test_processes_of_one_computer_share_the_room(made, setup_of, index, monkeyp
             asked.append(request)
             yield request
 
-    there = at_hand(Rows(index), requests(), masked=True, sharing=sharing)
+    there = prefetched(Rows(index), requests(), masked=True, sharing=sharing)
     next(there)
     assert len(asked) == begun
     there.close()

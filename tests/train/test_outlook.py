@@ -23,7 +23,7 @@ def read_by(index, plan, ranks, world, steps=None):
     rows, seen = Rows(index), set()
     for rank in ranks:
         for request in draws.training(index, plan, 0, steps or plan.steps_per_epoch, dropout=0.0, timesteps=10,
-                                      share=draws.Share(rank=rank, world=world)):
+                                      share=draws.RankShare(rank=rank, world=world)):
             places = rows.places(request.shots, masked=True)
             refs = (*places.latents, *places.masks, *places.texts)
             seen |= {ref.shard for ref in refs if ref is not None}

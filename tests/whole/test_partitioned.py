@@ -7,8 +7,8 @@ import pytest
 from pictures import draw
 
 from prep.batching.plan import step_plan
-from prep.loader.ahead import bytes_by_node
 from prep.loader.index import open_index
+from prep.loader.prefetch import bytes_by_node
 from prep.manifest.document import read_manifest
 
 PICTURES, ROWS = 48, 3

@@ -6,7 +6,7 @@ from prep.cache.remote.room import allowed
 from prep.cache.remote.shards import is_copy
 from prep.formatting import format_bytes
 from prep.fs.mirror import DIRECTORY, LIMIT
-from prep.loader.ahead import bytes_by_part
+from prep.loader.prefetch import bytes_by_part
 from train.setup import Setup
 
 WORTH = 0.8  # of the bytes of all shards: a part that is smaller is told

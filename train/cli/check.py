@@ -181,7 +181,7 @@ def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:
     require_multiple(cluster.world, cluster.nodes)
     if setup is None or cluster.world is None:
         return {}
-    from prep.loader.ahead import bytes_by_node
+    from prep.loader.prefetch import bytes_by_node
 
     found = bytes_by_node(setup.index, setup.plan, world=cluster.world, nodes=cluster.nodes, masked=setup.masked)
     return {"nodes": cluster.nodes, "ranks": cluster.world, "bytes": found,

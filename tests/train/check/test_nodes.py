@@ -9,8 +9,8 @@ from synthetic import Scale, build
 
 from prep.batching.plan import step_plan
 from prep.formatting import format_bytes
-from prep.loader.ahead import bytes_by_node, bytes_by_part
 from prep.loader.index import open_index
+from prep.loader.prefetch import bytes_by_node, bytes_by_part
 from train.check.nodes import notes_on_nodes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prep.loader import draws
-from prep.loader.ahead import bytes_by_node
+from prep.loader.prefetch import bytes_by_node
 from prep.loader.rows import Rows
 
 
@@ -21,7 +21,7 @@ def test_it_is_what_the_requests_of_its_ranks_name(make, setup_of, world, nodes,
     for node in range(nodes):
         shards = {index.shards[unconditional].digest}
         for rank in range(node * world // nodes, (node + 1) * world // nodes):
-            share = draws.Share(rank=rank, world=world)
+            share = draws.RankShare(rank=rank, world=world)
             for request in draws.training(index, plan, 0, plan.steps_per_epoch, dropout=0.0, timesteps=10, share=share):
                 shards |= Rows(index).shards_of(request, masked)
         wanted.append(sum(map(sizes.get, shards)))

@@ -32,9 +32,9 @@ LOOK = 0.2  # seconds between looks whether the batches are still wanted
 FRESH = 30.0  # seconds for which a shard that was there counts as being there, and as used
 
 
-def at_hand(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, sharing: int = 1,
+def prefetched(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, sharing: int = 1,
             ended: Callable[[], bool] = lambda: False) -> Iterator[BatchRequest]:
-    """The requests, each when the shards of its rows are on this computer. Of a local cache: the requests as they are.
+    """Yields each request once its shards are local; prefetches those of the next ones. A local cache has all of them.
 
     Downloads begin up to `AHEAD` requests early, in their order. `sharing`: how many processes like this one share the
     room for copies. A shard that was removed since, to make room for others, is fetched again by the reader. No more
