@@ -82,7 +82,7 @@ def shown(browser):
 
 
 @LOOKS
-@pytest.mark.parametrize("path", PATHS[:5])
+@pytest.mark.parametrize("path", [*PATHS[:3], *(pytest.param(path, marks=pytest.mark.slow) for path in PATHS[3:5])])
 def test_nothing_overlaps_or_is_cut_off(browser, usual, small, path, width, scheme):
     for running in (usual, small):
         browser.open(running.url + path, width=width, scheme=scheme)

@@ -217,6 +217,7 @@ def test_room_that_other_processes_take_is_told_with_what_makes_more(made, setup
     assert caught.value.hint.startswith("allow copies more room") and "verify" not in caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_run_whose_credentials_expire_says_how_it_goes_on(train, made, store, tiny_model, tmp_path, monkeypatch):
     """Copies of shards go when the first step has been made, and its credentials, too."""
     words = ("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)

@@ -48,7 +48,7 @@ RULES = ({"match": "re:attn2\\.", "rank": 2},
     {"targets": "attention", "dora": True}, {"targets": "kohya-conv", "conv_rank": 3, "dora": True},
     {"targets": "kohya-conv", "conv_rank": 3, "conv_alpha": 5.0, "init": "pissa"},
 ], ids=str)
-@pytest.mark.parametrize("layout", ["kohya", "diffusers"])
+@pytest.mark.parametrize("layout", ["kohya", pytest.param("diffusers", marks=pytest.mark.slow)])
 def test_a_pipeline_answers_like_the_trained_model(unet, tiny_model, tmp_path, layout, more):
     """alpha is not rank here, so a reader that ignores it would answer otherwise."""
     if layout == "kohya" and (more.get("layers") == RULES or more.get("dora")):
