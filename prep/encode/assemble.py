@@ -54,26 +54,26 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
     since, so the ledger is not read again.
     """
     ledger = load_ledger(cache) if found is None else found.ledger
-    refs = ledger.resolve(wanted.wants.keys()) if found is None else found.refs
-    if wanted.wants.unconditional not in refs:
+    refs = ledger.resolve(wanted.targets.keys()) if found is None else found.refs
+    if wanted.targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     samples, rejected = _split(wanted, ledger, refs, transient)
     _require_training(wanted, samples, rejected)
-    prompts, lost = split_prompts(wanted.wants.prompts, refs)
+    prompts, lost = split_prompts(wanted.targets.prompts, refs)
     used = _used(wanted, samples, prompts, refs)
     reader = Reader(cache.root)
     numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
     reader.close()
     means = _coverage(cache, facts, samples, refs)
     buckets = sorted({sample.bucket for sample in samples})
-    findings, file = [*wanted.wants.findings, *rejected, *lost], wanted.recipe.prompts
+    findings, file = [*wanted.targets.findings, *rejected, *lost], wanted.recipe.prompts
     document = {
         **frame,
         "fields": _fields(wanted, used, ledger),
         "buckets": _buckets(buckets, samples),
         "samples": _roles(Counter(sample.role for sample in samples)),
         "prompts": prompt_document(None if file is None else relative_to_manifest(file, path), prompt_bytes,
-                                   wanted.wants.unconditional, prompts, refs, numbers),
+                                   wanted.targets.unconditional, prompts, refs, numbers),
         "tables": {
             "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
             "shards": write_table(cache, shards),
@@ -134,12 +134,12 @@ def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mappin
 def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
            transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
     """Samples with all their rows in the cache, and a finding for each other sample. Raises `CacheError`."""
-    if len(refs) == wanted.wants.rows:
-        return list(wanted.wants.samples), []
+    if len(refs) == wanted.targets.rows:
+        return list(wanted.targets.samples), []
     said = {finding.path: finding for finding in transient}
     whole: list[Sample] = []
     findings: list[Finding] = []
-    for sample, path in zip(wanted.wants.samples, wanted.wants.labels, strict=True):
+    for sample, path in zip(wanted.targets.samples, wanted.targets.labels, strict=True):
         if all(key in refs for key in keys_of(sample)):
             whole.append(sample)
         else:
@@ -150,7 +150,7 @@ def _split(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
 
 def _require_training(wanted: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
     """Raises `EmptyPlanError` if pictures to train on were wanted, but none could be encoded."""
-    asked = sum(sample.role == "train" for sample in wanted.wants.samples)
+    asked = sum(sample.role == "train" for sample in wanted.targets.samples)
     if asked and not any(sample.role == "train" for sample in whole):
         first = rejected[0]
         raise EmptyPlanError(f"none of {counted(asked, 'picture')} to train on could be encoded; the first, "
@@ -164,7 +164,7 @@ def rejected_so_far(wanted: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
     if not ledger.rejects:
         return []
     found = (_reject_of(wanted, ledger, sample, path)
-             for sample, path in zip(wanted.wants.samples, wanted.wants.labels, strict=True))
+             for sample, path in zip(wanted.targets.samples, wanted.targets.labels, strict=True))
     return [one for one in found if one is not None]
 
 
@@ -176,7 +176,7 @@ def _reject_of(wanted: ResolvedRecipe, ledger: Ledger, sample: Sample, path: str
 
 def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
     """Names the mask file that a finding is about, as the start of its detail; empty for the picture itself."""
-    target = wanted.wants.masks.get(key)
+    target = wanted.targets.masks.get(key)
     own = target is None or wanted.recipe.mask_origin == "alpha"
     return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
 
@@ -212,11 +212,11 @@ def split_prompts(prompts: Sequence[PromptTarget],
 def _used(wanted: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
           refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
     """The rows that samples and prompts use: all rows, if no wanted row is missing."""
-    if len(refs) == wanted.wants.rows:
+    if len(refs) == wanted.targets.rows:
         return refs
     keys = {key for sample in samples for key in keys_of(sample)}
     keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
-    return {key: refs[key] for key in keys | {wanted.wants.unconditional}}
+    return {key: refs[key] for key in keys | {wanted.targets.unconditional}}
 
 
 def _shard_table(ledger: Ledger, used: set[str], wanted: ResolvedRecipe, reader: Reader) -> tuple[dict[str, int], Any]:
@@ -280,9 +280,9 @@ def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:
 def _fields(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     found: dict[str, Any] = {}
-    works = wanted.wants.works()
+    rows = wanted.targets.rows_by_field()
     for field, context in wanted.contexts.by_field().items():
-        refs = [used[key] for key in works[field] if key in used]
+        refs = [used[key] for key in rows[field] if key in used]
         shards = {ref.shard for ref in refs}
         found[field] = {"context": context, "arrays": wanted.specs.as_manifest(field), "rows": len(refs),
                         "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}

@@ -61,7 +61,7 @@ def check_document_size(document: Mapping[str, Any], path: Path) -> None:
 
 def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """A document at least as long as that of `prep.encode.assemble`: nothing rejected, unknown numbers at maximum."""
-    counts = Counter((one.bucket, one.role) for one in wanted.wants.samples)
+    counts = Counter((one.bucket, one.role) for one in wanted.targets.samples)
     sizes = sorted({bucket for bucket, _ in counts})
     buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]
     largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
@@ -70,7 +70,7 @@ def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> di
         "fields": {field: {"context": context, "arrays": wanted.specs.as_manifest(field), **largest}
                    for field, context in wanted.contexts.by_field().items()},
         "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
-        "prompts": largest_prompts(wanted.recipe.prompts, path, wanted.wants.prompts),
+        "prompts": largest_prompts(wanted.recipe.prompts, path, wanted.targets.prompts),
         "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
     }
 

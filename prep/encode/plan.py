@@ -31,7 +31,7 @@ class Wanted(Protocol):
     """Wanted rows, their sizes and groups: `ResolvedRecipe`, or less."""
 
     @property
-    def wants(self) -> Targets: ...
+    def targets(self) -> Targets: ...
     @property
     def text_groups(self) -> TextGroups: ...
     def group_of(self, field: str, key: str) -> tuple[int, int]: ...
@@ -93,7 +93,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
     With `retry`, also those of rows rejected before. Only with `store` does this write: it stores the plan, and removes
     rejections of rows to retry and commits that are in the way.
     """
-    digest = digest_strings(wanted.wants.keys())
+    digest = digest_strings(wanted.targets.keys())
     known = _Known(wanted, None if cache is None else read_plan(cache, digest))
     if part is not None and not store and known.stored is None:  # the plan that the first part will store
         whole = _compare_with_ledger(wanted, cache, shard_bytes, digest, known, remember=False, retry=retry).tasks
@@ -101,7 +101,7 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
     if cache is None or not store:
         return _compare_with_ledger(wanted, cache, shard_bytes, digest, known, part, remember=False, retry=retry)
     if retry:
-        forget_rejects(cache, frozenset(wanted.wants.keys()))
+        forget_rejects(cache, frozenset(wanted.targets.keys()))
     if known.stored is not None:
         sync_recent_directories(cache)  # the process that followed it may have died
         renew_plan(cache, digest)  # before the ledger is loaded: whoever removes rows later sees it
@@ -133,8 +133,8 @@ def _compare_with_ledger(wanted: Wanted, cache: Cache | None, shard_bytes: int, 
                          part: PlanPart | None = None, *, remember: bool = True, retry: bool = False) -> EncodePlan:
     """The wanted rows in the cache, and tasks for the missing rows; with `retry`, for rejected rows too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
-    there = ledger.resolve(wanted.wants.keys())
-    by_field = wanted.wants.by_field()
+    there = ledger.resolve(wanted.targets.keys())
+    by_field = wanted.targets.by_field()
     missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
                for field, names in by_field.items()}
     wanted.text_groups.count(missing["text"])
@@ -165,7 +165,7 @@ def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> l
     need a part of the shards.
     """
     tasks: list[Task] = []
-    samples = in_table_order(wanted.wants.samples) if any(missing.values()) else []
+    samples = in_table_order(wanted.targets.samples) if any(missing.values()) else []
     for field, names in missing.items():
         groups: dict[tuple[int, int], list[str]] = {}
         for key in by_first_sample(samples, field, names):
@@ -182,12 +182,12 @@ def rows_of_task(row_bytes: int, shard_bytes: int) -> int:
 
 
 def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
-    """The tasks of a stored plan that are valid for these wants: rows of one field and shape, none of them twice.
+    """The tasks of a stored plan that are valid for these targets: rows of one field and shape, none of them twice.
 
     The cache is untrusted: no plan in it may get a row encoded as another field or shape.
     """
     # The keys of no task yet, to themselves: a task takes these strings, and those made from the plan are let go.
-    left = {field: dict(zip(keys, keys, strict=True)) for field, keys in wanted.wants.by_field().items()}
+    left = {field: dict(zip(keys, keys, strict=True)) for field, keys in wanted.targets.by_field().items()}
     for task in stored:
         own = left.get(task.field, {})
         if all(key in own for key in task.rows) and len({wanted.group_of(task.field, key) for key in task.rows}) == 1:

@@ -110,7 +110,7 @@ class PromptsReport:
 class _Wanted:
     """The rows of prompts: what `prep.encode.plan` asks of wanted rows."""
 
-    wants: Targets
+    targets: Targets
     specs: FieldSpecs
     text_groups: TextGroups
 
@@ -146,18 +146,18 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     _ = opened.samples  # errors in the tables show before anything is encoded
     facts = open_facts(manifest.cache_root, trust=True)
     text = _text_of(call, manifest, facts)
-    wants = prompt_targets(prompts, text.context)
-    check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, wants.prompts),
+    targets = prompt_targets(prompts, text.context)
+    check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
                          "options": _options(manifest, call.file)}, path)
-    truncated = find_truncated(wants, text.reading, facts, call.progress)
+    truncated = find_truncated(targets, text.reading, facts, call.progress)
     cache = opened.cache if (url := url_of(opened.cache.root)) is None else open_to_encode(Path(url), create=False)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        planned, encoded = _encode(call, cache, wants, text)
-        lost, kept = _rewrite(call, opened, cache, wants, data, truncated)
+        planned, encoded = _encode(call, cache, targets, text)
+        lost, kept = _rewrite(call, opened, cache, targets, data, truncated)
         drop_plan(cache, planned, path)
     facts.save()
     return PromptsReport(file=call.file, manifest=call.manifest, prompts=kept, encoded=encoded,
-                         reused=len(wants.texts) - encoded, truncated=truncated, lost=lost)
+                         reused=len(targets.texts) - encoded, truncated=truncated, lost=lost)
 
 
 def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
@@ -202,32 +202,32 @@ def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Pa
                      f"made with {brief(made.get(name))}", hint=again)
 
 
-def _encode(call: PromptsCall, cache: Cache, wants: Targets, text: _Text) -> tuple[EncodePlan, int]:
+def _encode(call: PromptsCall, cache: Cache, targets: Targets, text: _Text) -> tuple[EncodePlan, int]:
     """Encodes the rows that the cache lacks: the plan, and how many rows were made."""
     reading = text.reading
-    groups = TextGroups(reading.model, reading.family, reading.options, wants.texts)
-    planned = plan(_Wanted(wants=wants, specs=text.specs, text_groups=groups), cache, retry=True)
+    groups = TextGroups(reading.model, reading.family, reading.options, targets.texts)
+    planned = plan(_Wanted(targets=targets, specs=text.specs, text_groups=groups), cache, retry=True)
     if not planned.tasks:
         return planned, 0
     from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
 
-    job = Job(cache=cache, model=reading.model, vae=text.expected, text=text.expected, specs=text.specs, wants=wants,
-              tasks=planned.tasks, text_options=reading.options, text_groups=groups, alpha="reject", origin="none",
-              compute={"text": str(text.context["compute"])}, device=call.device, batch_size=1, jobs=1,
-              max_rejects=MOST_REJECTS)
+    job = Job(cache=cache, model=reading.model, vae=text.expected, text=text.expected, specs=text.specs,
+              targets=targets, tasks=planned.tasks, text_options=reading.options, text_groups=groups, alpha="reject",
+              origin="none", compute={"text": str(text.context["compute"])}, device=call.device, batch_size=1,
+              jobs=1, max_rejects=MOST_REJECTS)
     return planned, run(job, call.progress).encoded.get("text", 0)
 
 
-def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, wants: Targets, data: bytes,
+def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: Targets, data: bytes,
              truncated: Truncated) -> tuple[tuple[Finding, ...], int]:
     """Writes the manifest with these prompts: findings on those that have no rows, and the number of the others."""
     manifest, samples, own = opened.manifest, opened.samples, _own_rows(opened)
     ledger = load_ledger(cache)
-    refs = {**ledger.resolve(sorted(wants.texts)), **{key: own[key] for key in wants.texts if key in own}}
-    if wants.unconditional not in refs:
+    refs = {**ledger.resolve(sorted(targets.texts)), **{key: own[key] for key in targets.texts if key in own}}
+    if targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
-    prompts, lost = split_prompts(wants.prompts, refs)
-    of_prompts = {key for one in prompts for key in (one.positive_key, one.negative_key)} | {wants.unconditional}
+    prompts, lost = split_prompts(targets.prompts, refs)
+    of_prompts = {key for one in prompts for key in (one.positive_key, one.negative_key)} | {targets.unconditional}
     shards = _shards(opened, cache, {refs[key].shard for key in of_prompts}, ledger.shards)
     require_commits(cache, manifest.path, {shard["digest"] for shard in shards}, ledger)
     table = build_shards(shards)
@@ -247,7 +247,7 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, wants: Tar
     document = {name: value for name, value in manifest.document.items() if name != "self"}
     write_new(cache, manifest.path, {
         **document, "fields": fields, "tables": tables, "options": _options(manifest, call.file),
-        "prompts": prompt_document(place, data, wants.unconditional, prompts, refs, numbers)})
+        "prompts": prompt_document(place, data, targets.unconditional, prompts, refs, numbers)})
     return tuple(lost), len(prompts)
 
 

@@ -135,7 +135,7 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
     note = "" if replaced is None else replaced.note(printable(shown(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),
-                        notices=(*wanted.wants.notices, *outcome.notices, *black, *([note] if note else [])),
+                        notices=(*wanted.targets.notices, *outcome.notices, *black, *([note] if note else [])),
                         replaced=replaced,
                         samples={role: sealed.document["samples"][role] for role in ROLES}, dry_run=False,
                         masks=masks if masks_asked else None,
@@ -146,8 +146,8 @@ def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome
                 rejected: Sequence[Finding]) -> EncodeReport:
     """The report of one part. `rejected`: samples of which it, or another part that has ended, could not make a row."""
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
-                        rejected=(*errors_of(wanted.wants.findings), *rejected, *outcome.transient),
-                        notices=(*wanted.wants.notices, *outcome.notices), samples={}, dry_run=False, part=part,
+                        rejected=(*errors_of(wanted.targets.findings), *rejected, *outcome.transient),
+                        notices=(*wanted.targets.notices, *outcome.notices), samples={}, dry_run=False, part=part,
                         unmade=len(outcome.transient))
 
 

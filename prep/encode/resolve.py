@@ -46,7 +46,7 @@ class ResolvedRecipe:
     contexts: Contexts
     survey: Ingested
     bucketing: Assignments
-    wants: Targets
+    targets: Targets
     text_options: TextOptions
     text_groups: TextGroups
     latents_from: LatentSource | None  # None: the VAE makes latents
@@ -61,11 +61,11 @@ class ResolvedRecipe:
 
         Tokens must have been counted by `text_groups`. (0, 0) for text rows that are not trimmed.
         """
-        return self.wants.bucket_of(field, key) or (0, self.text_groups.tokens(key) if field == "text" else 0)
+        return self.targets.bucket_of(field, key) or (0, self.text_groups.tokens(key) if field == "text" else 0)
 
     def row_bytes(self, field: str, key: str) -> int:
         """Bytes of a row."""
-        bucket = self.wants.bucket_of(field, key)
+        bucket = self.targets.bucket_of(field, key)
         return self.specs.row_bytes(field, bucket, None if bucket else self.group_of(field, key)[1])
 
 
@@ -97,14 +97,14 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     else:
         contexts = replace(contexts, latent=latents_from.context(contexts.latent))
         surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
-    wants = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
-    wants = replace(wants, notices=(*wants.notices, *notes, *_untrainable(model, missing)))
+    targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
+    targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, missing)))
     if denoiser is not None:
-        check_sizes(model, specs.family, denoiser, sorted({sample.bucket for sample in wants.samples}))
+        check_sizes(model, specs.family, denoiser, sorted({sample.bucket for sample in targets.samples}))
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
                           contexts=contexts, file_digest=file_digest, survey=surveyed,
-                          bucketing=buckets, wants=wants, text_options=options, latents_from=latents_from,
-                          text_groups=TextGroups(model, specs.family, options, wants.texts))
+                          bucketing=buckets, targets=targets, text_options=options, latents_from=latents_from,
+                          text_groups=TextGroups(model, specs.family, options, targets.texts))
 
 
 def _untrainable(model: Path, missing: Sequence[str]) -> Iterator[str]:

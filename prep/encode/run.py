@@ -109,12 +109,12 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     cache = open_to_encode(call.cache, create=True)
     ready.facts.save()
     if call.options.recheck:
-        recheck(cache, ready.wanted.wants.keys(), jobs=call.options.jobs, progress=call.progress)
+        recheck(cache, ready.wanted.targets.keys(), jobs=call.options.jobs, progress=call.progress)
     if call.part is None:
         _clean_up(cache)
     with _planned(ready, cache) as planned:
         outcome = _run(ready, planned, cache, stop)
-        report = (seal(ready, cache, planned, outcome) if call.part is None else
+        report = (write_manifest(ready, cache, planned, outcome) if call.part is None else
                   part_report(call.output, ready.wanted, planned, outcome, call.part,
                               rejected_so_far(ready.wanted, load_ledger(cache))))
     ready.facts.save()
@@ -140,13 +140,13 @@ def prepare(call: EncodeCall) -> Prepared:
     _require_samples(call, wanted)
     check_manifest_size(wanted, frame, output)
     reading = TextReading(model=model, family=wanted.specs.family, options=wanted.text_options)
-    truncated = find_truncated(wanted.wants, reading, facts, call.progress)
-    wanted = replace(wanted, wants=replace(wanted.wants, findings=(*wanted.wants.findings, *truncated.findings)))
+    truncated = find_truncated(wanted.targets, reading, facts, call.progress)
+    wanted = replace(wanted, targets=replace(wanted.targets, findings=(*wanted.targets.findings, *truncated.findings)))
     return Prepared(call=call, output=output, wanted=wanted, model=model, facts=facts, frame=frame,
                     prompt_bytes=prompt_bytes, replaces=old, truncated=truncated, masks_asked=asked)
 
 
-def seal(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:
+def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: Outcome) -> EncodeReport:
     """Writes the manifest, removes the plan, and reports, while gc can remove no table.
 
     Raises `CacheError`, `EmptyPlanError`.
@@ -185,16 +185,16 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
 
 
 def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
-    if not wanted.wants.samples:
+    if not wanted.targets.samples:
         named = ", ".join(shown(source.path) for source in call.recipe.sources)
-        errors = errors_of(wanted.wants.findings)
+        errors = errors_of(wanted.targets.findings)
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
         raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
                              hint="prep scan SOURCE gives the reason for each" if errors else
                              "name a directory with pictures, or tar files")
-    if call.recipe.mask_origin != "none" and not wanted.wants.masks:
-        count, asked = len(wanted.wants.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
+    if call.recipe.mask_origin != "none" and not wanted.targets.masks:
+        count, asked = len(wanted.targets.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
         named = ", ".join(dict.fromkeys(shown(mask) if isinstance(mask, Path) else mask for mask in asked
                                         if mask != "none"))
         raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
@@ -286,13 +286,13 @@ def _job(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
               latents=None if source is None else source.rows(wanted.specs.family, wanted.specs.dtype,
                                                               ready.frame["latents"]),
                vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
-              specs=wanted.specs, wants=wanted.wants, tasks=planned.tasks,
+              specs=wanted.specs, targets=wanted.targets, tasks=planned.tasks,
               text_options=wanted.text_options, text_groups=wanted.text_groups,
               alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
               compute={name: str(wanted.contexts.by_field()[name].get("compute", "")) for name in ("latent", "text")},
               tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
               batch_size=options.batch_size, jobs=options.jobs, compiled=options.compiled,
-              max_rejects=max(10, len(wanted.wants.samples) // 100) if options.max_rejects is None
+              max_rejects=max(10, len(wanted.targets.samples) // 100) if options.max_rejects is None
               else options.max_rejects)
 
 
@@ -300,7 +300,7 @@ def _dry_run(ready: Prepared) -> EncodeReport:
     call, wanted = ready.call, ready.wanted
     cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
     if call.options.recheck and cache is not None:
-        recheck(cache, wanted.wants.keys(), jobs=call.options.jobs, progress=call.progress)
+        recheck(cache, wanted.targets.keys(), jobs=call.options.jobs, progress=call.progress)
     planned = plan(wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects, store=False,
                    part=call.part)
     measured = None
@@ -315,5 +315,5 @@ def _dry_run(ready: Prepared) -> EncodeReport:
     simulated = None if call.scale is None else simulate(wanted, call.scale, call.options.shard_bytes, whole)
     return EncodeReport(estimate=estimate(wanted, planned, cache, measured), simulated=simulated,
                         manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                        rejected=(*errors_of(wanted.wants.findings), *rejected), notices=wanted.wants.notices,
+                        rejected=(*errors_of(wanted.targets.findings), *rejected), notices=wanted.targets.notices,
                         samples={}, dry_run=True, part=call.part)

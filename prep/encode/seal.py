@@ -11,7 +11,7 @@ from prep.cache.store import Cache
 from prep.encode.engines.job import Outcome
 from prep.encode.plan import EncodePlan, parts_left, plan
 from prep.encode.report import EncodeReport
-from prep.encode.run import EncodeCall, Prepared, prepare, seal
+from prep.encode.run import EncodeCall, Prepared, prepare, write_manifest
 from prep.errors import CacheError
 from prep.formatting import counted, grouped, join_names
 from prep.fs.lock import PATIENCE, lock_directory
@@ -33,7 +33,7 @@ def run_seal(call: EncodeCall, count: int | None) -> EncodeReport:
         planned = plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, store=False)
         if planned.tasks:
             _refuse(ready, cache, planned, count)
-        report = seal(ready, cache, planned, Outcome(encoded={}, transient=()))
+        report = write_manifest(ready, cache, planned, Outcome(encoded={}, transient=()))
     ready.facts.save()
     return replace(report, truncated=ready.truncated)
 

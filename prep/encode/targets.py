@@ -102,13 +102,13 @@ class Targets:
         works = {"latent": self.latents, "mask": self.masks}.get(field, {})
         return works[key].placement.bucket if key in works else None
 
-    def works(self) -> dict[str, Mapping[str, PictureTarget] | Mapping[str, TextTarget]]:
+    def rows_by_field(self) -> dict[str, Mapping[str, PictureTarget] | Mapping[str, TextTarget]]:
         """The targets of each field, by key."""
         return {"latent": self.latents, "mask": self.masks, "text": self.texts}
 
     def by_field(self) -> dict[str, list[str]]:
         """The wanted keys of each field, sorted."""
-        return {field: sorted(works) for field, works in self.works().items()}
+        return {field: sorted(rows) for field, rows in self.rows_by_field().items()}
 
     @property
     def rows(self) -> int:

@@ -35,21 +35,21 @@ class Truncated:
     hint: str = ""
 
 
-def find_truncated(wants: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Truncated:
+def find_truncated(targets: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Truncated:
     """The findings on the captions of all samples and on prompts. Raises `ModelError`."""
-    records = _records(wants, reading, facts, progress)
-    findings = tuple(dict.fromkeys(_findings(wants, records)))
+    records = _records(targets, reading, facts, progress)
+    findings = tuple(dict.fromkeys(_findings(targets, records)))
     most = max((record["tokens"] for record in records.values() if not record["whole"]), default=0)
     return Truncated(findings=findings, hint=_advice(reading.family.text, reading.options, most) if most else "")
 
 
-def _records(wants: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Mapping[str, Any]:
+def _records(targets: Targets, reading: TextReading, facts: Memo, progress: Progress) -> Mapping[str, Any]:
     """What is lost, by key of a text row; without those of which nothing is lost."""
-    known = {key: facts.get_digest(KIND, key) for key, text in wants.texts.items() if text.caption is not None}
+    known = {key: facts.get_digest(KIND, key) for key, text in targets.texts.items() if text.caption is not None}
     lacking = [key for key, record in known.items() if record is None]
     if lacking:
         with phase(progress, "counting tokens"):
-            captions = [str(wants.texts[key].caption) for key in lacking]
+            captions = [str(targets.texts[key].caption) for key in lacking]
             for key, found in zip(lacking, reading.truncations(captions), strict=True):
                 known[key] = _record(found)
                 facts.put_digest(KIND, key, known[key] or b"")
@@ -60,14 +60,14 @@ def _record(found: Truncation | None) -> bytes:
     return b"" if found is None else json.dumps(record_of(found)).encode()
 
 
-def _findings(wants: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:
+def _findings(targets: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:
     if not records:
         return
-    for sample, label in zip(wants.samples, wants.labels, strict=True):
+    for sample, label in zip(targets.samples, targets.labels, strict=True):
         for text in sample.texts:
             if record := records.get(text.key):
                 yield finding(label, code_of(record), detail_of(record))
-    for prompt in wants.prompts:
+    for prompt in targets.prompts:
         for key in (prompt.positive_key, prompt.negative_key):
             if (record := records.get(key)) and not record["whole"]:
                 yield finding(prompt.prompt, PROMPT, detail_of(record))

@@ -47,7 +47,7 @@ def verify(ready: Prepared, rows: NpzRows, count: int, *, device: str, progress:
     A latent that cannot be read is not compared: its row will say why.
     """
     items = {item.item.label: item for item in ready.wanted.survey.items}
-    targets = list(ready.wanted.wants.latents.values())
+    targets = list(ready.wanted.targets.latents.values())
     secrets.SystemRandom().shuffle(targets)
     compared: list[Compared] = []
     differing: list[str] = []

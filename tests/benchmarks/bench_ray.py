@@ -45,12 +45,12 @@ def job_of(root: Path, tasks: int) -> Any:
                                options=EncodeOptions(device="cpu", jobs=2)))
     cache = open_cache(root / "driver", create=True)
     job = _job(ready, plan(ready.wanted, cache), cache)
-    target = next(iter(job.wants.latents.values()))
+    target = next(iter(job.targets.latents.values()))
     keys = [f"{number:064x}" for number in range(tasks * ROWS)]
     latents = {key: replace(target, key=key, name=f"directory/{key[-8:]}.jpg", digest=key) for key in keys}
     made = tuple(Task(key=keys[start], field="latent", rows=tuple(keys[start:start + ROWS]))
                  for start in range(0, len(keys), ROWS))
-    return replace(job, tasks=made, wants=replace(job.wants, latents=latents))
+    return replace(job, tasks=made, targets=replace(job.targets, latents=latents))
 
 
 def driver(root: Path, tasks: int) -> tuple[float, float]:

@@ -218,9 +218,9 @@ def planned_in(path: Path) -> Work:
 
     keys = sorted(hashlib.sha256(str(number).encode()).hexdigest() for number in range(TASKS * TASK_ROWS))
     samples = [OneView(key) for key in reversed(keys)]
-    wants: Any = SimpleNamespace(samples=samples, keys=lambda: keys,
+    targets: Any = SimpleNamespace(samples=samples, keys=lambda: keys,
                                  by_field=lambda: {"latent": keys, "mask": [], "text": []})
-    wanted: Any = SimpleNamespace(wants=wants, text_groups=SimpleNamespace(count=lambda keys: None),
+    wanted: Any = SimpleNamespace(targets=targets, text_groups=SimpleNamespace(count=lambda keys: None),
                                   group_of=lambda field, key: (64, 64), row_bytes=lambda field, key: 1 << 16)
     cache = open_cache(path, create=True)
     return lambda: len(plan(wanted, cache, shard_bytes=TASK_ROWS << 16).tasks) == TASKS

@@ -63,8 +63,8 @@ def test_what_is_assumed_is_what_real_pictures_make(prep, tiny_pipeline, tmp_pat
     assert {name: one.arrays for name, one in told.manifest.fields.items()} == {
         name: one.arrays for name, one in manifest.fields.items()}
     for field, rows in assumptions(wanted, "").fields.items():
-        assert rows.bytes * 40 == pytest.approx(sum(wanted.row_bytes(field, key) for key in wanted.wants.works()[field]
-                                                    ), abs=40)
+        assert rows.bytes * 40 == pytest.approx(sum(
+            wanted.row_bytes(field, key) for key in wanted.targets.rows_by_field()[field]), abs=40)
         assert rows.rows == 1
 
 
@@ -146,7 +146,7 @@ def test_a_rate_is_given_instead_of_measured(prep, photos, tiny_model, alone):
 def test_a_family_whose_rows_are_as_long_as_captions_has_the_longest(tiny_pipeline):
     """Its captions are not there to be counted."""
     wanted = assumed("zimage", tiny_pipeline("zimage"), 40, choices={"image.resolution": 64})
-    tokens = {wanted.group_of("text", key)[1] for key in wanted.wants.texts}
+    tokens = {wanted.group_of("text", key)[1] for key in wanted.targets.texts}
     assert tokens == {FAMILIES["zimage"].text.max_length}
     assert ", of 100 characters in 512 tokens, the most, and no mask" in assumptions(wanted, "").as_lines()[1]
     assert {one.shapes["attention_mask"] for one in sealed(wanted).shards if one.field == "text"} == {(*tokens,)}

@@ -52,9 +52,9 @@ def bytes_a_row() -> Iterator[list[float]]:
 @pytest.fixture(scope="module")
 def wanted() -> Any:
     samples = [OneView(key) for key in reversed(KEYS)]
-    wants = SimpleNamespace(samples=samples, keys=lambda: KEYS,
+    targets = SimpleNamespace(samples=samples, keys=lambda: KEYS,
                             by_field=lambda: {"latent": KEYS, "mask": [], "text": []})
-    return SimpleNamespace(wants=wants, text_groups=SimpleNamespace(count=lambda keys: None),
+    return SimpleNamespace(targets=targets, text_groups=SimpleNamespace(count=lambda keys: None),
                            group_of=lambda field, key: (64, 64), row_bytes=lambda field, key: 1 << 16)
 
 

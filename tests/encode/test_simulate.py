@@ -69,9 +69,9 @@ def test_what_is_planned_is_like_the_real_samples(encode, monkeypatch):
     monkeypatch.setattr(simulate, "many_like", lambda *given: seen.append((given[0], many(*given))) or seen[-1][1])
     encode("--simulate", "--pictures", 1000)
     (wanted, more), *_ = seen
-    assert len(more.wants.samples) == 200 and len({one.id for one in more.wants.samples}) == 200
-    for field, keys in wanted.wants.by_field().items():
-        copies = more.wants.by_field()[field]
+    assert len(more.targets.samples) == 200 and len({one.id for one in more.targets.samples}) == 200
+    for field, keys in wanted.targets.by_field().items():
+        copies = more.targets.by_field()[field]
         assert len(copies) == len(keys) * 26  # the real ones and 25 copies
         groups = [sorted(each.group_of(field, key) for key in some) for each, some in ((wanted, keys), (more, copies))]
         assert groups[1] == sorted(groups[0] * 26)

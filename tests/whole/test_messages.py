@@ -304,7 +304,7 @@ def test_no_manifest_without_the_unconditional_row(cache):
     from prep.encode.assemble import assemble_manifest as seal_manifest
     from prep.fs.memo import Memo
 
-    wanted = SimpleNamespace(wants=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))
+    wanted = SimpleNamespace(targets=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))
     with pytest.raises(CacheError, match="the unconditional text row could not be encoded"):
         seal_manifest(wanted, cache, cache.root.parent / "m.json", frame={}, prompt_bytes=None,
                       facts=Memo(None))

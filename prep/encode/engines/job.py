@@ -34,7 +34,7 @@ class Job:
     vae: Expected  # fingerprints of the model's encoders in the keys
     text: Expected
     specs: FieldSpecs
-    wants: Targets
+    targets: Targets
     tasks: tuple[Task, ...]
     alpha: str  # color that transparency is flattened onto
     origin: str  # of masks: "file" or "alpha"
@@ -54,15 +54,16 @@ class Job:
     def share(self, tasks: Sequence[Task]) -> Job:
         """A job of some of the tasks, with the targets of their rows alone, so that it can be sent."""
         keys = [key for task in tasks for key in task.rows]
-        wants = replace(self.wants, samples=(), labels=(), prompts=(), findings=(), notices=(),
-                        latents={key: self.wants.latents[key] for key in keys if key in self.wants.latents},
-                        masks={key: self.wants.masks[key] for key in keys if key in self.wants.masks},
-                        texts={key: self.wants.texts[key] for key in keys if key in self.wants.texts})
-        return replace(self, tasks=tuple(tasks), wants=wants, text_groups=self.text_groups.only(keys), claims=Claims())
+        targets = replace(self.targets, samples=(), labels=(), prompts=(), findings=(), notices=(),
+                          latents={key: self.targets.latents[key] for key in keys if key in self.targets.latents},
+                          masks={key: self.targets.masks[key] for key in keys if key in self.targets.masks},
+                          texts={key: self.targets.texts[key] for key in keys if key in self.targets.texts})
+        return replace(self, tasks=tuple(tasks), targets=targets, text_groups=self.text_groups.only(keys),
+                       claims=Claims())
 
     def bucket_of(self, task: Task) -> Size | None:
         """The bucket that all rows of a latent or mask task have."""
-        return self.wants.bucket_of(task.field, task.rows[0])
+        return self.targets.bucket_of(task.field, task.rows[0])
 
     def tokens_of(self, task: Task) -> int | None:
         """The tokens of all rows of a text task; `None` if rows are not trimmed."""

@@ -139,7 +139,7 @@ def _encode_masks(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
     if left is None:
         return
     with bar_of(job, "mask", progress) as tick:
-        for task, rows in _ahead(job, left, tools, mask_row, job.wants.masks):
+        for task, rows in _ahead(job, left, tools, mask_row, job.targets.masks):
             sink.take(task, rows, tick, "cpu")
 
 
@@ -192,13 +192,13 @@ def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
         return
     if job.latents is not None:
         with bar_of(job, "latent", progress) as tick:
-            for task, rows in _ahead(job, left, tools, imported_row, job.wants.latents):
+            for task, rows in _ahead(job, left, tools, imported_row, job.targets.latents):
                 sink.take(task, rows, tick, "cpu")
         return
     with phase(progress, "loading the VAE"):
         encoder = tools.encoder("latent", lambda: _vae_encoder(job, tools))
     with bar_of(job, "latent", progress) as tick:
-        for task, pixels in _ahead(job, left, tools, picture_pixels, job.wants.latents):
+        for task, pixels in _ahead(job, left, tools, picture_pixels, job.targets.latents):
             sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
     sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")

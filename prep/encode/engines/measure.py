@@ -50,7 +50,7 @@ Took = tuple[float, float, int]  # seconds to load the encoders, and those of al
 
 def _masks(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
     keys = [key for task in tasks for key in task.rows]
-    took, made = _timed(lambda: [mask_row(job, job.wants.masks[key], decoders) for key in keys[:MASKS]])
+    took, made = _timed(lambda: [mask_row(job, job.targets.masks[key], decoders) for key in keys[:MASKS]])
     return 0.0, took / len(made) * len(keys) / job.jobs, len(made)
 
 
@@ -83,7 +83,7 @@ def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
                          with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
     loading = time.monotonic() - begun
     keys = task.rows[:job.batch_size]
-    decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.wants.latents[key], decoders)) for key in keys])
+    decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.targets.latents[key], decoders)) for key in keys])
     encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, job.batch_size)))
     each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
     return loading, each * sum(area(one) * len(one.rows) for one in tasks) / area(task), len(keys)

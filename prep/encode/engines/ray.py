@@ -240,7 +240,7 @@ def _blocks(tasks: Sequence[Task]) -> Iterator[_Block]:
 
 def _findings(job: Job, task: Task, said: str) -> Iterator[Finding]:
     """One for each picture of a task that is given up."""
-    works = job.wants.latents if task.field == "latent" else job.wants.masks
+    works = job.targets.latents if task.field == "latent" else job.targets.masks
     for work in (works[key] for key in task.rows if key in works):
         yield Finding(path=work.name, code="not-encoded", severity="error",
                       detail=f"{work.file} was not encoded: its task failed {ATTEMPTS} times, the last time because "

@@ -37,7 +37,7 @@ def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
 
 def text_batches(job: Job, task: Task) -> Iterator[list[TextTarget]]:
     """The rows of a text task, as many at a time as the text encoder gets."""
-    return ([job.wants.texts[key] for key in keys] for keys in chunks(task.rows, TEXT_BATCH))
+    return ([job.targets.texts[key] for key in keys] for keys in chunks(task.rows, TEXT_BATCH))
 
 
 def by_kind(works: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str], bool]]:

@@ -136,15 +136,15 @@ def assumed(family: str, model: Path | None, count: int, *, choices: Mapping[str
     recipe = settle_masks(recipe, surveyed.items)
     contexts = _contexts(recipe)
     bucketing = buckets_for(recipe, surveyed)
-    wants = targets_of(recipe, surveyed, bucketing, contexts, ())
-    if not wants.samples:
+    targets = targets_of(recipe, surveyed, bucketing, contexts, ())
+    if not targets.samples:
         raise EmptyPlanError("no assumed picture fits a bucket", hint="leave --upscale out, or name smaller --sizes")
-    texts = {key: target for key, target in wants.texts.items() if key != wants.unconditional}
+    texts = {key: target for key, target in targets.texts.items() if key != targets.unconditional}
     groups = TextGroups(model or Path("model"), facts, options, {})
     tokens = dict.fromkeys(texts, specs.max_tokens if facts.text.layout == "trimmed" else 0)
     return ResolvedRecipe(
         recipe=recipe, model=model or Path("model"), family=family, specs=specs, prediction=facts.predictions[0],
-        contexts=contexts, survey=surveyed, bucketing=bucketing, wants=replace(wants, texts=texts),
+        contexts=contexts, survey=surveyed, bucketing=bucketing, targets=replace(targets, texts=texts),
         text_options=options, text_groups=TextGroups.known(groups, tokens), latents_from=None,
         file_digest=digest_file)
 
@@ -159,7 +159,7 @@ def _contexts(recipe: Recipe) -> Contexts:
 def assumptions(wanted: ResolvedRecipe, model: str, shard_bytes: int = SHARD_BYTES) -> Assumed:
     """What `wanted`, which is assumed, assumes; `model` is named in it."""
     pictures, fields = len(wanted.survey.items), {}
-    for field, keys in wanted.wants.by_field().items():
+    for field, keys in wanted.targets.by_field().items():
         sizes = Counter(wanted.row_bytes(field, key) for key in keys)
         if total := sizes.total():
             fields[field] = FieldRows(
@@ -175,7 +175,7 @@ def sealed(wanted: ResolvedRecipe, shard_bytes: int = SHARD_BYTES) -> Sealed:
     """What the manifest of `wanted` would say when all is encoded. Shards have the keys of their tasks for digests."""
     tasks = plan(wanted, None, shard_bytes=shard_bytes, store=False).tasks
     table = build_shards([_shard(wanted, task) for task in tasks])
-    shards, samples = parse_shards(table), wanted.wants.samples
+    shards, samples = parse_shards(table), wanted.targets.samples
     numbers = {facts.digest: number for number, facts in enumerate(shards)}
     refs = {key: RowRef(shard=task.key, row=row) for task in tasks for row, key in enumerate(task.rows)}
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
@@ -197,7 +197,7 @@ def sealed(wanted: ResolvedRecipe, shard_bytes: int = SHARD_BYTES) -> Sealed:
 def _shard(wanted: ResolvedRecipe, task: Task) -> dict[str, Any]:
     """The row of a task's shard in the table of shards."""
     first = task.rows[0]
-    bucket = wanted.wants.bucket_of(task.field, first)
+    bucket = wanted.targets.bucket_of(task.field, first)
     specs: tuple[ArraySpec, ...] = wanted.specs.arrays_of(
         task.field, bucket, None if bucket else wanted.group_of(task.field, first)[1])
     files = RemoteShard(digest=task.key, field=task.field, rows=len(task.rows), bytes=0, arrays=specs).files

@@ -88,7 +88,7 @@ def estimate(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, m
     """What running `planned` would take. Raises `ModelError`, `CacheError`."""
     tasks: dict[str, list[tuple[tuple[ArraySpec, ...], int]]] = {field: [] for field in planned.missing}
     for task in planned.tasks:
-        bucket = wanted.wants.bucket_of(task.field, task.rows[0])
+        bucket = wanted.targets.bucket_of(task.field, task.rows[0])
         tokens = None if bucket else wanted.group_of(task.field, task.rows[0])[1]
         specs = wanted.specs.arrays_of(task.field, bucket, tokens)
         tasks[task.field].append((specs, len(task.rows)))
@@ -104,7 +104,7 @@ def estimate(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, m
 def _stored(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache,
             field: str) -> Iterable[tuple[tuple[ArraySpec, ...], int]]:
     """The arrays of wanted rows in the cache, and how many there are of each."""
-    shards = Counter(planned.refs[key].shard for key in wanted.wants.works()[field] if key in planned.refs)
+    shards = Counter(planned.refs[key].shard for key in wanted.targets.rows_by_field()[field] if key in planned.refs)
     reader = Reader(cache.root)
     try:
         for shard, count in sorted(shards.items()):

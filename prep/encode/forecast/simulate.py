@@ -178,11 +178,11 @@ def simulate_assumed(family: str | None, model: str, scale: Scale, shard_bytes: 
 def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: Measured | None) -> Simulated:
     """What encoding `scale` pictures like those of `wanted` would take; `measured`: all rows of `wanted`, encoded here.
     """
-    like = len(wanted.wants.samples)
+    like = len(wanted.targets.samples)
     times = scale.pictures / len({one.index for one in wanted.bucketing.pictures})  # of several resolutions, once
     samples = round(like * times)
     fields, objects, requests, rounds = {}, 0, 0, 0
-    for field, keys in wanted.wants.by_field().items():
+    for field, keys in wanted.targets.by_field().items():
         once = _rows_without_samples(wanted, field)
         groups = Counter((wanted.row_bytes(field, key), wanted.group_of(field, key)) for key in keys)
         few = Counter((wanted.row_bytes(field, key), wanted.group_of(field, key)) for key in once)
@@ -217,31 +217,31 @@ def _rows_without_samples(wanted: ResolvedRecipe, field: str) -> set[str]:
     """The keys of the row of no caption and of rows of prompts, which do not become more with the pictures."""
     if field != "text":
         return set()
-    return set(wanted.wants.texts) - {text.key for sample in wanted.wants.samples for text in sample.texts}
+    return set(wanted.targets.texts) - {text.key for sample in wanted.targets.samples for text in sample.texts}
 
 
 def many_like(wanted: ResolvedRecipe, count: int) -> ResolvedRecipe:
     """`wanted` with about `count` samples: copies of its own, with keys of their own, for the same rows and groups."""
-    wants, groups = wanted.wants, wanted.text_groups
-    groups.count(wants.texts)
+    targets, groups = wanted.targets, wanted.text_groups
+    groups.count(targets.texts)
     samples: list[Sample] = []
-    latents, masks, texts = dict(wants.latents), dict(wants.masks), dict(wants.texts)
-    lengths = {key: groups.tokens(key) for key in wants.texts}
-    for copy in range(ceil(count / len(wants.samples))):
+    latents, masks, texts = dict(targets.latents), dict(targets.masks), dict(targets.texts)
+    lengths = {key: groups.tokens(key) for key in targets.texts}
+    for copy in range(ceil(count / len(targets.samples))):
         def other(key: str, copy: int = copy) -> str:
             return digest_strings([key, str(copy)])
 
-        latents.update({other(key): replace(target, key=other(key)) for key, target in wants.latents.items()})
-        masks.update({other(key): replace(target, key=other(key)) for key, target in wants.masks.items()})
-        texts.update({other(key): replace(target, key=other(key)) for key, target in wants.texts.items()})
-        lengths.update({other(key): groups.tokens(key) for key in wants.texts})
+        latents.update({other(key): replace(target, key=other(key)) for key, target in targets.latents.items()})
+        masks.update({other(key): replace(target, key=other(key)) for key, target in targets.masks.items()})
+        texts.update({other(key): replace(target, key=other(key)) for key, target in targets.texts.items()})
+        lengths.update({other(key): groups.tokens(key) for key in targets.texts})
         samples += [replace(
             one, id=other(one.id), texts=tuple(replace(text, key=other(text.key)) for text in one.texts),
             views=tuple(replace(view, latent=other(view.latent), mask=None if view.mask is None else other(view.mask))
-                        for view in one.views)) for one in wants.samples]
-    more = Targets(samples=tuple(samples), labels=(), prompts=(), unconditional=wants.unconditional, latents=latents,
+                        for view in one.views)) for one in targets.samples]
+    more = Targets(samples=tuple(samples), labels=(), prompts=(), unconditional=targets.unconditional, latents=latents,
                    masks=masks, texts=texts, findings=())
-    return replace(wanted, wants=more, text_groups=TextGroups.known(groups, lengths))
+    return replace(wanted, targets=more, text_groups=TextGroups.known(groups, lengths))
 
 
 def _planning(wanted: ResolvedRecipe, shard_bytes: int) -> float:
@@ -249,7 +249,7 @@ def _planning(wanted: ResolvedRecipe, shard_bytes: int) -> float:
     many = many_like(wanted, TIMED)
     begun = time.process_time()
     plan(many, None, shard_bytes=shard_bytes, store=False)
-    return (time.process_time() - begun) / len(many.wants.samples)
+    return (time.process_time() - begun) / len(many.targets.samples)
 
 
 def _planning_memory(wanted: ResolvedRecipe, shard_bytes: int) -> float:
@@ -259,14 +259,14 @@ def _planning_memory(wanted: ResolvedRecipe, shard_bytes: int) -> float:
         many = many_like(wanted, TRACED)
         planned = plan(many, None, shard_bytes=shard_bytes, store=False)
         assert planned.tasks
-        return tracemalloc.get_traced_memory()[1] / len(many.wants.samples)
+        return tracemalloc.get_traced_memory()[1] / len(many.targets.samples)
     finally:
         tracemalloc.stop()
 
 
 def _sealing(wanted: ResolvedRecipe, samples: int) -> dict[str, Any]:
     """CPU seconds and bytes of the table of so many samples."""
-    many = many_like(wanted, TRACED).wants
+    many = many_like(wanted, TRACED).targets
     refs = {key: RowRef(shard=key, row=0) for key in many.keys()}  # noqa: SIM118  # a method that sorts
     begun = time.process_time()
     table = build_samples(many.samples, sorted({one.bucket for one in many.samples}), refs,

@@ -43,7 +43,7 @@ class Job:
     claims: Claims = field(default_factory=Claims)
 
     @property
-    def wants(self):
+    def targets(self):
         works = {field: {key: SimpleNamespace(name=f"{key}.png", file=f"{key}.png") for task in self.tasks
                          if task.field == field for key in task.rows} for field in ("latent", "mask")}
         return SimpleNamespace(latents=works["latent"], masks=works["mask"])
