@@ -22,7 +22,7 @@ from train.models.naming import Naming
 from train.optim import ema, optimizers, schedule
 from train.optim.ema import Average, Shadow
 from train.optim.loss_scale import LossScale
-from train.optim.optimizers import TABLE, Facts
+from train.optim.optimizers import TABLE, OptimizerSpec
 from train.parallel.ranks import ALONE, Ranks
 from train.parallel.shards import Sharded, Whole
 from train.runs.checkpoint_files import copy_into
@@ -38,7 +38,7 @@ class TrainState:
     denoiser: Denoiser
     model: Whole  # its weights, or what this rank has of them
     optimizer: Any  # one of torch's, or used like one
-    facts: Facts  # about the optimizer
+    spec: OptimizerSpec  # of the optimizer
     average: Average | None  # None: no moving average
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
@@ -65,10 +65,10 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
                            parameters={name: model.own[name] for name in denoiser.parameters})
     if setup.initial is not None:
         put_initial(model, setup.initial, config.method, setup.naming)
-    facts = TABLE[chosen.name]
-    optimizer = facts.build(_groups(denoiser, config), chosen, device.type == "cuda")
+    spec = TABLE[chosen.name]
+    optimizer = spec.build(_groups(denoiser, config), chosen, device.type == "cuda")
     average = Average(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
-    return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, facts=facts, average=average,
+    return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
@@ -93,7 +93,7 @@ def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
 
 def averages(trainee: TrainState) -> Shadow | None:
     """The weights to evaluate and to give away, if they are not those that are trained: their average."""
-    if trainee.facts.averages:
+    if trainee.spec.averages:
         return optimizers.average(trainee.optimizer, trainee.denoiser.parameters)
     return None if trainee.average is None else trainee.average.values
 

@@ -22,7 +22,7 @@ from train.metadata import checkpoint_metadata, result_metadata
 from train.models import lora
 from train.models.denoiser import Denoiser
 from train.models.naming import Naming, naming_of
-from train.optim import kept
+from train.optim import optimizer_state
 from train.optim.loss_scale import SHAPES
 from train.parallel.shards import Fetch, Sharded, Whole
 from train.runs.checkpoint import DataFacts, State, piece_name
@@ -70,7 +70,7 @@ def snapshot(trainee: TrainState) -> Iterator[Snapshot | None]:
     Of a divided model the others wait inside until the first one has what it needs.
     """
     weights, average = trainee.denoiser.weights, averages(trainee)
-    optimizer = kept.tensors_of(trainee.facts, trainee.optimizer, trainee.denoiser.parameters)
+    optimizer = optimizer_state.tensors_of(trainee.spec, trainee.optimizer, trainee.denoiser.parameters)
     like = trainee.model.shapes(weights)
     averaged = {} if average is None else {**weights, **average}
     with trainee.model.handing((weights, like), (optimizer, _rows_kept(trainee, like)), (averaged, like)) as found:
@@ -87,7 +87,7 @@ def _rows_kept(trainee: TrainState, like: Mapping[str, T]) -> dict[str, T]:
     other numbers."""
     shapes = {name: tuple(value.shape) for name, value in trainee.model.shapes(trainee.denoiser.parameters).items()}
     return {f"{kind}/{name}": like[name] for name, whole in shapes.items()
-            for kind, (_, shape) in trainee.facts.kept(whole).items() if shape == whole}
+            for kind, (_, shape) in trainee.spec.kept(whole).items() if shape == whole}
 
 
 def in_pieces(trainee: TrainState, setup: Setup) -> bool:
@@ -99,16 +99,16 @@ def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
     """The files of a checkpoint in pieces that this rank writes, except state.json."""
     model, ranks = trainee.model, trainee.ranks
     assert isinstance(model, Sharded) and setup.config.method == "full"
-    facts = checkpoint_metadata(setup, step, trainee.denoiser.parameters)
+    metadata = checkpoint_metadata(setup, step, trainee.denoiser.parameters)
     weights, average = trainee.denoiser.weights, averages(trainee)
     name = weights_name(setup.family, setup.config.method)
     like = {each: each for each in weights}
-    yield _piece(model, name, weights, like, facts)
-    moments = kept.tensors_of(trainee.facts, trainee.optimizer, trainee.denoiser.parameters)
+    yield _piece(model, name, weights, like, metadata)
+    moments = optimizer_state.tensors_of(trainee.spec, trainee.optimizer, trainee.denoiser.parameters)
     of_rows = {each: parameter for each, parameter in _rows_kept(trainee, like).items() if each in moments}
     yield _piece(model, OPTIMIZER, {each: moments[each] for each in of_rows}, of_rows, {}, others=1)
     if average is not None:
-        yield _piece(model, AVERAGE, {**weights, **average}, like, {**facts, **_of_average(trainee)})
+        yield _piece(model, AVERAGE, {**weights, **average}, like, {**metadata, **_of_average(trainee)})
     if not ranks.first:
         return
     yield Part(name=piece_name(OPTIMIZER, ranks.world, ranks.world + 1),
@@ -118,35 +118,35 @@ def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
         yield Part(name=SCALE, tensors=trainee.scale.tensors())
 
 
-def _piece(model: Sharded, name: str, rows: Mapping[str, Tensor], like: Mapping[str, str], facts: Mapping[str, str],
+def _piece(model: Sharded, name: str, rows: Mapping[str, Tensor], like: Mapping[str, str], metadata: Mapping[str, str],
            others: int = 0) -> Part:
     """The rows that this rank has. `like`: the parameter with whose rows each goes; `others`: pieces without rows."""
-    return Part(name=piece_name(name, model.ranks.rank, model.ranks.world + others), tensors=rows, metadata=facts,
+    return Part(name=piece_name(name, model.ranks.rank, model.ranks.world + others), tensors=rows, metadata=metadata,
                 write=partial(model.save, like))
 
 
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Snapshot) -> Iterator[Part]:
     """The files of a checkpoint, except state.json."""
-    facts = checkpoint_metadata(setup, step, {name: found.weights[name] for name in trainee.denoiser.parameters})
+    metadata = checkpoint_metadata(setup, step, {name: found.weights[name] for name in trainee.denoiser.parameters})
     tensors = _packed(found.weights, setup.config, setup.naming, found.fetch)
-    yield from weight_parts(trainee.denoiser, tensors, setup, facts, weights_name(setup.family, setup.config.method),
+    yield from weight_parts(trainee.denoiser, tensors, setup, metadata, weights_name(setup.family, setup.config.method),
                             found.fetch)
     yield Part(name=OPTIMIZER, tensors=found.optimizer, fetch=found.fetch)
     if trainee.scale is not None:
         yield Part(name=SCALE, tensors=trainee.scale.tensors())
     if found.average is not None:
         yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.naming, found.fetch),
-                   metadata={**facts, **_of_average(trainee)}, fetch=found.fetch)
+                   metadata={**metadata, **_of_average(trainee)}, fetch=found.fetch)
 
 
 def _of_average(trainee: TrainState) -> dict[str, str]:
-    return OWN_METADATA if trainee.facts.averages else EMA_METADATA
+    return OWN_METADATA if trainee.spec.averages else EMA_METADATA
 
 
-def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup, facts: Mapping[str, str],
+def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup, metadata: Mapping[str, str],
                  name: str, fetch: Fetch = to_host) -> Iterator[Part]:
     """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
-    yield Part(name=name, tensors=tensors, metadata=facts, fetch=fetch)
+    yield Part(name=name, tensors=tensors, metadata=metadata, fetch=fetch)
     if setup.config.method == "full":
         yield _model_config(denoiser, name)
 
@@ -166,10 +166,11 @@ def result_files(trainee: TrainState, setup: Setup, step: int, name: str, found:
     """
     source = found.weights if found.average is None else found.average
     tensors = _cast(_packed(source, setup.config, setup.naming, found.fetch), setup.config.result.dtype, found.fetch)
-    facts = result_metadata(setup, step, {each: found.weights[each] for each in trainee.denoiser.parameters}, tensors)
+    trained = {each: found.weights[each] for each in trainee.denoiser.parameters}
+    metadata = result_metadata(setup, step, trained, tensors)
     if found.average is not None:
-        facts |= _of_average(trainee)
-    yield from weight_parts(trainee.denoiser, tensors, setup, facts, name, found.fetch)
+        metadata |= _of_average(trainee)
+    yield from weight_parts(trainee.denoiser, tensors, setup, metadata, name, found.fetch)
 
 
 def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[str, Tensor]:
@@ -204,7 +205,7 @@ def restore(trainee: TrainState, start: Start, naming: Naming) -> None:
     whole = model.shapes(parameters)
     put_weights(trainee.denoiser.weights, start, weights_name(family, start.config.method), family, model,
                 naming=naming)
-    wanted = kept.expected(trainee.facts, trainee.optimizer, whole,
+    wanted = optimizer_state.expected(trainee.spec, trainee.optimizer, whole,
                            tensor_names(start.folder, start.state, OPTIMIZER))
     scaled = has(start.folder, start.state, SCALE)
     moments = [name for name in wanted if "/group-" not in name]
@@ -213,7 +214,7 @@ def restore(trainee: TrainState, start: Start, naming: Naming) -> None:
                          hint="the checkpoint is from another run; train again into another RUN with -o")
     only = model.spans({name: like for name, like in _rows_kept(trainee, whole).items() if name in wanted})
     values = read_tensors(start.folder, start.state, OPTIMIZER, wanted, only)
-    kept.put(trainee.facts, trainee.optimizer, parameters, values)
+    optimizer_state.put(trainee.spec, trainee.optimizer, parameters, values)
     if trainee.scale is not None and scaled:  # else an adopted change of precision begins with a fresh one
         trainee.scale.put(read_tensors(start.folder, start.state, SCALE, SHAPES))
     if trainee.average is not None:

@@ -156,7 +156,7 @@ def update_of(trainee: TrainState, setup: Setup, log: Log, progress: Progress) -
 def reads_late(trainee: TrainState) -> bool:
     """Whether the host reads the numbers of a step after its update, and the optimizer itself leaves out one whose
     numbers are not finite. Several ranks tell each other their losses, and the scale of float16 moves, before it."""
-    return (trainee.denoiser.device.type == "cuda" and trainee.facts.spares and trainee.scale is None
+    return (trainee.denoiser.device.type == "cuda" and trainee.spec.skips_on_inf and trainee.scale is None
             and trainee.ranks.world == 1)
 
 

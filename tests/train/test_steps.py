@@ -38,7 +38,7 @@ def fused(monkeypatch):
 def late(monkeypatch, fused):
     """Steps are read late, as if this were a GPU; returns what was done: gathered, updated, logged, in its order."""
     done = []
-    monkeypatch.setattr(update, "reads_late", lambda trainee: trainee.facts.spares)
+    monkeypatch.setattr(update, "reads_late", lambda trainee: trainee.spec.skips_on_inf)
     def noted(name, real):
         def go(*args, **named):
             done.append(name.split("_")[0])

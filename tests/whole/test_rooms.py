@@ -69,8 +69,8 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "failures"},
     {"metadata", "trackers", "validate", "state"},
-    {"check", "state_files", "prompts", "outlook", "card"},
-    {"evaluate", "sample", "merging", "replay", "update", "assumed"},
+    {"check", "state_files", "prompts", "cluster_forecast", "card"},
+    {"evaluate", "sample", "merging", "show_step", "update", "synthetic"},
     {"loop", "report"},
     {"cli"},
 )

@@ -48,7 +48,7 @@ def _check_quantized(config: Config) -> None:
 def _check_divided(config: Config) -> None:
     """Raises `ConfigError` for settings that a divided model cannot have, or if torch is too old for it."""
     name = config.optimizer.name
-    if not TABLE[name].by_number:
+    if not TABLE[name].elementwise:
         raise ConfigError(f"optimizer.name is '{name}', which needs whole weights, but parallel.shard divides them",
                           hint="--set optimizer.name=adamw, or --no-shard")
     faster = [name for name in ("channels_last", "compile") if getattr(config, name)]

@@ -32,7 +32,7 @@ from train.parallel.ranks import ALONE
 if TYPE_CHECKING:
     from prep.errors import Problem
     from prep.training.schema import Config
-    from train.outlook import Outlook
+    from train.cluster_forecast import Outlook
     from train.setup import CheckReport, RunRequest, Setup
 
 
@@ -194,7 +194,7 @@ def _outlook(setup: Setup | None, cluster: Cluster, room: str | None, samples: f
 
     Raises `UsageError`.
     """
-    from train.outlook import outlook_of
+    from train.cluster_forecast import outlook_of
 
     if room is None and samples is None and not simulated:
         return None

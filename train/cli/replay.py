@@ -13,7 +13,7 @@ from prep.fs.mirror import local_path
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.replay import Shown
+    from train.show_step import Shown
 
 
 def replay(
@@ -25,9 +25,9 @@ def replay(
     model: opt.ModelOfRun = None, as_json: opt.AsJson = False,
 ) -> None:
     """Show what a step was trained on: pictures, crops, captions, timesteps. Nothing is trained or read from shards."""
-    from train.replay import replay as drawn_again
     from train.runs.pictures import spelled
     from train.runs.stored.reading import for_losses
+    from train.show_step import replay as drawn_again
 
     found = drawn_again(for_losses(folder), step, manifest and local_path(manifest), model, cache)
     for warning in found.warnings:

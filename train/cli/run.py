@@ -138,20 +138,20 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
         from train.runs.stored.stored import OnDisk
 
     index, folder = setup.index, storage.folder
-    with ExitStack() as held:
+    with ExitStack() as opened:
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
             check_device(setup.config, place.type)
             opt.check_compiler(setup.config, place.type)
-            told = notes_on_nodes(setup, ranks.nodes, begins=start is None) if ranks.first else []
-            for note in (*unused_on(setup.config, place.type, ranks.world), *told):
+            notes = notes_on_nodes(setup, ranks.nodes, begins=start is None) if ranks.first else []
+            for note in (*unused_on(setup.config, place.type, ranks.world), *notes):
                 say(f"note: {note}")
             if ranks.first:
-                held.enter_context(lock_run(folder, setup))
-            held.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
+                opened.enter_context(lock_run(folder, setup))
+            opened.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
             check_shards(index, setup.shards)  # another process may have changed the cache before the lock
             _unchanged(folder, start_from, start)
-        log, requests = _log(held, folder, setup.config, ranks, quiet)
+        log, requests = _log(opened, folder, setup.config, ranks, quiet)
         step = 0 if start is None else start.state.step
         progress = Progress(device=place, done=step, saved=step, world=ranks.world)
         try:
@@ -164,18 +164,18 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
         return log.last
 
 
-def _log(held: ExitStack, folder: Path, config: Config, ranks: Ranks, quiet: bool) -> tuple[Log, Requests | None]:
+def _log(opened: ExitStack, folder: Path, config: Config, ranks: Ranks, quiet: bool) -> tuple[Log, Requests | None]:
     """The log of a rank, which also shows the run; of the first one, with its heartbeat and the requests of others."""
     from train.runs.heart import Heart
     from train.runs.log import Log, NoLog
     from train.runs.watch import watching
     from train.trackers.tracked import tracking
 
-    watch = held.enter_context(watching(quiet or not ranks.first))
-    tracked = held.enter_context(tracking(watch, config, folder))
-    log = held.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
+    watch = opened.enter_context(watching(quiet or not ranks.first))
+    tracked = opened.enter_context(tracking(watch, config, folder))
+    log = opened.enter_context(Log(folder / "log.jsonl", tracked, watch.progress) if ranks.first else NoLog())
     tracked.warn = lambda step, text: log("warning", step, text=text)
-    return log, held.enter_context(Heart(folder, log)) if ranks.first else None
+    return log, opened.enter_context(Heart(folder, log)) if ranks.first else None
 
 
 def _explain_stop(folder: Path, step: int, named: str | None) -> None:

@@ -98,8 +98,8 @@ def tell_assumed(config: Config, cluster: Cluster, *, family: str | None, model:
 
     `others`: options that need a manifest. Raises many a `Problem`, also unless the run is `simulated`.
     """
-    from train.assumed import assumed_data, assumed_outlook
     from train.check.requirements import idle_ranks
+    from train.synthetic import assumed_data, assumed_outlook
 
     _require_manifest_or_none(simulated, others)
     world, room = require_world(cluster.world), room_of(node_cache)

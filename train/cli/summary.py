@@ -11,7 +11,7 @@ from prep.formatting import counted, duration, format_bytes, grouped, join_names
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
-    from train.outlook import Outlook
+    from train.cluster_forecast import Outlook
     from train.setup import CheckReport, Setup
 
 LONG = 600  # seconds

@@ -12,7 +12,7 @@ from prep.fs.mirror import local_path
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.report.worst import Hard
+    from train.report.hardest import Hard
 
 
 def worst(
@@ -24,7 +24,7 @@ def worst(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the samples that a run learned least: highest loss, compared with others at about the same timestep."""
-    from train.report.worst import find_worst
+    from train.report.hardest import find_worst
     from train.runs.pictures import spelled
     from train.runs.stored.reading import for_losses
 

@@ -1,4 +1,4 @@
-"""The optimizers, as a table of facts. Torch and the libraries are imported when one is built.
+"""The optimizers, as a table of spec. Torch and the libraries are imported when one is built.
 
 All of them resume exactly: what they keep from step to step is in `kept` and `numbers`, and is stored as tensors.
 """
@@ -22,7 +22,7 @@ _BYTES = {"F32": 4, "I64": 8, "U8": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class OptimizerSpec:
     """One optimizer."""
 
     # Groups of parameters as torch takes them, settings, whether they are on a CUDA GPU.
@@ -33,15 +33,15 @@ class Facts:
     extra: str = ""  # of this package, which installs it
     torch: tuple[int, int] = (2, 6)  # least version
     device: str = ""  # the only kind of device that it works on; empty: any
-    by_number: bool = False  # whether each number of a weight is updated for itself: any part of it, as the whole
+    elementwise: bool = False  # whether each number of a weight is updated for itself: any part of it, as the whole
     # Whether, on a CUDA GPU, it leaves out an update for which a tensor on the GPU, its `found_inf`, is not 0.
-    spares: bool = False
+    skips_on_inf: bool = False
     averages: bool = False  # whether it averages the weights itself: they are then not those of its steps
 
 
-def state_bytes(facts: Facts, shapes: Sequence[Shape]) -> int:
+def state_bytes(spec: OptimizerSpec, shapes: Sequence[Shape]) -> int:
     """How much the optimizer keeps for parameters of these shapes."""
-    return sum(_BYTES[dtype] * prod(sides) for shape in shapes for dtype, sides in facts.kept(shape).values())
+    return sum(_BYTES[dtype] * prod(sides) for shape in shapes for dtype, sides in spec.kept(shape).values())
 
 
 # ---- what each keeps -------------------------------------------------------------------------------------------------
@@ -195,17 +195,17 @@ def average(optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tenso
     return found
 
 
-TABLE: Mapping[str, Facts] = {
-    "adamw": Facts(build=_adamw, kept=_adamw_kept, by_number=True, spares=True),
-    "adamw-8bit": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb"),
-    "adamw-8bit-paged": Facts(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb", device="cuda"),
-    "adamw-schedule-free": Facts(build=_schedule_free, kept=_schedule_free_kept, library="schedulefree",
-                                 extra="optimizers", averages=True, by_number=True,
-                                 numbers={"k": int, "weight_sum": float, "lr_max": float}),
-    "adafactor": Facts(build=_adafactor, kept=_adafactor_kept),
-    "lion": Facts(build=_lion, kept=_lion_kept, library="lion_pytorch", extra="optimizers",
-                  by_number=True),
-    "muon": Facts(build=_muon, kept=_muon_kept, torch=(2, 9)),
-    "prodigy": Facts(build=_prodigy, kept=_prodigy_kept, library="prodigyopt", extra="optimizers",
-                     numbers={"k": int, "d": float, "d_max": float, "d_numerator": float}),
+TABLE: Mapping[str, OptimizerSpec] = {
+    "adamw": OptimizerSpec(build=_adamw, kept=_adamw_kept, elementwise=True, skips_on_inf=True),
+    "adamw-8bit": OptimizerSpec(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb"),
+    "adamw-8bit-paged": OptimizerSpec(build=_adamw_8bit, kept=_8bit_kept, library="bitsandbytes", extra="bnb",
+                                      device="cuda"),
+    "adamw-schedule-free": OptimizerSpec(build=_schedule_free, kept=_schedule_free_kept, library="schedulefree",
+                                         extra="optimizers", averages=True, elementwise=True,
+                                         numbers={"k": int, "weight_sum": float, "lr_max": float}),
+    "adafactor": OptimizerSpec(build=_adafactor, kept=_adafactor_kept),
+    "lion": OptimizerSpec(build=_lion, kept=_lion_kept, library="lion_pytorch", extra="optimizers", elementwise=True),
+    "muon": OptimizerSpec(build=_muon, kept=_muon_kept, torch=(2, 9)),
+    "prodigy": OptimizerSpec(build=_prodigy, kept=_prodigy_kept, library="prodigyopt", extra="optimizers",
+                             numbers={"k": int, "d": float, "d_max": float, "d_numerator": float}),
 }

@@ -21,7 +21,7 @@ from prep.pages.snapshot import Pictures
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
 from prep.runs.sheets import keyed_prompts, read_sheet
-from train.report.worst import find_worst
+from train.report.hardest import find_worst
 from train.runs.directory import Run, open_run
 
 SIDE = 320  # pixels of the longer side of a picture

@@ -121,13 +121,13 @@ def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[st
     check_place(folder, setup)
     if step is None:
         check_unused(folder)
-    told = _abandon(folder, -1 if step is None else step)
+    warnings = _abandon(folder, -1 if step is None else step)
     checkpoint.remove_partial(folder)
     make_dirs(folder)
     write_atomic(folder / "run.json", seal(_document(folder, setup)))  # first: it makes the directory a run's
     write_atomic(folder / "samples.bin", setup.identity.records)
     write_atomic(folder / "manifest.json", canonical(dict(setup.manifest.document)))
-    return told
+    return warnings
 
 
 def _abandon(folder: Path, step: int) -> list[str]:
@@ -136,11 +136,11 @@ def _abandon(folder: Path, step: int) -> list[str]:
     newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(folder))
     pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(folder, step, keep=newer)]
     back = " (--from {} tells the way back)" if run_url(folder) is None else ""
-    told = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
-            for name in checkpoint.set_aside(folder, step)]
+    warnings = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
+                for name in checkpoint.set_aside(folder, step)]
     if pictures:
-        told.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
-    return told
+        warnings.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
+    return warnings
 
 
 def check_unused(folder: Path) -> None:

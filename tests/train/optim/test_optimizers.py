@@ -13,7 +13,7 @@ from prep.errors import ConfigError
 from prep.training import optimizers as settings
 from prep.training.schema import Optimizer
 from train.config.load import parse
-from train.optim import kept
+from train.optim import optimizer_state
 from train.optim.optimizers import TABLE, average, state_bytes
 
 SHAPES = ((70, 80), (8,), (4, 3, 3, 3), (5, 6), (2,))  # the last one never has a gradient
@@ -62,22 +62,24 @@ def with_betas():
 
 @pytest.mark.parametrize(("name", "more"), list(with_betas()), ids=str)
 def test_what_is_kept_goes_on_bit_by_bit(name, more):
-    facts = TABLE[name]
+    spec = TABLE[name]
     parameters, optimizer = fresh(name, **more)
     steps(parameters, optimizer, range(3))
-    weights, held = copied(parameters), copied(kept.tensors_of(facts, optimizer, parameters))
+    weights, state = copied(parameters), copied(optimizer_state.tensors_of(spec, optimizer, parameters))
     steps(parameters, optimizer, range(3, 6))
 
     again, other = fresh(name, **more)
-    wanted = kept.expected(facts, other, again, set(held))
-    assert wanted == {each: (value.dtype, tuple(value.shape)) for each, value in held.items()}
+    wanted = optimizer_state.expected(spec, other, again, set(state))
+    assert wanted == {each: (value.dtype, tuple(value.shape)) for each, value in state.items()}
     for each, value in again.items():
         value.data.copy_(weights[each])
-    kept.put(facts, other, again, held)
-    assert all(torch.equal(value, held[each]) for each, value in kept.tensors_of(facts, other, again).items())
+    optimizer_state.put(spec, other, again, state)
+    found = optimizer_state.tensors_of(spec, other, again)
+    assert all(torch.equal(value, state[each]) for each, value in found.items())
     steps(again, other, range(3, 6))
     assert all(torch.equal(value, again[each]) for each, value in parameters.items())
-    ends = [kept.tensors_of(facts, each, values) for each, values in ((optimizer, parameters), (other, again))]
+    ends = [optimizer_state.tensors_of(spec, each, values)
+            for each, values in ((optimizer, parameters), (other, again))]
     assert ends[0].keys() == ends[1].keys() and all(torch.equal(value, ends[1][each])
                                                     for each, value in ends[0].items())
 
@@ -101,8 +103,8 @@ def test_nothing_else_changes_in_an_optimizer(name):
 def test_the_estimate_of_its_state_is_exact(name):
     parameters, optimizer = fresh(name, SHAPES[:4])
     steps(parameters, optimizer, range(1))
-    held = kept.tensors_of(TABLE[name], optimizer, parameters)
-    found = sum(value.numel() * value.element_size() for each, value in held.items() if "/group-" not in each)
+    state = optimizer_state.tensors_of(TABLE[name], optimizer, parameters)
+    found = sum(value.numel() * value.element_size() for each, value in state.items() if "/group-" not in each)
     assert state_bytes(TABLE[name], SHAPES[:4]) == found
 
 
@@ -202,11 +204,11 @@ def test_the_average_of_a_schedule_free_optimizer_is_that_of_its_z():
 def test_a_fused_optimizer_counts_on_its_device():
     parameters, optimizer = fresh("adamw", on_gpu=True)
     steps(parameters, optimizer, range(2))
-    held = kept.tensors_of(TABLE["adamw"], optimizer, parameters)
+    state = optimizer_state.tensors_of(TABLE["adamw"], optimizer, parameters)
     again, other = fresh("adamw", on_gpu=True)
     for name, value in again.items():
         value.data.copy_(parameters[name].detach())
-    kept.put(TABLE["adamw"], other, again, copied(held))
+    optimizer_state.put(TABLE["adamw"], other, again, copied(state))
     for each, values in ((optimizer, parameters), (other, again)):
         steps(values, each, range(2, 4))
     assert all(torch.equal(value, again[name]) for name, value in parameters.items())

@@ -9,7 +9,7 @@ from prep.batching.plan import step_plan
 from prep.loader import draws
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
-from train.outlook import outlook_of
+from train.cluster_forecast import outlook_of
 
 
 @pytest.fixture(scope="module")

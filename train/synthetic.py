@@ -1,7 +1,7 @@
 """Plans a run on a data set that is assumed, where there is no manifest yet: what `prep encode` would make of pictures.
 
 Shards, rows and steps are made by the code that encodes and trains, for a sample that is small, and of whole shards;
-what a larger data set takes is computed from that as for any other (`train.outlook`).
+what a larger data set takes is computed from that as for any other (`train.cluster_forecast`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prep.loader.index import Index
 from prep.models.hub import locate
 from prep.training.schema import Config
 from train.check.data import planned_by
-from train.outlook import Outlook, outlook_of
+from train.cluster_forecast import Outlook, outlook_of
 
 SAMPLES = 40 * 256  # a shard of each aspect ratio
 

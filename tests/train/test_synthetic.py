@@ -13,10 +13,10 @@ from prep.encode.forecast.assumed import assumed, sealed
 from prep.errors import EmptyPlanError
 from prep.loader.index import Index, open_index
 from prep.manifest.document import read_manifest
-from train.assumed import SAMPLES, assumed_data, assumed_outlook
 from train.check.data import planned_by
+from train.cluster_forecast import outlook_of
 from train.config.load import load_config
-from train.outlook import outlook_of
+from train.synthetic import SAMPLES, assumed_data, assumed_outlook
 
 AS_TYPED = "check --simulate --samples 1e9 --world-size 1024 --node-cache 2TB"
 

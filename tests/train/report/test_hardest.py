@@ -8,7 +8,7 @@ import pytest
 from prep.errors import CacheError, ManifestError
 from prep.loader.index import open_index
 from prep.runs.losses import HEAD, NAME, RECORD, adjusted
-from train.report.worst import find_worst
+from train.report.hardest import find_worst
 from train.runs.losses import ids_of
 
 

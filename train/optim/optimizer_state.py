@@ -12,54 +12,54 @@ import torch
 from torch import Tensor
 
 from prep.loader.device import to_device
-from train.optim.optimizers import Facts
+from train.optim.optimizers import OptimizerSpec
 
 DTYPES = {"F32": torch.float32, "I64": torch.int64, "U8": torch.uint8}
 _NUMBERS = {int: torch.int64, float: torch.float64}
 
 
-def tensors_of(facts: Facts, optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_of(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What `optimizer` keeps. A parameter that never had a gradient has nothing."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         state = optimizer.state.get(parameter)
-        for kind, (dtype, shape) in facts.kept(tuple(parameter.shape)).items() if state else ():
+        for kind, (dtype, shape) in spec.kept(tuple(parameter.shape)).items() if state else ():
             value = torch.as_tensor(state[kind], dtype=DTYPES[dtype])
             found[f"{kind}/{name}"] = value.expand(shape)  # Prodigy keeps a zero for weights that are all zero
     for at, group in enumerate(optimizer.param_groups):
-        for kind, number in facts.numbers.items():
+        for kind, number in spec.numbers.items():
             found[f"{kind}/group-{at}"] = torch.tensor(group[kind], dtype=_NUMBERS[number])
     return found
 
 
-def expected(facts: Facts, optimizer: Any, parameters: Mapping[str, Tensor], there: set[str],
+def expected(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor], there: set[str],
              ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """The tensors that a file should have whose names are `there`: for each parameter all or none, and the numbers of
     all groups. It may have only these, if float16 overflowed in every step."""
     wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, parameter in parameters.items():
-        kept = facts.kept(tuple(parameter.shape))
+        kept = spec.kept(tuple(parameter.shape))
         if any(f"{kind}/{name}" in there for kind in kept):
             wanted |= {f"{kind}/{name}": (DTYPES[dtype], shape) for kind, (dtype, shape) in kept.items()}
     numbers = {f"{kind}/group-{at}": (_NUMBERS[number], ()) for at in range(len(optimizer.param_groups))
-               for kind, number in facts.numbers.items()}
+               for kind, number in spec.numbers.items()}
     return wanted | numbers if wanted or numbers.keys() & there else wanted
 
 
-def put(facts: Facts, optimizer: Any, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def put(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Gives `optimizer` what `tensors_of` found, bit by bit."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     for at, group in enumerate(optimizer.param_groups):
         for number, parameter in enumerate(group["params"]):
             name = names[id(parameter)]
-            kept = {kind: values[f"{kind}/{name}"] for kind in facts.kept(tuple(parameter.shape))
+            kept = {kind: values[f"{kind}/{name}"] for kind in spec.kept(tuple(parameter.shape))
                     if f"{kind}/{name}" in values}
             if kept and hasattr(optimizer, "init_state"):  # bitsandbytes: tables, and memory that may be paged
                 _fill(optimizer, group, parameter, (at, number), kept)
             elif kept:
                 optimizer.state[parameter] = {kind: _placed(kind, value, parameter, group)
                                               for kind, value in kept.items()}
-        for kind in facts.numbers:
+        for kind in spec.numbers:
             if f"{kind}/group-{at}" in values:
                 group[kind] = values[f"{kind}/group-{at}"].item()
 

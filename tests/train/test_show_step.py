@@ -14,8 +14,8 @@ from prep.loader.draws import NO_TEXT
 from prep.manifest.document import write_manifest
 from train import loop
 from train.check import check
-from train.replay import replay
 from train.setup import RunRequest
+from train.show_step import replay
 
 SETTINGS = {"steps": 5, "batch_size": 4, "micro_batch": 2, "validation": {"every": 0}, "sample": {"every": 0},
             "lora": {"rank": 2}, "caption_dropout": 0.4, "timesteps": {"distribution": "logit-normal", "shift": 2.0}}
