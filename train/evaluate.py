@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from prep.cache.records import RowRef
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.quota import NotFetched
 from prep.errors import OutOfMemoryError, PathError, Problem, first_line
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.remote.errors import StoreError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
 from prep.formatting import join_texts
 from prep.fs.mirror import more_room

@@ -29,15 +29,15 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
-from prep.cache.remote.headers import with_headers
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.headers import ensure_headers
+from prep.cache.remote.quota import NotFetched
 from prep.cache.remote.shards import Fetcher, fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
 from prep.fs.mirror import LIMIT
 from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, most_open, read_rest
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.fs.untrusted import open_regular
 from prep.parse import Unparsed
 
@@ -223,7 +223,7 @@ class Reader:
 
     def keys(self, shard: str) -> Bytes:
         """The keys of a shard's rows, uint8 [N, 32], sorted; checks their checksum."""
-        return read_keys(with_headers(self._cache, [shard]), shard)
+        return read_keys(ensure_headers(self._cache, [shard]), shard)
 
     def close(self) -> None:
         """Closes all files; the next read opens and checks them again."""

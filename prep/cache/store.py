@@ -25,8 +25,8 @@ from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.mirror import refuse_url
 from prep.fs.paths import MARKER, cache_around, resolve
-from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import create_object, delete_object, read_object, replace_object
+from prep.fs.remote.retry import NEVER
 from prep.fs.tree import file_digest, tree_digest
 from prep.fs.untrusted import check_cache_root, check_directories, entries, entries_if_allowed, read_regular
 from prep.parse import Unparsed, brief, digest_of, sealed_json

@@ -24,7 +24,7 @@ from prep.cache.records import Shard
 from prep.cache.remote.working import publish_shard
 from prep.cache.store import Cache
 from prep.fs import atomic
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.fs.tree import listing_digest
 from prep.parse import digest_of
 
@@ -181,7 +181,7 @@ class _Growing:
         self._filled = 0
 
     def _digested(self) -> memoryview:
-        """Waits until the oldest block is digested, and returns its buffer."""
+        """Backoff until the oldest block is digested, and returns its buffer."""
         future, block = self._digesting.popleft()
         future.result()
         return block

@@ -11,7 +11,7 @@ from prep.batching.split import Role
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
-from prep.cache.remote.working import with_rows
+from prep.cache.remote.working import ensure_rows
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
@@ -124,7 +124,7 @@ def _uncommitted(cache: Cache, lost: Collection[str]) -> str:
 
 def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
     masks = {refs[view.mask].shard for sample in samples for view in sample.views if view.mask is not None}
-    reader = Reader(with_rows(cache, masks).root)
+    reader = Reader(ensure_rows(cache, masks).root)
     try:
         return coverage(reader, facts, samples, refs)
     finally:

@@ -16,8 +16,8 @@ from stat import S_ISREG
 from typing import BinaryIO
 
 from prep.fs.mirror import is_object, is_url, shown
-from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import read_listed
+from prep.fs.remote.retry import NEVER
 from prep.fs.untrusted import NotRegularFile, read_bytes, stream_of
 
 MOST_BYTES = 1 << 30  # of one file; the largest picture that is decoded takes 0.8 GB

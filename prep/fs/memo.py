@@ -38,7 +38,7 @@ from typing import Any
 from zlib import crc32
 
 from prep.fs.blob import Blob, fetched, read_blob
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.fs.stamps import blob_stamp, ctime_is_reliable
 from prep.fs.user_cache import make_private, user_cache, why_not_private
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Targets
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError
 from prep.formatting import printable
 from prep.fs.remote.errors import StoreError
@@ -265,7 +265,7 @@ class _Ring:
         self._used.clear()
 
     def next(self) -> Batch | BaseException | None:
-        """Waits for the next batch."""
+        """Backoff for the next batch."""
         if self.ready.empty():  # no time to lose
             self._give_all()
         return self.ready.get()

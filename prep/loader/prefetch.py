@@ -16,7 +16,7 @@ import numpy as np
 
 from prep.batching.plan import StepPlan
 from prep.cache.ledger.columns import Column
-from prep.cache.remote.room import allowed
+from prep.cache.remote.quota import quota
 from prep.cache.remote.shards import Fetcher
 from prep.fs.remote.errors import Stopped
 from prep.loader.draws import BatchRequest, ranks_of
@@ -65,7 +65,7 @@ class _Downloads:
         self._coming: dict[str, Future[None]] = {}
         self._seen: dict[str, float] = {}  # when a shard was there
         self._needed: Counter[str] = Counter()  # by how many of the waiting requests
-        self._bytes, self._most = 0, allowed() // (SHARE * sharing)
+        self._bytes, self._most = 0, quota() // (SHARE * sharing)
 
     def __enter__(self) -> _Downloads:
         return self

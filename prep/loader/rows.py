@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prep.cache.reader import Reader, Targets
 from prep.cache.records import RowRef
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError
 from prep.fs.remote.errors import StoreError
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw

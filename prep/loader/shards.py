@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
-from prep.cache.remote.headers import with_headers
+from prep.cache.remote.headers import ensure_headers
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.formatting import counted, shell_name
@@ -38,7 +38,7 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
     Sizes, headers and shard indexes are read; rows are checked when they are read. Returns how the shards' files look;
     given to a later call as `before`, it leaves out those that look the same (0.04 ms a shard instead of 0.3).
     """
-    cache, known = with_headers(index.cache, [shard.digest for shard in index.shards]), before or {}
+    cache, known = ensure_headers(index.cache, [shard.digest for shard in index.shards]), before or {}
     looks, shards = dict[str, Look](), list[ShardFacts]()
     for shard in index.shards:
         then = known.get(shard.digest)

@@ -27,8 +27,8 @@ from prep.cache.store import SUFFIX, Cache
 from prep.errors import CacheError
 from prep.formatting import clock, join_texts
 from prep.fs.mirror import local_path
-from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import Listed, delete_object, list_objects, read_object
+from prep.fs.remote.retry import side_by_side
 from prep.maintenance.sweep import ABANDONED, KINDS, SHORT, SHOWN, Needed, Sweep, made_any, named_plans
 from prep.manifest.tables import SHARDS, read_table
 from prep.parse import Unparsed, digest_of

@@ -21,7 +21,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.reader import Reader
 from prep.cache.records import Reject, Shard, Task
-from prep.cache.remote.gather import gathered, misplaced
+from prep.cache.remote.gather import fetch_rows, misplaced
 from prep.cache.shard_check import verify_shard
 from prep.cache.shard_format import ENTRY_BYTES, KEY_BYTES, row_stride
 from prep.cache.shard_header import Header, read_header
@@ -108,7 +108,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     kept: list[str] = []
     lost: list[LostRow] = []
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
-    with (gathered(cache, _rows_by_shard(ledger, part, shunned)) as there,
+    with (fetch_rows(cache, _rows_by_shard(ledger, part, shunned)) as there,
           ShardWriter(cache, part.field, part.arrays) as writer):
         reader = Reader(there.root)
         for key, places in _places(ledger, part):

@@ -20,9 +20,9 @@ from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError, PathError
 from prep.formatting import printable
 from prep.fs.mirror import ListedUrl, is_url, local_path, shown, split_url, url_of
-from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_folder, read_range
+from prep.fs.remote.retry import side_by_side
 from prep.fs.untrusted import read_regular
 from prep.maintenance.sweep import Sweep
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest

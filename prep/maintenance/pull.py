@@ -21,7 +21,7 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import check_here, is_url, local_path, shown
 from prep.fs.paths import check_replaceable
-from prep.fs.remote.asking import side_by_side
+from prep.fs.remote.retry import side_by_side
 from prep.fs.untrusted import read_parts, read_regular
 from prep.maintenance.repair import write_salvaged
 from prep.manifest.consistency import read_shards

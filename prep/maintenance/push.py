@@ -26,8 +26,8 @@ from prep.formatting import shards_moved
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
-from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import create_checked, read_object, size_of
+from prep.fs.remote.retry import side_by_side
 from prep.fs.text import read_small
 from prep.fs.untrusted import read_regular
 from prep.maintenance.repair import salvaged_tasks

@@ -13,12 +13,12 @@ from prep.cache.damage import Damage
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.remote.headers import as_stored
-from prep.cache.remote.working import forget_shard, with_rows
+from prep.cache.remote.working import ensure_rows, forget_shard
 from prep.cache.shard_check import is_recorded, verify_shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.remote.asking import side_by_side
+from prep.fs.remote.retry import side_by_side
 from prep.maintenance.verify import one_at_a_time
 from prep.progress import Progress, Tick
 
@@ -61,7 +61,7 @@ def _look(cache: Cache, digest: str, tick: Tick, stop: threading.Event) -> list[
     """The damage of a shard; in the store, if `cache` is a working copy: there it then counts as missing."""
     if cache.url is None:
         return verify_shard(cache, digest, tick=tick)
-    with as_stored(with_rows(cache, [digest]), digest, rows=True, stop=stop) as stored:
+    with as_stored(ensure_rows(cache, [digest]), digest, rows=True, stop=stop) as stored:
         found = verify_shard(stored, digest, tick=tick)
     if found:
         forget_shard(cache, digest)

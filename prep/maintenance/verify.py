@@ -16,7 +16,7 @@ from typing import Any
 from prep.cache.damage import Damage, is_lost, record_if_writable, recorded
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger, shard_bytes
-from prep.cache.remote.headers import as_stored, with_headers
+from prep.cache.remote.headers import as_stored, ensure_headers
 from prep.cache.remote.shards import is_copy
 from prep.cache.shard_check import NOT_THERE, is_lasting, is_recorded, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
@@ -230,7 +230,7 @@ def _lost(audit: OpenedManifest, uses: References, look: ShardResult) -> dict[in
     found = {need.row: need.keys for need in uses.needs(look.number)}
     try:
         digest = audit.shards[look.number]["digest"]
-        stored = [(bytes(key).hex(),) for key in read_keys(with_headers(audit.cache, [digest]), digest)]
+        stored = [(bytes(key).hex(),) for key in read_keys(ensure_headers(audit.cache, [digest]), digest)]
     except CacheError:
         stored = []
     return {row: found[row] or (stored[row] if row < len(stored) else ()) for row in rows}

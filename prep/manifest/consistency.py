@@ -13,7 +13,7 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
-from prep.cache.remote.shards import learn
+from prep.cache.remote.shards import register
 from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
 from prep.findings import SEVERITIES
@@ -42,7 +42,7 @@ def cache_of(manifest: Manifest) -> Cache:
 def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:
     """The shards in the manifest's SHARDS table. Raises `CacheError`."""
     shards = parse_shards(read_table(cache, manifest.document["tables"]["shards"], SHARDS))
-    learn(cache, (facts.remote for facts in shards))
+    register(cache, (facts.remote for facts in shards))
     return shards
 
 

@@ -16,7 +16,7 @@ from prep.findings import Finding
 from prep.formatting import printable, printable_name
 from prep.fs.atomic import write_atomic
 from prep.fs.blob import Blob, blob_at, error_code, read_blob
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.geometry import Size
 from prep.images.decode import Pixels, decode_picture, encode_png, read_header
 from prep.images.formats.parts import BadPicture

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from prep.findings import finding
 from prep.fs.blob import Blob, fetched
 from prep.fs.mirror import is_object
-from prep.fs.remote.asking import side_by_side
+from prep.fs.remote.retry import side_by_side
 from prep.parse import Unparsed
 from prep.scan.examine import Examined
 from prep.scan.protocol import BlobMessage, ItemMessage, PictureMessage

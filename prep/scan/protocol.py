@@ -16,7 +16,7 @@ import numpy as np
 
 from prep.findings import CODES, Finding
 from prep.fs.blob import Blob, TooLarge, error_code, fetched
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.parse import Unparsed, digest_of
 from prep.scan.duplicates.correlation import LONG, SIDE, Gray, Thumb
 from prep.scan.duplicates.identity import Identity

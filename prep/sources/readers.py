@@ -15,8 +15,8 @@ from typing import Any
 from prep.findings import CODES
 from prep.fs.blob import Blob, fetched
 from prep.fs.mirror import ListedUrl, is_object
-from prep.fs.remote.asking import NEVER
 from prep.fs.remote.objects import size_in, stream
+from prep.fs.remote.retry import NEVER
 from prep.parse import Unparsed
 from prep.sources import table_files, tar_members
 from prep.sources.table_files import TableMessage, TablePart

@@ -16,8 +16,8 @@ from braceexpand import braceexpand
 
 from prep.errors import PathError
 from prep.fs.mirror import shown
-from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import list_objects, version_of
+from prep.fs.remote.retry import side_by_side
 
 MOST_TARS = 1_000_000  # names that braces may expand to
 MOST_CHARACTERS = 1 << 28  # of all these names together

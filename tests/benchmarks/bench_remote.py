@@ -41,7 +41,7 @@ from results import emit, parser_of, table
 
 from prep.batching.plan import step_plan
 from prep.demo.tiny_model import build_random
-from prep.fs.remote.opening import open_store
+from prep.fs.remote.client import open_store
 from prep.loader.batches import batches
 from prep.loader.draws import training
 from prep.loader.index import open_index

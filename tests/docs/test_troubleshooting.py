@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prep import errors
-from prep.cache.remote import room
+from prep.cache.remote import quota
 from prep.errors import Problem
 from prep.fs.remote import errors as remote
 
@@ -21,7 +21,7 @@ SECTIONS = {title: text for title, _, text in
             (part.partition("\n") for part in PAGE.read_text(encoding="utf-8").split("\n## ")[1:])}
 QUOTES = [(title, quote) for title, text in SECTIONS.items()
           for quote in re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)]
-CLASSES = {name: kind for module in (errors, room, remote) for name, kind in vars(module).items()
+CLASSES = {name: kind for module in (errors, quota, remote) for name, kind in vars(module).items()
            if isinstance(kind, type) and issubclass(kind, Problem)}
 
 

@@ -16,9 +16,9 @@ from fault_proxy import FaultProxy
 from s3_server import BUCKET, ENVIRONMENT, S3Server
 from small_manifest import write_small
 
-from prep.cache.remote import documents, gather, room, shards, working
-from prep.fs.remote import asking
-from prep.fs.remote.opening import open_store
+from prep.cache.remote import documents, gather, quota, shards, working
+from prep.fs.remote import retry
+from prep.fs.remote.client import open_store
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +57,11 @@ def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": proxy.url, "LATENTRY_REMOTE_DIR": str(tmp_path / "copies"),
                         "LATENTRY_REMOTE_PATIENCE": "20"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(asking, "SHORTEST", 0.005)
-    own = room.Room()
+    monkeypatch.setattr(retry, "SHORTEST", 0.005)
+    own = quota.Quota()
     for module in (documents, shards, working, gather):
-        monkeypatch.setattr(module, "ROOM", own)
-    asking._announced.clear()
+        monkeypatch.setattr(module, "QUOTA", own)
+    retry._announced.clear()
     open_store.cache_clear()
     yield Store(server, proxy, f"{tmp_path.name}-{time.monotonic_ns()}", tmp_path / "copies")
     proxy.close()

@@ -20,9 +20,9 @@ import pytest
 import store_scenes
 from s3_server import free_port
 
+from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import read_object
-from prep.fs.remote.opening import open_store
 
 AZURITE = os.environ.get("LATENTRY_AZURITE") or shutil.which("azurite-blob")
 ACCOUNT, CONTAINER = "devstoreaccount1", "container"

@@ -254,7 +254,7 @@ def test_rows_beyond_the_end_of_an_object_are_damaged(small, store):
     digest = next(cache.shards())
     (name,) = (f"cache/{name}" for name in store.keys(small, f"{digest}/latent/c.0"))
     store.server.put(f"{store.prefix}/{name}", store.server.get(f"{store.prefix}/{name}")[:100])
-    with gather.gathered(cache, {digest: np.array([2, 3])}) as found:
+    with gather.fetch_rows(cache, {digest: np.array([2, 3])}) as found:
         (one,) = verify_shard(found, digest)[:1]
     assert one.array == "latent" and "do not match their checksum" in one.what
 

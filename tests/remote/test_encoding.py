@@ -34,9 +34,9 @@ from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.encode.forecast.simulate import requests_of
 from prep.fs.mirror import DIRECTORY
-from prep.fs.remote import asking
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote import retry
 from prep.fs.remote.objects import list_objects
+from prep.fs.remote.retry import NEVER
 from prep.fs.tree import listing_digest
 from prep.parse import Unparsed
 
@@ -276,7 +276,7 @@ def test_credentials_that_expire_are_told_in_one_line_and_work_is_kept(scene):
 def test_a_store_that_stays_away(scene):
     scene.store.proxy.rule = lambda method, path, before: (
         "503" if method == "PUT" and "/shards/" in path else "")
-    ending = scene.run(variables={asking.PATIENCE: "0.5"})
+    ending = scene.run(variables={retry.PATIENCE: "0.5"})
     error = json.loads(ending["out"])["error"]
     assert ending["codes"] == [7] and ": the store answered 503 Service Unavailable" in error["message"]
     assert scene.run(machine=1, kill_after=9)["signal"] == signal.SIGKILL, "it waits"
@@ -290,7 +290,7 @@ def test_ctrl_c_while_the_store_hangs(scene):
     scene.store.proxy.rule = lambda method, path, before: "503" if method == "PUT" and "/shards/" in path else ""
     stopper = threading.Thread(target=interrupting, args=(scene,), daemon=True)
     stopper.start()
-    ending = scene.run(variables={asking.PATIENCE: "100"})
+    ending = scene.run(variables={retry.PATIENCE: "100"})
     assert ending["codes"] == [130]
     scene.store.proxy.forget()
     scene.report()
@@ -322,7 +322,7 @@ def test_a_signal_while_the_store_hangs(scene):
     """The task under way has some seconds, then its upload is given up."""
     scene.store.proxy.rule = lambda method, path, before: "503" if method == "PUT" and "/shards/" in path else ""
     threading.Thread(target=interrupting, args=(scene, signal.SIGTERM), daemon=True).start()
-    ending = scene.run(scene.words("--grace", "1"), variables={asking.PATIENCE: "100"})
+    ending = scene.run(scene.words("--grace", "1"), variables={retry.PATIENCE: "100"})
     assert ending["codes"] == [75] and "stopped by SIGTERM: 0 of 11 tasks finished" in ending["out"]
     scene.store.proxy.forget()
     scene.report()

@@ -22,7 +22,7 @@ from prep.encode.engines.rows import picture_pixels
 from prep.encode.engines.tools import Tools
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
-from prep.fs.remote import asking
+from prep.fs.remote import retry
 from prep.fs.remote.errors import Stopped
 from prep.geometry import Placement
 from prep.loader import draws
@@ -53,7 +53,7 @@ class Broken(Exception):
 def away(store, monkeypatch):
     """`away(part)`: from now on the store does not answer to requests for a key with `part`; returns an event that is
     set when it was asked."""
-    monkeypatch.setenv(asking.PATIENCE, "200")
+    monkeypatch.setenv(retry.PATIENCE, "200")
 
     def begin(part):
         asked = threading.Event()
@@ -184,7 +184,7 @@ def test_an_error_while_shards_are_verified_before_they_are_reused(audit, away, 
     """As `test_an_error_while_shards_are_verified`, of a working copy."""
     digests = [shard["digest"] for shard in audit.shards]
     asked = away(digests[-1])
-    monkeypatch.setattr(recheck, "with_rows", lambda cache, _: audit.cache)
+    monkeypatch.setattr(recheck, "ensure_rows", lambda cache, _: audit.cache)
     monkeypatch.setattr(recheck, "forget_shard", lambda *_: None)
 
     def tick(_):
@@ -233,7 +233,7 @@ def test_a_signal_while_pictures_are_read(store, photos, tiny_model, tmp_path, m
     words = ("encode", f"{store.url}/photos", "--model", tiny_model, "--cache", tmp_path / "cache", "-o",
              tmp_path / "m.json", "--resolution", 96, "--device", "cpu", "--grace", 1)
     process = subprocess.Popen([sys.executable, "-m", "prep", *map(str, words)], stderr=subprocess.PIPE, text=True,
-                               env={**os.environ, asking.PATIENCE: "200"})
+                               env={**os.environ, retry.PATIENCE: "200"})
     assert asked.wait(90), process.communicate()[1]
     begun = time.monotonic()
     process.send_signal(signal.SIGTERM)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from remote_rows import rows_of
 
-from prep.cache.remote import documents, room, shards
+from prep.cache.remote import documents, quota, shards
 from prep.errors import CacheError, ConfigError, PathError
 from prep.fs.mirror import split_url
-from prep.fs.remote import asking, objects, opening
+from prep.fs.remote import client, objects, retry
+from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import create_object, read_object, read_range, size_of
-from prep.fs.remote.opening import open_store
 from prep.fs.tree import tree_digest
 
 PASSING = ("500", "503", "drop", "truncate")
@@ -65,7 +65,7 @@ TOLD = {"500": "the store answered 500 Internal Server Error (InternalError)",
 
 @pytest.mark.parametrize("fault", TOLD)
 def test_a_store_that_stays_away_is_told_in_one_line(store, small_there, train, fault, monkeypatch):
-    monkeypatch.setenv(asking.PATIENCE, "0.1")
+    monkeypatch.setenv(retry.PATIENCE, "0.1")
     store.proxy.rule = lambda method, path, before: fault
     told = train("check", f"{store.url}/manifest.json")
     error, hint = told.err.splitlines()
@@ -77,13 +77,13 @@ def test_a_store_that_stays_away_is_told_in_one_line(store, small_there, train, 
 
 def test_a_patience_that_is_no_number_is_told_at_once(store, small_there, prep, monkeypatch):
     """Not when the store first fails, hours later."""
-    monkeypatch.setenv(asking.PATIENCE, "5m")
+    monkeypatch.setenv(retry.PATIENCE, "5m")
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 3 and "LATENTRY_REMOTE_PATIENCE is '5m', expected a number of seconds" in told.err
 
 
 def test_no_server_at_all(store, small_there, prep, monkeypatch):
-    monkeypatch.setenv(asking.PATIENCE, "0.1")
+    monkeypatch.setenv(retry.PATIENCE, "0.1")
     store.proxy.close()
     open_store.cache_clear()
     told = prep("inspect", f"{store.url}/manifest.json")
@@ -91,7 +91,7 @@ def test_no_server_at_all(store, small_there, prep, monkeypatch):
 
 
 def test_waiting_is_announced_and_ends_when_the_store_is_back(store, small_there, monkeypatch, caplog):
-    monkeypatch.setattr(asking, "QUIET", 0.05)
+    monkeypatch.setattr(retry, "QUIET", 0.05)
     begun = time.monotonic()
     store.proxy.rule = lambda method, path, before: "503" if time.monotonic() < begun + 0.5 else ""
     with caplog.at_level(logging.WARNING, "latentry.remote"):
@@ -102,9 +102,9 @@ def test_waiting_is_announced_and_ends_when_the_store_is_back(store, small_there
 
 def test_a_notice_is_a_line_on_stderr(store, small_there, prep, monkeypatch):
     """Without any setting of logging."""
-    monkeypatch.setattr(asking, "QUIET", 0.0)
+    monkeypatch.setattr(retry, "QUIET", 0.0)
     store.proxy.rule = lambda method, path, before: "503" if before == 0 and path.endswith("manifest.json") else ""
-    program = ("import prep.fs.remote.asking as r, sys; r.QUIET = 0.0; from prep.cli.main import main; "
+    program = ("import prep.fs.remote.retry as r, sys; r.QUIET = 0.0; from prep.cli.main import main; "
                "sys.argv[:1] = ['prep']; main()")
     done = subprocess.run([sys.executable, "-c", program, "inspect", f"{store.url}/manifest.json"],
                           capture_output=True, text=True, timeout=60, check=True)
@@ -251,7 +251,7 @@ def test_a_full_disk_is_told_with_the_options(store, small_there, monkeypatch):
 
     rows_of(Path(f"{store.url}/manifest.json"))
     for copy in store.copies.glob("whole/**/shards"):
-        room.atomic.remove_tree(copy)
+        quota.atomic.remove_tree(copy)
     monkeypatch.setattr(shards.atomic, "write", full)
     with pytest.raises(CacheError, match=r"there is no room for .* in .*: the disk is full") as caught:
         rows_of(Path(f"{store.url}/manifest.json"))
@@ -263,7 +263,7 @@ def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, small_the
     url, good = Path(f"{store.url}/manifest.json"), rows_of(small_there / "manifest.json")
     rows_of(url)
     (mask,) = store.copies.glob("whole/**/shards/*/*/mask")
-    room.atomic.remove_tree(mask.parent)
+    quota.atomic.remove_tree(mask.parent)
     there = len(list(store.copies.glob("whole/**/shards/??/*")))
     write, times = shards.atomic.write, []
 
@@ -274,7 +274,7 @@ def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, small_the
         write(handle, data)
 
     monkeypatch.setattr(shards.atomic, "write", full)
-    rows = room._copies()[1]
+    rows = quota._copies()[1]
     assert rows_of(url) == good and times
     assert not rows[0][2].exists() or rows[0][2].stat().st_mtime != rows[0][0], "the oldest was removed"
     assert there
@@ -290,7 +290,7 @@ FREE = ("hint: free some space, or name a directory on another disk with LATENTR
 def test_a_disk_of_working_copies_that_is_full_is_told_with_the_options(store, small_there, photos, tiny_model, prep,
                                                                         monkeypatch, words, last):
     """Of whatever writes among the copies: the first file of all, and one of a shard."""
-    create, full = room.atomic.create, list[str]()
+    create, full = quota.atomic.create, list[str]()
 
     def creating(path, *, mode=None):
         if last in (path.name, "latentry.json") and store.copies in path.parents:
@@ -298,7 +298,7 @@ def test_a_disk_of_working_copies_that_is_full_is_told_with_the_options(store, s
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return create(path, mode=mode)
 
-    monkeypatch.setattr(room.atomic, "create", creating)
+    monkeypatch.setattr(quota.atomic, "create", creating)
     given = {"encode": ("--cache", f"{store.url}/encoded", "-o", f"{store.url}/m.json", "--model", tiny_model,
                         "--resolution", 96), "compact": (), "gc": ("--keep", f"{store.url}/manifest.json")}[words[0]]
     told = prep(words[0], photos if words[1:] else f"{store.url}/cache", *given, "--quiet")
@@ -334,7 +334,7 @@ def test_a_killed_download_leaves_nothing_half_visible(store, small_there):
     monthly = list(store.copies.rglob("tmp/*"))
     for left in monthly:
         os.utime(left, (0, 0))
-    room._copies()
+    quota._copies()
     assert monthly and not list(store.copies.rglob("tmp/*"))
 
 
@@ -353,11 +353,11 @@ def test_urls_with_secrets_are_refused_without_them(prep, store):
 
 
 def test_settings_that_are_not_valid(store, prep, monkeypatch):
-    monkeypatch.setenv(asking.PATIENCE, "long")
+    monkeypatch.setenv(retry.PATIENCE, "long")
     store.proxy.rule = lambda method, path, before: "503"
     with pytest.raises(ConfigError, match="LATENTRY_REMOTE_PATIENCE is 'long', expected a number of seconds"):
         read_object(f"{store.url}/x", 10)
-    monkeypatch.delenv(asking.PATIENCE)
+    monkeypatch.delenv(retry.PATIENCE)
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     open_store.cache_clear()
     with pytest.raises(StoreError, match="plain http, which is not allowed without AWS_ALLOW_HTTP=true"):
@@ -376,7 +376,7 @@ def test_no_credentials_at_all(store, prep, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv(asking.PATIENCE, "0.1")
+    monkeypatch.setenv(retry.PATIENCE, "0.1")
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 7, told.err
     assert "the environment has no credentials, and this machine has no role that gives some; given up" in told.err
@@ -392,7 +392,7 @@ def test_a_place_where_no_copies_can_be(store, small_there, prep, monkeypatch, t
 
 
 def test_without_the_library(prep, store, monkeypatch):
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(client, "find_spec", lambda name: None)
     open_store.cache_clear()
     told = prep("inspect", f"{store.url}/manifest.json")
     assert told.code == 3 and "is in an object store, which needs the library obstore" in told.err
@@ -446,7 +446,7 @@ def test_writes_that_meet_others_of_the_same_object_are_repeated(store, fault):
 
 
 def test_a_store_where_writes_always_meet_others_is_told(store, monkeypatch):
-    monkeypatch.setenv(asking.PATIENCE, "0")
+    monkeypatch.setenv(retry.PATIENCE, "0")
     store.proxy.rule = lambda method, path, before: "409" if method == "PUT" else ""
     with pytest.raises(StoreError, match=r"the store answered 409 Conflict \(ConditionalRequestConflict\); given up"):
         create_object(f"{store.url}/commit", b"mine")

@@ -16,9 +16,9 @@ from fault_proxy import FaultProxy, Headers
 from s3_server import BUCKET, SIGNED, S3Server
 
 from prep.errors import CacheError
+from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import create_object, read_object
-from prep.fs.remote.opening import open_store
 
 
 def as_s3(headers: Headers) -> Headers:

@@ -18,13 +18,13 @@ import pytest
 from s3_server import ENVIRONMENT
 from small_manifest import write_small
 
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.quota import NotFetched
 from prep.digest import canonical, seal
 from prep.fs.mirror import DIRECTORY, LIMIT
-from prep.fs.remote import asking, objects, opening, waiting
+from prep.fs.remote import client, objects, retry, waiting
+from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import delete_object, list_folder, list_objects, read_listed, read_object, size_of, stream
-from prep.fs.remote.opening import open_store
 from train.runs.stored.reading import for_init
 
 PREFIX = "photos/"
@@ -99,13 +99,13 @@ def serve(monkeypatch, tmp_path):
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         return kind
 
-    for name, value in {**ENVIRONMENT, DIRECTORY: str(tmp_path / "copies"), asking.PATIENCE: "0.3"}.items():
+    for name, value in {**ENVIRONMENT, DIRECTORY: str(tmp_path / "copies"), retry.PATIENCE: "0.3"}.items():
         monkeypatch.setenv(name, value)
-    for module in (waiting, asking):
+    for module in (waiting, retry):
         monkeypatch.setattr(module, "LONG", 0.4)
-    monkeypatch.setattr(asking, "SHORTEST", 0.005)
+    monkeypatch.setattr(retry, "SHORTEST", 0.005)
     open_store.cache_clear()
-    opening._asked.clear()
+    client._asked.clear()
     yield go
     for server, kind in servers:
         kind.over.set()
@@ -134,7 +134,7 @@ ENDLESS = {
 def test_a_list_without_an_end_is_given_up(serve, monkeypatch, name):
     monkeypatch.setattr(objects, "MOST_LISTED", 5000)
     if name != "empty pages":
-        monkeypatch.setattr(asking, "LONG", 10.0)
+        monkeypatch.setattr(retry, "LONG", 10.0)
     lie, said = ENDLESS[name]
     store = serve(lie=lie)
     began = time.monotonic()
@@ -324,7 +324,7 @@ def test_a_store_behind_a_proxy_is_asked_once_without_its_token(token, serve, mo
     monkeypatch.setenv("AWS_PROXY_URL", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match=f"the store sends requests on to localhost:{other.port}, which would get"):
         read_object("s3://bucket/a", 100)
-    opening._asked.clear()
+    client._asked.clear()
     store = token("s3", Liar.lie)
     with pytest.raises(StoreError, match="no connection"):
         read_object("s3://bucket/a", 100)

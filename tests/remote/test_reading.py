@@ -12,11 +12,11 @@ from remote_rows import rows_of
 
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
-from prep.cache.remote.headers import cost_of, with_headers
+from prep.cache.remote.headers import cost_of, ensure_headers
 from prep.cache.shard_format import row_stride
 from prep.errors import CacheError
 from prep.fs.mirror import headers_root, local_path, url_of
-from prep.fs.remote.asking import PATIENCE
+from prep.fs.remote.retry import PATIENCE
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
@@ -41,7 +41,7 @@ def test_a_header_costs_what_is_told_beforehand(store, small_there):
     manifest = read_manifest(local_path(f"{store.url}/manifest.json"))
     index = open_index(manifest)
     store.proxy.forget()
-    headers = with_headers(index.cache, [shard.digest for shard in index.shards])
+    headers = ensure_headers(index.cache, [shard.digest for shard in index.shards])
     told = [cost_of(shard.remote) for shard in index.shards]
     assert store.proxy.count(part="shards") == sum(requests for requests, _ in told) > len(told)
     for shard, (_, size) in zip(index.shards, told, strict=True):
@@ -121,10 +121,10 @@ def test_headers_that_are_not_all_read_leave_nothing(store, small_there, monkeyp
     monkeypatch.setenv(PATIENCE, "0")
     store.proxy.rule = lambda method, path, before: "503" if "/key/c" in path else ""
     with pytest.raises(CacheError, match="the store answered 503"):
-        with_headers(audit.cache, digests)
+        ensure_headers(audit.cache, digests)
     assert list(left.rglob("tmp/*")) == [new]
     store.proxy.forget()
-    assert set(with_headers(audit.cache, digests).shards()) == set(digests)
+    assert set(ensure_headers(audit.cache, digests).shards()) == set(digests)
     assert list(left.rglob("tmp/*")) == [new]
 
 

@@ -20,7 +20,7 @@ from torchrun import environment, torchrun
 
 from prep.errors import PathError
 from prep.fs.mirror import run_root
-from prep.fs.remote import asking
+from prep.fs.remote import retry
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_objects
 from train.runs.stored.layout import others
@@ -213,11 +213,11 @@ def dies_after(store, count):
 
 def end_midway(train, words, store, url, count, monkeypatch):
     """A run of which the store sees the first `count` changes only; what training did then on its computer is lost."""
-    monkeypatch.setenv(asking.PATIENCE, "0")
+    monkeypatch.setenv(retry.PATIENCE, "0")
     dies_after(store, count)
     told = train(*words, "-o", url)
     store.proxy.forget()
-    monkeypatch.setenv(asking.PATIENCE, "20")
+    monkeypatch.setenv(retry.PATIENCE, "20")
     assert told.code in (0, 7), told.err
     return told
 
@@ -265,7 +265,7 @@ def test_what_could_not_be_uploaded_is_on_the_same_computer(train, words, here, 
 @pytest.mark.slow
 def test_a_store_that_is_away_for_a_while(train, words, here, store, url, monkeypatch):
     """Training goes on, the log says so, and in the end all is there."""
-    monkeypatch.setenv(asking.PATIENCE, "0")
+    monkeypatch.setenv(retry.PATIENCE, "0")
     count = iter(range(10**6))
     store.proxy.rule = lambda method, path, before: (
         "503" if "checkpoints/step-000002" in path and next(count) < 1 else "")
@@ -338,7 +338,7 @@ def test_a_run_needs_no_access_above_it(store, url, monkeypatch):
     with pytest.raises(PathError, match=f"lies in the cache {store.url}$"):
         run.check_new()
     store.proxy.rule = lambda method, path, before: "500" if method == "HEAD" else ""
-    monkeypatch.setenv(asking.PATIENCE, "0")
+    monkeypatch.setenv(retry.PATIENCE, "0")
     with pytest.raises(StoreError, match="the store answered 500"):
         run.check_new()
 

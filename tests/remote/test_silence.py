@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from prep.fs.remote import asking, objects
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote import objects, retry
+from prep.fs.remote.client import open_store
 from prep.fs.remote.objects import list_objects, read_listed, read_object, stream, upload_file
-from prep.fs.remote.opening import open_store
+from prep.fs.remote.retry import NEVER
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 URL = "s3://bucket/a.bin"
@@ -94,11 +94,11 @@ READS = {"whole": lambda: read_object(URL, len(DATA)), "listed": lambda: read_li
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("fault", ["silent", "stalls"])
 def test_bytes_of_an_object_that_do_not_come_are_asked_for_again_soon(slow, fault, read, caplog, monkeypatch):
-    monkeypatch.setattr(asking, "QUIET", 0.0)
+    monkeypatch.setattr(retry, "QUIET", 0.0)
     slow.plan[:] = [fault]
     began = time.monotonic()
     assert READS[read]() == DATA and len(slow.asked) == 2
-    assert time.monotonic() - began < asking.SILENT_AGAIN / 3
+    assert time.monotonic() - began < retry.SILENT_AGAIN / 3
     assert caplog.messages == [f"waiting for {URL}: no answer in time; asked 1 time in 0 seconds"]
 
 
@@ -112,7 +112,7 @@ def test_bytes_that_come_slowly_are_not_cut(slow, read):
 
 def test_a_store_that_needs_longer_for_each_answer_gets_it(slow, monkeypatch):
     """After one attempt without progress the next waits as long as other requests do; a list waits so at once."""
-    monkeypatch.setattr(asking, "SILENT_AGAIN", 3 * SOON)
+    monkeypatch.setattr(retry, "SILENT_AGAIN", 3 * SOON)
     for read in READS.values():
         slow.plan[:], slow.asked[:] = ["silent", "silent"], []
         began = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_store_that_needs_longer_for_each_answer_gets_it(slow, monkeypatch):
 
 
 def test_what_is_sent_slowly_is_not_cut(slow, tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "SILENT_AGAIN", SOON)
+    monkeypatch.setattr(retry, "SILENT_AGAIN", SOON)
     (tmp_path / "file").write_bytes(DATA)
     slow.plan[:] = ["trickles"] * 9
     began = time.monotonic()
@@ -134,10 +134,10 @@ def test_what_is_sent_slowly_is_not_cut(slow, tmp_path, monkeypatch):
 def test_silence_counts_in_the_notice(slow, monkeypatch, caplog):
     """So it comes after the first attempt, and not after another one of half a minute."""
     caplog.set_level(logging.WARNING, "latentry.remote")
-    monkeypatch.setattr(asking, "QUIET", SOON)
+    monkeypatch.setattr(retry, "QUIET", SOON)
     for read in READS.values():
         caplog.clear()
-        asking._announced.clear()
+        retry._announced.clear()
         slow.plan[:] = ["silent"]
         assert read() == DATA
         assert [one.getMessage() for one in caplog.records] == [

@@ -115,8 +115,8 @@ def test_a_store_without_ranges_is_told(store, tars, prep, monkeypatch):
     def whole(error):
         raise objects._NoRanges
 
-    asked = objects.patiently
-    monkeypatch.setattr(objects, "patiently", lambda *words, **more: whole(None) if words[-1] is objects._ranged and
+    asked = objects.with_retries
+    monkeypatch.setattr(objects, "with_retries", lambda *words, **more: whole(None) if words[-1] is objects._ranged and
                         words[1].__name__ == "read" else asked(*words, **more))
     done = prep("scan", f"{store.url}/0.tar")
     assert done.code == 7 and "0.tar: the store sends whole objects only, and no ranges of them" in done.err

@@ -17,10 +17,10 @@ from runs import events
 from torchrun import torchrun
 
 from prep.cache.reader import Reader
-from prep.cache.remote import room
+from prep.cache.remote import quota
 from prep.errors import CacheError
 from prep.fs.mirror import WHOLE, mirror
-from prep.fs.remote import asking
+from prep.fs.remote import retry
 from prep.fs.remote.errors import StoreError
 from prep.loader import batches as module
 from prep.loader import draws
@@ -179,13 +179,13 @@ def test_what_is_least_used_goes_when_there_is_no_room(made, setup_of, index, mo
     sizes = sorted(shard.bytes for shard in index.shards)
     tables = sum(path.stat().st_size for path in (mirror() / WHOLE).rglob("tables/*/*"))  # they stay
     most = tables + sum(sizes[-2:])
-    monkeypatch.setenv(room.LIMIT, str(most))
-    monkeypatch.setattr(room, "RESCAN", 0.0)
+    monkeypatch.setenv(quota.LIMIT, str(most))
+    monkeypatch.setattr(quota, "RESCAN", 0.0)
     monkeypatch.setattr("prep.loader.prefetch.JOBS", 1)
     here, there = fed(setup.index, 8, setup), fed(index, 8, setup)
     assert all((one == other).all() for first, second in zip(here, there, strict=True)
                for one, other in zip(first, second, strict=True))
-    assert room._copies()[0] <= most
+    assert quota._copies()[0] <= most
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def late(monkeypatch):
 def test_a_store_that_does_not_answer_the_reader_is_asked_for_one_shard_and_told_as_such(
         made, setup_of, index, store, late, monkeypatch, fault, hint):
     setup = setup_of(made, batch_size=2, micro_batch=2)
-    monkeypatch.setenv(asking.PATIENCE, "0.1")
+    monkeypatch.setenv(retry.PATIENCE, "0.1")
     store.proxy.rule = lambda method, path, before: fault if "/shards/" in path else ""
     store.proxy.asked.clear()
     with pytest.raises(StoreError) as caught:
@@ -248,7 +248,7 @@ def test_a_run_whose_credentials_expire_says_how_it_goes_on(train, made, store, 
 def test_processes_of_one_computer_share_the_room(made, setup_of, index, monkeypatch, sharing, begun):
     """Each looks only so far ahead that the shards that all wait for have room."""
     setup = setup_of(made, batch_size=2)
-    monkeypatch.setenv(room.LIMIT, str(2 * sum(shard.bytes for shard in index.shards)))
+    monkeypatch.setenv(quota.LIMIT, str(2 * sum(shard.bytes for shard in index.shards)))
     asked = []
 
     def requests():
@@ -265,7 +265,7 @@ def test_processes_of_one_computer_share_the_room(made, setup_of, index, monkeyp
 def test_too_little_room_for_all_shards_is_noted(train, made, store, tiny_model, monkeypatch):
     told = train("check", f"{store.url}/m.json", "--model", tiny_model)
     assert told.code == 0 and "note: " not in told.out
-    monkeypatch.setenv(room.LIMIT, "10KB")
+    monkeypatch.setenv(quota.LIMIT, "10KB")
     told = train("check", f"{store.url}/m.json", "--model", tiny_model)
     assert told.code == 0, told.err
     assert re.search(r"note: the shards have .* KiB, but copies of shards may take 10\.0 KiB here", told.out)
@@ -284,11 +284,11 @@ def test_ranks_download_each_shard_once_and_train_as_one(train, made, store, tin
 
 
 def test_a_limit_below_one_shard_is_told(train, made, store, tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setenv(room.LIMIT, "1KB")
+    monkeypatch.setenv(quota.LIMIT, "1KB")
     told = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)
     assert told.code == 7, told.err
     assert re.search(r"error: there is no room for .* in .*: 1\.0 KiB are allowed.*\n", told.err)
     assert "LATENTRY_REMOTE_DIR=DIR" in told.err and "LATENTRY_REMOTE_LIMIT=200GB" in told.err
-    monkeypatch.setenv(room.LIMIT, "much")
+    monkeypatch.setenv(quota.LIMIT, "much")
     told = train("run", f"{store.url}/m.json", "--model", tiny_model, "-o", tmp_path / "run", *RUN)
     assert told.code == 3 and "LATENTRY_REMOTE_LIMIT is 'much', expected a size like 200GB or 2TB" in told.err

@@ -14,14 +14,14 @@ from prep.cache.records import Task
 from prep.cache.remote import working
 from prep.cache.remote.headers import as_stored
 from prep.cache.remote.shards import lock_shard
-from prep.cache.remote.working import open_to_encode, refresh, with_rows
+from prep.cache.remote.working import ensure_rows, open_to_encode, refresh
 from prep.cache.shard_check import verify_shard
 from prep.cache.writer import ShardWriter
 from prep.fs import atomic
 from prep.fs.mirror import DIRECTORY
-from prep.fs.remote.asking import NEVER
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import list_objects
+from prep.fs.remote.retry import NEVER
 from prep.maintenance import repair
 from prep.maintenance.recheck import recheck
 from prep.progress import silent
@@ -156,6 +156,6 @@ def test_rows_that_wait_for_their_upload_stay_when_the_shard_is_damaged_in_the_s
     store.server.put(f"{store.prefix}/{name}", store.server.get(f"{store.prefix}/{name}")[::-1])
     recheck(machine, ROWS, jobs=1, progress=silent)
     write_commit(machine, TASK, shard, [], {})
-    with as_stored(with_rows(machine, [shard.digest]), shard.digest, rows=True) as stored:
+    with as_stored(ensure_rows(machine, [shard.digest]), shard.digest, rows=True) as stored:
         assert verify_shard(stored, shard.digest) == []
     assert found(machine) == set(ROWS)

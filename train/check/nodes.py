@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prep.cache.remote.room import allowed
+from prep.cache.remote.quota import quota
 from prep.cache.remote.shards import is_copy
 from prep.formatting import format_bytes
 from prep.fs.mirror import DIRECTORY, LIMIT
@@ -20,7 +20,7 @@ def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str
     """
     if not is_copy(setup.index.cache):
         return []
-    whole, room = sum(shard.bytes for shard in setup.index.shards), allowed()
+    whole, room = sum(shard.bytes for shard in setup.index.shards), quota()
     partitioned = setup.plan.partitioned
     less = begins and nodes > 1 and not partitioned  # perhaps; parts take a look at each sample for each node
     parts = bytes_by_part(setup.index, nodes, masked=setup.masked) if partitioned or less else [whole]

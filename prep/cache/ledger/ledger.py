@@ -18,12 +18,12 @@ from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, p
 from prep.cache.ledger.index import load_index
 from prep.cache.ledger.inventory import Inventory, is_of_its_field, sound_rows, take_inventory
 from prep.cache.records import Reject, RowRef, Shard, Task
-from prep.cache.remote.working import drop_rows, refresh, refresh_task, upload_shard
+from prep.cache.remote.working import evict_rows, refresh, refresh_task, upload_shard
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.fs import atomic
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.fs.tree import tree
 
 
@@ -103,7 +103,7 @@ def write_commit(
         cache.replace(target, document, stop=stop)
         new = True
     if shard is not None:
-        drop_rows(cache, shard.digest)
+        evict_rows(cache, shard.digest)
     return new
 
 

@@ -7,16 +7,16 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from prep.cache.remote.room import ROOM, make_dirs
+from prep.cache.remote.quota import QUOTA, make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
 from prep.cache.store import MARKER_BYTES, Cache, inside_another, publish_parts
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import split_url, url_of
 from prep.fs.paths import MARKER
-from prep.fs.remote.asking import NEVER
 from prep.fs.remote.errors import StoreError, is_refusal
 from prep.fs.remote.objects import read_object, size_of, stream
+from prep.fs.remote.retry import NEVER
 from prep.fs.text import without_mark
 from prep.fs.tree import file_digest
 from prep.parse import Unparsed, sealed_json
@@ -112,7 +112,7 @@ def _fetch_table(cache: Cache, digest: str) -> None:
     for _ in range(TRIES):
         try:
             # To the disk: tables of 10^8 samples do not fit into memory.
-            with ROOM.kept(size := _table_size(url), NEVER):
+            with QUOTA.reserved(size := _table_size(url), NEVER):
                 if publish_parts(cache, digest, stream(url, size)):
                     return
         except FileNotFoundError as error:

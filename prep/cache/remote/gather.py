@@ -18,14 +18,14 @@ import numpy as np
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.remote.headers import as_stored
-from prep.cache.remote.room import ROOM
+from prep.cache.remote.quota import QUOTA
 from prep.cache.remote.shards import TRIES, Fetcher, Spoiled, incomplete, url_in
-from prep.cache.remote.working import shard_of, with_rows, write_hollow
+from prep.cache.remote.working import ensure_rows, shard_of, write_hollow
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache
 from prep.fs import atomic
-from prep.fs.remote.asking import side_by_side
 from prep.fs.remote.objects import stream
+from prep.fs.remote.retry import side_by_side
 from prep.progress import Tick
 
 JOBS = 8  # shards fetched at a time
@@ -39,7 +39,7 @@ def misplaced(cache: Cache, digests: Sequence[str], tick: Tick) -> frozenset[str
 
     Fetches each that has no copy here. Calls `tick(1)` for each. Raises `CacheError`, also for a shard that is gone.
     """
-    copy, stop = with_rows(cache, digests), threading.Event()
+    copy, stop = ensure_rows(cache, digests), threading.Event()
     fetcher = Fetcher(copy)
 
     def is_misplaced(digest: str) -> bool:
@@ -57,7 +57,7 @@ def misplaced(cache: Cache, digests: Sequence[str], tick: Tick) -> frozenset[str
 
 
 @contextmanager
-def gathered(cache: Cache, rows: Mapping[str, Rows]) -> Iterator[Cache]:
+def fetch_rows(cache: Cache, rows: Mapping[str, Rows]) -> Iterator[Cache]:
     """A cache with these rows, sorted, of these shards, for the time of the block: `cache` itself unless it is a
     working copy.
 
@@ -70,9 +70,9 @@ def gathered(cache: Cache, rows: Mapping[str, Rows]) -> Iterator[Cache]:
     scratch, stop = Cache(root=cache.stage()), threading.Event()
     try:
         shards = {digest: shard_of(cache, digest) for digest in rows}
-        ROOM.make(sum(len(rows[digest]) * shard_format.row_stride(spec)
+        QUOTA.make(sum(len(rows[digest]) * shard_format.row_stride(spec)
                       for digest, shard in shards.items() for spec in shard.arrays))
-        copy = with_rows(cache, list(rows))
+        copy = ensure_rows(cache, list(rows))
 
         def gather(digest: str) -> None:
             write_hollow(scratch, shards[digest], (cache.shard(digest) / shard_format.KEY_PATH).read_bytes())

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from prep.cache import shard_format
-from prep.cache.remote.room import make_dirs, remove_leftovers
+from prep.cache.remote.quota import make_dirs, remove_leftovers
 from prep.cache.remote.shards import (
     AGAIN,
     TRIES,
@@ -15,8 +15,8 @@ from prep.cache.remote.shards import (
     fetch_shard,
     incomplete,
     is_copy,
-    known,
     lock_shard,
+    lookup,
     move_in,
     staging,
     url_in,
@@ -26,14 +26,14 @@ from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.mirror import headers_root, url_of
-from prep.fs.remote.asking import NEVER, side_by_side
 from prep.fs.remote.objects import read_range, size_of
+from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import tree
 
 JOBS = 32  # headers fetched at a time: small requests, which mostly wait
 
 
-def with_headers(cache: Cache, digests: Sequence[str]) -> Cache:
+def ensure_headers(cache: Cache, digests: Sequence[str]) -> Cache:
     """A cache that has documents, keys and shard indexes of these shards: `cache` itself unless it is a copy.
 
     Of a copy, what is lacking is fetched by range reads: some hundred bytes a shard, and its keys. Rows are holes.
@@ -67,7 +67,7 @@ def _keep_header(cache: Cache, headers: Cache, digest: str, stop: threading.Even
 
 def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.Event = NEVER) -> list[str]:
     """Fetches a shard's header as a shard of `headers`, whatever it has in the store; returns the missing files."""
-    shard, missing = known(cache, digest), list[str]()
+    shard, missing = lookup(cache, digest), list[str]()
     data_files = {shard_format.data_path(spec): spec for spec in shard.arrays}
     with staging(headers) as staged:
         for name, size in shard.files.items():

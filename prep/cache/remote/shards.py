@@ -19,16 +19,16 @@ from typing import Any
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
-from prep.cache.remote.room import ROOM, NotFetched, make_dirs
+from prep.cache.remote.quota import QUOTA, NotFetched, make_dirs
 from prep.cache.store import FULL, Cache, publish_dir, retire_shard
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import try_exclusive
 from prep.fs.mirror import LOCKS, mirror, url_of
-from prep.fs.remote.asking import NEVER
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import read_range, stream
+from prep.fs.remote.retry import NEVER
 from prep.fs.tree import listing_digest
 
 GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole
@@ -74,7 +74,7 @@ def is_copy(cache: Cache) -> bool:
     return url_of(cache.root) is not None
 
 
-def learn(cache: Cache, shards: Iterable[RemoteShard]) -> None:
+def register(cache: Cache, shards: Iterable[RemoteShard]) -> None:
     """Notes what a manifest says of shards, if `cache` is a copy: from then on they can be fetched."""
     if is_copy(cache):
         _learned.setdefault(cache.root, {}).update({shard.digest: shard for shard in shards})
@@ -110,7 +110,7 @@ class Fetcher:
 
     def row(self, digest: str, array: str, row: int) -> tuple[ArraySpec, bytes]:
         """A row as the store has it, by one range read, for what needs few of a shard's. Raises `CacheError`."""
-        shard = known(self._cache, digest)
+        shard = lookup(self._cache, digest)
         spec = next((spec for spec in shard.arrays if spec.name == array), None)
         if spec is None or not 0 <= row < shard.rows:
             raise CacheError(f"shard {digest} has no row {row} of an array '{array}'", hint=AGAIN)
@@ -129,7 +129,7 @@ class Fetcher:
 
     def bytes_of(self, digest: str) -> int:
         """The size of a shard in bytes, as the manifest says."""
-        return known(self._cache, digest).bytes
+        return lookup(self._cache, digest).bytes
 
     def _has(self, digest: str) -> bool:
         return self._cache.shard(digest).is_dir() and not self.is_damaged(digest)
@@ -151,10 +151,10 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
     name when all of it is there. `check` is False: a damaged shard is kept as the store has it, without files that are
     missing. Raises `CacheError`, `Stopped`.
     """
-    shard, attempt = known(remote, digest), 0
+    shard, attempt = lookup(remote, digest), 0
     while attempt < TRIES:
         try:
-            with ROOM.kept(shard.bytes, stop), staging(into) as staged:
+            with QUOTA.reserved(shard.bytes, stop), staging(into) as staged:
                 found = _download(remote, shard, staged, check, stop)
                 if not check or found == digest:
                     move_in(into, staged, digest)
@@ -163,7 +163,7 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            ROOM.full(shard.bytes)
+            QUOTA.full(shard.bytes)
     raise _spoiled(remote, digest)
 
 
@@ -172,7 +172,7 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.E
 
     Raises `CacheError`, `Stopped`, and `OSError`, also for a full disk.
     """
-    shard = known(remote, digest)
+    shard = lookup(remote, digest)
     for _ in range(TRIES):
         with staging(into) as staged:
             if _download(remote, shard, staged, check=True, stop=stop, sync=True) == digest:
@@ -241,7 +241,7 @@ def move_in(cache: Cache, staged: Path, digest: str) -> None:
         atomic.remove_tree(staged)
 
 
-def known(cache: Cache, digest: str) -> RemoteShard:
+def lookup(cache: Cache, digest: str) -> RemoteShard:
     found = _learned.get(cache.root, {}).get(digest)
     if found is None:
         raise CacheError(f"shard {digest} is not in the table of shards of any manifest that was read here", hint=AGAIN)

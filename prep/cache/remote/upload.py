@@ -16,8 +16,8 @@ from prep.cache.store import Cache
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.formatting import counted
-from prep.fs.remote.asking import NEVER, side_by_side
 from prep.fs.remote.objects import read_object, size_of, stream, upload_file
+from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import file_digest, listing_digest
 from prep.progress import Tick
 

@@ -19,8 +19,8 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
 from prep.cache.remote.documents import check_alone
-from prep.cache.remote.room import ROOM, make_dirs
-from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, learn, lock_shard, move_in
+from prep.cache.remote.quota import QUOTA, make_dirs
+from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, lock_shard, move_in, register
 from prep.cache.remote.upload import Uploader
 from prep.cache.shard_header import read_header
 from prep.cache.store import (
@@ -37,8 +37,8 @@ from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.mirror import is_url, local_path, shown, split_url, work_root
 from prep.fs.paths import MARKER
-from prep.fs.remote.asking import NEVER, side_by_side
 from prep.fs.remote.objects import create_checked, delete_object, list_objects, read_object
+from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import file_digest, tree
 from prep.parse import Unparsed, digest_of
 
@@ -322,7 +322,7 @@ def _is_hollow(cache: Cache, digest: str) -> bool:
     return False
 
 
-def drop_rows(cache: Cache, digest: str) -> None:
+def evict_rows(cache: Cache, digest: str) -> None:
     """Frees the space of an uploaded shard's rows in a working copy; all else of it stays. Other caches keep them."""
     if cache.url is None:
         return
@@ -345,12 +345,12 @@ def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
         yield not _is_hollow(cache, digest)
 
 
-def with_rows(cache: Cache, digests: Iterable[str]) -> Cache:
+def ensure_rows(cache: Cache, digests: Iterable[str]) -> Cache:
     """A cache that has the rows of these shards: `cache` itself, or the copy that fetches whole shards when read."""
     if cache.url is None:
         return cache
     copy = Cache(root=local_path(Path(cache.url)))
-    learn(copy, [shard_of(cache, digest) for digest in digests])
+    register(copy, [shard_of(cache, digest) for digest in digests])
     return copy
 
 
@@ -414,7 +414,7 @@ def _keep(cache: Cache, shard: RemoteShard) -> None:
     if copy.shard(shard.digest).is_dir():
         return
     try:
-        ROOM.make(shard.bytes)
+        QUOTA.make(shard.bytes)
     except CacheError:
         return
     root, staged = cache.shard(shard.digest), copy.stage()

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from prep.fs.blob import Blob, fetched
-from prep.fs.remote.asking import NEVER
+from prep.fs.remote.retry import NEVER
 from prep.geometry import Placement, Size
 from prep.parse import Unparsed
 

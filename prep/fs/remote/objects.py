@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from prep.formatting import counted, printable
 from prep.fs.mirror import ListedUrl, split_url
-from prep.fs.remote.asking import NEVER, SILENT, Waits, patiently
 from prep.fs.remote.errors import Passing, Stopped, StoreError, is_conflict, told
+from prep.fs.remote.retry import NEVER, SILENT, Backoff, with_retries
 from prep.fs.remote.waiting import NOTICES, apart, body_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
             raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most}", url)
         return body_of(found, url, size)
 
-    return patiently(url, read, stop, silence=SILENT)
+    return with_retries(url, read, stop, silence=SILENT)
 
 
 def read_range(url: str, start: int, end: int, *, stop: threading.Event = NEVER) -> bytes:
@@ -87,7 +87,7 @@ def read_listed(url: str, most: int, start: int = 0, length: int | None = None, 
     if length == 0:
         return b"", ""
     try:
-        return patiently(url, read, stop, _ranged, silence=SILENT)
+        return with_retries(url, read, stop, _ranged, silence=SILENT)
     except _NoRanges:
         raise StoreError(f"{url}: the store sends whole objects only, and no ranges of them, which reading a member of "
                          "a tar takes", hint="download the tar first; or unpack it into the store") from None
@@ -100,7 +100,7 @@ def version_of(url: str, *, stop: threading.Event = NEVER) -> str:
 
         return _version_of(head(store, key))
 
-    return patiently(ListedUrl(url), ask, stop)
+    return with_retries(ListedUrl(url), ask, stop)
 
 
 def size_in(version: str) -> int:
@@ -124,7 +124,7 @@ def size_of(url: str, *, stop: threading.Event = NEVER) -> int:
 
         return int(head(store, key)["size"])
 
-    return patiently(url, ask, stop)
+    return with_retries(url, ask, stop)
 
 
 def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER) -> Iterator[Any]:
@@ -132,7 +132,7 @@ def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER)
 
     Where a connection breaks, only the rest is asked for again. Raises `FileNotFoundError`, `StoreError`, `Stopped`.
     """
-    at, whole, waits = start, False, Waits(url, stop)
+    at, whole, waits = start, False, Backoff(url, stop)
     while at < end:
         try:
             answer = _asked(url, at, end, whole, stop, None if waits.failed else SILENT)
@@ -162,7 +162,7 @@ def _asked(url: str, start: int, end: int, whole: bool, stop: threading.Event, s
 
         return get(store, key) if whole or start == 0 else get(store, key, options={"range": (start, end)})
 
-    return patiently(url, ask, stop, _ranged, silence=silence)
+    return with_retries(url, ask, stop, _ranged, silence=silence)
 
 
 def _parts(answer: Any, url: str, at: int, start: int, end: int, stop: threading.Event) -> Iterator[Any]:
@@ -215,7 +215,7 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
     Without objects KEY/ of no bytes, which some programs make for the directory KEY. obstore names them KEY: so they
     are told by what else begins with KEY/, and one for a directory with nothing in it is listed as an empty object.
     """
-    prefix, waits = _prefix_of(url), Waits(url, stop)
+    prefix, waits = _prefix_of(url), Backoff(url, stop)
     found: dict[str, Listed] = {}
 
     def ask(store: ObjectStore, _: str) -> None:
@@ -244,7 +244,7 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
                              hint="rename or delete that object, or name a prefix without it") from None
 
     with NOTICES.of(lambda: f"listing {url}: {counted(len(found), 'object')} so far"):
-        patiently(url, ask, stop, check_key, waits=waits)
+        with_retries(url, ask, stop, check_key, waits=waits)
     names = sorted(found)
     return {name: found[name] for name in names if found[name].size or not _is_above(name, names)}
 
@@ -270,7 +270,7 @@ def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
 
     Raises `StoreError`.
     """
-    prefix, waits = _prefix_of(url), Waits(url, stop)
+    prefix, waits = _prefix_of(url), Backoff(url, stop)
 
     def ask(store: ObjectStore, _: str) -> dict[str, int]:
         from obstore import list_with_delimiter
@@ -281,7 +281,7 @@ def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
                 if one["path"].startswith(prefix)}  # all but an object of no bytes for the directory itself
 
     with NOTICES.of(lambda: f"listing {url}"):
-        return dict(sorted(patiently(url, ask, stop, waits=waits).items()))
+        return dict(sorted(with_retries(url, ask, stop, waits=waits).items()))
 
 
 _NO_PATH = re.compile(r'invalid path: (?:Error parsing )?Path "(.*?)"(?: contained|: )', re.DOTALL)
@@ -295,7 +295,7 @@ def delete_object(url: str, *, stop: threading.Event = NEVER) -> None:
         with suppress(FileNotFoundError):  # S3 does not mind, others do
             delete(store, key)
 
-    patiently(url, ask, stop)
+    with_retries(url, ask, stop)
 
 
 def copy_object(url: str, target: str, *, stop: threading.Event = NEVER) -> None:
@@ -314,7 +314,7 @@ def copy_object(url: str, target: str, *, stop: threading.Event = NEVER) -> None
         with _lost_completion():
             writer.close()  # not after a failure: it would publish what there is
 
-    patiently(url, ask, stop, retries=PART_TRIES)
+    with_retries(url, ask, stop, retries=PART_TRIES)
 
 
 def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bool:
@@ -340,7 +340,7 @@ def create_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> bo
             return False
         return True
 
-    created = patiently(url, write, stop)
+    created = with_retries(url, write, stop)
     return created or (tries > 1 and read_range(url, 0, len(data) + 1, stop=stop) == data)
 
 
@@ -366,7 +366,7 @@ def replace_object(url: str, data: bytes, *, stop: threading.Event = NEVER) -> N
 
         put(store, key, data, use_multipart=False)
 
-    patiently(url, write, stop)
+    with_retries(url, write, stop)
 
 
 def upload_file(url: str, path: Path, *, stop: threading.Event = NEVER) -> None:
@@ -380,7 +380,7 @@ def upload_file(url: str, path: Path, *, stop: threading.Event = NEVER) -> None:
         with _lost_completion():
             put(store, key, path, chunk_size=_part_of(path.stat().st_size), max_concurrency=4)
 
-    patiently(url, write, stop, retries=PART_TRIES)
+    with_retries(url, write, stop, retries=PART_TRIES)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Waits for stores that answer without an end, or hardly: what takes long is announced, what never comes is given up.
+"""Backoff for stores that answer without an end, or hardly: what takes long is announced, what never comes is given up.
 
 obstore waits in code that nothing interrupts. Its own limits are of a connection without a byte; here are those of an
 answer that moves, and brings nothing.
@@ -27,10 +27,10 @@ SLOWEST = 100  # bytes a second; a slower answer counts as none
 _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 
 
-def apart(items: Iterable[T], patience: float, stop: threading.Event) -> Iterator[T]:
+def apart(items: Iterable[T], seconds: float, stop: threading.Event) -> Iterator[T]:
     """The items of an iterator that may wait for ever: a thread of its own waits for them, and is left behind then.
 
-    Raises `Passing` if none comes for `patience` seconds, `Stopped`, and what the iterator raises.
+    Raises `Passing` if none comes for so many `seconds`, `Stopped`, and what the iterator raises.
     """
     found: Queue[tuple[bool, Any]] = Queue(2)
     left = threading.Event()
@@ -56,7 +56,7 @@ def apart(items: Iterable[T], patience: float, stop: threading.Event) -> Iterato
     threading.Thread(target=fetch, name="store", daemon=True).start()
     try:
         while True:
-            going, item = _next(found, patience, stop)
+            going, item = _next(found, seconds, stop)
             if going:
                 yield item
             elif item is None:
@@ -67,8 +67,8 @@ def apart(items: Iterable[T], patience: float, stop: threading.Event) -> Iterato
         left.set()
 
 
-def _next(found: Queue[tuple[bool, Any]], patience: float, stop: threading.Event) -> tuple[bool, Any]:
-    until = time.monotonic() + patience
+def _next(found: Queue[tuple[bool, Any]], seconds: float, stop: threading.Event) -> tuple[bool, Any]:
+    until = time.monotonic() + seconds
     while True:
         try:
             return found.get(timeout=LOOK)
@@ -76,7 +76,7 @@ def _next(found: Queue[tuple[bool, Any]], patience: float, stop: threading.Event
             if stop.is_set():
                 raise Stopped from None
             if time.monotonic() > until:
-                raise Passing(f"nothing new came for {patience:.0f} seconds") from None
+                raise Passing(f"nothing new came for {seconds:.0f} seconds") from None
 
 
 class Notices:

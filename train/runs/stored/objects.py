@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.cache.remote.room import NotFetched
+from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic

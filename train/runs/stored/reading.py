@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
-from prep.cache.remote.room import STALE, NotFetched, make_dirs
+from prep.cache.remote.quota import STALE, NotFetched, make_dirs
 from prep.cache.remote.shards import lock_copy
 from prep.errors import CacheError, PathError, UsageError
 from prep.fs import atomic

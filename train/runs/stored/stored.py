@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-from prep.cache.remote.room import make_dirs
+from prep.cache.remote.quota import make_dirs
 from prep.errors import CacheError, PathError, Problem, first_line
 from prep.formatting import shell_name
 from prep.fs import atomic

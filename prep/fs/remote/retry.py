@@ -1,7 +1,7 @@
-"""Asks object stores with patience, and for many things side by side.
+"""Repeats requests to object stores, and makes many of them side by side.
 
-Requests that fail in a way that may pass are repeated, with growing pauses of random length, for `patience` seconds;
-longer waits are announced.
+Requests that fail in a way that may pass are repeated, with growing pauses of random length, for `retry_timeout`
+seconds; longer waits are announced.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 from prep.errors import CacheError, ConfigError
 from prep.formatting import counted, printable
 from prep.fs.mirror import split_url
+from prep.fs.remote.client import open_store, refuse_redirect
 from prep.fs.remote.errors import NO_CREDENTIALS, Denied, Passing, Stopped, StoreError, credentials_hint, sort_out
-from prep.fs.remote.opening import open_store, refuse_redirect
 from prep.fs.remote.waiting import LONG
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ NEVER = threading.Event()  # a `stop` that is never set
 _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 
 
-def patience() -> float:
+def retry_timeout() -> float:
     """Seconds for which a store that does not answer is asked again. Raises `ConfigError`."""
     text = os.environ.get(PATIENCE) or "300"
     try:
@@ -50,16 +50,16 @@ def patience() -> float:
     return seconds
 
 
-def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading.Event,
-              look: Callable[[Exception], None] = lambda _: None, retries: int = 0, waits: Waits | None = None,
-              silence: float | None = None) -> T:
+def with_retries(url: str, action: Callable[[ObjectStore, str], T], stop: threading.Event,
+                 look: Callable[[Exception], None] = lambda _: None, retries: int = 0, waits: Backoff | None = None,
+                 silence: float | None = None) -> T:
     """What `action` returns for the object's store and key. `look` sees each error of obstore first. `silence`: seconds
     that the first attempt may take without a byte of an answer.
 
     An action that takes long, and goes on where it was interrupted, says so to `waits` whenever it has progressed.
     """
     scheme, bucket, key = split_url(url)
-    waits, usual = waits or Waits(url, stop), SILENT_SENDING if retries else SILENT_AGAIN
+    waits, usual = waits or Backoff(url, stop), SILENT_SENDING if retries else SILENT_AGAIN
     refuse_redirect(scheme, bucket, key)
     while True:
         if stop.is_set():
@@ -85,11 +85,11 @@ def patiently(url: str, action: Callable[[ObjectStore, str], T], stop: threading
                 open_store.cache_clear()  # credentials may have been renewed where they come from
 
 
-class Waits:
-    """The pauses between attempts at one thing. Raises `ConfigError` for a patience that is no number, before any."""
+class Backoff:
+    """The pauses between attempts at one thing. Raises `ConfigError` for a time that is no number, before any."""
 
     def __init__(self, url: str, stop: threading.Event) -> None:
-        self._url, self._stop, self._patience = url, stop, patience()
+        self._url, self._stop, self._timeout = url, stop, retry_timeout()
         self.progressed()
 
     def progressed(self) -> None:
@@ -102,7 +102,7 @@ class Waits:
     @property
     def longest(self) -> float:
         """Seconds that an answer under way may take without anything new in it."""
-        return max(self._patience, LONG)
+        return max(self._timeout, LONG)
 
     @property
     def failed(self) -> bool:
@@ -114,12 +114,12 @@ class Waits:
         self._last = time.monotonic()
 
     def wait(self, what: str) -> None:
-        """Waits before the next attempt; `what` happened. Raises `StoreError` when patience ends, `Stopped`."""
+        """Backoff before the next attempt; `what` happened. Raises `StoreError` when the time for it ends, `Stopped`."""
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._first = now, self._last
         waited = now - self._begun
-        if waited >= self._patience:
+        if waited >= self._timeout:
             raise StoreError(f"{self._url}: {what}; given up after {waited:.0f} seconds and "
                              f"{self._tries + 1} attempts",
                              hint=credentials_hint(self._url) if what == NO_CREDENTIALS else

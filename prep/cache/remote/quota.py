@@ -66,7 +66,7 @@ def limit() -> int | None:
         raise ConfigError(f"{LIMIT} {error}", hint=f"export {LIMIT}=200GB") from None
 
 
-class Room:
+class Quota:
     """How much room there is for copies, as this or another process measured it a moment ago."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Room:
             _note(known, _measured(known, size), size)
 
     @contextlib.contextmanager
-    def kept(self, size: int, stop: threading.Event) -> Iterator[None]:
+    def reserved(self, size: int, stop: threading.Event) -> Iterator[None]:
         """Makes room for `size` bytes, which nobody else takes until the block ends; waits while downloads take it.
 
         Raises `CacheError`, `Stopped`.
@@ -128,7 +128,7 @@ class Room:
                 release()
 
 
-ROOM = Room()
+QUOTA = Quota()
 
 
 class _Measured(NamedTuple):
@@ -198,7 +198,7 @@ def _is_locked(path: Path) -> bool:
         return error.errno in BUSY
 
 
-def allowed() -> int:
+def quota() -> int:
     """The most bytes that copies may take now, by the limit or the size of the disk."""
     make_dirs(mirror())
     return limit() or _allowed(_copies()[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prep.cache.reader import OPENINGS, Reader
-from prep.cache.remote import room
+from prep.cache.remote import quota
 from prep.cache.store import retire_shard
 from prep.errors import CacheError
 from prep.fs.remote.errors import Stopped
@@ -62,37 +62,37 @@ def test_what_was_opened_since_the_copies_were_measured_stays(audit):
     for shard in audit.shards:
         for array in shard["shapes"]:
             reader.array_info(shard["digest"], array)
-    for number, (_, _, path) in enumerate(room._copies()[1]):
+    for number, (_, _, path) in enumerate(quota._copies()[1]):
         os.utime(path, (number, number))
-    copies = room._copies()[1]
+    copies = quota._copies()[1]
     assert reader.fetcher.touch(copies[0][2].name)
-    assert room._remove_oldest(copies, 1) == copies[1][1]
+    assert quota._remove_oldest(copies, 1) == copies[1][1]
     assert [path.is_dir() for _, _, path in copies] == [True, False, *[True] * (len(copies) - 2)]
 
 
 def test_a_download_counts_in_full_until_it_ends(store, monkeypatch):
-    """Also after the room was measured again, and for other processes, which have a `Room` of their own."""
-    monkeypatch.setenv(room.LIMIT, "1000")
-    monkeypatch.setattr(room, "RESCAN", 0.0)
-    first, second, ended = room.Room(), room.Room(), threading.Event()
+    """Also after the room was measured again, and for other processes, which have a `Quota` of their own."""
+    monkeypatch.setenv(quota.LIMIT, "1000")
+    monkeypatch.setattr(quota, "RESCAN", 0.0)
+    first, second, ended = quota.Quota(), quota.Quota(), threading.Event()
     ended.set()
-    with first.kept(400, ended), second.kept(400, ended):
+    with first.reserved(400, ended), second.reserved(400, ended):
         for other in (first, second):
-            with pytest.raises(Stopped), other.kept(400, ended):
+            with pytest.raises(Stopped), other.reserved(400, ended):
                 pass
-        with second.kept(200, ended):
+        with second.reserved(200, ended):
             pass
-    with second.kept(1000, ended):
+    with second.reserved(1000, ended):
         pass
-    with pytest.raises(CacheError, match="there is no room for 1001 bytes"), first.kept(1001, ended):
+    with pytest.raises(CacheError, match="there is no room for 1001 bytes"), first.reserved(1001, ended):
         pass
     assert sorted(path.name for path in (store.copies / "coming").iterdir()) == ["lock", "room"]
 
 
 def test_it_waits_for_room_that_a_download_takes(store, monkeypatch):
-    monkeypatch.setenv(room.LIMIT, "1000")
-    monkeypatch.setattr(room, "PAUSE", 0.001)
-    waiting, begun, order = threading.Event(), room.Room._begun, []
+    monkeypatch.setenv(quota.LIMIT, "1000")
+    monkeypatch.setattr(quota, "PAUSE", 0.001)
+    waiting, begun, order = threading.Event(), quota.Quota._begun, []
 
     def noted(self, size):
         found = begun(self, size)
@@ -101,12 +101,12 @@ def test_it_waits_for_room_that_a_download_takes(store, monkeypatch):
         return found
 
     def other():
-        with room.Room().kept(700, threading.Event()):
+        with quota.Quota().reserved(700, threading.Event()):
             order.append("second")
 
-    monkeypatch.setattr(room.Room, "_begun", noted)
+    monkeypatch.setattr(quota.Quota, "_begun", noted)
     thread = threading.Thread(target=other)
-    with room.Room().kept(600, threading.Event()):
+    with quota.Quota().reserved(600, threading.Event()):
         thread.start()
         assert waiting.wait(30)
         order.append("first")
@@ -116,37 +116,37 @@ def test_it_waits_for_room_that_a_download_takes(store, monkeypatch):
 
 HOLD = """
 import sys, threading
-from prep.cache.remote.room import ROOM
-with ROOM.kept(900, threading.Event()):
+from prep.cache.remote.quota import QUOTA
+with QUOTA.reserved(900, threading.Event()):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 def test_the_download_of_a_killed_process_does_not_count(store, monkeypatch):
-    monkeypatch.setenv(room.LIMIT, "1000")
+    monkeypatch.setenv(quota.LIMIT, "1000")
     ended = threading.Event()
     ended.set()
     with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(Stopped), room.Room().kept(900, ended):
+        with pytest.raises(Stopped), quota.Quota().reserved(900, ended):
             pass
         other.kill()
-    with room.Room().kept(900, ended):
+    with quota.Quota().reserved(900, ended):
         pass
 
 
 def test_what_is_measured_serves_other_processes_for_a_while(store, monkeypatch):
-    monkeypatch.setenv(room.LIMIT, "1000")
-    looks, copies = [], room._copies
-    monkeypatch.setattr(room, "_copies", lambda: looks.append(1) or copies())
+    monkeypatch.setenv(quota.LIMIT, "1000")
+    looks, copies = [], quota._copies
+    monkeypatch.setattr(quota, "_copies", lambda: looks.append(1) or copies())
     for size in (100, 200, 300):
-        room.Room().make(size)
+        quota.Quota().make(size)
     assert len(looks) == 1
-    room.Room().make(500)
+    quota.Quota().make(500)
     assert len(looks) == 2, "too little was left"
-    monkeypatch.setenv(room.LIMIT, "2000")
-    room.Room().make(100)
+    monkeypatch.setenv(quota.LIMIT, "2000")
+    quota.Quota().make(100)
     assert len(looks) == 3, "another limit"
 
 
@@ -163,5 +163,5 @@ def test_a_directory_that_another_process_removes_is_passed_over(audit, monkeypa
                 gone.rmdir()
             yield found
 
-    monkeypatch.setattr(room.os, "walk", walked)
-    assert room._copies()[0] > 0 and not gone.exists()
+    monkeypatch.setattr(quota.os, "walk", walked)
+    assert quota._copies()[0] > 0 and not gone.exists()
