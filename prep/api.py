@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.encode.options import JOBS, EncodeOptions
 from prep.errors import CacheError, UsageError
+from prep.fs.place import place_of
 from prep.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def read_recipe(source: PathLike, choices: Choices | None = None) -> Recipe:
     from prep.recipe.load import load_recipe
     from prep.recipe.options import overriding
 
-    return load_recipe(Path(source), choices=overriding(choices or {}))
+    return load_recipe(place_of(source), choices=overriding(choices or {}))
 
 
 def scan(source: PathLike, *, choices: Choices | None = None, model: str | None = None, select: Sequence[str] = (),
@@ -121,7 +122,7 @@ def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json"
         device=device, batch_size=batch_size, jobs=jobs, encoder_memory=encoder_memory, compiled=compiled, grace=grace,
         shard_bytes=shard_bytes, max_rejects=max_rejects, retry_rejects=retry_rejects, rehash=rehash, recheck=recheck,
         download=download, dry_run=dry_run, measure=measure)
-    return run_encode(EncodeCall(recipe=read_recipe(source, choices), cache=Path(cache), output=Path(output),
+    return run_encode(EncodeCall(recipe=read_recipe(source, choices), cache=place_of(cache), output=place_of(output),
                                  options=options, progress=progress))
 
 
@@ -129,7 +130,7 @@ def _manifest(path: PathLike) -> Manifest:
     """The manifest at a path or URL. Raises `ManifestError`."""
     from prep.manifest.document import read_manifest
 
-    return read_manifest(Path(path))
+    return read_manifest(place_of(path))
 
 
 def open_manifest(manifest: PathLike) -> CachedDataset:
@@ -236,8 +237,8 @@ def gc(cache: PathLike, keep: Sequence[PathLike], *, older_than: float = 86400.0
     """
     from prep.maintenance.gc import collect_garbage
 
-    return collect_garbage(Path(cache), [Path(each) for each in keep], guard=older_than, asked=f"{older_than:g}s",
-                           dry_run=dry_run, abandon=abandon, notice=notice, progress=progress)
+    return collect_garbage(place_of(cache), [place_of(each) for each in keep], guard=older_than,
+                           asked=f"{older_than:g}s", dry_run=dry_run, abandon=abandon, notice=notice, progress=progress)
 
 
 def compact(cache: PathLike, *, shard_bytes: int = 256 << 20, dry_run: bool = False, progress: Progress = silent
@@ -245,7 +246,7 @@ def compact(cache: PathLike, *, shard_bytes: int = 256 << 20, dry_run: bool = Fa
     """Joins small shards of a cache, as `prep compact`; manifests stay valid. Raises `PathError`, `CacheError`."""
     from prep.maintenance.compact import compact as join_all
 
-    return join_all(Path(cache), shard_bytes=shard_bytes, dry_run=dry_run, progress=progress)
+    return join_all(place_of(cache), shard_bytes=shard_bytes, dry_run=dry_run, progress=progress)
 
 
 def export(manifest: PathLike, to: str, output: PathLike, *, tar_bytes: int = 1 << 30, progress: Progress = silent
@@ -256,4 +257,4 @@ def export(manifest: PathLike, to: str, output: PathLike, *, tar_bytes: int = 1 
     """
     from prep.export.run import export as write_all
 
-    return write_all(Path(manifest), to, Path(output), tar_bytes=tar_bytes, progress=progress)
+    return write_all(place_of(manifest), to, Path(output), tar_bytes=tar_bytes, progress=progress)

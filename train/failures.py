@@ -16,7 +16,7 @@ import torch
 from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
 from prep.formatting import join_texts
-from prep.fs.mirror import more_room
+from prep.fs.remote.copies import more_room
 from prep.fs.remote.errors import StoreError
 from prep.loader.draws import Draw
 from prep.loader.rows import Rows

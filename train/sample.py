@@ -13,8 +13,9 @@ import torch
 
 from prep.errors import CacheError, PathError, Problem
 from prep.fs.atomic import make_dirs, write_atomic
-from prep.fs.mirror import url_of
 from prep.fs.paths import NamedPath, check_above, check_disjoint, check_replaceable
+from prep.fs.place import Place, is_here
+from prep.fs.remote.copies import is_copy
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import prompts_command
@@ -49,8 +50,8 @@ class SampleRequest:
     prompts: Path | None = None
     texts: tuple[Prompt, ...] = ()  # prompts given as text; if any, no prompt file is read
     checkpoint: str | None = None
-    manifest: Path | None = None
-    cache: Path | None = None
+    manifest: Place | None = None
+    cache: Place | None = None
     model: str | None = None
     steps: int | None = None
     guidance: float | None = None
@@ -127,8 +128,8 @@ def _overridden(found: Found, wanted: SampleRequest) -> Found:
 def _check_output(out: Path, setup: Setup) -> None:
     """Raises `PathError` early, unless the grid can be written to `out` and replaces at most a PNG."""
     others = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
-    for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *others):
-        if other.path.exists():
+    for other in (NamedPath(role="cache", path=setup.manifest.cache), *others):
+        if is_here(other.path):
             check_disjoint([NamedPath(role="grid", path=out), other])
     if out.suffix.lower() in OTHERS:
         raise PathError(f"{out} is named like a {out.suffix} file, expected a PNG picture",
@@ -170,7 +171,7 @@ def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
 
 def _start(wanted: SampleRequest) -> Start:
     try:
-        return find_start(wanted.folder, wanted.checkpoint, complete=url_of(wanted.folder) is None)  # or its weights
+        return find_start(wanted.folder, wanted.checkpoint, complete=not is_copy(wanted.folder))  # or its weights
     except Problem as error:
         others = "name another checkpoint with --checkpoint, or " if list_checkpoints(wanted.folder) else ""
         error.hint = f"{others}show the model before training with --base"

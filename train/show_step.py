@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prep.errors import CacheError, PathError, UsageError
-from prep.fs.mirror import shown
+from prep.fs.place import Place
+from prep.fs.remote.copies import shown
 from prep.geometry import Placement
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
@@ -51,8 +52,8 @@ class Replayed:
     warnings: tuple[str, ...] = ()
 
 
-def replay(folder: Path, step: int, manifest: Path | None = None, model: str | None = None,
-           cache: Path | None = None) -> Replayed:
+def replay(folder: Path, step: int, manifest: Place | None = None, model: str | None = None,
+           cache: Place | None = None) -> Replayed:
     """The samples of step `step` of the run in `folder`, counted from 1 as in its log, with the settings of its last
     start. Raises the first fault that `train check` would report, and `CacheError` if other samples were recorded, with
     what changed since.
@@ -115,10 +116,10 @@ def _other_data(run: Run, setup: Setup) -> str:
     """That the data are not those of the run's last start, or nothing."""
     if run.data in ("", setup.identity.digest):
         return ""
-    return f"the data of {shown(setup.asked.manifest)} are not those of the run's last start"
+    return f"the data of {setup.asked.manifest} are not those of the run's last start"
 
 
-def _setup(run: Run, manifest: Path | None, model: str | None) -> Setup:
+def _setup(run: Run, manifest: Place | None, model: str | None) -> Setup:
     """The setup of the run's last start; its steps were planned with the micro-batch in its checkpoints."""
     planned: int | None = None
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings

@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 
 import torch
 
+from prep.fs.paths import resolve
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.device import to_host
@@ -102,7 +103,7 @@ def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str
     found: dict[int, list[float]] = {}
     for sample, mean in means.items():
         found.setdefault(int(rows.index.samples.source[sample]), []).append(mean)
-    short = ["source" if place is None else place.resolve().name for place in setup.manifest.sources]
+    short = ["source" if place is None else resolve(place).name for place in setup.manifest.sources]
     names = [name if short.count(name) == 1 else f"{name} {number + 1}" for number, name in enumerate(short)]
     return {} if len(found) < 2 else {
         names[source]: Part(loss=fmean(each), spread=pstdev(each), samples=len(each))

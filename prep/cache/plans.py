@@ -83,12 +83,12 @@ def read_plan(cache: Cache, wanted: str) -> StoredPlan | None:
 def plans_of(cache: Cache) -> dict[str, float]:
     """When each plan was written, seconds since 1970, by its digest: in the store, if this is a working copy."""
     found, end = dict[str, float](), SUFFIX["plans"]
-    if cache.url is None:
+    if cache.store is None:
         for name in cache.names("plans"):
             with suppress(FileNotFoundError):  # sealed meanwhile
                 found[name] = cache.plan(name).stat().st_mtime
         return found
-    for name, listed in list_objects(f"{cache.url}/plans").items():
+    for name, listed in list_objects(f"{cache.store}/plans").items():
         with suppress(Unparsed):
             if name.endswith(end):
                 found[digest_of(PurePosixPath(name).name.removesuffix(end), "plans")] = listed.written
@@ -100,7 +100,7 @@ def renew_plan(cache: Cache, wanted: str) -> None:
     nothing else shows that the plan is not abandoned. In a store only if it is old: it may be large, with many parts.
     """
     path = cache.plan(wanted)
-    if cache.url is None:
+    if cache.store is None:
         with suppress(OSError):  # another user's
             os.utime(path)
     elif time.time() - plans_of(cache).get(wanted, time.time()) > OLD:

@@ -35,8 +35,8 @@ from prep.cache.remote.shards import Fetcher, fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
-from prep.fs.mirror import LIMIT
 from prep.fs.pread import ADVISE, READ_AT, Advise, ReadAt, most_open, read_rest
+from prep.fs.remote.copies import LIMIT
 from prep.fs.remote.retry import NEVER
 from prep.fs.untrusted import open_regular
 from prep.parse import Unparsed

@@ -23,8 +23,9 @@ from pathlib import Path
 from prep.digest import canonical, digest_bytes, seal
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
-from prep.fs.mirror import refuse_url
 from prep.fs.paths import MARKER, cache_around, resolve
+from prep.fs.place import Place, require_disk
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import create_object, delete_object, read_object, replace_object
 from prep.fs.remote.retry import NEVER
 from prep.fs.tree import file_digest, tree_digest
@@ -50,7 +51,12 @@ class Cache:
     """
 
     root: Path
-    url: str | None = None  # of the cache whose working copy this is; None: it is nobody's
+    store: Bucket | None = None  # the cache whose working copy this is; None: it is nobody's
+
+    @property
+    def place(self) -> Place:
+        """Where the cache is, for people: of a working copy, in its store."""
+        return self.root if self.store is None else self.store
 
     def shard(self, digest: str) -> Path:
         """The directory of a shard.
@@ -124,18 +130,18 @@ class Cache:
 
     def create(self, path: Path, data: bytes, *, stop: threading.Event = NEVER) -> bool:
         """Creates a commit or plan atomically; returns False, and writes nothing, if it exists."""
-        if self.url is not None and not create_object(self.object(path), data, stop=stop):
+        if self.store is not None and not create_object(self.object(path), data, stop=stop):
             return False
         self.make_dirs(path.parent)
         if atomic.create_exclusive(path, data, staging=self.staging(), mode=self.file_mode):
             return True
-        if self.url is not None:  # what is here was in the store once
+        if self.store is not None:  # what is here was in the store once
             self.write(path, data)
-        return self.url is not None
+        return self.store is not None
 
     def replace(self, path: Path, data: bytes, *, stop: threading.Event = NEVER) -> None:
         """Writes a commit or plan atomically, whether or not it exists."""
-        if self.url is not None:
+        if self.store is not None:
             replace_object(self.object(path), data, stop=stop)
         atomic.remove_directory_in_way(path)
         self.make_dirs(path.parent)
@@ -144,12 +150,12 @@ class Cache:
     def discard(self, path: Path) -> None:
         """Removes a commit or plan, if it exists."""
         atomic.remove_tree(path)  # first: what another process stores after the next line, it has here, too
-        if self.url is not None:
+        if self.store is not None:
             delete_object(self.object(path))
 
     def read(self, path: Path, most: int) -> bytes:
         """The bytes of a plan. Raises `FileNotFoundError`, `NotRegularFile`, `Unparsed`, `CacheError`."""
-        if self.url is None:
+        if self.store is None:
             return read_regular(path, most)
         try:
             data = read_object(self.object(path), most)
@@ -162,7 +168,7 @@ class Cache:
 
     def object(self, path: Path) -> str:
         """The URL of the object that a file of a working copy is, or would be."""
-        return f"{self.url}/{path.relative_to(self.root).as_posix()}"
+        return f"{self.store}/{path.relative_to(self.root).as_posix()}"
 
     def closed(self, kind: Kind) -> list[Path]:
         """The directories of a kind that this user may not list."""
@@ -200,7 +206,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
     Raises `PathError` if `path` is not a directory or holds something else; `CacheError` if there is no cache, or one
     of another version or with a link in its root.
     """
-    refuse_url(path)
+    require_disk(path)
     marker = path / MARKER
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
@@ -213,7 +219,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
 
 def check_can_create(path: Path) -> None:
     """Raises `PathError` unless `path` is a cache, or can become one: missing, or an empty directory, in no cache."""
-    refuse_url(path)
+    require_disk(path)
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
     if path.is_dir() and any(not _is_litter(inner.name) for inner in path.iterdir()) and not (path / MARKER).exists():

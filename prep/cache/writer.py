@@ -181,7 +181,7 @@ class _Growing:
         self._filled = 0
 
     def _digested(self) -> memoryview:
-        """Backoff until the oldest block is digested, and returns its buffer."""
+        """Waits until the oldest block is digested, and returns its buffer."""
         future, block = self._digesting.popleft()
         future.result()
         return block

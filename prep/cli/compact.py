@@ -10,6 +10,7 @@ from prep.cli import options as opt
 from prep.cli.console import put, put_json
 from prep.cli.ticker import progress_unless
 from prep.errors import CacheError
+from prep.fs.place import place_of
 
 
 def compact(
@@ -25,7 +26,7 @@ def compact(
     """
     from prep.maintenance.compact import compact as join_all
 
-    done = join_all(cache, shard_bytes=shard_mib << 20, dry_run=dry_run, progress=progress_unless(quiet))
+    done = join_all(place_of(cache), shard_bytes=shard_mib << 20, dry_run=dry_run, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

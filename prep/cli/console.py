@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_line, from_system, is_panic
 from prep.formatting import printable
-from prep.fs.mirror import more_room
 from prep.fs.paths import in_cache
+from prep.fs.remote.copies import more_room
 from prep.runtime import safe_path
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ def demo(
 ) -> None:
     """Write a small dataset, a tiny model and recipes to try. Nothing is downloaded."""
     from prep.demo import write_demo
-    from prep.fs.mirror import check_here
+    from prep.fs.place import require_here
 
-    check_here(directory, "DIR")
+    require_here(directory, "DIR")
     write_demo(directory)
     put(f"wrote pictures, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")

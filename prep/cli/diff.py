@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, screen_width
 from prep.errors import EXIT_FINDINGS, CacheError
+from prep.fs.place import place_of
 
 
 def diff(
@@ -23,7 +24,7 @@ def diff(
     from prep.manifest.document import read_manifest
     from prep.report.terminal.diff import changes_text
 
-    document = compare(read_manifest(a), read_manifest(b))
+    document = compare(read_manifest(place_of(a)), read_manifest(place_of(b)))
     if as_json:
         put_json(document)
     else:

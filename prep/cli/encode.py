@@ -17,6 +17,7 @@ from prep.cli.signature import choice, with_options
 from prep.cli.ticker import progress_unless
 from prep.encode.options import MOST_SECONDS, EncodeOptions
 from prep.errors import EXIT_FINDINGS, UsageError
+from prep.fs.place import place_of
 
 if TYPE_CHECKING:
     from prep.encode.engines.job import RayOptions
@@ -86,7 +87,7 @@ def encode(
         raise UsageError("--measure is given without --dry-run, expected both", hint="add --dry-run")
     recipe = opt.recipe_from_options(source, **given)
     report = run_encode(EncodeCall(
-        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, options=options, scale=scale,
+        recipe=recipe, cache=opt.cache_of(cache, recipe), output=place_of(output), options=options, scale=scale,
         part=None if part is None else parse_part(part), ray=ray, progress=progress_unless(quiet)))
     tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if report.unmade or (strict and report.rejected):

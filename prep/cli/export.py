@@ -12,6 +12,7 @@ from prep.cli.console import put, put_json
 from prep.cli.signature import choice
 from prep.cli.ticker import progress_unless
 from prep.export.formats import FORMATS
+from prep.fs.place import place_of
 
 
 def export(
@@ -31,7 +32,7 @@ def export(
     """
     from prep.export.run import export as run_export
 
-    done = run_export(manifest, to, output, tar_bytes=tar_mib << 20, held_out=held_out,
+    done = run_export(place_of(manifest), to, output, tar_bytes=tar_mib << 20, held_out=held_out,
                       progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())

@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say
 from prep.cli.ticker import progress_unless
+from prep.fs.place import place_of
 
 
 def gc(
@@ -29,7 +30,8 @@ def gc(
     from prep.maintenance.gc import collect_garbage
 
     guard = opt.seconds_of(older_than, "--older-than")
-    done = collect_garbage(cache, [*keep, *(more or ())] if keep else [], guard=guard, asked=older_than,
+    kept = [place_of(one) for one in (*keep, *(more or ()))] if keep else []
+    done = collect_garbage(place_of(cache), kept, guard=guard, asked=older_than,
                            dry_run=not yes, abandon=abandon or (), notice=(lambda _: None) if quiet else say,
                            progress=progress_unless(quiet))
     if as_json:

@@ -16,6 +16,7 @@ from prep.cli.signature import choice, with_options
 from prep.cli.ticker import progress_unless
 from prep.encode.options import EncodeOptions
 from prep.errors import EXIT_FINDINGS
+from prep.fs.place import place_of
 
 ORIGINS = ("kohya-npz",)
 # What the caches decide, or what they do not have.
@@ -55,7 +56,7 @@ def import_latents(
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_import(ImportCall(
-        recipe=recipe, origin=origin, cache=opt.cache_of(cache, recipe), output=output, verify=verify,
+        recipe=recipe, origin=origin, cache=opt.cache_of(cache, recipe), output=place_of(output), verify=verify,
         no_upscale=bucket_no_upscale, options=replace(options, device=device), progress=progress_unless(quiet)))
     seconds = time.monotonic() - begun
     for line in report.notices if not quiet else ():

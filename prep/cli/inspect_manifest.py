@@ -10,6 +10,7 @@ import typer
 
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
+from prep.fs.place import maybe_place, place_of
 
 if TYPE_CHECKING:
     from prep.manifest.opened import OpenedManifest
@@ -43,7 +44,7 @@ def inspect(
     from prep.report.terminal.manifest import inspect_tables, sample_text
 
     require_device(device)
-    opened = open_manifest(read_manifest(manifest, cache=cache))
+    opened = open_manifest(read_manifest(place_of(manifest), cache=maybe_place(cache)))
     if html is not None:
         most = decode if decode is not None else DECODED if model is not None else 0
         _write_page(opened, html, cards, _Model(opened, model, device, download), most, shown=not quiet)

@@ -15,6 +15,7 @@ from prep.cli.signature import Command, choice, complete, expand, option_of, par
 from prep.encode.options import DEVICES, EncodeOptions
 from prep.encode.options import JOBS as JOBS
 from prep.errors import UsageError
+from prep.fs.place import Place, place_of
 from prep.recipe.options import BY_NAME, RECIPE_OPTIONS, RecipeOption, choices_of
 from prep.setting import rows_of
 
@@ -85,9 +86,11 @@ MovedCache = Annotated[Path | None, typer.Option(
     "--cache", help="where the cache is, if it has moved (default: as the manifest says)", show_default=False)]
 
 
-def cache_of(cache: Path | None, recipe: Recipe) -> Path:
+def cache_of(cache: Path | None, recipe: Recipe) -> Place:
     """The cache that is named, or else that of the recipe. Raises `UsageError` if neither is."""
-    named = cache or recipe.cache or (None if recipe.file is None else recipe.file.parent / "cache")
+    if cache is not None:
+        return place_of(cache)
+    named = recipe.cache or (None if recipe.file is None else recipe.file.parent / "cache")
     if named is None:
         raise UsageError("--cache is missing: where should the encoded data go?", hint="add --cache cache, or name a "
                          "recipe: prep init SOURCE writes one")
@@ -143,12 +146,12 @@ def _unstopped(caption: CaptionOptions) -> CaptionOptions:
     return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 
-def recipe_from_options(source: Path, **given: Any) -> Recipe:
+def recipe_from_options(source: Place, **given: Any) -> Recipe:
     """The recipe of SOURCE, overridden by the command's options (by parameter name). Raises `ConfigError`, `PathError`.
     """
     from prep.recipe.load import load_recipe  # here: --help needs no TOML and no sources
 
-    return load_recipe(source, choices=choices_of(given))
+    return load_recipe(place_of(source), choices=choices_of(given))
 
 
 def quiet_pillow() -> None:

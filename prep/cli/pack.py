@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
 from prep.cli.ticker import progress_unless
+from prep.fs.place import place_of
 
 
 def pack(
@@ -24,7 +25,7 @@ def pack(
     """
     from prep.export.pack import pack as write_tar
 
-    done = write_tar(manifest, output, progress=progress_unless(quiet))
+    done = write_tar(place_of(manifest), output, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

@@ -11,6 +11,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
 from prep.cli.ticker import progress_unless
+from prep.fs.place import place_of
 
 
 def prompts(
@@ -27,7 +28,8 @@ def prompts(
 
     begun = time.monotonic()
     report = run_prompts(PromptsCall(
-        file=file, manifest=manifest, model=model, device=device, download=download, progress=progress_unless(quiet)))
+        file=file, manifest=place_of(manifest), model=model, device=device, download=download,
+        progress=progress_unless(quiet)))
     if as_json:
         put_json(report.as_json(time.monotonic() - begun))
     else:

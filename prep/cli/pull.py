@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
 from prep.cli.ticker import progress_unless
+from prep.fs.place import place_of
 
 
 def pull(
@@ -25,7 +26,7 @@ def pull(
     """Download a manifest and its cache from an object store. Training needs no pull: it reads from the store."""
     from prep.maintenance.pull import pull as download
 
-    done = download(url, folder, recheck=recheck, jobs=jobs, progress=progress_unless(quiet))
+    done = download(place_of(url), folder, recheck=recheck, jobs=jobs, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

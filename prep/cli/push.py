@@ -10,6 +10,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json
 from prep.cli.ticker import progress_unless
+from prep.fs.place import place_of
 
 
 def push(
@@ -25,7 +26,7 @@ def push(
     """Upload a manifest and its cache to an object store, where train run reads them. Sends only what is not there."""
     from prep.maintenance.push import push as upload
 
-    done = upload(manifest, url, recheck=recheck, jobs=jobs, progress=progress_unless(quiet))
+    done = upload(place_of(manifest), place_of(url), recheck=recheck, jobs=jobs, progress=progress_unless(quiet))
     if as_json:
         put_json(done.as_json())
     else:

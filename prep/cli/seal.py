@@ -15,6 +15,7 @@ from prep.cli.signature import Command, append, kind_of, parameter, with_options
 from prep.cli.ticker import progress_unless
 from prep.encode.options import MOST_PARTS, EncodeOptions
 from prep.errors import EXIT_FINDINGS
+from prep.fs.place import place_of
 from prep.setting import rows_of
 
 OF_PARTS = "of prep encode --part, whose options may all be given; without effect here"
@@ -57,7 +58,7 @@ def seal(
     recipe = opt.recipe_from_options(source, **given)
     begun = time.monotonic()
     report = run_seal(EncodeCall(
-        recipe=recipe, cache=opt.cache_of(cache, recipe), output=output, options=options,
+        recipe=recipe, cache=opt.cache_of(cache, recipe), output=place_of(output), options=options,
         progress=progress_unless(quiet)), parts)
     tell(report, time.monotonic() - begun, every=every, as_json=as_json, quiet=quiet)
     if strict and report.rejected:

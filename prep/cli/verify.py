@@ -10,6 +10,7 @@ from prep.cli import options as opt
 from prep.cli.console import put, put_json, screen_width
 from prep.cli.ticker import progress
 from prep.errors import CacheError
+from prep.fs.place import maybe_place, place_of
 
 
 def verify(
@@ -25,7 +26,7 @@ def verify(
     from prep.manifest.opened import open_manifest
     from prep.report.terminal.manifest import verify_tables
 
-    opened = open_manifest(read_manifest(manifest, cache=cache))
+    opened = open_manifest(read_manifest(place_of(manifest), cache=maybe_place(cache)))
     size = sum(field.bytes for field in opened.manifest.fields.values())
     with progress("verifying", size, unit="bytes", shown=not quiet) as tick:
         document = verify_all(opened, quick=quick, jobs=jobs, tick=tick)

@@ -14,7 +14,9 @@ from prep.cli.console import put, put_json, say
 from prep.cli.ticker import progress_unless
 from prep.errors import PathError, UsageError
 from prep.formatting import shell_name
-from prep.fs.mirror import is_url, shown
+from prep.fs.paths import resolve
+from prep.fs.place import Place, is_directory, is_file, maybe_place, place_of
+from prep.fs.remote.bucket import Bucket
 from prep.recipe.options import BY_NAME
 
 if TYPE_CHECKING:
@@ -74,23 +76,23 @@ def view(
     from prep.view.guard import new_token
 
     quiet_pillow()
-    token, first = new_token(), ""
-    if edit and what.is_file() and not is_source(what):
-        asked = _sources_of(what, {**given, "model": model}, cache)
+    token, first, place = new_token(), "", place_of(what)
+    if edit and is_file(place) and not is_source(place):
+        asked = _sources_of(place, {**given, "model": model}, maybe_place(cache))
         asked = replace(asked, scan=scan, jobs=jobs, quiet=quiet, edit=True, sidecars=sidecars)
         _refuse({"--manifest": manifest, "--since": since}, "showing a MANIFEST or RUN", "--edit shows its sources")
         app, site = _source(asked, token)
-    elif is_source(what):
+    elif is_source(place):
         _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN",
-                f"{shown(what)} is a source of pictures")
-        asked = _Asked(what=what, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet, edit=edit,
-                       sidecars=sidecars, cache=cache)
+                f"{place} is a source of pictures")
+        asked = _Asked(what=place, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet, edit=edit,
+                       sidecars=sidecars, cache=None if cache is None else place_of(cache))
         app, site = _source(asked, token)
     else:
         options = {BY_NAME[name].flag: value for name, value in given.items()}
         flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None}
-        _refuse({**options, **flags}, "a SOURCE", f"{shown(what)} is none")
-        app, site, first = _encoded(what, token, manifest, model, since, cache)
+        _refuse({**options, **flags}, "a SOURCE", f"{place} is none")
+        app, site, first = _encoded(place, token, maybe_place(manifest), model, maybe_place(since), maybe_place(cache))
     _serve(app, site, port, f"{token}/{first}", first, open_browser=open_browser, as_json=as_json)
 
 
@@ -119,13 +121,13 @@ def _serve(app: Guard, site: Site, port: int, path: str, first: str, *, open_bro
         site.pictures.close()
 
 
-def is_source(what: Path) -> bool:
+def is_source(what: Place) -> bool:
     """Whether a path names pictures: a directory that is no run, a recipe, or tars; of URLs, all but those that end in
     .json. Raises `PathError`, also for a run in a store."""
     from prep.runs.document import NAME, check_not_stored
     from prep.sources.walk import is_tars
 
-    if is_url(what):
+    if isinstance(what, Bucket):
         if what.suffix not in (".json", ".toml", ".tar"):
             check_not_stored(what)
         return what.suffix != ".json"
@@ -142,17 +144,17 @@ def is_source(what: Path) -> bool:
 class _Asked:
     """The options for a SOURCE."""
 
-    what: Path
+    what: Place
     given: opt.Given
     scan: bool
     jobs: int
     quiet: bool
     edit: bool
     sidecars: bool
-    cache: Path | None
+    cache: Place | None
 
 
-def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
+def _sources_of(manifest: Path, given: opt.Given, cache: Place | None) -> _Asked:
     """The recipe that a manifest was encoded from, with the options of that command and of this one."""
     from prep.manifest.document import read_manifest
     from prep.recipe.edits import NONE
@@ -163,12 +165,12 @@ def _sources_of(manifest: Path, given: opt.Given, cache: Path | None) -> _Asked:
     what = found.folder / recipe if recipe is not None else sources[0] if len(sources) == 1 else None
     if what is None:
         raise PathError(f"{manifest} does not say where its pictures are", hint="name them: prep view SOURCE --edit")
-    words = [word if isinstance(word, str) else word.resolve() for word in found.options]
+    words = [word if isinstance(word, str) else resolve(word) for word in found.options]
     own = {name: value for name, value in given.items() if value is not None}
     kept = {name: value for name, value in given_by(words).items() if value != NONE}  # which no edit has to stay
     every = {**dict.fromkeys(given), **kept, **own}
-    return _Asked(what=what if is_url(what) else what.resolve(), given=every, scan=False, jobs=1, quiet=False,
-                  edit=True, sidecars=False, cache=Path(shown(found.cache_root)))
+    return _Asked(what=resolve(what), given=every, scan=False, jobs=1, quiet=False,
+                  edit=True, sidecars=False, cache=found.cache)
 
 
 def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
@@ -182,9 +184,9 @@ def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
     survey = survey_source(opt.without_caption_stop(recipe), jobs=asked.jobs, scan=asked.scan,
                            progress=progress_unless(asked.quiet))
     if not survey.items:
-        raise PathError(f"{shown(asked.what)} has no picture that can be used, and is no training run",
-                        hint=f"prep scan {shell_name(shown(asked.what))} says what is there; of a manifest, name its "
-                        f"file{', which in an object store ends in .json' if is_url(asked.what) else ''}")
+        raise PathError(f"{asked.what} has no picture that can be used, and is no training run",
+                        hint=f"prep scan {shell_name(str(asked.what))} says what is there; of a manifest, name its "
+                        f"file{', which in an object store ends in .json' if isinstance(asked.what, Bucket) else ''}")
     source = SourceSet(survey)
     edits = _edits(asked, recipe, folder, source) if asked.edit else None
     for line in () if asked.quiet else (*source.notices, *source.data().notes):
@@ -196,7 +198,6 @@ def _recipe(asked: _Asked) -> tuple[Recipe, Path | None]:
     """The recipe, and with --edit the directory that edits are written to; `None`: beside the pictures."""
     if not asked.edit:
         return opt.recipe_from_options(asked.what, **asked.given), None
-    from prep.fs.paths import resolve
     from prep.recipe.edits import NONE
     from prep.view.edit.places import check_folder, folder_of
 
@@ -229,7 +230,7 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
         raise UsageError("--cache is given, but no model is known, so rows cannot be counted",
                          hint="add --model MODEL, or set path in [model] of the recipe")
     pairs = zip(recipe.options[::2], recipe.options[1::2], strict=True)
-    words = ["prep", "encode", shown(asked.what), *(word for pair in pairs if pair[0] != "--edits" for word in pair),
+    words = ["prep", "encode", str(asked.what), *(word for pair in pairs if pair[0] != "--edits" for word in pair),
              *(() if folder is None else ("--edits", folder)), "--cache", asked.cache or "CACHE", "--dry-run"]
     if not asked.quiet:
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
@@ -239,8 +240,8 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
                  command=" ".join(shell_name(str(word)) for word in words))
 
 
-def _encoded(what: Path, token: str, manifest: Path | None, model: str | None,
-             since: Path | None, cache: Path | None) -> tuple[Guard, Site, str]:
+def _encoded(what: Place, token: str, manifest: Place | None, model: str | None,
+             since: Place | None, cache: Place | None) -> tuple[Guard, Site, str]:
     """The pages of a manifest or a run, and the first of them."""
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
@@ -269,14 +270,14 @@ def _model(named: str, opened: OpenedManifest) -> ViewedModel:
     return ViewedModel(locate(named, download=None), opened.manifest)
 
 
-def _found(what: Path, manifest: Path | None) -> tuple[Path, Path | None]:
+def _found(what: Place, manifest: Place | None) -> tuple[Place, Path | None]:
     """The manifest to show, and the run."""
     from prep.runs.document import check_manifest, manifest_of
 
-    if not what.is_dir():
+    if not is_directory(what):
         if manifest is not None:
-            raise UsageError(f"--manifest is for a RUN, but {shown(what)} is not a directory",
-                             hint=f"prep view {shown(manifest)}")
+            raise UsageError(f"--manifest is for a RUN, but {what} is not a directory",
+                             hint=f"prep view {manifest}")
         return what, None
     named = manifest_of(what)
     if manifest is None:

@@ -20,9 +20,8 @@ from prep.dataset.reading import FactReader, NotRead
 from prep.errors import ConfigError
 from prep.findings import Finding
 from prep.formatting import format_size, join_names, printable_name
-from prep.fs.blob import Blob, error_code
+from prep.fs.blob import Blob, error_code, waits
 from prep.fs.memo import Fact, Memo
-from prep.fs.mirror import is_object
 from prep.geometry import Focus, Size
 from prep.progress import DeferredTotal, Tick
 from prep.recipe.schema import Recipe
@@ -47,7 +46,7 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
     found = list(walk_recipe(recipe, rehash=not facts.trust))
     findings = [one for one in found if isinstance(one, Finding)]
     walked = [one for one in found if isinstance(one, Item)]
-    if any(is_object(one.picture.file) for one in walked):
+    if any(waits(one.picture) for one in walked):
         jobs = max(jobs, FETCHERS)
     if total is not None:
         total.count = len(walked)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from prep.dataset.edits import EditFolder
 from prep.dataset.overlap import SharedFiles
 from prep.findings import Finding
 from prep.fs.labels import source_prefixes
-from prep.fs.mirror import local_path
 from prep.fs.paths import NamedPath
+from prep.fs.place import Place
 from prep.recipe.edits import source_folders
 from prep.recipe.schema import Recipe
 from prep.sources.globs import chosen_by
@@ -22,9 +21,9 @@ from prep.sources.walk import places_of, tars_in, walk_source
 
 
 def picture_places(recipe: Recipe) -> list[NamedPath]:
-    """The directories and tars of the recipe's pictures, each once; of a prefix in a store, where copies of its objects
-    would be. Raises `PathError`."""
-    paths = (local_path(path) for source in recipe.sources for path in places_of(source.path))
+    """The directories and tars of the recipe's pictures, each once; of a prefix in a store, the prefix.
+    Raises `PathError`."""
+    paths = (path for source in recipe.sources for path in places_of(source.path))
     return [NamedPath(role="pictures", path=path) for path in dict.fromkeys(paths)]
 
 
@@ -41,7 +40,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
         for number, source in enumerate(recipe.sources):
             mask = recipe.mask_of(number)
             fits = chosen_by(source.include, source.exclude)
-            masks = folders[mask] if isinstance(mask, Path) else "sidecar" if mask == "auto" else mask
+            masks = folders[mask] if isinstance(mask, Place) else "sidecar" if mask == "auto" else mask
             prefix = prefixes[number]
             taken = left = 0
             for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash,
@@ -64,7 +63,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
         yield from edits.orphans()
 
 
-def why_empty(path: Path, left: int) -> str:
+def why_empty(path: Place, left: int) -> str:
     """Why a source yields no picture; `left` pictures were excluded."""
     if left:
         return f"no picture is used: include and exclude leave out all {left}"

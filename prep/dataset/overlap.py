@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from prep.findings import Finding, finding
 from prep.formatting import counted, join_names
 from prep.fs.blob import Blob
-from prep.fs.mirror import is_object, is_url, shown
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.sources.walk import places_of
@@ -21,7 +21,7 @@ class SharedFiles:
 
     def __init__(self, recipe: Recipe) -> None:
         self._paths = [source.path for source in recipe.sources]
-        roots = [{_real(place) for place in _places(source.path)} for source in recipe.sources]
+        roots = [{_real(place) for place in places_of(source.path)} for source in recipe.sources]
         self._near = {one for one, mine in enumerate(roots) for other, theirs in enumerate(roots)
                       if one != other and _overlap(mine, theirs)}
         self._folders: dict[str, str] = {}
@@ -40,7 +40,7 @@ class SharedFiles:
         """What was found since the last call, for the source whose labels begin with `prefix`."""
         found, self._found = self._found, {}
         return [finding(f"{prefix}.", "shared-source", f"{counted(len(names), 'picture')} of it "
-                        f"{'is' if len(names) == 1 else 'are'} in {shown(self._paths[owner])}, too, and "
+                        f"{'is' if len(names) == 1 else 'are'} in {self._paths[owner]}, too, and "
                         f"{'trains' if len(names) == 1 else 'train'} as a sample of each: {join_names(names, SHOWN)}")
                 for owner, names in found.items()]
 
@@ -48,16 +48,12 @@ class SharedFiles:
         """The same for one file, however its source is spelled."""
         folder, _, name = picture.file.rpartition("/")
         if folder not in self._folders:
-            self._folders[folder] = _real(folder or "/")
+            self._folders[folder] = _real(picture.place.parent)
         return self._folders[folder], name, picture.offset
 
 
-def _places(path: Path) -> list[str]:
-    return [shown(path)] if is_url(path) else [str(place) for place in places_of(path)]
-
-
-def _real(place: str) -> str:
-    return place.rstrip("/") if is_object(place) else os.path.realpath(place)
+def _real(place: Place) -> str:
+    return str(place) if isinstance(place, Bucket) else os.path.realpath(place)
 
 
 def _overlap(one: set[str], other: set[str]) -> bool:

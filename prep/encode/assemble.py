@@ -23,13 +23,13 @@ from prep.errors import CacheError, EmptyPlanError, PathError
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
 from prep.fs.memo import Memo
-from prep.fs.mirror import shown, url_of
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.geometry import Size
 from prep.manifest.document import (
     FORMAT,
     VERSION,
     Manifest,
-    put_manifest,
     read_manifest,
     relative_to_manifest,
     write_manifest,
@@ -42,7 +42,7 @@ from prep.parse import color_of
 NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a text row
 
 
-def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame: Mapping[str, Any],
+def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Place, *, frame: Mapping[str, Any],
                       prompt_bytes: bytes | None, facts: Memo, transient: Sequence[Finding] = (),
                       replaces: Manifest | None = None, found: EncodePlan | None = None) -> Manifest:
     """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`, `EmptyPlanError`.
@@ -84,14 +84,14 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Path, *, frame
     return write_new(cache, path, document, replaces)
 
 
-def write_new(cache: Cache, path: Path, document: Mapping[str, Any], replaces: Manifest | None = None) -> Manifest:
+def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: Manifest | None = None) -> Manifest:
     """Writes the manifest of rows in `cache`, and keeps the one that it replaces. Raises `CacheError`, `ManifestError`.
     """
     if replaces is not None:
         keep_replaced(replaces, document)
-    if cache.url is None:
-        return write_manifest(path, document)
-    (write_manifest if url_of(path) is None else put_manifest)(path, document)
+    manifest = write_manifest(path, document)
+    if cache.store is None:
+        return manifest
     manifest = read_manifest(path)
     _require_shards(cache, manifest)
     return manifest
@@ -102,24 +102,24 @@ def _require_shards(cache: Cache, manifest: Manifest) -> None:
     table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["shards"], SHARDS)
     lost = {digest.as_py().hex() for digest in table["digest"]} - {one.digest for one in load_ledger(cache).shards}
     if lost:
-        raise CacheError(f"{shown(manifest.path)} was written, but {_uncommitted(cache, lost)}: prep gc may have "
+        raise CacheError(f"{manifest.path} was written, but {_uncommitted(cache, lost)}: prep gc may have "
                          "removed them meanwhile", hint="run the same command again, which encodes what is missing")
 
 
-def require_commits(cache: Cache, path: Path, needed: Set[str], ledger: Ledger) -> None:
+def require_commits(cache: Cache, path: Place, needed: Set[str], ledger: Ledger) -> None:
     """Raises `CacheError`, before a manifest in a store is replaced, if shards that it goes on to need have no commit.
 
     Such shards were uploaded without their commits. Other caches do not need them.
     """
     lost = needed - {shard.digest for shard in ledger.shards}
-    if cache.url is not None and lost:
-        raise CacheError(f"{shown(path)} is not replaced, because {_uncommitted(cache, lost)}",
+    if cache.store is not None and lost:
+        raise CacheError(f"{path} is not replaced, because {_uncommitted(cache, lost)}",
                          hint="run prep push MANIFEST URL again where the cache was uploaded from, which sends the "
                          "commits; or prep encode as it was first run, which encodes these rows again")
 
 
 def _uncommitted(cache: Cache, lost: Collection[str]) -> str:
-    return f"{cache.url} has no commits for {counted(len(lost), 'shard')} that it names"
+    return f"{cache.store} has no commits for {counted(len(lost), 'shard')} that it names"
 
 
 def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
@@ -235,7 +235,7 @@ def shard_row(shard: Shard, field: str, arrays: Iterable[str], reader: Reader) -
             "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}
 
 
-def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, Any]:
+def fixed_fields(wanted: ResolvedRecipe, cache: Place, path: Place) -> dict[str, Any]:
     """The parts of the document that do not depend on rows, so that their errors show before anything is encoded.
 
     Raises `PathError`, `ModelError`.
@@ -243,7 +243,7 @@ def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, A
     family, factors = wanted.specs.family, latent_facts(wanted.model, wanted.specs.family)
     alpha = wanted.recipe.image.alpha
     return {
-        "format": FORMAT, "version": VERSION, "cache": _place("cache", cache, path),
+        "format": FORMAT, "version": VERSION, "cache": _cache(cache, path),
         "family": wanted.family,
         "model": _model(wanted, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
@@ -257,15 +257,20 @@ def fixed_fields(wanted: ResolvedRecipe, cache: Path, path: Path) -> dict[str, A
     }
 
 
-def _model(wanted: ResolvedRecipe, path: Path) -> dict[str, str]:
+def _model(wanted: ResolvedRecipe, path: Place) -> dict[str, str]:
     if not Path(wanted.recipe.model.path).is_dir():
         return {"hub": wanted.recipe.model.path}
     return {"path": _place("model", Path(wanted.recipe.model.path), path)}
 
 
-def _place(what: str, target: Path, path: Path) -> str:
-    if url_of(target) is not None and url_of(path) is None:
-        return shown(target)
+def _cache(cache: Place, path: Place) -> str:
+    """How the manifest at `path` names its cache: relative to itself, unless only the cache is in a store."""
+    if isinstance(cache, Bucket) and isinstance(path, Bucket):
+        return path.parent.leads_to(cache)
+    return _place("cache", cache, path)
+
+
+def _place(what: str, target: Place, path: Place) -> str:
     place = relative_to_manifest(target, path)
     if place is None:
         raise PathError(f"no portable relative path leads from manifest {path} to {what} {target}",
@@ -273,8 +278,8 @@ def _place(what: str, target: Path, path: Path) -> str:
     return place
 
 
-def _option(word: str | Path, path: Path) -> str | dict[str, str | None]:
-    return {"path": relative_to_manifest(word, path)} if isinstance(word, Path) else word
+def _option(word: str | Place, path: Place) -> str | dict[str, str | None]:
+    return {"path": relative_to_manifest(word, path)} if isinstance(word, Place) else word
 
 
 def _fields(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:

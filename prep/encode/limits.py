@@ -17,6 +17,7 @@ from prep.digest import canonical
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import ConfigError
+from prep.fs.place import Place
 from prep.manifest.document import LIMIT, relative_to_manifest
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed
@@ -34,7 +35,7 @@ _HINTS = {
 }
 
 
-def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> None:
+def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> None:
     """Raises `ConfigError` if the manifest at `path` may become too large, or invalid for readers.
 
     `frame` comes from `prep.encode.assemble.fixed_fields`.
@@ -42,7 +43,7 @@ def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: 
     check_document_size(_largest(wanted, frame, path), path)
 
 
-def check_document_size(document: Mapping[str, Any], path: Path) -> None:
+def check_document_size(document: Mapping[str, Any], path: Place) -> None:
     """Raises `ConfigError` if `document`, the largest that the manifest at `path` may become, is too large or invalid.
     """
     size = len(canonical(document))
@@ -59,7 +60,7 @@ def check_document_size(document: Mapping[str, Any], path: Path) -> None:
                       hint=_HINTS.get(worst, "shorter paths and fewer options make it smaller"))
 
 
-def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> dict[str, Any]:
     """A document at least as long as that of `prep.encode.assemble`: nothing rejected, unknown numbers at maximum."""
     counts = Counter((one.bucket, one.role) for one in wanted.targets.samples)
     sizes = sorted({bucket for bucket, _ in counts})
@@ -75,7 +76,7 @@ def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Path) -> di
     }
 
 
-def largest_prompts(file: Path | None, path: Path, prompts: Sequence[PromptTarget]) -> dict[str, Any]:
+def largest_prompts(file: Path | None, path: Place, prompts: Sequence[PromptTarget]) -> dict[str, Any]:
     """The prompts of the manifest at `path`, all encoded, with the places of their rows at maximum."""
     return {"file": None if file is None else relative_to_manifest(file, path), "digest": _DIGEST,
             "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in prompts]}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
@@ -24,6 +23,7 @@ from prep.encode.targets import Targets, by_first_sample
 from prep.encode.text_groups import TextGroups
 from prep.errors import UsageError
 from prep.fs import atomic
+from prep.fs.place import Place, is_directory
 from prep.manifest.samples import in_table_order
 
 
@@ -151,10 +151,11 @@ def _bytes_of(wanted: Wanted, tasks: Iterable[Task]) -> int:
     return sum(len(task.rows) * wanted.row_bytes(task.field, task.rows[0]) for task in tasks)
 
 
-def drop_plan(cache: Cache, planned: EncodePlan, manifest: Path) -> None:
+def drop_plan(cache: Cache, planned: EncodePlan, manifest: Place) -> None:
     """Removes the plan of a sealed manifest, once the manifest is on the disk: a killed run may not have synced it."""
     if cache.plan(planned.digest).exists():  # else nothing is written: the cache may be read-only
-        atomic.sync_dir(manifest.parent)
+        if is_directory(folder := manifest.parent):
+            atomic.sync_dir(folder)
         remove_plan(cache, planned.digest)
 
 

@@ -42,8 +42,9 @@ from prep.findings import Finding
 from prep.formatting import counted, grouped, printable
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
-from prep.fs.mirror import is_url, local_path, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, resolve
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
 from prep.manifest.document import Manifest, check_model_named, read_manifest, relative_to_manifest
@@ -69,7 +70,7 @@ class PromptsCall:
     """A call of `prep prompts`."""
 
     file: Path
-    manifest: Path
+    manifest: Place
     model: str | None  # None: that of the manifest
     device: str
     download: bool
@@ -81,7 +82,7 @@ class PromptsReport:
     """The result of a run."""
 
     file: Path
-    manifest: Path
+    manifest: Place
     prompts: int  # in the manifest
     encoded: int  # text rows
     reused: int
@@ -91,7 +92,7 @@ class PromptsReport:
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
         findings = (*self.lost, *self.truncated.findings)
-        return {"format": "latentry/prompts", "version": 1, "manifest": shown(self.manifest), "file": str(self.file),
+        return {"format": "latentry/prompts", "version": 1, "manifest": str(self.manifest), "file": str(self.file),
                 "prompts": self.prompts, "encoded": self.encoded, "reused": self.reused,
                 "findings": [one.as_json() for one in findings], "seconds": round(seconds, 3)}
 
@@ -101,7 +102,7 @@ class PromptsReport:
                  for one in (*self.lost, *self.truncated.findings)]
         if hint := self.truncated.hint:
             lines.append(f"hint: {'prep encode ' if hint.startswith('--') else ''}{hint}")
-        return "\n".join([*lines, f"{printable(shown(self.manifest))}: {counted(self.prompts, 'prompt')} in "
+        return "\n".join([*lines, f"{printable(str(self.manifest))}: {counted(self.prompts, 'prompt')} in "
                           f"{seconds:.1f} s; text rows: {grouped(self.encoded)} encoded, "
                           f"{grouped(self.reused)} reused"])
 
@@ -137,20 +138,20 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     """
     require_device(call.device)
     # A link is followed once, for the file and for the paths in it.
-    path = local_path(call.manifest) if is_url(call.manifest) else resolve(call.manifest)
+    path = resolve(call.manifest)
     manifest = read_manifest(path)
     data, prompts = read_small_prompts(call.file, "FILE")
-    for role, place in (("cache", manifest.cache_root), ("manifest", path)):
+    for role, place in (("cache", manifest.cache), ("manifest", path)):
         check_disjoint([NamedPath(role="prompts", path=call.file), NamedPath(role=role, path=place)])
     opened = open_manifest(manifest)
     _ = opened.samples  # errors in the tables show before anything is encoded
-    facts = open_facts(manifest.cache_root, trust=True)
+    facts = open_facts(manifest.cache, trust=True)
     text = _text_of(call, manifest, facts)
     targets = prompt_targets(prompts, text.context)
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
                          "options": _options(manifest, call.file)}, path)
     truncated = find_truncated(targets, text.reading, facts, call.progress)
-    cache = opened.cache if (url := url_of(opened.cache.root)) is None else open_to_encode(Path(url), create=False)
+    cache = open_to_encode(manifest.cache, create=False) if isinstance(manifest.cache, Bucket) else opened.cache
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         planned, encoded = _encode(call, cache, targets, text)
         lost, kept = _rewrite(call, opened, cache, targets, data, truncated)

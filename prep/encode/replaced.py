@@ -20,7 +20,8 @@ from prep.encode.limits import read_small_prompts
 from prep.errors import Problem
 from prep.formatting import counted, grouped, shell_name
 from prep.fs import atomic
-from prep.fs.mirror import shown, url_of
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.fs.untrusted import read_regular
 from prep.maintenance.others import replaced_name
 from prep.manifest.document import LIMIT, Manifest, read_manifest
@@ -41,7 +42,7 @@ class Replaced:
         """What became of the manifest that `new` replaced; `None` if there was none, or the same."""
         if old is None or old.digest == new.digest:
             return None
-        return cls(kept=None if url_of(old.path) is not None else replaced_name(old), lacks=tuple(lacks(old, new)))
+        return cls(kept=None if isinstance(old.path, Bucket) else replaced_name(old), lacks=tuple(lacks(old, new)))
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the document of `prep encode --json`."""
@@ -55,7 +56,7 @@ class Replaced:
         return f"note: {name} lacks what the one before had: {', '.join(self.lacks)}{kept}"
 
 
-def read_replaced(path: Path) -> Manifest | None:
+def read_replaced(path: Place) -> Manifest | None:
     """The manifest that one at `path` would replace; `None` if there is none that can be read."""
     with suppress(Problem, OSError):
         return read_manifest(path, fetch=False)
@@ -65,8 +66,10 @@ def read_replaced(path: Path) -> Manifest | None:
 def keep_replaced(old: Manifest, document: Mapping[str, Any]) -> None:
     """Writes a manifest where it is kept, before one with another `document` replaces it; not one in a store."""
     same = {name: value for name, value in old.document.items() if name != "self"} == dict(document)
+    if same or isinstance(old.path, Bucket):
+        return
     place = replaced_name(old)
-    if not same and url_of(old.path) is None and not place.exists():
+    if not place.exists():
         atomic.write_atomic(place, read_regular(Path(os.path.realpath(old.path)), LIMIT))
 
 
@@ -87,7 +90,7 @@ def prompts_for(recipe: Recipe, old: Manifest | None) -> tuple[Recipe, bytes | N
     leave = "--prompts none leaves them out"
     if file is not None and file.is_file():
         recipe = replace(recipe, prompts=file, options=(*recipe.options, "--prompts", file))
-        return recipe, *read_small_prompts(file, "--prompts"), f"{note}, from {shell_name(shown(file))}); {leave}"
+        return recipe, *read_small_prompts(file, "--prompts"), f"{note}, from {shell_name(str(file))}); {leave}"
     prompts = [Prompt(text=one["prompt"], negative=one["negative"], line=number,
                       settings=PromptSettings.of_document(one.get("settings", {})))
                for number, one in enumerate(told, 1)]
@@ -118,6 +121,6 @@ def _options(manifest: Manifest) -> Iterator[list[str]]:
             if group:
                 yield group
             group = []
-        group.append(shown(word) if isinstance(word, Path) else word)
+        group.append(str(word))
     if group:
         yield group

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
 from prep.findings import LISTED, Finding, rejected_lines
 from prep.formatting import counted, grouped, join_names, printable, shell_name
-from prep.fs.mirror import shown
+from prep.fs.place import Place
 from prep.manifest.document import Manifest
 from prep.manifest.opened import findings_of, open_manifest
 
@@ -31,7 +30,7 @@ WIDTH = 120  # characters of what is said about each
 class EncodeReport:
     """The result of a run; with `dry_run`, `encoded` counts the rows that would be encoded."""
 
-    manifest: Path
+    manifest: Place
     encoded: Mapping[str, int]
     reused: Mapping[str, int]
     rejected: tuple[Finding, ...]
@@ -50,7 +49,7 @@ class EncodeReport:
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
         return {"format": "latentry/encode", "version": 1,
-                "manifest": shown(self.manifest), "part": None if self.part is None else str(self.part),
+                "manifest": str(self.manifest), "part": None if self.part is None else str(self.part),
                 "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
                 "rejected": [one.as_json() for one in self.rejected],
@@ -75,7 +74,7 @@ class EncodeReport:
             lines.append(self._part_words)
         elif not self.dry_run:
             roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.samples.items())
-            lines.append(f"{printable(shown(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
+            lines.append(f"{printable(str(self.manifest))}: {roles} samples in {seconds:.1f} s{self._mask_words}")
             lines += [self._unmade_words] if self.unmade else []
         return "\n".join(lines)
 
@@ -91,7 +90,7 @@ class EncodeReport:
     def _part_words(self) -> str:
         if self.unmade:
             return f"part {self.part}: {self._unmade_words}"
-        return f"part {self.part} is encoded; once all parts are, prep seal writes {printable(shown(self.manifest))}"
+        return f"part {self.part} is encoded; once all parts are, prep seal writes {printable(str(self.manifest))}"
 
     @property
     def _mask_words(self) -> str:
@@ -101,7 +100,7 @@ class EncodeReport:
         return f"; {counted(found, 'mask')} found, {grouped(used)} used" if found else "; no masks found"
 
 
-def assumed_report(told: Simulated, output: Path) -> EncodeReport:
+def assumed_report(told: Simulated, output: Place) -> EncodeReport:
     """The report of a simulation for pictures that are not there."""
     rows = {name: one.rows for name, one in told.fields.items()}
     return EncodeReport(manifest=output, encoded=rows, reused=dict.fromkeys(rows, 0), rejected=(), notices=(),
@@ -127,12 +126,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[:WIDTH - 1]}…"
 
 
-def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, sealed: Manifest, *,
+def report_of(path: Place, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, sealed: Manifest, *,
               masks_asked: bool, replaced: Replaced | None = None) -> EncodeReport:
     """The report of a run that wrote the manifest `sealed` at `path`."""
     used, black = _masked(wanted, sealed)
     masks = {"found": _masks_found(wanted), "used": used}
-    note = "" if replaced is None else replaced.note(printable(shown(path)))
+    note = "" if replaced is None else replaced.note(printable(str(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),
                         notices=(*wanted.targets.notices, *outcome.notices, *black, *([note] if note else [])),
@@ -142,7 +141,7 @@ def report_of(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: 
                         unmade=sum(one.code in UNREAD for one in outcome.transient))
 
 
-def part_report(path: Path, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: PlanPart,
+def part_report(path: Place, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: PlanPart,
                 rejected: Sequence[Finding]) -> EncodeReport:
     """The report of one part. `rejected`: samples of which it, or another part that has ended, could not make a row."""
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,

@@ -30,8 +30,10 @@ from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, Pat
 from prep.formatting import counted
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo, dry_run, memo_path
-from prep.fs.mirror import is_url, local_path, shown, split_url, url_of
 from prep.fs.paths import NamedPath, check_disjoint, resolve
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import directory_of
 from prep.maintenance.recheck import recheck
 from prep.maintenance.repair import adopt_orphans, damaged_shards, incomplete_commits, repair_commits, salvage
 from prep.manifest.document import Manifest, check_manifest_place
@@ -51,8 +53,8 @@ class EncodeCall:
     """A call of `prep encode`."""
 
     recipe: Recipe
-    cache: Path
-    output: Path
+    cache: Place
+    output: Place
     options: EncodeOptions = field(default_factory=EncodeOptions)
     progress: Progress = silent
     scale: Scale | None = None  # with dry_run: what to simulate
@@ -67,7 +69,7 @@ class Prepared:
     """What is known before the cache is opened: the wanted rows, and the manifest but for their places."""
 
     call: EncodeCall
-    output: Path  # resolved
+    output: Place  # resolved
     wanted: ResolvedRecipe
     model: Path
     facts: Memo
@@ -124,8 +126,7 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
 def prepare(call: EncodeCall) -> Prepared:
     """Resolves the recipe, reads pictures and captions, checks everything that needs no cache; writes nothing."""
     # A link is followed once, for the file and for the paths in it. What is in a store has the place of its copy.
-    output = local_path(call.output) if is_url(call.output) else resolve(call.output)
-    cache = local_path(call.cache)
+    output, cache = resolve(call.output), call.cache
     check_places(call.recipe, cache, output)
     check_can_encode_to(call.cache)
     model = _model(call)
@@ -159,15 +160,15 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
                      replaced=Replaced.of(ready.replaces, sealed))
 
 
-def open_facts(cache: Path, *, trust: bool) -> Memo:
+def open_facts(cache: Place, *, trust: bool) -> Memo:
     """The memo of files that this user's earlier runs read for the cache at this path. Raises `PathError`."""
-    return Memo(memo_path("files", str(VERSION), scope=str(resolve(cache))), trust=trust, preload=True)
+    return Memo(memo_path("files", str(VERSION), scope=str(resolve(directory_of(cache)))), trust=trust, preload=True)
 
 
-def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
+def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
     """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
     places = picture_places(recipe)
-    places += [NamedPath(role="masks", path=local_path(folder)) for folder in recipe.mask_folders]
+    places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
     places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
     written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
     check_disjoint([*places, *written])
@@ -176,9 +177,8 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
         if path is not None and path.exists():
             for target in written:
                 check_disjoint([NamedPath(role=role, path=path), target])
-    stores = [url_of(place) for place in (cache, output)]
-    if stores[1] is not None and (stores[0] is None or split_url(stores[0])[:2] != split_url(stores[1])[:2]):
-        raise PathError(f"the manifest {stores[1]} would lie in another place than its cache, {stores[0] or cache}",
+    if isinstance(output, Bucket) and not output.shares_bucket(cache):
+        raise PathError(f"the manifest {output} would lie in another place than its cache, {cache}",
                         hint="name a cache in the same bucket; or encode on this computer, and upload the result: prep "
                         "push MANIFEST URL")
     check_manifest_place(output)
@@ -186,7 +186,7 @@ def check_places(recipe: Recipe, cache: Path, output: Path) -> None:
 
 def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
     if not wanted.targets.samples:
-        named = ", ".join(shown(source.path) for source in call.recipe.sources)
+        named = ", ".join(str(source.path) for source in call.recipe.sources)
         errors = errors_of(wanted.targets.findings)
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
@@ -195,8 +195,7 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
                              "name a directory with pictures, or tar files")
     if call.recipe.mask_origin != "none" and not wanted.targets.masks:
         count, asked = len(wanted.targets.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
-        named = ", ".join(dict.fromkeys(shown(mask) if isinstance(mask, Path) else mask for mask in asked
-                                        if mask != "none"))
+        named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
         raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
                           "--mask none encodes without masks")
@@ -308,7 +307,7 @@ def _dry_run(ready: Prepared) -> EncodeReport:
         from prep.encode.engines.measure import measure  # here: it imports torch
 
         with gc_enabled():
-            measured = measure(_job(ready, planned, cache or Cache(root=call.cache)), call.progress)
+            measured = measure(_job(ready, planned, cache or Cache(root=directory_of(call.cache))), call.progress)
     # Of everything, whatever the cache has: `measured` of what is missing says nothing about the rest.
     whole = measured if not sum(planned.reused.values()) else None
     rejected = () if call.options.retry_rejects else rejected_so_far(wanted, planned.ledger)

@@ -49,5 +49,5 @@ def _refuse(ready: Prepared, cache: Cache, planned: EncodePlan, count: int | Non
     command = command_of(ready.call.recipe.file or ready.call.recipe.sources[0].path, ready.call.recipe.options,
                          ready.call.cache, ready.call.output)
     commands = [f"{command} --part {part}" for part in parts[:SHOWN]] or [command]
-    raise CacheError(f"rows are missing in {cache.url or cache.root}: {rows}{which}{other}",
+    raise CacheError(f"rows are missing in {cache.place}: {rows}{which}{other}",
                      hint=f"encode them, then seal again: {'; '.join(commands)}")

@@ -15,8 +15,9 @@ from prep.export.tar_format import BLOCK, END, Member, header_of, parts_of, shar
 from prep.formatting import counted, format_bytes, printable
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.mirror import is_url, refuse_url
 from prep.fs.paths import MARKER
+from prep.fs.place import Place, require_disk
+from prep.fs.remote.bucket import Bucket
 from prep.fs.tree import listing_digest
 from prep.fs.untrusted import open_regular, read_regular, size_regular, stream_of
 from prep.manifest.commands import repair_command
@@ -44,24 +45,24 @@ class PackReport:
         return f"{self.file}: {counted(self.shards, 'shard')}, {format_bytes(self.bytes)}"
 
 
-def pack(path: Path, output: Path, *, progress: Progress = silent) -> PackReport:
+def pack(path: Place, output: Path, *, progress: Progress = silent) -> PackReport:
     """Writes the manifest at `path` and what it needs to the tar `output`, a new file; checks every digest on the way.
 
     Nothing is left if that fails. Raises `PathError`, `ManifestError`, `CacheError`, `OSError`.
     """
-    require_local(path, "a dataset is packed")
-    refuse_url(output)
+    here = require_local(path, "a dataset is packed")
+    require_disk(output)
     if output.exists():
         raise PathError(f"{output} is there already", hint="remove it, or name another file with -o")
     manifest = read_manifest(path, fetch=False)
-    name, root = _names(manifest)
+    name, root = _names(here, manifest)
     cache = Cache(root=manifest.cache_root)
     shards = read_shards(cache, manifest)
     staged = atomic.temporary_name(output.absolute())
     try:
         with (lock_directory(cache.root, exclusive=False, patience=PATIENCE), atomic.create(staged) as handle,
               progress("packing", sum(shard.bytes for shard in shards), "bytes") as tick):
-            _add(handle, name, read_regular(path, LIMIT))
+            _add(handle, name, read_regular(here, LIMIT))
             _add(handle, f"{root}/{MARKER}", read_regular(cache.root / MARKER, MARKER_BYTES))
             for table in tables_of(manifest.document):
                 _add_table(handle, table_name(root, table), cache, table, manifest)
@@ -76,13 +77,13 @@ def pack(path: Path, output: Path, *, progress: Progress = silent) -> PackReport
     return PackReport(file=output, shards=len(shards), bytes=size)
 
 
-def _names(manifest: Manifest) -> tuple[str, str]:
+def _names(path: Path, manifest: Manifest) -> tuple[str, str]:
     """Names of manifest and cache relative to the nearest directory that holds both. Raises `PathError`."""
     named = manifest.document["cache"]
-    if is_url(named) or Path(named).is_absolute():
+    if isinstance(manifest.cache, Bucket) or Path(named).is_absolute():
         raise PathError(f"the manifest names the cache {printable(named)}, which does not lie beside it",
                         hint="prep pull URL DIR downloads a dataset; prep encode writes a manifest near its cache")
-    home, cache = manifest.path.absolute(), Path(os.path.normpath(manifest.folder.absolute() / named))
+    home, cache = path.absolute(), Path(os.path.normpath(manifest.folder.absolute() / named))
     common = Path(os.path.commonpath([home.parent, cache]))
     if cache == common:
         common = common.parent  # the manifest lies in its cache

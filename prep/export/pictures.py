@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from threading import Lock
 
 from prep.fs.blob import Blob, blob_at
+from prep.fs.place import Place
 from prep.sources.item import Item
 from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
@@ -17,9 +17,9 @@ from prep.sources.walk import is_tars, tars_at
 class PictureFiles:
     """The pictures of a manifest's sources, by source and name. Threads may share one."""
 
-    def __init__(self, sources: Sequence[Path | None]) -> None:
+    def __init__(self, sources: Sequence[Place | None]) -> None:
         self._sources = sources
-        self._tars: dict[Path, dict[str, Tar]] = {}  # by source: its tars by label, the first part of members' names
+        self._tars: dict[Place, dict[str, Tar]] = {}  # by source: its tars by label, the first part of members' names
         self._members: dict[str, Mapping[str, Blob]] = {}
         self._lock = Lock()
 

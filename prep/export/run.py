@@ -18,7 +18,7 @@ from prep.export.layout import Picture, lay_out
 from prep.export.sample import Sample, Samples
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
-from prep.fs.mirror import refuse_url
+from prep.fs.place import Place, require_disk
 from prep.fs.untrusted import read_regular
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
@@ -77,7 +77,7 @@ class _Files:
                 self.bytes += len(data)
 
 
-def export(manifest: Path, to: str, output: Path, *, tar_bytes: int = 1 << 30, held_out: bool = False,
+def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, held_out: bool = False,
            progress: Progress = silent) -> ExportReport:
     """Writes the samples of a manifest to the directory `output`, which is new, empty, or an export of the same.
 
@@ -90,7 +90,7 @@ def export(manifest: Path, to: str, output: Path, *, tar_bytes: int = 1 << 30, h
     if held_out and to not in PICTURES:
         raise UsageError(f"--held-out is given with --to {to}, which has the samples of all roles",
                          hint="omit --held-out")
-    refuse_url(output)
+    require_disk(output)
     samples = Samples(open_manifest(read_manifest(manifest)))
     asked = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
              **({} if to == "safetensors" else {"layout": LAYOUT}), **({"held_out": True} if held_out else {})}

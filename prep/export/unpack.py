@@ -33,8 +33,9 @@ from prep.export.tar_format import (
 from prep.formatting import printable, shards_moved
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.mirror import is_url, refuse_url
 from prep.fs.paths import MARKER, check_replaceable
+from prep.fs.place import require_disk
+from prep.fs.remote.bucket import Bucket
 from prep.fs.tree import listing_digest
 from prep.fs.untrusted import open_regular, stream_of
 from prep.manifest.consistency import read_shards
@@ -67,8 +68,8 @@ def unpack(file: Path, folder: Path, *, progress: Progress = silent) -> UnpackRe
 
     Raises `PathError`, `ManifestError`, `CacheError` for a tar that is damaged or is none of `prep pack`, `OSError`.
     """
-    refuse_url(file)
-    refuse_url(folder)
+    require_disk(file)
+    require_disk(folder)
     with stream_of(open_regular(file)) as source:
         first = read_header(source, file)
         if safe_path(first.name) != first.name or not first.name.endswith(".json"):
@@ -118,7 +119,7 @@ def _cache_name(manifest: Manifest, folder: Path) -> str:
     """The cache's path below `folder`. Raises `PathError` if the manifest names a place outside."""
     named = manifest.document["cache"]
     place = Path(os.path.normpath(manifest.folder.absolute() / PurePosixPath(named)))
-    if is_url(named) or not place.is_relative_to(folder) or place == folder:
+    if isinstance(manifest.cache, Bucket) or not place.is_relative_to(folder) or place == folder:
         raise PathError(f"the manifest names the cache {printable(named)}, which would lie outside {folder}",
                         hint="take a tar that prep pack wrote")
     return place.relative_to(folder).as_posix()

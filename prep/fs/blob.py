@@ -10,14 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
 
-from prep.fs.mirror import is_object, is_url, shown
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket, is_object
 from prep.fs.remote.objects import read_listed
-from prep.fs.remote.retry import NEVER
+from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.untrusted import NotRegularFile, read_bytes, stream_of
 
 MOST_BYTES = 1 << 30  # of one file; the largest picture that is decoded takes 0.8 GB
@@ -78,6 +81,29 @@ def fetched(blob: Blob, *, stop: threading.Event = NEVER) -> Blob:
     return replace(blob, data=data, version=version)
 
 
+def fetched_all(blobs: Iterable[Blob], jobs: int, *, stop: threading.Event) -> dict[Blob, Blob]:
+    """Those of the blobs that are in stores, as `fetched` gives them, by `jobs` requests at a time.
+
+    Raises `StoreError`, `Stopped`.
+    """
+    stored = [blob for blob in blobs if is_object(blob.file)]
+    own = threading.Event()  # an error is of these alone
+    return dict(zip(stored, side_by_side(partial(fetched, stop=stop), stored, jobs, own), strict=True))
+
+
+def waits(blob: Blob) -> bool:
+    """Whether reading it waits for answers, and many should be read at a time: it is in a store."""
+    return is_object(blob.file)
+
+
+def is_too_large(blob: Blob) -> bool:
+    """Whether a blob is known to be larger than may be read into memory; of an object, reading it shows. Raises
+    `OSError`."""
+    if blob.length is None and is_object(blob.file):
+        return False
+    return (os.stat(blob.file).st_size if blob.length is None else blob.length) > MOST_BYTES  # noqa: PTH116  # as above
+
+
 def _bytes_of(blob: Blob) -> bytes:
     if blob.fault is not None:
         raise blob.fault
@@ -126,14 +152,17 @@ class Blob:
         return Path(self.file)
 
     @property
+    def place(self) -> Place:
+        """The file, or the object."""
+        return Bucket.listed(self.file) if is_object(self.file) else Path(self.file)
+
+    @property
     def name(self) -> str:
         """The file's name, or the member's, without its directory."""
         separator = "/" if is_object(self.file) else os.sep
         return self.member.rpartition("/")[2] or self.file.rpartition(separator)[2]
 
 
-def blob_at(path: Path, name: str = "") -> Blob:
-    """The file at a path or URL, or of this name below it."""
-    if is_url(path):
-        return Blob(file=f"{shown(path)}/{name}".rstrip("/"))
-    return Blob(file=str(path / name))
+def blob_at(place: Place, name: str = "") -> Blob:
+    """The file, or the object, at a place, or of this name below it."""
+    return Blob(file=str(place / name))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from prep.formatting import printable_name
-from prep.fs.mirror import is_url
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 
 _GLOB = re.compile(r"[*?\[{]")
 _NUMBERED = re.compile(r"source\[(\d{1,9})\]/(.+)", re.DOTALL)  # as manifests had it before
 
 
-def source_prefixes(places: Sequence[Path | None]) -> tuple[str, ...]:
+def source_prefixes(places: Sequence[Place | None]) -> tuple[str, ...]:
     """What the names of each source's pictures begin with: `10_sks dog/`; nothing for a single source.
 
     The names of pictures in tars have the tar already. A source at the place of another one gets a number behind its
@@ -50,8 +51,8 @@ def labels_of(source: int, name: str, prefixes: Sequence[str]) -> list[str]:
     return [f"{prefixes[source]}{name}" if source < len(prefixes) else name, f"source[{source}]/{name}"]
 
 
-def _parts(place: Path) -> tuple[str, ...]:
-    return PurePosixPath(place).parts if is_url(place) else Path(os.path.abspath(place)).parts  # noqa: PTH100  # as named: links stay
+def _parts(place: Place) -> tuple[str, ...]:
+    return place.parts if isinstance(place, Bucket) else Path(os.path.abspath(place)).parts  # noqa: PTH100  # as named: links stay
 
 
 def _prefix(tail: tuple[str, ...]) -> tuple[str, str]:

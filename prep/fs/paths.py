@@ -10,13 +10,19 @@ import os
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import overload
 
 from prep.errors import PathError
-from prep.fs.mirror import refuse_url, shown, url_of
+from prep.fs.place import Place, require_disk
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import copy_of
+from prep.fs.remote.objects import read_range
 
 MARKER = "latentry.json"
+HEAD = 1024  # bytes of a file that is to be replaced, which show what it is
 _CHOSEN = ("grid", "run", "output")  # roles of what -o names, which is compared with what is there already
 KINDS = {stat.S_ISDIR: "directory", stat.S_ISFIFO: "pipe", stat.S_ISCHR: "device", stat.S_ISBLK: "device",
          stat.S_ISSOCK: "socket"}
@@ -27,7 +33,7 @@ class NamedPath:
     """A path and its role, as messages name it."""
 
     role: str  # "pictures", "masks", "cache", "manifest", "output"
-    path: Path
+    path: Place
     may_hold: tuple[str, ...] = ()  # roles that may lie inside this one
 
 
@@ -53,7 +59,7 @@ def check_disjoint(places: Iterable[NamedPath]) -> None:
 
     Only pairs that share a name or an inode are compared: a thousand tars would be half a million pairs.
     """
-    resolved = [(place, resolve(place.path)) for place in places]
+    resolved = [(place, _compared(place.path)) for place in places]
     for first, second in _near([at for _, at in resolved]):
         (one, at), (other, there) = resolved[first], resolved[second]
         if same_place(at, there):
@@ -83,10 +89,23 @@ def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-def resolve(path: Path) -> Path:
-    """`path` as an absolute path without links and `..`; it need not exist. Raises `PathError` for a loop of links, and
-    for what is in an object store."""
-    refuse_url(path)
+def _compared(place: Place) -> Path:
+    """A path that tells places apart: of one in a store, where its copy would be."""
+    return copy_of(place) if isinstance(place, Bucket) else resolve(place)
+
+
+@overload
+def resolve(path: Path) -> Path: ...
+@overload
+def resolve(path: Bucket) -> Bucket: ...
+def resolve(path: Place) -> Place:
+    """`path` as an absolute path without links and `..`; it need not exist. A place in a store is what it is.
+
+    Raises `PathError` for a loop of links, and for a path that is spelled like a URL.
+    """
+    if isinstance(path, Bucket):
+        return path
+    require_disk(path)
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -126,11 +145,17 @@ def check_not_cache(path: Path) -> None:
                             hint="name the directory with the original pictures")
 
 
-def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> None:
-    """Raises `PathError` unless `path` is a new file, or a regular file that `ours` accepts as one of the same kind.
+def check_replaceable(path: Place, what: str, ours: Callable[[bytes], bool]) -> None:
+    """Raises `PathError` unless `path` is a new file, or a regular file that `ours` accepts as one of the same kind; or
+    likewise an object. Raises `StoreError`.
 
     `ours` gets the first kilobyte of an existing file; `what` names the kind, such as "manifest". Links are followed.
     """
+    if isinstance(path, Bucket):
+        with suppress(FileNotFoundError):
+            if not ours(read_range(path.url, 0, HEAD)):
+                raise PathError(f"{path} exists and is no {what}, so it is not replaced", hint="choose another URL")
+        return
     folder = path.absolute().parent
     check_above(path, what)
     if not folder.is_dir():
@@ -147,7 +172,7 @@ def check_replaceable(path: Path, what: str, ours: Callable[[bytes], bool]) -> N
         raise PathError(f"{what} {path} is a {kind}, expected a file name",
                         hint="name a file, new or existing; the summary, or --json, is printed on stdout")
     with path.open("rb") as file:
-        if not ours(file.read(1024)):
+        if not ours(file.read(HEAD)):
             raise PathError(f"{path} exists and is no {what}, so it is not replaced", hint="choose another file name")
 
 
@@ -162,13 +187,17 @@ def check_above(path: Path, what: str) -> None:
 def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> None:
     if inner.role not in outer.may_hold and is_inside(at, there):
         raise PathError(f"{inner.role} {_show(inner, at)} lies inside {outer.role} {_show(outer, there)}",
-                        hint=f"choose a path for the {inner.role} outside {shown(there)}")
+                        hint=f"choose a path for the {inner.role} outside {_resolved(outer, there)}")
+
+
+def _resolved(place: NamedPath, resolved: Path) -> Place:
+    return place.path if isinstance(place.path, Bucket) else resolved
 
 
 def _show(place: NamedPath, resolved: Path) -> str:
     """The path as it was given, and its resolved form if that differs."""
-    if url_of(place.path) is not None:
-        return f"'{shown(place.path)}'"
+    if isinstance(place.path, Bucket):
+        return f"'{place.path}'"
     given = Path.cwd() / place.path
     return f"'{place.path}'" if given == resolved else f"'{place.path}' (resolves to {resolved})"
 

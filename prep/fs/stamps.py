@@ -11,12 +11,12 @@ import os
 import stat
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prep.fs.blob import Blob
-from prep.fs.mirror import identity_of, is_object
-from prep.fs.remote.objects import version_of
+from prep.fs.remote.bucket import identity_of, is_object
+from prep.fs.remote.objects import size_in, version_of
 from prep.fs.tree import MOST_FILES
 
 STAMP = struct.Struct("<QQqqq")  # device, inode, size, mtime, ctime in ns
@@ -106,6 +106,14 @@ def blob_stamp(blob: Blob) -> tuple[bytes, int]:
     except struct.error:  # inodes of 128 bits, times after 2262
         stamp = hashlib.sha256(repr(whole).encode()).digest()
     return stamp + _range_of(blob), max(stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def sized_stamp(blob: Blob) -> tuple[bytes, int, int]:
+    """As `blob_stamp`, and the size of the whole file or object. Raises `OSError`, `StoreError`."""
+    if is_object(blob.file):
+        blob = replace(blob, version=blob.version or version_of(blob.file))
+        return *blob_stamp(blob), size_in(blob.version)
+    return *blob_stamp(blob), blob.path.stat().st_size
 
 
 def _object_stamp(blob: Blob) -> tuple[bytes, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from prep.encode.options import EncodeOptions
@@ -13,7 +12,7 @@ from prep.encode.run import EncodeCall, Prepared, run_encode
 from prep.errors import UsageError
 from prep.findings import rejected_lines
 from prep.formatting import counted, grouped, printable
-from prep.fs.mirror import shown
+from prep.fs.place import Place
 from prep.imports.source import ORIGIN, KohyaLatents
 from prep.imports.verify import Verified, verify
 from prep.models.device.named import require_device
@@ -30,8 +29,8 @@ class ImportCall:
 
     recipe: Recipe
     origin: str  # one of ORIGINS
-    cache: Path
-    output: Path
+    cache: Place
+    output: Place
     verify: int  # latents to compare; 0: none
     no_upscale: bool  # whether sd-scripts had `bucket_no_upscale`
     options: EncodeOptions
@@ -49,7 +48,7 @@ class ImportReport:
     def as_json(self, seconds: float) -> dict[str, Any]:
         """The document of `--json`."""
         latents, others = _split(self.encoded.encoded), _split(self.encoded.reused)
-        return {"format": "latentry/import", "version": 1, "manifest": shown(self.encoded.manifest), "from": ORIGIN,
+        return {"format": "latentry/import", "version": 1, "manifest": str(self.encoded.manifest), "from": ORIGIN,
                 "samples": dict(self.encoded.samples), "imported": latents[0], "encoded": latents[1],
                 "reused": {"latent": others[0], **others[1]},
                 "verified": {"compared": self.verified.compared, "unclear": self.verified.unclear,
@@ -67,7 +66,7 @@ class ImportReport:
         roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.encoded.samples.items())
         return "\n".join(["; ".join(told), *rejected_lines(self.encoded.rejected, every=every),
                           *self.encoded.truncated_lines(every=every), self._verified_line,
-                          f"{printable(shown(self.encoded.manifest))}: {roles} samples in {seconds:.1f} s"])
+                          f"{printable(str(self.encoded.manifest))}: {roles} samples in {seconds:.1f} s"])
 
     @property
     def _verified_line(self) -> str:

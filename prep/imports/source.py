@@ -23,7 +23,7 @@ from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import error_code, read_blob
 from prep.fs.memo import Memo
-from prep.fs.mirror import is_url, shown
+from prep.fs.place import is_directory
 from prep.geometry import Placement
 from prep.imports.npz import BadNpz, Npz
 from prep.imports.search import Found, Search, caches_of, notices, twins
@@ -142,6 +142,6 @@ def _check_recipe(recipe: Recipe) -> None:
         raise ConfigError(f"model.posterior is '{recipe.model.posterior}', but sd-scripts caches one sample of it",
                           hint="leave posterior out of the recipe; prep encode stores it")
     for source in recipe.sources:
-        if is_url(source.path) or not source.path.is_dir():
-            raise ConfigError(f"{shown(source.path)} is not a directory on this computer, expected one of pictures "
+        if not is_directory(source.path):
+            raise ConfigError(f"{source.path} is not a directory on this computer, expected one of pictures "
                               "with sd-scripts' caches beside them", hint="download the pictures with their .npz files")

@@ -265,7 +265,7 @@ class _Ring:
         self._used.clear()
 
     def next(self) -> Batch | BaseException | None:
-        """Backoff for the next batch."""
+        """Waits for the next batch."""
         if self.ready.empty():  # no time to lose
             self._give_all()
         return self.ready.get()

@@ -17,7 +17,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.errors import CacheError
-from prep.fs.mirror import shown
+from prep.fs.place import Place, is_file
 from prep.manifest.consistency import cache_of, check_places, read_samples, read_shards, row_shapes, text_shapes
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.samples import SampleColumns
@@ -37,7 +37,7 @@ class Index:
     samples: SampleColumns
     shards: tuple[ShardFacts, ...]
 
-    def __reduce__(self) -> tuple[Callable[[Path, str, Path | None], Index], tuple[Path, str, Path | None]]:
+    def __reduce__(self) -> tuple[Callable[[Place, str, Place | None], Index], tuple[Place, str, Place | None]]:
         """Another process opens the manifest again, as workers of a `DataLoader` that are not forked."""
         return _reopened, (self.manifest.path.absolute(), self.manifest.digest, self.manifest.moved)
 
@@ -120,7 +120,7 @@ class Index:
     def picture(self, sample: int) -> Path | None:
         """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
         path = self.samples.picture_path(sample, self.manifest.sources)
-        return path if path is not None and path.is_file() else None
+        return path if path is not None and is_file(path) else None
 
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:
         """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""
@@ -140,10 +140,10 @@ def open_index(manifest: Manifest) -> Index:
     return Index(manifest=manifest, cache=cache, samples=samples, shards=shards)
 
 
-def _reopened(path: Path, digest: str, cache: Path | None) -> Index:
+def _reopened(path: Place, digest: str, cache: Place | None) -> Index:
     """The index of the manifest at `path`. Raises `CacheError` if it is not the one with this digest any more."""
     manifest = read_manifest(path, cache=cache)
     if manifest.digest != digest:
-        raise CacheError(f"{shown(path)} has changed since it was opened: it is {manifest.digest[:12]}, was "
+        raise CacheError(f"{path} has changed since it was opened: it is {manifest.digest[:12]}, was "
                          f"{digest[:12]}", hint="open it again")
     return open_index(manifest)

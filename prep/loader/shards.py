@@ -12,7 +12,6 @@ from prep.cache.remote.headers import ensure_headers
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.formatting import counted, shell_name
-from prep.fs.mirror import shown
 from prep.fs.stamps import Stamp, Tree, ctime_is_reliable, list_tree, tree_stamp
 from prep.fs.tree import LEVELS
 from prep.loader.index import Index
@@ -59,7 +58,7 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
             raise CacheError(f"shard {shard.digest}, array '{array}' has {counted(rows, 'row')} of {list(spec.shape)} "
                              f"{spec.dtype}, expected {shard.rows} of {list(shard.shapes[array])} "
                              f"{shard.dtypes[array]}: its files were replaced", hint="check the cache: prep verify "
-                             f"{shell_name(shown(index.manifest.path))}")
+                             f"{shell_name(str(index.manifest.path))}")
     return looks
 
 

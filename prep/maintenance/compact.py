@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from prep.cache.ledger.ledger import Ledger, load_ledger
@@ -18,6 +17,7 @@ from prep.cache.store import Cache, clear_leftovers
 from prep.errors import CacheError
 from prep.formatting import counted, format_bytes
 from prep.fs.lock import PATIENCE, lock_directory
+from prep.fs.place import Place
 from prep.maintenance.join import LostRow, Part, join, plan_joins, rejects_by_shard, sources_of, unverifiable
 from prep.progress import Progress
 
@@ -69,7 +69,7 @@ class CompactReport:
         return "\n".join(lines)
 
 
-def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) -> CompactReport:
+def compact(path: Place, *, shard_bytes: int, dry_run: bool, progress: Progress) -> CompactReport:
     """Joins the small shards of the cache at `path`, a directory or a URL; after an interruption, the next call does
     the rest.
 
@@ -80,7 +80,7 @@ def compact(path: Path, *, shard_bytes: int, dry_run: bool, progress: Progress) 
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
         return CompactReport(fields=_expected(parts), lost=(), dry_run=True)
-    if cache.url is not None:
+    if cache.store is not None:
         with suppress(CacheError), lock_directory(cache.root, exclusive=True):  # unless another process works there
             clear_leftovers(cache)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
@@ -103,7 +103,7 @@ def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], progress: Progress
             lost += missing
             if shard is not None:
                 _add(fields, part, rows=shard.rows, size=shard.bytes)
-    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, in_store=cache.url is not None)
+    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, in_store=cache.store is not None)
 
 
 def _expected(parts: Sequence[Part]) -> dict[str, Tally]:

@@ -16,7 +16,9 @@ from prep.errors import CacheError, UsageError
 from prep.formatting import counted, format_bytes, join_names, printable
 from prep.fs import atomic
 from prep.fs.lock import lock_directory
-from prep.fs.mirror import is_url, local_path, shown
+from prep.fs.paths import resolve
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.maintenance import sweep
 from prep.maintenance.gc_store import check_no_plan, find_garbage_in_store, remove_from_store
 from prep.maintenance.others import OtherManifest, find_others, find_others_in_store, replaced_in, searched_folders
@@ -38,7 +40,7 @@ class GcReport:
     dry_run: bool
     others: tuple[OtherManifest, ...] = ()  # manifests that are not kept and lose rows or tables
     replaced: tuple[Path, ...] = ()  # replaced manifests, which gc removes
-    searched: tuple[Path, ...] = ()  # the directories that were searched for these
+    searched: tuple[Place, ...] = ()  # the directories that were searched for these
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -48,10 +50,10 @@ class GcReport:
                 "bytes": sum(self.sweep.sizes.values()), "sizes": dict(self.sweep.sizes),
                 "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
                 "guarded": self.sweep.guarded,
-                "others": [{"manifest": shown(one.path), "shards": one.shards, "tables": one.tables}
+                "others": [{"manifest": str(one.path), "shards": one.shards, "tables": one.tables}
                            for one in self.others],
                 "replaced": [str(one) for one in self.replaced],
-                "searched": [shown(one) for one in self.searched]}
+                "searched": [str(one) for one in self.searched]}
 
     def as_text(self) -> str:
         """The report as a few lines of text."""
@@ -64,7 +66,7 @@ class GcReport:
         kept = document["kept"]
         lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
         if self.searched and any(document["removed"].values()):
-            places = join_names([shown(one) for one in self.searched], None)
+            places = join_names([str(one) for one in self.searched], None)
             lines.append(f"other manifests were searched for only in {places}; name those elsewhere with --keep")
         elif any(document["removed"].values()):
             lines.append("other manifests were not searched for; name all of them with --keep")
@@ -87,7 +89,7 @@ WORDS = {"commits": ("commit", "commits"), "shards": ("shard", "shards"), "table
 
 def describe_other(other: OtherManifest, *, dry_run: bool) -> str:
     """What a manifest that is not kept loses, and how to prevent or repair that."""
-    name = printable(shown(other.path))
+    name = printable(str(other.path))
     needed = f"{_count(other.shards, 'shards')} and {_count(other.tables, 'tables')}"
     if dry_run:
         return (f"{name} uses this cache and is not kept: {needed} that it needs would be removed; "
@@ -100,7 +102,7 @@ def _count(count: int, kind: str) -> str:
     return f"{count} {WORDS[kind][count != 1]}"
 
 
-def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
+def collect_garbage(path: Place, keep: Sequence[Place], *, guard: float, asked: str, dry_run: bool,
                     progress: Progress, abandon: Sequence[str] = (), notice: Callable[[str], None] = lambda _: None
                     ) -> GcReport:
     """Removes from the cache at `path` what no manifest in `keep` needs and is older than `guard` seconds, and the
@@ -113,7 +115,7 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
     if not keep:
         raise UsageError("no manifest to keep was named, expected --keep MANIFEST at least once",
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
-    if is_url(path):
+    if isinstance(path, Bucket):
         return _collect_in_store(path, keep, guard=guard, asked=asked, dry_run=dry_run, progress=progress,
                                  abandon=abandon, notice=notice)
     cache = open_cache(path, create=False)
@@ -121,7 +123,7 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
         manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
         found = sweep.find_garbage(cache, _needed(cache, manifests), guard=guard, abandon=abandon)
         others = find_others(cache, manifests, found)
-        folders, kept = searched_folders(cache, manifests), {manifest.path.resolve() for manifest in manifests}
+        folders, kept = searched_folders(cache, manifests), {resolve(manifest.path) for manifest in manifests}
         replaced = tuple(one for one in replaced_in(folders, cache) if one.resolve() not in kept)
         if not dry_run:
             for one in others:
@@ -134,7 +136,7 @@ def collect_garbage(path: Path, keep: Sequence[Path], *, guard: float, asked: st
                     searched=folders)
 
 
-def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: str, dry_run: bool,
+def _collect_in_store(path: Bucket, keep: Sequence[Place], *, guard: float, asked: str, dry_run: bool,
                       progress: Progress, abandon: Sequence[str], notice: Callable[[str], None]) -> GcReport:
     """As `collect_garbage`, of a cache in an object store."""
     cache = open_to_encode(path, create=False)
@@ -142,7 +144,7 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
     shards: dict[str, int] = {}
     tables: set[str] = set()
     for manifest in manifests:
-        if manifest.cache_root != local_path(path):
+        if manifest.cache != path:
             raise _of_another_cache(manifest, cache)
         named = manifest.document["tables"]
         copy = Cache(root=manifest.cache_root)
@@ -157,7 +159,7 @@ def _collect_in_store(path: Path, keep: Sequence[Path], *, guard: float, asked: 
     def unchanged() -> None:
         for one, manifest in zip(keep, manifests, strict=True):
             if read_manifest(one).digest != manifest.digest:
-                raise CacheError(f"{shown(one)} was replaced while prep gc ran, so nothing more is removed",
+                raise CacheError(f"{one} was replaced while prep gc ran, so nothing more is removed",
                                  hint="run prep gc again")
         check_no_plan(cache, found)
 
@@ -186,12 +188,12 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
 
 
 def _of_another_cache(manifest: Manifest, cache: Cache) -> CacheError:
-    return CacheError(f"{shown(manifest.path)} is a manifest of the cache {shown(manifest.cache_root)}, "
-                      f"expected one of {cache.url or cache.root}",
+    return CacheError(f"{manifest.path} is a manifest of the cache {manifest.cache}, "
+                      f"expected one of {cache.place}",
                       hint="name only manifests of this cache, and run prep gc for the other cache separately")
 
 
-def _check_shard(cache: Cache, path: Path, digest: str, size: int) -> None:
+def _check_shard(cache: Cache, path: Place, digest: str, size: int) -> None:
     """Raises unless a shard has its full size: otherwise its rows may be in shards that no manifest names yet."""
     try:
         found = shard_bytes(cache.shard(digest))

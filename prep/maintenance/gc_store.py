@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event
 
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
@@ -26,7 +25,7 @@ from prep.cache.remote.working import JOBS, refresh
 from prep.cache.store import SUFFIX, Cache
 from prep.errors import CacheError
 from prep.formatting import clock, join_texts
-from prep.fs.mirror import local_path
+from prep.fs.remote.copies import copy_of
 from prep.fs.remote.objects import Listed, delete_object, list_objects, read_object
 from prep.fs.remote.retry import side_by_side
 from prep.maintenance.sweep import ABANDONED, KINDS, SHORT, SHOWN, Needed, Sweep, made_any, named_plans
@@ -65,13 +64,13 @@ def find_garbage_in_store(cache: Cache, needed: Needed, sizes: Mapping[str, int]
     version; `UsageError` if `abandon` names no plan; `StoreError`.
     """
     objects = _objects(cache)
-    given_up = named_plans(str(cache.url), objects["plans"], abandon)
+    given_up = named_plans(str(cache.store), objects["plans"], abandon)
     for digest, size in sizes.items():
         files = objects["shards"].get(digest, {})
         if sum(one.size for one in files.values()) != size or f"{_place(digest)}/{GROUP}" not in files:
-            raise CacheError(f"a kept manifest needs a shard that is not whole in the store, {digest} in {cache.url}: "
-                             "nothing was deleted", hint="to repair, run prep encode again as it was first run; then "
-                             "run prep gc again")
+            raise CacheError(f"a kept manifest needs a shard that is not whole in the store, {digest} in "
+                             f"{cache.store}: nothing was deleted", hint="to repair, run prep encode again as it was "
+                             "first run; then run prep gc again")
     refresh(cache)
     at = _Look(cache=cache, guard=guard, now=time.time(), objects=objects, commits=_commits(cache, objects))
     at.young = {kind: {name for name in objects[kind] if guard > 0 and _age(at, kind, name) < guard} for kind in KINDS}
@@ -132,7 +131,7 @@ def _delete(cache: Cache, garbage: Garbage, kind: str, names: Iterable[str], tic
         stop = Event()
 
         def delete(named: tuple[str, str], stop: Event = stop) -> None:
-            delete_object(f"{cache.url}/{named[1]}", stop=stop)
+            delete_object(f"{cache.store}/{named[1]}", stop=stop)
 
         side_by_side(delete, part, JOBS, stop)
     tick(len({name for name, _ in found}))
@@ -142,7 +141,7 @@ def _objects(cache: Cache, below: str = "") -> Objects:
     """The objects of the cache by kind and digest; other objects are nobody's here, and stay."""
     found: dict[str, dict[str, dict[str, Listed]]] = {kind: defaultdict(dict) for kind in KINDS}
     start = f"{below}/" if below else ""
-    for name, one in list_objects(f"{cache.url}/{below}".rstrip("/")).items():
+    for name, one in list_objects(f"{cache.store}/{below}".rstrip("/")).items():
         kind, _, rest = f"{start}{name}".partition("/")
         parts = rest.split("/")
         with suppress(Unparsed, IndexError):
@@ -174,7 +173,7 @@ def _commits(cache: Cache, objects: Objects) -> dict[str, Commit | None]:
             return found
         (name,) = objects["commits"][task]
         with suppress(Unparsed, FileNotFoundError):
-            return parse_commit(read_object(f"{cache.url}/{name}", MOST, stop=stop), task, name)
+            return parse_commit(read_object(f"{cache.store}/{name}", MOST, stop=stop), task, name)
         return None
 
     tasks = sorted(objects["commits"])
@@ -202,7 +201,7 @@ def _unfinished(cache: Cache, plans: Mapping[str, float]) -> CacheError:
     """The error for plans, with the seconds since the last progress of each."""
     named = join_texts([f"plan {plan[:SHORT]}, last progress {clock(max(age, 0))} ago" for plan, age in plans.items()],
                        SHOWN)
-    return CacheError(f"{cache.url} has encodes that go on or were interrupted, so nothing is removed: {named}",
+    return CacheError(f"{cache.store} has encodes that go on or were interrupted, so nothing is removed: {named}",
                       hint="let them finish: prep encode, or prep seal, removes its plan once the manifest is written; "
                       "one that nobody can finish, because captions, pictures or options have changed since, is given "
                       f"up by {' '.join(f'--abandon {plan[:SHORT]}' for plan in list(plans)[:SHOWN])}; without "
@@ -220,9 +219,10 @@ def _young_shards(at: _Look, needed: Needed) -> set[str]:
     for task in at.young["commits"]:
         commit = at.commits[task]
         found |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
-    copy = local_path(Path(str(at.cache.url)))
+    assert at.cache.store is not None
+    copy = Cache(root=copy_of(at.cache.store))
     for digest in at.young["tables"] - needed.tables:
         with suppress(CacheError):  # damaged, or another kind of table
-            fetch_tables(copy, [digest])
-            found |= {name.as_py().hex() for name in read_table(Cache(root=copy), digest, SHARDS)["digest"]}
+            fetch_tables(at.cache.store, [digest])
+            found |= {name.as_py().hex() for name in read_table(copy, digest, SHARDS)["digest"]}
     return found

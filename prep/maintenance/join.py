@@ -87,7 +87,7 @@ def unverifiable(cache: Cache, sources: Sequence[str], tick: Tick = lambda _: No
     Their rows may match their checksums and still belong to another shard; a copy would be trusted forever. Damage is
     recorded in a cache on a disk. Calls `tick(1)` for each shard.
     """
-    if cache.url is not None:
+    if cache.store is not None:
         return misplaced(cache, sources, tick)
     found = set()
     for source in sources:

@@ -19,7 +19,9 @@ from prep.cache.remote.documents import fetch_tables
 from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError, PathError
 from prep.formatting import printable
-from prep.fs.mirror import ListedUrl, is_url, local_path, shown, split_url, url_of
+from prep.fs.paths import resolve
+from prep.fs.place import Place, require_disk
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_folder, read_range
 from prep.fs.remote.retry import side_by_side
@@ -38,7 +40,7 @@ _REPLACED = re.compile(r".+\.replaced-[0-9a-f]{12}", re.DOTALL)
 class OtherManifest:
     """A manifest of the cache that is not kept and loses shards or tables."""
 
-    path: Path
+    path: Place
     shards: int  # needed by it, but removed
     tables: int
 
@@ -48,19 +50,20 @@ class Others:
     """What `find_others_in_store` found, and where it looked."""
 
     found: tuple[OtherManifest, ...]
-    searched: tuple[Path, ...]
+    searched: tuple[Place, ...]
     notices: tuple[str, ...]  # on places that could not be searched
 
 
 def searched_folders(cache: Cache, keep: Sequence[Manifest]) -> tuple[Path, ...]:
     """The directories that `find_others` searches, each once, sorted; it does not search those inside of them."""
     beside = (path for manifest in keep for path in (manifest.path.parent, manifest.folder))
-    return tuple(sorted({path.resolve(): path for path in (*beside, cache.root.parent)}.values()))
+    places = (path for path in (*beside, cache.root.parent) if isinstance(path, Path))
+    return tuple(sorted({path.resolve(): path for path in places}.values()))
 
 
 def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[OtherManifest, ...]:
     """The manifests that lose shards or tables by `sweep`, sorted by path. Skips what cannot be read."""
-    known = {_mark(manifest.path) for manifest in keep}
+    known = {_mark(manifest.path) for manifest in keep if isinstance(manifest.path, Path)}
     found: list[OtherManifest] = []
     for path in _candidates(searched_folders(cache, keep)):
         with contextlib.suppress(OSError, ManifestError, CacheError):
@@ -74,34 +77,32 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[O
 
 
 def find_others_in_store(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
-    """As `find_others`, of a cache in a store. Skips places that may not be listed, and says so.
-
-    A URL as a path is as `Path` makes it.
-    """
-    root = Path(str(cache.url))
-    folders = {shown(folder): folder for folder in (root.parent, *(_folder(one, manifest) for manifest in keep
-                                                                  for one in (manifest.path.parent, manifest.folder)))}
-    known, found = {_name(one.path) for one in keep}, list[OtherManifest]()
-    searched, notices = list[Path](), list[str]()
+    """As `find_others`, of a cache in a store. Skips places that may not be listed, and says so."""
+    assert cache.store is not None
+    folders = {str(folder): folder for folder in (cache.store.parent, *(one for manifest in keep
+                                                                        for one in _folders(manifest)))}
+    known, found = {str(resolve(one.path)) for one in keep}, list[OtherManifest]()
+    searched, notices = list[Place](), list[str]()
     for name, folder in sorted(folders.items()):
         try:
-            names = _stored_candidates(folder) if is_url(folder) else [one.name for one in _candidates([folder])]
+            names = _stored_candidates(folder) if isinstance(folder, Bucket) else [
+                one.name for one in _candidates([folder])]
             searched.append(folder)
         except StoreError as error:
             notices.append(f"note: other manifests were not searched for in {name}: {error.message}")
             continue
-        bad = [name for name in names if is_url(folder) and not _is_nameable(folder, name)]
-        notices += [f"note: {shown(folder)}/{printable(name)} begins like a manifest, but has a name that no URL can "
+        bad = [name for name in names if isinstance(folder, Bucket) and not _is_nameable(folder / name)]
+        notices += [f"note: {folder}/{printable(name)} begins like a manifest, but has a name that no URL can "
                     "have (with ?, # or a backslash), so it was not read: rename it, then run prep gc again"
                     for name in bad]
         for path in (folder / name for name in names if name not in bad):
             with contextlib.suppress(OSError, ManifestError, CacheError):
-                if _name(path) in known:
+                if str(resolve(path)) in known:
                     continue
-                known.add(_name(path))
+                known.add(str(resolve(path)))
                 manifest = read_manifest(path, fetch=False)
-                if manifest.cache_root == local_path(root):
-                    fetch_tables(manifest.cache_root, [manifest.document["tables"]["shards"]])
+                if manifest.cache == cache.store:
+                    fetch_tables(manifest.cache, [manifest.document["tables"]["shards"]])
                     found += _losing(path, manifest, sweep)
     return Others(found=tuple(sorted(found, key=lambda one: str(one.path))), searched=tuple(searched),
                   notices=tuple(notices))
@@ -110,7 +111,7 @@ def find_others_in_store(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -
 def replaced_name(manifest: Manifest) -> Path:
     """Where a manifest is kept when another one replaces it: not as `*.json`, so that `--keep *.json` does not name it.
     """
-    return manifest.path.with_name(f"{manifest.path.name}.replaced-{manifest.digest[:12]}")
+    return require_disk(manifest.path).with_name(f"{manifest.path.name}.replaced-{manifest.digest[:12]}")
 
 
 def replaced_in(folders: Iterable[Path], cache: Cache) -> Iterator[Path]:
@@ -128,23 +129,20 @@ def _is_of(path: Path, cache: Cache) -> bool:
     return False
 
 
-def _folder(folder: Path, manifest: Manifest) -> Path:
-    """A kept manifest's directory, or the URL of its prefix."""
-    return folder.resolve() if url_of(manifest.path) is None else Path(shown(folder))
+def _folders(manifest: Manifest) -> tuple[Place, ...]:
+    """The directories of a kept manifest, or its prefix in a store."""
+    return (manifest.path.parent,) if isinstance(manifest.path, Bucket) else (
+        manifest.path.parent.resolve(), manifest.folder.resolve())
 
 
-def _name(path: Path) -> str:
-    return shown(path) if is_url(path) or url_of(path) is not None else str(path.resolve())
-
-
-def _stored_candidates(folder: Path) -> list[str]:
-    """The names of objects directly below a URL that start like a manifest. Raises `StoreError`."""
-    url, stop = shown(folder), Event()
-    names = [name for name, size in list_folder(url).items() if name.endswith(".json") and 0 < size <= LIMIT]
+def _stored_candidates(folder: Bucket) -> list[str]:
+    """The names of objects directly below a place that start like a manifest. Raises `StoreError`."""
+    stop = Event()
+    names = [name for name, size in list_folder(folder.url).items() if name.endswith(".json") and 0 < size <= LIMIT]
 
     def begins(name: str) -> bool:
         try:
-            return looks_like_manifest(read_range(ListedUrl(f"{url}/{name}"), 0, START, stop=stop))
+            return looks_like_manifest(read_range((folder / name).url, 0, START, stop=stop))
         except FileNotFoundError:  # removed since it was listed
             return False
 
@@ -152,10 +150,10 @@ def _stored_candidates(folder: Path) -> list[str]:
     return [name for name, good in zip(names, side_by_side(begins, names, JOBS, stop), strict=True) if good]
 
 
-def _is_nameable(folder: Path, name: str) -> bool:
+def _is_nameable(place: Bucket) -> bool:
     """Whether a URL that is given can name an object that was listed: not one with ?, # or a backslash in its key."""
     try:
-        return split_url(folder / name) == split_url(ListedUrl(f"{shown(folder)}/{name}"))
+        return Bucket.parse(str(place)) == place
     except PathError:
         return False
 
@@ -178,7 +176,7 @@ def _begins_as_manifest(path: Path) -> bool:
         return False
 
 
-def _losing(path: Path, manifest: Manifest, sweep: Sweep) -> Iterator[OtherManifest]:
+def _losing(path: Place, manifest: Manifest, sweep: Sweep) -> Iterator[OtherManifest]:
     """A manifest of the cache, if it loses something. Raises `CacheError`."""
     tables = manifest.document["tables"]
     shards = read_table(Cache(root=manifest.cache_root), tables["shards"], SHARDS)

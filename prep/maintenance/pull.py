@@ -15,17 +15,19 @@ from prep.cache.commits import tasks_by_shard
 from prep.cache.remote.shards import download_shard
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache, open_cache, publish_parts
+from prep.digest import canonical
 from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.mirror import check_here, is_url, local_path, shown
 from prep.fs.paths import check_replaceable
+from prep.fs.place import Place, require_here
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.retry import side_by_side
-from prep.fs.untrusted import read_parts, read_regular
+from prep.fs.untrusted import read_parts
 from prep.maintenance.repair import write_salvaged
 from prep.manifest.consistency import read_shards
-from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
+from prep.manifest.document import Manifest, looks_like_manifest, read_manifest
 from prep.manifest.shards import ShardFacts
 from prep.progress import Progress, Tick, silent
 
@@ -51,21 +53,21 @@ class PullReport:
         return f"{self.manifest}: {shards_moved(self.shards, self.fetched, self.bytes, 'downloaded', 'here')}"
 
 
-def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PullReport:
+def pull(url: Place, folder: Path, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PullReport:
     """Downloads the manifest at `url` and what it needs into `folder`, which may not exist yet.
 
     What is there is not downloaded again; `recheck` reads it all to be sure. The manifest is written last. Raises
     `PathError`, `ManifestError`, `CacheError`, `OSError`.
     """
-    if not is_url(url):
+    if not isinstance(url, Bucket):
         raise PathError(f"{url} is not in an object store, expected a URL like s3://bucket/dataset/manifest.json",
                         hint="name the manifest that prep push uploaded")
-    check_here(folder, "DIR")
+    folder = require_here(folder, "DIR")
     manifest = read_manifest(url)
     remote, place = Cache(root=manifest.cache_root), _place(manifest, folder)
     shards = read_shards(remote, manifest)
     make_dirs(folder.absolute())
-    target = folder / local_path(url).name
+    target = folder / url.name
     check_replaceable(target, "manifest", looks_like_manifest)
     cache = open_cache(place, create=True)
     with (lock_directory(cache.root, exclusive=False, patience=PATIENCE),
@@ -73,7 +75,7 @@ def pull(url: Path, folder: Path, *, recheck: bool = False, jobs: int = 8, progr
         for table in manifest.document["tables"].values():
             _copy_table(remote, cache, table)
         fetched = _download(remote, cache, shards, recheck, jobs, tick)
-    write_atomic(target, read_regular(manifest.path, LIMIT))
+    write_atomic(target, canonical(manifest.document))
     return PullReport(manifest=target, shards=len(shards), fetched=len(fetched),
                       bytes=sum(shard.bytes for shard in fetched))
 
@@ -87,7 +89,7 @@ def _place(manifest: Manifest, folder: Path) -> Path:
     top, place = folder.absolute(), Path(os.path.normpath(folder.absolute() / named))
     # Of names that are too long, or links in a circle, `realpath` resolves what it can; making the cache fails then.
     if not (place.is_relative_to(top) and Path(os.path.realpath(place)).is_relative_to(os.path.realpath(top))):
-        raise PathError(f"{shown(manifest.path)} names the cache {named[:200]}, which would lie outside {folder}",
+        raise PathError(f"{manifest.path} names the cache {named[:200]}, which would lie outside {folder}",
                         hint=ELSEWHERE)
     return place
 

@@ -24,16 +24,18 @@ from prep.cache.store import MARKER_BYTES, Cache
 from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.mirror import beside, is_url, local_path, shown, split_url
 from prep.fs.paths import MARKER
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import create_checked, read_object, size_of
 from prep.fs.remote.retry import side_by_side
+from prep.fs.remote.storage import put
 from prep.fs.text import read_small
 from prep.fs.untrusted import read_regular
 from prep.maintenance.repair import salvaged_tasks
 from prep.manifest.commands import repair_command
 from prep.manifest.consistency import read_shards
-from prep.manifest.document import Manifest, check_manifest_place, put_checked, read_manifest, require_local
+from prep.manifest.document import Manifest, check_manifest_place, read_manifest, require_local
 from prep.manifest.opened import open_manifest
 from prep.parse import Unparsed
 from prep.progress import Progress, Tick, silent
@@ -43,14 +45,14 @@ from prep.progress import Progress, Tick, silent
 class PushReport:
     """What was uploaded."""
 
-    url: str  # of the manifest
+    url: Bucket  # of the manifest
     shards: int
     sent: int  # shards of which something was sent
     bytes: int  # sent
 
     def as_json(self) -> dict[str, Any]:
         """The document of `prep push --json`."""
-        return {"format": "latentry/push", "version": 1, "url": self.url, "shards": self.shards, "sent": self.sent,
+        return {"format": "latentry/push", "version": 1, "url": str(self.url), "shards": self.shards, "sent": self.sent,
                 "bytes": self.bytes}
 
     def as_text(self) -> str:
@@ -58,19 +60,19 @@ class PushReport:
         return f"{self.url}: {shards_moved(self.shards, self.sent, self.bytes, 'sent', 'there')}"
 
 
-def push(path: Path, url: Path, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PushReport:
+def push(path: Place, url: Place, *, recheck: bool = False, jobs: int = 8, progress: Progress = silent) -> PushReport:
     """Uploads the manifest at `path` and what it needs; `url` names the manifest, or a prefix that it goes below.
 
     What is there with the right bytes is not sent again; `recheck` reads it all to be sure. Raises `PathError`,
     `ManifestError`, `CacheError`.
     """
-    require_local(path, "a manifest is uploaded from a directory")
+    here = require_local(path, "a manifest is uploaded from a directory")
     manifest = read_manifest(path, fetch=False)
-    require_local(manifest.cache_root, "a cache is uploaded from a directory")
+    require_local(manifest.cache, "a cache is uploaded from a directory")
     opened = open_manifest(manifest)
     target, root = _places(opened.manifest, url)
     shards = read_shards(opened.cache, opened.manifest)
-    check_manifest_place(Path(target))
+    check_manifest_place(target)
     upload = _Upload(opened.cache, opened.manifest, root, recheck)
     with (lock_directory(opened.cache.root, exclusive=False, patience=PATIENCE),
           progress("uploading", sum(shard.bytes for shard in shards), "bytes") as tick):
@@ -78,44 +80,44 @@ def push(path: Path, url: Path, *, recheck: bool = False, jobs: int = 8, progres
         for table in opened.manifest.document["tables"].values():
             upload.files.table(table)
         side_by_side(lambda shard: upload.shard(shard.remote, tick), shards, jobs, upload.stop)
-    put_checked(target, read_small(path, regular=True))
+    put(target, read_small(here, regular=True))
     return PushReport(url=target, shards=len(shards), sent=upload.shards_sent, bytes=upload.files.sent)
 
 
-def _places(manifest: Manifest, url: Path) -> tuple[str, str]:
-    """The URLs of the manifest and of its cache, which lie to each other as they do here. Raises `PathError`."""
-    if not is_url(url):
+def _places(manifest: Manifest, url: Place) -> tuple[Bucket, Bucket]:
+    """The places of the manifest and of its cache, which lie to each other as they do here. Raises `PathError`."""
+    if not isinstance(url, Bucket):
         raise PathError(f"{url} is not in an object store, expected a URL like s3://bucket/dataset",
                         hint="name a bucket and a prefix with s3://, gs:// or az://")
-    if not url.name.endswith(".json") or not split_url(url)[2]:
+    if not url.name.endswith(".json") or not url.key:
         url = url / manifest.path.name
-    copy, cache = local_path(url), manifest.document["cache"]
-    root = beside(copy, cache)
+    cache = manifest.document["cache"]
+    root = url.parent.follow(cache)
     if root is None:
-        raise PathError(f"the manifest names the cache {cache}, which would lie outside the bucket of {shown(copy)}",
+        raise PathError(f"the manifest names the cache {cache}, which would lie outside the bucket of {url}",
                         hint="name a URL with more parts, like s3://bucket/team/dataset/manifest.json")
-    return shown(copy), shown(root)
+    return url, root
 
 
 class _Upload:
     """The upload of one cache. Threads share it."""
 
-    def __init__(self, cache: Cache, manifest: Manifest, url: str, recheck: bool) -> None:
-        self._cache, self._url, self._recheck = cache, url, recheck
+    def __init__(self, cache: Cache, manifest: Manifest, target: Bucket, recheck: bool) -> None:
+        self._cache, self._target, self._recheck = cache, target, recheck
         self._lock = threading.Lock()
         self.stop = threading.Event()
-        self.files = Uploader(cache, url, repair=repair_command(manifest, recorded=False), stop=self.stop)
+        self.files = Uploader(cache, str(target), repair=repair_command(manifest, recorded=False), stop=self.stop)
         self._tasks = tasks_by_shard(cache)
         self.shards_sent = 0
 
     def marker(self) -> None:
         """Uploads the marker of the cache. Raises `CacheError` if there is another file of that name, `PathError` in
         another cache."""
-        url, data = f"{self._url}/{MARKER}", read_regular(self._cache.root / MARKER, MARKER_BYTES)
+        url, data = (self._target / MARKER).url, read_regular(self._cache.root / MARKER, MARKER_BYTES)
         try:
             there = read_object(url, MARKER_BYTES)
         except FileNotFoundError:
-            check_alone(self._url)
+            check_alone(self._target)
             there = create_checked(url, data, MARKER_BYTES)
         if there != data:
             raise CacheError(f"{url} is not the marker of a cache of this version", hint="choose another URL")
@@ -123,7 +125,7 @@ class _Upload:
     def shard(self, shard: RemoteShard, tick: Tick) -> None:
         """Uploads a shard, unless it is there. Raises `CacheError` if it is damaged here."""
         root = self._cache.shard(shard.digest)
-        prefix = f"{self._url}/{root.relative_to(self._cache.root).as_posix()}"
+        prefix = f"{self._target}/{root.relative_to(self._cache.root).as_posix()}"
         if not self._recheck and self._is_there(prefix, root, shard):
             tick(shard.bytes)
             moved = 0
@@ -151,7 +153,7 @@ class _Upload:
 
     def _commit(self, task: str, data: bytes, digest: str) -> bool:
         """Uploads a commit, unless there is one; returns whether the one that is there then names the shard."""
-        url = f"{self._url}/{self._cache.commit(task).relative_to(self._cache.root).as_posix()}"
+        url = f"{self._target}/{self._cache.commit(task).relative_to(self._cache.root).as_posix()}"
         with suppress(FileNotFoundError):
             return _names(url, read_object(url, MOST, stop=self.stop), task, digest)
         return _names(url, create_checked(url, data, MOST, stop=self.stop), task, digest)

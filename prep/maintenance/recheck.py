@@ -59,7 +59,7 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
 
 def _look(cache: Cache, digest: str, tick: Tick, stop: threading.Event) -> list[Damage]:
     """The damage of a shard; in the store, if `cache` is a working copy: there it then counts as missing."""
-    if cache.url is None:
+    if cache.store is None:
         return verify_shard(cache, digest, tick=tick)
     with as_stored(ensure_rows(cache, [digest]), digest, rows=True, stop=stop) as stored:
         found = verify_shard(stored, digest, tick=tick)

@@ -7,30 +7,31 @@ import shlex
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from prep.fs.mirror import is_url, shown, url_of
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.manifest.document import Manifest
 
 
-def encode_command(manifest: Manifest, *options: Path | str) -> str:
+def encode_command(manifest: Manifest, *options: Place | str) -> str:
     """The `prep encode` command that encodes missing rows, to be typed in the working directory.
 
     `options` are words to add, such as `"--mask", "sidecar"`; they replace the manifest's options of the same name.
     For a manifest in an object store, it is the command that uploads what is missing, from where the cache was made.
     """
-    if (url := url_of(manifest.path)) is not None:
-        return f"prep push MANIFEST {shlex.quote(url)} --recheck"
+    if isinstance(manifest.path, Bucket):
+        return f"prep push MANIFEST {shlex.quote(str(manifest.path))} --recheck"
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
     given = (*_without(manifest.options, set(options)), *options)
     imported = manifest.document["latents"].get("imported")
     if imported is not None:
-        return command_of(named, ("--from", imported["from"], *imported["options"], *given), manifest.cache_root,
+        return command_of(named, ("--from", imported["from"], *imported["options"], *given), manifest.cache,
                           manifest.path, verb="import")
-    return command_of(named, given, manifest.cache_root, manifest.path)
+    return command_of(named, given, manifest.cache, manifest.path)
 
 
-def command_of(source: Path, options: Iterable[Path | str], cache: Path, manifest: Path, *, verb: str = "encode"
+def command_of(source: Place, options: Iterable[Place | str], cache: Place, manifest: Place, *, verb: str = "encode"
                ) -> str:
     """The `prep encode` (or other) command of a recipe (or source) and its options."""
     given = "".join(f" {_here(word)}" for word in options)
@@ -39,7 +40,7 @@ def command_of(source: Path, options: Iterable[Path | str], cache: Path, manifes
 
 def mending(manifest: Manifest) -> str:
     """What repairs a cache in an object store."""
-    if url_of(manifest.path) is None:
+    if not isinstance(manifest.path, Bucket):
         return f"encode what is damaged again: {encode_command(manifest, '--recheck')}"
     return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the store, "
             "run that prep encode again with --recheck")
@@ -52,15 +53,15 @@ def prompts_command(manifest: Manifest, file: Path) -> str:
 
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
-    if url_of(manifest.path) is not None:
+    if isinstance(manifest.path, Bucket):
         return f"prep verify {_here(manifest.path)} lists all damage; to repair it, {mending(manifest)}"
-    stored = url_of(manifest.cache_root) is not None  # a store has no records of damage
+    stored = isinstance(manifest.cache, Bucket)  # a store has no records of damage
     why = "" if recorded or stored else "the cache cannot be written here, so the damage is not recorded in it; "
     return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "
             f"{encode_command(manifest, *(('--recheck',) if stored or not recorded else ()))}")
 
 
-def _without(words: Iterable[Path | str], flags: Container[Path | str]) -> Iterator[Path | str]:
+def _without(words: Iterable[Place | str], flags: Container[Place | str]) -> Iterator[Place | str]:
     """The words without these flags and the value after each."""
     dropped = False
     for word in words:
@@ -70,12 +71,12 @@ def _without(words: Iterable[Path | str], flags: Container[Path | str]) -> Itera
             yield word
 
 
-def _here(path: Path | str) -> str:
+def _here(path: Place | str) -> str:
     """A path relative to the working directory if that is shorter, or a word, quoted for the shell."""
     if isinstance(path, str):
         return shlex.quote(path)
-    if url_of(path) is not None or is_url(path):
-        return shlex.quote(shown(path))
+    if isinstance(path, Bucket):
+        return shlex.quote(str(path))
     try:
         return shlex.quote(min(str(path), os.path.relpath(path), key=len))
     except ValueError:

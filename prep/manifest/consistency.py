@@ -18,7 +18,6 @@ from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError
 from prep.findings import SEVERITIES
 from prep.formatting import printable
-from prep.fs.mirror import shown
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns, open_samples
 from prep.manifest.shards import HINT, ShardFacts, parse_shards
@@ -33,7 +32,7 @@ MOST_WEIGHT = 1e6  # of a sample or a text; recipes allow 1000
 def cache_of(manifest: Manifest) -> Cache:
     """The cache of a manifest. Raises `CacheError` if it is not there, or is no cache of this version."""
     if not manifest.cache_root.is_dir():
-        raise CacheError(f"the cache of {shown(manifest.path)}, {shown(manifest.cache_root)}, does not exist",
+        raise CacheError(f"the cache of {manifest.path}, {manifest.cache}, does not exist",
                          hint="name where it is now with --cache CACHE, or run prep encode again; a run's "
                          "manifest.json is a copy: copy it to where that manifest lay, and name it there")
     return open_cache(manifest.cache_root, create=False)

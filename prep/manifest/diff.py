@@ -16,7 +16,8 @@ from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
-from prep.fs.mirror import is_url, shown, url_of
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.manifest.describe import import_line
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
@@ -71,9 +72,9 @@ class DiffSide:
 
 def names_of(first: Manifest, second: Manifest) -> tuple[str, str]:
     """What tells two manifests apart: the names of their files, or, if these are the same, their paths or URLs."""
-    if first.path.name != second.path.name or shown(first.path) == shown(second.path):
+    if first.path.name != second.path.name or str(first.path) == str(second.path):
         return first.path.name, second.path.name
-    return shown(first.path), shown(second.path)
+    return str(first.path), str(second.path)
 
 
 def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
@@ -144,7 +145,8 @@ def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
 
     found = _pairs(facts(a), facts(b), "what")
     same_place = os.path.realpath(a.model) == os.path.realpath(b.model)
-    stored = any(url_of(one.path) for one in (a, b))  # a path from where `prep encode` ran leads nowhere there
+    # A path from where `prep encode` ran leads nowhere in a store.
+    stored = any(isinstance(one.path, Bucket) for one in (a, b))
     if a.document["model"] != b.document["model"] and not same_place and not stored:
         found.append({"what": "model", "a": str(a.model), "b": str(b.model)})
     return found
@@ -234,8 +236,8 @@ def _sides(a: DiffSide, b: DiffSide, *, keys: bool) -> tuple[Side, Side]:
     return one, other
 
 
-def _real(place: Path) -> str:
-    return shown(place) if is_url(place) else os.path.realpath(place)
+def _real(place: Place) -> str:
+    return os.path.realpath(place) if isinstance(place, Path) else str(place)
 
 
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prep.cache.remote.documents import fetch_small, fetch_tables
+from prep.cache.remote.documents import fetch_tables, read_sealed
 from prep.digest import canonical, seal
-from prep.errors import CacheError, ManifestError, ModelError, PathError
+from prep.errors import ManifestError, ModelError, PathError
 from prep.formatting import shell_name
-from prep.fs.atomic import write_atomic
 from prep.fs.labels import source_prefixes
-from prep.fs.mirror import beside, is_url, local_path, shown, url_of
 from prep.fs.paths import MARKER, check_replaceable
-from prep.fs.remote.objects import create_object, read_object, replace_object
+from prep.fs.place import Place, place_below, place_of
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import copy_of, directory_of
+from prep.fs.remote.storage import put
 from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
 from prep.geometry import Size
@@ -32,7 +32,6 @@ from prep.parse import sealed_json as sealed
 
 FORMAT = "latentry/manifest"
 VERSION = 1
-TRIES = 3  # at writing a manifest that reads back as something else
 LIMIT = 1 << 20  # bytes; the manifest of any dataset is smaller
 NAME_IT = "name the manifest.json that prep encode wrote"
 _SOURCE = re.compile(rb"^\s*(\[\[\s*source\s*\]\]|source\s*=)", re.MULTILINE)  # only a recipe has one
@@ -53,12 +52,12 @@ class Field:
 class Manifest:
     """A manifest that was read and checked."""
 
-    path: Path  # as given; of a manifest in an object store, its local copy
-    folder: Path  # its paths are relative to this
+    path: Place  # as given
+    folder: Path  # its paths are relative to this; of one in a store, where its copy would be, and nothing is
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
-    moved: Path | None = None  # where its cache is now, if that is not where the document says
+    moved: Place | None = None  # where its cache is now, if that is not where the document says
 
     @property
     def digest(self) -> str:
@@ -66,14 +65,19 @@ class Manifest:
         return str(self.document["self"])
 
     @property
-    def cache_root(self) -> Path:
-        """The directory of its cache; of one in an object store, its local copy."""
+    def cache(self) -> Place:
+        """Where its cache is."""
+        named = self.document["cache"]
         if self.moved is not None:
-            return local_path(self.moved)
-        if is_url(self.document["cache"]):
-            return local_path(Path(self.document["cache"]))
-        place = self.folder / PurePosixPath(self.document["cache"])
-        return place if url_of(self.folder) is None else Path(os.path.normpath(place))
+            return self.moved
+        found = self.path.parent.follow(named) if isinstance(self.path, Bucket) else place_below(self.folder, named)
+        assert found is not None, "no manifest in a store is read that names a cache outside its bucket"
+        return found
+
+    @property
+    def cache_root(self) -> Path:
+        """The directory of its cache; of one in a store, of its copies here."""
+        return directory_of(self.cache)
 
     @property
     def model(self) -> Path | str:
@@ -82,7 +86,7 @@ class Manifest:
         return self.folder / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
 
     @property
-    def sources(self) -> tuple[Path | None, ...]:
+    def sources(self) -> tuple[Place | None, ...]:
         """Where the pictures were when they were encoded; `None` if no relative path leads there."""
         return tuple(None if place is None else self._at(place) for place in self.document["sources"])
 
@@ -92,16 +96,16 @@ class Manifest:
         return source_prefixes(self.sources)
 
     @property
-    def options(self) -> tuple[str | Path, ...]:
+    def options(self) -> tuple[str | Place, ...]:
         """The options of the command that wrote it, except source, cache and output."""
         words = self.document["options"]
         places = (word if isinstance(word, str) else word["path"] for word in words)
         return tuple(place if isinstance(word, str) else self._at(place or "PATH")
                      for word, place in zip(words, places, strict=True))
 
-    def _at(self, place: str) -> Path:
-        """A path that is relative to the manifest, or a URL."""
-        return Path(place) if is_url(place) else self.folder / PurePosixPath(place)
+    def _at(self, place: str) -> Place:
+        """A path that is relative to the manifest, or a place in a store."""
+        return place_below(self.folder, place)
 
     @property
     def family(self) -> str:
@@ -109,21 +113,20 @@ class Manifest:
         return str(self.document["family"])
 
 
-def read_manifest(path: Path, *, fetch: bool = True, cache: Path | None = None) -> Manifest:
+def read_manifest(path: Place, *, fetch: bool = True, cache: Place | None = None) -> Manifest:
     """The manifest at `path`. Raises `ManifestError` if it is missing, damaged, edited or of another version.
 
     A manifest in an object store is fetched, and of a cache there what is needed besides shards; with `fetch` False,
     only the manifest itself. `cache`: where its cache is now, if it has moved. Raises `CacheError`, and `PathError` for
     an odd URL, or a `cache` for a manifest in a store, which lies beside its own.
     """
-    path = local_path(path)
     _check_moved(path, cache)
-    if url_of(path) is not None:
+    if isinstance(path, Bucket):
         return _fetched(path, tables=fetch)
     try:
         data = without_mark(read_small(path, most=LIMIT, regular=True))
     except TooLarge:
-        raise ManifestError(f"{shown(path)} is larger than {LIMIT} bytes, so it is not a manifest",
+        raise ManifestError(f"{path} is larger than {LIMIT} bytes, so it is not a manifest",
                             hint=NAME_IT) from None
     except OSError as error:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror or error}",
@@ -131,9 +134,8 @@ def read_manifest(path: Path, *, fetch: bool = True, cache: Path | None = None) 
     return _with_tables(_parsed(path, data), fetch, cache)
 
 
-def read_copy(copy: Path, path: Path, *, fetch: bool = True, cache: Path | None = None) -> Manifest:
+def read_copy(copy: Path, path: Place, *, fetch: bool = True, cache: Place | None = None) -> Manifest:
     """The manifest in the file `copy`, as if it lay at `path`, from where its paths lead. Raises as `read_manifest`."""
-    path = local_path(path)
     _check_moved(path, cache)
     try:
         manifest = _parsed(path, without_mark(read_regular(copy, LIMIT)))
@@ -142,102 +144,73 @@ def read_copy(copy: Path, path: Path, *, fetch: bool = True, cache: Path | None 
     return _with_tables(manifest, fetch, cache)
 
 
-def _check_moved(path: Path, cache: Path | None) -> None:
-    if cache is not None and url_of(path) is not None:
-        raise PathError(f"--cache is given, but {shown(path)} is in a store, beside its cache", hint="omit --cache")
+def _check_moved(path: Place, cache: Place | None) -> None:
+    if cache is not None and isinstance(path, Bucket):
+        raise PathError(f"--cache is given, but {path} is in a store, beside its cache", hint="omit --cache")
 
 
-def _with_tables(manifest: Manifest, fetch: bool, cache: Path | None) -> Manifest:
+def _with_tables(manifest: Manifest, fetch: bool, cache: Place | None) -> Manifest:
     """The manifest, whose cache is at `cache` now if that is given; with `fetch`, what a store has of its tables."""
-    found = replace(manifest, moved=cache if cache is None or is_url(cache) else cache.absolute())
-    if fetch and url_of(found.cache_root) is not None:
-        fetch_tables(found.cache_root, found.document["tables"].values())
+    found = replace(manifest, moved=cache.absolute() if isinstance(cache, Path) else cache)
+    if fetch:
+        fetch_tables(found.cache, found.document["tables"].values())
     return found
 
 
-def _fetched(path: Path, *, tables: bool) -> Manifest:
-    """The manifest in a store whose local copy is `path`, and its tables."""
+def _fetched(path: Bucket, *, tables: bool) -> Manifest:
+    """A manifest in a store, whose tables are fetched if `tables` are asked for."""
+    copy_of(path)  # first: without a home there is no place for what would come
     try:
-        manifest = _parsed(path, without_mark(fetch_small(path, LIMIT)))
+        manifest = _parsed(path, without_mark(read_sealed(path, LIMIT)))
     except OSError as error:
-        raise ManifestError(f"cannot read manifest {shown(path)}: {error.strerror}",
+        raise ManifestError(f"cannot read manifest {path}: {error.strerror}",
                             hint="upload it with its cache: prep push MANIFEST URL") from None
     cache = manifest.document["cache"]
-    if is_url(cache) or beside(path, cache) is None:
-        raise ManifestError(f"{shown(path)} names the cache {cache}, which is outside its bucket",
+    if isinstance(place_of(cache), Bucket) or path.parent.follow(cache) is None:
+        raise ManifestError(f"{path} names the cache {cache}, which is outside its bucket",
                             hint="upload both into one bucket: prep push MANIFEST URL")
     if tables:
-        fetch_tables(manifest.cache_root, manifest.document["tables"].values())
+        fetch_tables(manifest.cache, manifest.document["tables"].values())
     return manifest
 
 
-def _parsed(path: Path, data: bytes) -> Manifest:
+def _parsed(path: Place, data: bytes) -> Manifest:
     _check_kind(path, data)
     try:
-        return _checked(path, sealed(data, shown(path)))
+        return _checked(path, sealed(data, str(path)))
     except Unparsed as error:
         raise ManifestError(str(error), hint="run the prep encode command again: it rewrites the manifest and "
                             "encodes only missing rows") from None
 
 
-def _check_kind(path: Path, data: bytes) -> None:
+def _check_kind(path: Place, data: bytes) -> None:
     """Raises `ManifestError` for what was never a manifest, which encoding again would not mend."""
     if path.suffix == ".toml" and _SOURCE.search(data):
         made = f"prep encode {shell_name(str(path))} --cache cache -o manifest.json"
-        raise ManifestError(f"{shown(path)} is a recipe, expected a manifest",
-                            hint=NAME_IT if url_of(path) is not None else f"make one: {made}")
+        raise ManifestError(f"{path} is a recipe, expected a manifest",
+                            hint=NAME_IT if isinstance(path, Bucket) else f"make one: {made}")
     zeroed = not data.strip(b"\0")  # as a power failure leaves a file
     if not (zeroed or looks_like_manifest(data) or FORMAT.encode() in data):
-        raise ManifestError(f"{shown(path)} is no manifest", hint=NAME_IT)
+        raise ManifestError(f"{path} is no manifest", hint=NAME_IT)
 
 
-def write_manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
-    """Seals `document`, checks it as a reader would, and writes it atomically. Raises `ManifestError`."""
-    require_local(path, "a manifest is written")
+def write_manifest(path: Place, document: Mapping[str, Any]) -> Manifest:
+    """Seals `document`, checks it as a reader would, and writes it: atomically, or to a store, which is read again.
+
+    Raises `ManifestError`, `CacheError`.
+    """
     manifest, data = _new(path, document)
     staging = manifest.cache_root / "tmp"
-    if not path.is_file() or read_small(path, regular=True) != data:
-        write_atomic(path, data, staging=staging if staging.is_dir() else None)
+    put(path, data, staging=staging if staging.is_dir() else None)
     return manifest
 
 
-def put_manifest(path: Path, document: Mapping[str, Any]) -> None:
-    """Like `write_manifest`, to an object store: `path` is the place of its local copy. Raises `CacheError`."""
-    put_checked(shown(path), _new(path, document)[1])
-
-
-def put_checked(url: str, data: bytes) -> None:
-    """Writes the bytes of a manifest to a URL, unless they are there, and reads them back. Raises `CacheError`."""
-    create_object(url, data)
-    for _ in range(TRIES):
-        if _stored(url) == data:
-            return
-        replace_object(url, data)
-    if _stored(url) != data:
-        raise CacheError(f"{url} does not read back as it was written", hint="run the same command again")
-
-
-def check_manifest_place(path: Path) -> None:
+def check_manifest_place(path: Place) -> None:
     """Raises `PathError` unless a manifest can be written at `path`: where nothing is, or one that is replaced."""
-    if (url := url_of(local_path(path))) is None:
-        check_replaceable(path, "manifest", looks_like_manifest)
-        return
-    with suppress(FileNotFoundError):
-        if not looks_like_manifest(_stored(url)[:1024]):
-            raise PathError(f"{url} exists and is no manifest, so it is not replaced", hint="choose another URL")
+    check_replaceable(path, "manifest", looks_like_manifest)
 
 
-def _stored(url: str) -> bytes:
-    """What is at a URL: if that is larger than any manifest, other bytes. Raises `FileNotFoundError`, `StoreError`."""
-    try:
-        return read_object(url, LIMIT)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return b"larger than any manifest"
-
-
-def _new(path: Path, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
+def _new(path: Place, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
     """A new manifest, as a reader would see it, and its bytes. Raises `ManifestError`."""
     whole = seal(document)
     try:
@@ -252,33 +225,34 @@ def _new(path: Path, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
 
 def check_model_named(manifest: Manifest, given: str | Path | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
-    url, model = url_of(manifest.path), manifest.model
-    if url is not None and not given and isinstance(model, Path) and not model.is_dir():
-        raise ModelError(f"{url} names the model {manifest.document['model']['path']}, which is a "
+    model = manifest.model
+    if isinstance(manifest.path, Bucket) and not given and isinstance(model, Path) and not model.is_dir():
+        raise ModelError(f"{manifest.path} names the model {manifest.document['model']['path']}, which is a "
                          "directory where the cache was made",
                          hint="name the model on this computer, or its Hub id, with --model")
 
 
-def require_local(path: Path, what: str) -> None:
-    """Raises `PathError` if `path` is in an object store, or the local copy of what is there."""
-    if (url := url_of(local_path(path))) is not None:
-        raise PathError(f"{url} is in an object store, but {what} only on this computer",
+def require_local(place: Place, what: str) -> Path:
+    """A place on this computer. Raises `PathError` for one in a store."""
+    if isinstance(place, Bucket):
+        raise PathError(f"{place} is in an object store, but {what} only on this computer",
                         hint="download it with prep pull URL DIR, change it there, and upload it with prep push "
                         "MANIFEST URL")
+    return place
 
 
-def relative_to_manifest(target: Path, manifest: Path) -> str | None:
+def relative_to_manifest(target: Place, manifest: Place) -> str | None:
     """`target` as a POSIX path relative to the manifest's directory; what is in an object store as its URL.
 
     What is on this computer is named relative to the working directory in a manifest in an object store: as if it had
     been written there, and uploaded. `None` if no relative path exists (another drive), or if it is not portable (a
     backslash in a name).
     """
-    if is_url(target):
-        return shown(target)
-    here = url_of(manifest) is not None and url_of(target) is None
+    if isinstance(target, Bucket):
+        return str(target)
+    base = Path.cwd() if isinstance(manifest, Bucket) else manifest.resolve().parent
     try:
-        place = Path(os.path.relpath(target.resolve(), Path.cwd() if here else manifest.resolve().parent)).as_posix()
+        place = Path(os.path.relpath(target.resolve(), base)).as_posix()
     except ValueError:
         return None
     place = f"./{place}" if ":" in place.split("/")[0] else place  # otherwise Windows reads a drive letter
@@ -290,28 +264,30 @@ def looks_like_manifest(start: bytes) -> bool:
     return not start or start.startswith(b'{"buckets":[')
 
 
-def _checked(path: Path, document: dict[str, Any]) -> Manifest:
+def _checked(path: Place, document: dict[str, Any]) -> Manifest:
     if document.get("format") != FORMAT:
-        raise Unparsed(f"{shown(path)} has format {brief(document.get('format'))}, expected '{FORMAT}'")
+        raise Unparsed(f"{path} has format {brief(document.get('format'))}, expected '{FORMAT}'")
     if document.get("version") != VERSION:
-        raise Unparsed(f"{shown(path)} has version {brief(document.get('version'))}, this program reads version "
+        raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads version "
                        f"{VERSION}")
-    check_document(document, shown(path))
+    check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
     return Manifest(path=path, folder=_folder(path, document["cache"]), document=document, fields=fields,
                     buckets=buckets)
 
 
-def _folder(path: Path, cache: str) -> Path:
+def _folder(path: Place, cache: str) -> Path:
     """The directory that a manifest's paths are relative to: the directory of the file itself if `path` is a link.
 
     It is the link's directory if only that has the cache: some stores replace each file by a link.
     """
+    if isinstance(path, Bucket):
+        return copy_of(path).parent
     if not path.is_symlink():
         return path.parent
     real = Path(os.path.realpath(path)).parent
-    if is_url(cache):
+    if isinstance(place_of(cache), Bucket):
         return real
     beside_link = (path.parent / PurePosixPath(cache) / MARKER).is_file()
     return path.parent if beside_link and not (real / PurePosixPath(cache) / MARKER).is_file() else real

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ import pyarrow.compute as pc
 from prep.batching.split import ROLES, Role
 from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
-from prep.fs.blob import MOST_BYTES, blob_at, read_blob
-from prep.fs.mirror import is_url
+from prep.fs.blob import blob_at, read_blob
 from prep.fs.paths import resolve
-from prep.fs.untrusted import read_regular
+from prep.fs.place import Place, is_directory
 from prep.geometry import Placement, Size
 from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
 
@@ -75,19 +73,18 @@ class SampleColumns:
         """The SHA-256 of the sample's picture file."""
         return str(self.table["picture"][sample].as_py().hex())
 
-    def picture_path(self, sample: int, sources: Sequence[Path | None]) -> Path | None:
-        """Where the sample's picture is, or was; in a store, as what `Path` makes of its URL; `None` if nothing leads
-        to its source."""
+    def picture_path(self, sample: int, sources: Sequence[Place | None]) -> Place | None:
+        """Where the sample's picture is, or was; `None` if nothing leads to its source."""
         source = sources[int(self.source[sample])]
-        return None if source is None else (source if is_url(source) else resolve(source)) / self.name(sample)
+        return None if source is None else resolve(source) / self.name(sample)
 
-    def picture_bytes(self, sample: int, sources: Sequence[Path | None]) -> bytes:
-        """The sample's picture as its file, or its object in a store, has it now; nothing if it is in a tar there, or
+    def picture_bytes(self, sample: int, sources: Sequence[Place | None]) -> bytes:
+        """The sample's picture as its file, or its object in a store, has it now; nothing if it is in a tar, or
         nothing leads to its source. Raises `OSError`, `StoreError`."""
-        source, path = sources[int(self.source[sample])], self.picture_path(sample, sources)
-        if source is not None and is_url(source):
-            return b"" if source.suffix == ".tar" else read_blob(blob_at(source, self.name(sample)))
-        return b"" if path is None else read_regular(path, MOST_BYTES)
+        source = sources[int(self.source[sample])]
+        if source is None or (source.suffix == ".tar" and not is_directory(source)):
+            return b""
+        return read_blob(blob_at(source, self.name(sample)))
 
     def placement(self, view: int, bucket: Size) -> Placement:
         """How a view of a sample is scaled, cropped and mirrored into its bucket."""

@@ -7,14 +7,13 @@ most once, so other modules need no further checks. Everything here raises `Unpa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from prep.arrays import ITEM_BYTES
 from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.errors import PathError
-from prep.fs.mirror import is_url, shown, split_url
+from prep.fs.remote.bucket import Bucket, names_bucket
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Family
 from prep.models.fields import FIELDS, STD, dims_of
@@ -85,11 +84,11 @@ def _check_option(value: Any, where: str) -> None:
 
 def _check_place(place: str, where: str) -> None:
     """Checks a path relative to the manifest, or the URL of a prefix in an object store."""
-    if not is_url(place):
+    if not names_bucket(place):
         relative(place, where)
         return
     try:
-        wanted = shown(Path(place))
+        wanted = str(Bucket.parse(place))
     except PathError as error:
         raise Unparsed(f"{where} is {brief(place)}: {error.message}") from None
     if place != wanted or len(place) > PATH:
@@ -101,7 +100,7 @@ def _check_cache(place: str) -> None:
     _check_place(place, "cache")
     if place.count("/") > MOST_DEEP:
         raise Unparsed(f"cache is {brief(place)}, {place.count('/')} directories deep, expected at most {MOST_DEEP}")
-    if is_url(place) and not split_url(place)[2]:
+    if names_bucket(place) and not Bucket.parse(place).key:
         raise Unparsed(f"cache is {brief(place)}, expected a URL like s3://bucket/cache")
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from prep.digest import digest_bytes
 from prep.errors import PathError
 from prep.export.pictures import PictureFiles
-from prep.fs.blob import Blob, read_blob
-from prep.fs.mirror import is_object
+from prep.fs.blob import is_too_large, read_blob
 from prep.fs.remote.errors import StoreError
 from prep.images.decode import Picture, decode_picture
 from prep.images.formats.parts import BadPicture
@@ -33,7 +32,7 @@ class Originals:
         """Returns the bytes of a described sample's picture; `None` if it is missing or has changed."""
         try:
             blob = self._files.find(sample["source"], sample["name"])
-            data = None if blob is None or _too_large(blob) else read_blob(blob)
+            data = None if blob is None or is_too_large(blob) else read_blob(blob)
         except (OSError, ValueError, PathError, StoreError):
             return None
         return data if data is not None and digest_bytes(data) == sample["picture"] else None
@@ -49,8 +48,3 @@ class Originals:
         except BadPicture:
             return None
 
-
-def _too_large(blob: Blob) -> bool:
-    if blob.length is None and is_object(blob.file):  # reading it is bounded
-        return False
-    return (blob.path.stat().st_size if blob.length is None else blob.length) > MOST_BYTES

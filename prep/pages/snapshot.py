@@ -16,8 +16,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from prep.fs.mirror import shown
-from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
+from prep.fs.paths import NamedPath, check_disjoint, check_replaceable, resolve
+from prep.fs.place import Place
 from prep.pages.layout import render, static_file
 from prep.pages.parts import Head, Section
 from prep.recipe.schema import Recipe
@@ -40,7 +40,7 @@ class Origin:
 
 def origin_of(recipe: Recipe, made: date) -> Origin:
     """Returns the origin of a page about a recipe's pictures."""
-    places = [shown(source.path) for source in recipe.sources]
+    places = [str(source.path) for source in recipe.sources]
     if len(places) > PLACES:
         places[PLACES:] = [f"and {len(places) - PLACES} more sources"]
     return Origin(name=name_of(recipe), places=tuple(places), made=made)
@@ -53,9 +53,9 @@ def name_of(recipe: Recipe) -> str:
     return ", ".join(names[:2]) + more
 
 
-def _name_of(path: Path) -> str:
+def _name_of(path: Place) -> str:
     """The last part of a path; `.` and `..` are resolved first."""
-    return (path.name if path.name not in ("", "..") else path.resolve().name) or str(path)
+    return (path.name if path.name not in ("", "..") else resolve(path).name) or str(path)
 
 
 def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from prep.buckets.sizes import MOST_RESOLUTION
 from prep.buckets.views import CROPS
+from prep.fs.place import Place
 from prep.parse import Unparsed, brief, color_of, expect, list_of, one_of, parse_size, suggest, within
 from prep.setting import number_of, texts_check
 from prep.sources.globs import chosen_by
@@ -74,9 +74,9 @@ def alpha_check(value: Any, where: str) -> str:
     return str(value)
 
 
-def path_check(value: Any, where: str) -> str | Path:
-    """The text of a path or URL, which whoever reads it resolves; or a path."""
-    if isinstance(value, Path):
+def path_check(value: Any, where: str) -> str | Place:
+    """The text of a path or URL, which whoever reads it resolves; or a place."""
+    if isinstance(value, Place):
         return value
     text = expect(value, str, where)
     if "\0" in text:
@@ -84,9 +84,9 @@ def path_check(value: Any, where: str) -> str | Path:
     return text
 
 
-def mask_check(value: Any, where: str) -> str | Path:
+def mask_check(value: Any, where: str) -> str | Place:
     """One of the places of masks, or a directory's path."""
-    return value if isinstance(value, Path) else expect(value, str, where)
+    return value if isinstance(value, Place) else expect(value, str, where)
 
 
 def globs_check(value: Any, where: str) -> tuple[str, ...]:

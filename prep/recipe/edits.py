@@ -13,8 +13,9 @@ from pathlib import Path
 
 from prep.formatting import shell_name
 from prep.fs import atomic
-from prep.fs.mirror import is_url
 from prep.fs.paths import resolve
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.fs.text import parse_toml, read_small, read_text
 from prep.recipe.schema import Recipe
 from prep.recipe.write import quoted, relative_to
@@ -24,10 +25,10 @@ NONE = Path("none")  # in place of a directory: no edits
 UNDO = ".undo"  # in a directory of edits: what can be undone; hidden, so that it is no picture's
 
 
-def usual_folder(source: Path) -> Path | None:
+def usual_folder(source: Place) -> Path | None:
     """The directory for edits of a source that names none: beside it, `photos-edits` of `photos`; `None` for one in a
     store."""
-    if is_url(source):
+    if isinstance(source, Bucket):
         return None
     at = resolve(source)
     if is_tars(source):
@@ -67,7 +68,7 @@ def source_folders(recipe: Recipe) -> tuple[str, ...]:
     places = [*(source.path for source in recipe.sources), *recipe.unused]
     if len(places) == 1:
         return ("",)
-    paths = [(place if is_url(place) else resolve(place)).parts[1:] for place in places]
+    paths = [resolve(place).parts[1:] for place in places]
     return tuple(_shortest(one, {other for other in paths if other != one}) for one in paths)
 
 

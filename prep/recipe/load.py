@@ -13,7 +13,8 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.formatting import shell_name
-from prep.fs.mirror import check_here, is_url, shown, split_url
+from prep.fs.place import Place, place_below, require_disk, require_here
+from prep.fs.remote.bucket import Bucket
 from prep.fs.text import parse_toml, read_text
 from prep.parse import Unparsed, brief, expect, list_of
 from prep.recipe.checks import path_check
@@ -28,7 +29,7 @@ from prep.sources.tar_paths import HINT, tars_of
 from prep.sources.walk import is_tars
 
 
-def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
+def load_recipe(source: Place, *, choices: Mapping[str, Any]) -> Recipe:
     """The recipe of the directory or `.toml` at `source`, overridden by the command's `choices`.
 
     `choices` maps keys like "image.resolution" to values; `None` means not given.
@@ -36,15 +37,16 @@ def load_recipe(source: Path, *, choices: Mapping[str, Any]) -> Recipe:
     """
     given = {name: value for name, value in choices.items() if value is not None}
     try:
-        if source.suffix == ".toml" and is_url(source):
-            raise PathError(f"recipe {shown(source)} is in an object store, expected a file on this computer",
+        if source.suffix == ".toml" and isinstance(source, Bucket):
+            raise PathError(f"recipe {source} is in an object store, expected a file on this computer",
                             hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
-        recipe = _read(source) if source.suffix == ".toml" else Recipe(sources=(Source(path=_existing(source)),))
+        recipe = (_read(require_disk(source)) if source.suffix == ".toml" else
+                  Recipe(sources=(Source(path=_existing(source)),)))
         found = _overridden(recipe, given)
         found = replace(found, edits=None) if found.edits == NONE else found if found.edits else with_usual_edits(found)
         for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
             if path is not None and path != NONE:
-                check_here(path, role)
+                require_here(path, role)
         if found.edits is not None and not found.edits.is_dir():
             raise PathError(f"edits {found.edits} is not a directory",
                             hint=f"mkdir -p {shell_name(str(found.edits))}, or leave --edits and [edits] out")
@@ -79,12 +81,12 @@ def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
         raise ConfigError(f"{flags[0]}: {error}") from None
 
 
-def _existing(source: Path) -> Path:
+def _existing(source: Place) -> Place:
     """The source itself. Raises `PathError` if it is no directory and no tars; whether a prefix in a store has objects
     is seen when they are listed."""
-    if is_url(source):
-        split_url(source)
-    elif is_tars(source):
+    if isinstance(source, Bucket):
+        return source
+    if is_tars(source):
         tars_of(source)
     elif not source.exists():
         raise PathError(f"source {source} does not exist", hint=HINT)
@@ -122,7 +124,7 @@ def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
             if row.field == "mask":
                 value = _mask(value, base)
             elif row.spec.check is path_check:
-                value = NONE if value == str(NONE) and row.field != "cache" else _below(base, value)
+                value = NONE if value == str(NONE) and row.field != "cache" else place_below(base, value)
             found[row.field] = value
     return found
 
@@ -134,20 +136,14 @@ def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Sour
     check_keys(table, ("path", *(row.field for row in rows_of(Source))), f"[{where}]")
     given = _checked("source", {name: value for name, value in table.items() if name != "path"}, where)
     if "table" in given:
-        given["table"] = _below(base, given["table"])
+        given["table"] = place_below(base, given["table"])
     if "mask" in given:
         given["mask"] = _mask(given["mask"], base)
     if "caption" in given:
         given["caption"] = _record("caption", {f"{where}.caption": given["caption"]}, f"{where}.caption", caption)
-    return Source(path=_below(base, str(path_check(table["path"], f"{where}.path"))), **given)
+    return Source(path=place_below(base, str(path_check(table["path"], f"{where}.path"))), **given)
 
 
-def _below(base: Path, text: str) -> Path:
-    """A path relative to `base`, or a URL."""
-    if not is_url(text):
-        return base / text
-    split_url(text)
-    return Path(text)
 
 
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -174,8 +170,8 @@ def _model(model: ModelOptions, base: Path) -> ModelOptions:
     return replace(model, path=str(local)) if model.path and local.exists() else model
 
 
-def _mask(text: str | Path, base: Path) -> MaskFrom:
-    return text if isinstance(text, Path) or text in MASKS else _below(base, text)  # type: ignore[return-value]  # one of MASKS
+def _mask(text: str | Place, base: Path) -> MaskFrom:
+    return text if isinstance(text, Place) or text in MASKS else place_below(base, text)  # type: ignore[return-value]  # one of MASKS
 
 
 def _settle_beside_alpha(recipe: Recipe) -> Recipe:
@@ -206,12 +202,12 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[Source, ...]:
     Raises `Unparsed` for a name of no source, or of several.
     """
     base = Path() if recipe.file is None else recipe.file.parent
-    spelled = [shown(one.path.relative_to(base) if one.path.is_relative_to(base) else one.path)
+    spelled = [str(one.path.relative_to(base) if one.path.is_relative_to(base) else one.path)
                for one in recipe.sources]
     numbers = set()
     for name in names:
         found = [number for number, one in enumerate(recipe.sources)
-                 if name.rstrip("/") in (spelled[number].rstrip("/"), shown(one.path), one.path.name)]
+                 if name.rstrip("/") in (spelled[number].rstrip("/"), str(one.path), one.path.name)]
         if len(found) != 1:
             raise Unparsed(f"sources is {brief(name)}, which names {len(found) or 'none'} of them, expected one of: "
                            f"{', '.join(spelled)}")
@@ -227,18 +223,18 @@ def _enabled(recipe: Recipe) -> Recipe:
                                                                    if not one.enabled)))
 
 
-def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Path, ...]:
+def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Place, ...]:
     """The options that turn `base` into what was `given`, so that messages can show the command."""
     changed = _override(base, given)
-    words: list[str | Path] = []
+    words: list[str | Place] = []
     for name, flag in FLAGS.items():
         value = _at(changed, name)
         if value == _at(base, name):
             continue
-        is_path = (isinstance(value, Path) and value != NONE) or (name == "model.path" and Path(value).is_dir())
+        value = Path(value) if name == "model.path" and Path(value).is_dir() else value
         value = given[name] if name == "sources" else value
         spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [flag, Path(value) if is_path else spelled]
+        words += [flag, value if isinstance(value, Place) and value != NONE else spelled]
     return tuple(words)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import UsageError
+from prep.fs.place import Place
 from prep.recipe.checks import path_check
 from prep.recipe.schema import setting_of
 
@@ -129,7 +130,7 @@ def _given(value: Any, kind: type) -> Any:
     return value if kind is not str else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def given_by(words: Sequence[str | Path]) -> dict[str, Any]:
+def given_by(words: Sequence[str | Place]) -> dict[str, Any]:
     """The command-line values, by parameter name, of options as a manifest records them: flags and values in turn.
 
     Raises `UsageError` for an option of another version.

@@ -16,6 +16,7 @@ from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.buckets.views import FLIPS
 from prep.captions.options import CaptionOptions
 from prep.findings import ScanOptions
+from prep.fs.place import Place
 from prep.recipe.checks import (
     UPSCALES,
     alpha_check,
@@ -104,7 +105,7 @@ class ImageOptions:
 class Source:
     """A source of pictures, and their role."""
 
-    path: Path
+    path: Place
     enabled: bool = setting(True, help="whether it is used; --sources NAME uses it all the same")
     repeats: int = setting(1, low=1, high=10_000, help="how often an epoch shows each of its samples")
     role: Role = setting("train", choices=ROLES, help="what its samples are for; prior: regularization")
@@ -113,7 +114,7 @@ class Source:
                                        help="globs of names to use, as in a .gitignore", derived="all")
     exclude: tuple[str, ...] = setting((), check=globs_check, values="a list of globs",
                                        help="globs of names not to use")
-    table: Path | None = setting(None, check=path_check, values="a path", example=Path("captions.jsonl"),
+    table: Place | None = setting(None, check=path_check, values="a path", example=Path("captions.jsonl"),
                                  help="captions by file name: JSON lines, kohya's JSON, CSV or Parquet; metadata.* is "
                                  "always read")
     mask: MaskFrom | None = setting(None, check=mask_check, values="as mask.from", example="none",
@@ -127,7 +128,7 @@ class Recipe:
     """A complete recipe, with defaults for everything the file leaves out."""
 
     sources: tuple[Source, ...]  # those that are used
-    unused: tuple[Path, ...] = ()  # the places of the others in the file
+    unused: tuple[Place, ...] = ()  # the places of the others in the file
     model: ModelOptions = field(default_factory=ModelOptions)
     image: ImageOptions = field(default_factory=ImageOptions)
     caption: CaptionOptions = field(default_factory=CaptionOptions)
@@ -145,11 +146,11 @@ class Recipe:
     prompts: Path | None = setting(None, name="prompts.file", check=path_check, values="a file",
                                    example=Path("prompts.txt"), help="file of sample prompts, one per line: prompt --n "
                                    "negative")
-    cache: Path | None = setting(None, name="cache.path", check=path_check, values="a directory or URL",
+    cache: Place | None = setting(None, name="cache.path", check=path_check, values="a directory or URL",
                                  example=Path("cache"), help="where encoded rows go without --cache",
                                  derived="cache, beside the recipe")
     file: Path | None = None  # the file it was read from
-    options: tuple[str | Path, ...] = ()  # command options that change values of the file or defaults
+    options: tuple[str | Place, ...] = ()  # command options that change values of the file or defaults
     notes: tuple[str, ...] = ()  # what was decided without being asked, for the user
 
     def mask_of(self, source: int) -> MaskFrom:
@@ -170,10 +171,10 @@ class Recipe:
         return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} else "file"
 
     @property
-    def mask_folders(self) -> tuple[Path, ...]:
+    def mask_folders(self) -> tuple[Place, ...]:
         """The mask directories, each once."""
         masks = (self.mask_of(number) for number in range(len(self.sources)))
-        return tuple(dict.fromkeys(mask for mask in masks if isinstance(mask, Path)))
+        return tuple(dict.fromkeys(mask for mask in masks if not isinstance(mask, str)))
 
     def caption_of(self, source: int) -> CaptionOptions:
         """The caption options of a source."""

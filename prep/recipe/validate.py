@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from prep.buckets.sizes import MOST_RESOLUTION
-from prep.fs.mirror import is_url
 from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, one_of, within
 from prep.recipe.schema import MASKS, ImageOptions, Recipe
@@ -53,6 +52,6 @@ def _check_image(image: ImageOptions) -> None:
 
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
-    if isinstance(mask, Path) and not is_url(mask) and not mask.is_dir():
+    if isinstance(mask, Path) and not mask.is_dir():
         raise Unparsed(f"{where} is {str(mask)!r}, expected {', '.join(MASKS)} or an existing directory "
                        "(prep mask makes one)")

@@ -8,7 +8,9 @@ from typing import Any
 
 from prep.errors import CacheError, PathError
 from prep.formatting import shell_name
-from prep.fs.mirror import is_object, local_path, shown, url_of
+from prep.fs.place import Place, place_of
+from prep.fs.remote.bucket import Bucket, is_object
+from prep.fs.remote.copies import original_of, shown
 from prep.fs.remote.objects import size_of
 from prep.parse import PATH, Unparsed, brief, expect
 from prep.runs.documents import check_links, read_sealed, refused
@@ -66,30 +68,29 @@ def path_text(value: Any, where: str) -> str:
     return text
 
 
-def place_of(folder: Path, named: str) -> Path:
-    """What a run names: a path, usually relative to the run, or the URL of an object, of which this is the copy here.
-    """
-    return local_path(Path(named)) if is_object(named) else folder / PurePosixPath(named)
+def place_in(folder: Path, named: str) -> Place:
+    """What a run names: a path, usually relative to the run, or a place in a store, also by the path of its copy."""
+    return place_of(named) if is_object(named) else original_of(folder / PurePosixPath(named))
 
 
-def manifest_of(folder: Path) -> Path:
+def manifest_of(folder: Path) -> Place:
     """The manifest that the run in `folder` was trained on, also if it is gone. Raises `PathError`, `CacheError`."""
     try:
-        return place_of(folder, path_text(read_document(folder)["manifest"], "manifest"))
+        return place_in(folder, path_text(read_document(folder)["manifest"], "manifest"))
     except Unparsed as error:
         raise damaged(folder, error) from None
 
 
-def check_manifest(folder: Path, manifest: Path) -> None:
+def check_manifest(folder: Path, manifest: Place) -> None:
     """Raises `CacheError` unless the manifest that a run names is a file, or is in a store."""
-    if url_of(manifest) is None and not manifest.is_file():
+    if isinstance(manifest, Path) and not manifest.is_file():
         raise CacheError(f"the manifest of {shown(folder)} is gone: {manifest} is not a file",
                          hint="name it with --manifest")
 
 
-def check_not_stored(folder: Path) -> None:
+def check_not_stored(folder: Bucket) -> None:
     """Raises `PathError` if there is a run at a URL: for what shows runs on this computer only. Raises `StoreError`."""
     with suppress(FileNotFoundError):
-        size_of(f"{shown(folder)}/{NAME}")
-        raise PathError(f"{shown(folder)} is a training run in an object store, expected one on this computer",
-                        hint=f"train report {shell_name(shown(folder))} writes it as a page")
+        size_of((folder / NAME).url)
+        raise PathError(f"{folder} is a training run in an object store, expected one on this computer",
+                        hint=f"train report {shell_name(str(folder))} writes it as a page")

@@ -13,7 +13,7 @@ from pathlib import Path
 from prep.errors import PathError
 from prep.formatting import duration, printable, shell_name
 from prep.fs import atomic
-from prep.fs.mirror import shown
+from prep.fs.remote.copies import shown
 from prep.fs.untrusted import read_regular
 from prep.runs.document import read_document
 from prep.runs.heartbeat import KINDS, Heartbeat, Kind, read_heartbeat

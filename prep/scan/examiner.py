@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Event
 from typing import Protocol, TypeVar
 
 from prep.findings import finding
-from prep.fs.blob import Blob, fetched
-from prep.fs.mirror import is_object
-from prep.fs.remote.retry import side_by_side
+from prep.fs.blob import Blob, fetched_all
 from prep.parse import Unparsed
 from prep.scan.examine import Examined
 from prep.scan.protocol import BlobMessage, ItemMessage, PictureMessage
@@ -103,11 +100,8 @@ def not_examined(item: Item, code: str, detail: str) -> Looked:
 
 def _fetched(items: Sequence[Item], stop: Event) -> list[Item]:
     """The items, with the bytes of what they have in stores. Raises `StoreError`, `Stopped`."""
-    blobs = [blob for item in items for blob in item.blobs if is_object(blob.file)]
-    if not blobs:
-        return list(items)
-    found = side_by_side(partial(fetched, stop=stop), blobs, FETCHERS, Event())  # its own: an error is of these alone
-    return [item.with_blobs(dict(zip(blobs, found, strict=True))) for item in items]
+    found = fetched_all((blob for item in items for blob in item.blobs), FETCHERS, stop=stop)
+    return [item.with_blobs(found) for item in items] if found else list(items)
 
 
 def _without_bytes(item: Item) -> Item:

@@ -9,11 +9,11 @@ side files of operating systems and latent caches are skipped.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
 from prep.fs.blob import blob_at
+from prep.fs.place import Place
 from prep.sources.folders import folders_of
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
@@ -24,8 +24,8 @@ from prep.workers.pool import WorkerPool
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # not captions
 
 
-def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: WorkerPool,
-         table: Path | None = None, prefix: str = "") -> Iterator[Item | Finding]:
+def walk(root: Place, *, source: int, mask_from: MaskFrom | MaskFolder, workers: WorkerPool,
+         table: Place | None = None, prefix: str = "") -> Iterator[Item | Finding]:
     """Yields the items below `root`, and findings. Labels of items begin with `prefix`.
 
     `workers` read the tables found there, and `table`. Raises `PathError` for a bad root.
@@ -34,7 +34,7 @@ def walk(root: Path, *, source: int, mask_from: MaskFrom | MaskFolder, workers: 
     so does a `MaskFolder`, which several sources may share: the caller yields its orphans after walking all of them.
     """
     folders = folders_of(root)
-    own = MaskFolder.read(mask_from) if isinstance(mask_from, Path) else None
+    own = MaskFolder.read(mask_from) if not isinstance(mask_from, str | MaskFolder) else None
     masks = mask_from if isinstance(mask_from, MaskFolder) else own
     unused, tables = 0, Tables(root=root, workers=workers)
     if table is not None:

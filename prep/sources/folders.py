@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from prep.errors import PathError
-from prep.fs.mirror import is_url, shown
 from prep.fs.paths import MARKER, check_source
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import Listed, list_objects
 from prep.sources.tree import Directory, add_file, add_folder, folders_below, note_cache, note_directory, note_hidden
 
 
-def folders_of(root: Path) -> Iterator[Directory]:
+def folders_of(root: Place) -> Iterator[Directory]:
     """Every directory from `root` down, once, in the order of names: a directory's files before its subdirectories.
 
     In a store it takes one request for a thousand objects. Raises `PathError` unless `root` is a directory outside any
     cache, or a prefix that objects have; `StoreError`.
     """
-    if not is_url(root):
+    if not isinstance(root, Bucket):
         check_source(root)
         return folders_below(root)
-    url = shown(root)
-    listed = list_objects(url)
+    listed = list_objects(root.url)
     if not listed:
-        raise PathError(f"source {url} does not exist: no object is below it",
+        raise PathError(f"source {root} does not exist: no object is below it",
                         hint="name what the keys of the pictures begin with, up to a slash: s3://bucket/photos")
     if MARKER in listed and any(name.startswith("shards/") for name in listed):
-        raise PathError(f"source {url} is a cache, which holds no pictures",
+        raise PathError(f"source {root} is a cache, which holds no pictures",
                         hint="name the prefix of the original pictures")
-    return _folders_in(url, listed)
+    return _folders_in(root, listed)
 
 
-def _folders_in(url: str, listed: Mapping[str, Listed]) -> Iterator[Directory]:
-    """The directories that the names of objects below a URL have."""
+def _folders_in(root: Bucket, listed: Mapping[str, Listed]) -> Iterator[Directory]:
+    """The directories that the names of objects below a place have."""
     files: dict[str, list[str]] = {"": []}
     inner: dict[str, set[str]] = {"": set()}
     for name in listed:
@@ -45,7 +44,7 @@ def _folders_in(url: str, listed: Mapping[str, Listed]) -> Iterator[Directory]:
     while todo:
         prefix = todo.pop()
         names = files.pop(prefix)
-        folder = Directory(prefix=prefix, path=Path(f"{url}/{prefix}"), base=f"{url}/{prefix}",
+        folder = Directory(prefix=prefix, base=f"{root}/{prefix}",
                            versions={name: listed[prefix + name].version for name in names})
         _fill(folder, names, inner.pop(prefix))
         todo.extend(f"{prefix}{name}/" for name in reversed(folder.folders))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from prep.fs.blob import Blob
+from prep.fs.place import Place
 
-MaskFrom = Literal["auto", "none", "sidecar", "alpha"] | Path  # auto: sidecars, if there are any
+MaskFrom = Literal["auto", "none", "sidecar", "alpha"] | Place  # auto: sidecars, if there are any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

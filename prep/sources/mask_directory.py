@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from prep.findings import Finding, finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
-from prep.fs.mirror import shown
+from prep.fs.place import Place
 from prep.sources.folders import folders_of
 from prep.sources.tree import stem_of
 
@@ -18,13 +17,14 @@ from prep.sources.tree import stem_of
 class MaskFolder:
     """A directory of masks by stem; records which of them were used."""
 
-    root: Path
+    root: Place
     by_stem: dict[str, Blob]  # "cat/cat_00" → file; with and without -masklabel, the former first
+    names: dict[str, str] = field(default_factory=dict)  # of each file, below the root
     used: set[str] = field(default_factory=set)
     second: dict[Blob, Blob] = field(default_factory=dict)  # masks of a stem that has another, which is used
 
     @classmethod
-    def read(cls, root: Path) -> MaskFolder:
+    def read(cls, root: Place) -> MaskFolder:
         """The masks below `root`. Raises `PathError` if it is not a directory."""
         found = cls(root=root, by_stem={})
         for folder in folders_of(root):
@@ -32,6 +32,8 @@ class MaskFolder:
                 first = found.by_stem.setdefault(printable_name(folder.prefix + stem), blob := folder.blob(name))
                 if first is not blob:
                     found.second[blob] = first
+            found.names |= {folder.base + name: folder.prefix + name
+                            for name in (*folder.masks.values(), *folder.pictures, *folder.second_masks)}
             found.second |= {folder.blob(name): folder.blob(first) for name, first in folder.second_masks.items()}
         return found
 
@@ -56,5 +58,5 @@ class MaskFolder:
                 yield finding(self._label(blob.file), "second-mask", f"{printable_name(first.name)} is used instead")
 
     def _label(self, file: str) -> str:
-        place = Path(file).relative_to(Path(shown(self.root))).as_posix()
+        place = self.names[file]
         return f"{printable_name(self.root.name or 'masks')}/{printable_name(place)}"

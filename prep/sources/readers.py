@@ -14,7 +14,7 @@ from typing import Any
 
 from prep.findings import CODES
 from prep.fs.blob import Blob, fetched
-from prep.fs.mirror import ListedUrl, is_object
+from prep.fs.remote.bucket import ListedUrl, is_object
 from prep.fs.remote.objects import size_in, stream
 from prep.fs.remote.retry import NEVER
 from prep.parse import Unparsed

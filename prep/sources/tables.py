@@ -16,6 +16,8 @@ from prep.captions.read import HALF
 from prep.findings import Finding, finding
 from prep.formatting import counted, join_names
 from prep.fs.blob import Blob, blob_at
+from prep.fs.paths import resolve
+from prep.fs.place import Place
 from prep.sources.readers import lost_detail, read_table
 from prep.sources.table_files import MOST_SAID, SHOWN, BadTable, Row, outside
 from prep.sources.tree import PICTURES
@@ -37,7 +39,7 @@ class TableRow:
 class Tables:
     """The rows of all tables of a source, by the picture's name below its root."""
 
-    root: Path
+    root: Place
     workers: WorkerPool  # of `prep.sources.readers`
     findings: list[Finding] = field(default_factory=list)
     rows: dict[str, TableRow] = field(default_factory=dict)
@@ -131,7 +133,7 @@ class Tables:
         """The path relative to the source's root. Raises `BadTable` if it leads out of the root."""
         text = named.replace("\\", "/")
         if Path(named).is_absolute() or text[:1] == "/" or text[1:3] == ":/":
-            root = self.root.resolve().as_posix() + "/"
+            root = resolve(self.root).as_posix() + "/"
             if not text.startswith(root):
                 raise outside(named)
             text, prefix = text.removeprefix(root), ""

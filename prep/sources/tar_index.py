@@ -21,9 +21,7 @@ from prep.findings import CODES
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo, is_at_rest, memo_path
-from prep.fs.mirror import is_object
-from prep.fs.remote.objects import size_in, version_of
-from prep.fs.stamps import blob_stamp
+from prep.fs.stamps import sized_stamp
 from prep.parse import Unparsed
 
 VERSION = 4  # raised when `prep.sources.tars` lists or groups tars differently, or reports other findings
@@ -107,10 +105,7 @@ def _may_pass(contents: Contents) -> bool:
 def _stamped(tar: Blob) -> tuple[bytes, int, int] | None:
     """(stamp, time of the last change, size) of a tar; `None` if it cannot be read. Raises `StoreError`."""
     try:
-        if is_object(tar.file):
-            tar = replace(tar, version=tar.version or version_of(tar.file))
-            return *blob_stamp(tar), size_in(tar.version)
-        return *blob_stamp(tar), tar.path.stat().st_size
+        return sized_stamp(tar)
     except OSError:
         return None
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from threading import Event
@@ -15,7 +16,8 @@ from threading import Event
 from braceexpand import braceexpand
 
 from prep.errors import PathError
-from prep.fs.mirror import shown
+from prep.fs.blob import Blob
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import list_objects, version_of
 from prep.fs.remote.retry import side_by_side
 
@@ -41,7 +43,7 @@ def tars_of(path: Path) -> list[Path]:
         return [path]
     found: list[Path] = []
     try:
-        for one in _expanded(path):
+        for one in map(Path, _expanded(str(path))):
             matches = _matching(one) if _GLOB.search(str(one)) else [one]
             if not matches:
                 raise PathError(f"source {one} matches no file", hint=HINT)
@@ -54,28 +56,27 @@ def tars_of(path: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def stored_tars(path: Path) -> list[tuple[str, str]]:
-    """The URLs of the tars in a store that `path` names by braces and globs, as listings give them, and their versions:
-    by one request for each, or where there are globs, by one for a thousand objects.
+def stored_tars(pattern: Bucket) -> list[Blob]:
+    """The tars in a store that `pattern` names by braces and globs, as listings give them, with their versions: by one
+    request for each, or where there are globs, by one for a thousand objects.
 
     Raises `PathError` as `tars_of`; `StoreError`.
     """
     found: dict[str, str] = {}
     try:
-        urls = [shown(one) for one in _expanded(path)]
-        for url in urls:
-            if _GLOB.search(url):
-                matches = _matching_in_store(url)
+        for one in map(Bucket.parse, _expanded(str(pattern))):
+            if _GLOB.search(str(one)):
+                matches = _matching_in_store(one)
                 if not matches:
-                    raise PathError(f"source {url} matches no object", hint=HINT)
+                    raise PathError(f"source {one} matches no object", hint=HINT)
                 found |= matches
             else:
-                found.setdefault(url, "")
+                found.setdefault(str(one), "")
     except (ValueError, RecursionError) as error:
-        raise PathError(f"source {shown(path)} cannot be expanded: {error}", hint=HINT) from None
+        raise PathError(f"source {pattern} cannot be expanded: {error}", hint=HINT) from None
     left = [url for url, version in found.items() if not version]
     found |= dict(zip(left, side_by_side(_version_at, left, ASKED, Event()), strict=True))
-    return list(found.items())
+    return [Blob(file=url, version=version) for url, version in found.items()]
 
 
 def _version_at(url: str) -> str:
@@ -85,14 +86,14 @@ def _version_at(url: str) -> str:
         raise PathError(f"source {url} does not exist: {error.strerror}", hint=HINT) from None
 
 
-def _matching_in_store(url: str) -> dict[str, str]:
+def _matching_in_store(pattern: Bucket) -> dict[str, str]:
     """The objects that a glob matches, and their versions, in the order of names."""
-    names = PurePosixPath(url.partition("://")[2]).parts
+    names = pattern.parts[1:]
     start = next(number for number, part in enumerate(names) if _GLOB.search(part))
     if not start:
         raise ValueError(f"{names[0]!r} is no bucket")
-    folder, parts = f"{url.partition('://')[0]}://{'/'.join(names[:start])}", _parts(names[start:])
-    return {f"{folder}/{name}": one.version for name, one in list_objects(folder).items()
+    folder, parts = replace(pattern, key="/".join(names[1:start])), _parts(names[start:])
+    return {f"{folder}/{name}": one.version for name, one in list_objects(folder.url).items()
             if _fits(parts, PurePosixPath(name).parts)}
 
 
@@ -109,13 +110,12 @@ def _fits(parts: list[_Part], names: tuple[str, ...]) -> bool:
     return len(parts) in places
 
 
-def _expanded(path: Path) -> list[Path]:
-    """The path with its braces expanded. Raises `PathError`, `ValueError`."""
-    text = str(path)
+def _expanded(text: str) -> list[str]:
+    """The path or URL with its braces expanded. Raises `PathError`, `ValueError`."""
     count = expansions(text)
     if count > MOST_TARS or count * len(text) > MOST_CHARACTERS:
-        raise PathError(f"source {path} names more than {MOST_TARS} tars", hint=HINT)
-    return [Path(one) for one in islice(braceexpand(text), MOST_TARS + 1)]
+        raise PathError(f"source {text} names more than {MOST_TARS} tars", hint=HINT)
+    return list(islice(braceexpand(text), MOST_TARS + 1))
 
 
 def expansions(text: str) -> int:

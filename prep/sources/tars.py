@@ -15,7 +15,7 @@ from prep.errors import PathError
 from prep.findings import Finding, Severity
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
-from prep.fs.mirror import is_object
+from prep.fs.remote.bucket import is_object
 from prep.runtime import defer_interrupts
 from prep.sources.item import Item
 from prep.sources.readers import lost_detail, read_tar

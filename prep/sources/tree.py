@@ -32,7 +32,6 @@ class Directory:
     """The names of one directory, sorted by kind."""
 
     prefix: str  # POSIX path below the root, "" or ending in /
-    path: Path
     base: str  # what the path, or the URL, of every file in it begins with
     versions: Mapping[str, str] = field(default_factory=dict)  # of its objects, if it is in a store, by name
     pictures: list[str] = field(default_factory=list)
@@ -71,9 +70,9 @@ def folders_below(root: Path) -> Iterator[Directory]:
     todo = [("", root)]
     while todo:
         prefix, path = todo.pop()
-        folder = Directory(prefix=prefix, path=path, base=str(path / "_")[:-1])
+        folder = Directory(prefix=prefix, base=str(path / "_")[:-1])
         if _is_new(path, seen):
-            _fill(folder, inside)
+            _fill(folder, path, inside)
             todo.extend((f"{prefix}{name}/", path / name) for name in reversed(folder.folders))
         yield folder
 
@@ -90,10 +89,10 @@ def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
     return new
 
 
-def _fill(folder: Directory, inside: Path) -> None:
+def _fill(folder: Directory, path: Path, inside: Path) -> None:
     """Reads the directory's names into `folder`."""
     try:
-        with os.scandir(folder.path) as entries:
+        with os.scandir(path) as entries:
             listed = sorted(entries, key=attrgetter("name"))
     except OSError as error:
         folder.say("", "unreadable-file", "error", f"directory cannot be read: {error.strerror}")

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path, PurePath, PurePosixPath
-from typing import TypeVar
+from pathlib import Path, PurePosixPath
 
 from prep.errors import PathError
 from prep.findings import Finding
 from prep.fs.blob import Blob
-from prep.fs.mirror import SCHEMES, is_url
+from prep.fs.place import Place, is_directory
+from prep.fs.remote.bucket import SCHEMES, Bucket
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
 from prep.sources.mask_directory import MaskFolder
@@ -22,11 +22,10 @@ from prep.sources.tar_paths import HINT, stored_tars, tars_of
 from prep.sources.tars import Tar, walk_tar
 from prep.workers.pool import WorkerPool
 
-Place = TypeVar("Place", bound=PurePath)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)  # s3://, pipe:cat; not C:
 
 
-def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table: Path | None = None,
+def walk_source(path: Place, *, source: int, masks: MaskFrom | MaskFolder, table: Place | None = None,
                 rehash: bool = False, prefix: str = "", workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
     """The items of the source at `path`, with captions from `table` if they have no caption file; `rehash`: list tars
     again, ignoring the memory of them. Labels of items begin with `prefix`.
@@ -56,10 +55,10 @@ def walk_source(path: Path, *, source: int, masks: MaskFrom | MaskFolder, table:
     yield from unused_masks(unused)
 
 
-def is_tars(path: Path) -> bool:
+def is_tars(path: Place) -> bool:
     """Whether a source's path names tars, not a directory. Raises `PathError` for a pipe, and for a URL that is not
     read."""
-    if is_url(path):
+    if isinstance(path, Bucket):
         return path.suffix == ".tar"
     scheme = _SCHEME.match(str(path))
     if scheme and not path.exists():
@@ -68,23 +67,22 @@ def is_tars(path: Path) -> bool:
     return path.suffix == ".tar" and not path.is_dir()
 
 
-def tars_in(path: Path) -> int:
+def tars_in(path: Place) -> int:
     """The number of tars directly in a directory, which a directory source does not read; 0 if `path` is not one."""
-    return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if not is_url(path) and path.is_dir() else 0
+    return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if is_directory(path) else 0
 
 
-def places_of(path: Path) -> list[Path]:
+def places_of(path: Place) -> list[Place]:
     """The directory, or the tars, that a source's path names; in a store, the path itself. Raises `PathError`."""
-    return tars_of(path) if is_tars(path) and not is_url(path) else [path]
+    return [*tars_of(path)] if isinstance(path, Path) and is_tars(path) else [path]
 
 
-def tars_at(path: Path, *, source: int = 0, prefix: str = "") -> list[Tar]:
+def tars_at(path: Place, *, source: int = 0, prefix: str = "") -> list[Tar]:
     """The tars that a source's path names, labelled. Raises `PathError`, `StoreError`."""
-    found = stored_tars(path) if is_url(path) else [(str(place), "") for place in tars_of(path)]
-    kind = PurePosixPath if is_url(path) else Path
-    labels = labelled([kind(file) for file, _ in found])
-    return [Tar(whole=Blob(file=file, version=version), label=label, source=source, prefix=prefix)
-            for (_, label), (file, version) in zip(labels, found, strict=True)]
+    tars = stored_tars(path) if isinstance(path, Bucket) else [Blob(file=str(place)) for place in tars_of(path)]
+    labels = labelled([tar.place for tar in tars])
+    return [Tar(whole=tar, label=label, source=source, prefix=prefix)
+            for tar, (_, label) in zip(tars, labels, strict=True)]
 
 
 def labelled(places: Sequence[Place]) -> list[tuple[Place, str]]:

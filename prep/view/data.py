@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from prep.batching.split import ROLES
 from prep.formatting import format_bytes, shell_name
-from prep.fs.mirror import shown
+from prep.fs.place import Place
 from prep.geometry import Size
 from prep.manifest.describe import Keys, describe
 from prep.manifest.opened import OpenedManifest
@@ -25,7 +24,7 @@ class Data:
     name: str
     selector: Selector
     buckets: Sequence[Size]
-    sources: Sequence[Path | None]
+    sources: Sequence[Place | None]
     roles: Mapping[str, int]  # samples of each role
     crowds: Sequence[int]  # samples in each bucket
     rejected: int
@@ -55,7 +54,7 @@ def data_of(opened: OpenedManifest) -> Data:
                 sources=manifest.sources, roles=document["samples"], rejected=document["rejected"],
                 crowds=[sum(one[role] for role in ROLES) for one in document["buckets"]], facts=_facts(opened),
                 describe=lambda number: describe(opened, number, Keys(opened)),
-                next=f"train run {shell_name(shown(manifest.path.absolute()))}")
+                next=f"train run {shell_name(str(manifest.path.absolute()))}")
 
 
 def _facts(opened: OpenedManifest) -> list[tuple[str, str]]:

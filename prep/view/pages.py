@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -13,6 +12,7 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.findings import CODES
 from prep.formatting import format_size
+from prep.fs.place import Place
 from prep.manifest.select import SORTS, Query
 from prep.pages.layout import render
 from prep.pages.overlay import Shot, crop_overlay
@@ -155,5 +155,5 @@ def _percent(part: float | None) -> str:
     return "" if part is None else f"{100 * part:g}"
 
 
-def _source(path: Any) -> str:
-    return "unknown" if path is None else str(PurePosixPath(path))
+def _source(place: Place | None) -> str:
+    return "unknown" if place is None else place.as_posix()

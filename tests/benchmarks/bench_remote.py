@@ -41,6 +41,7 @@ from results import emit, parser_of, table
 
 from prep.batching.plan import step_plan
 from prep.demo.tiny_model import build_random
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.client import open_store
 from prep.loader.batches import batches
 from prep.loader.draws import training
@@ -209,7 +210,7 @@ def main() -> None:
 
 def rounds_of(rounds: int, path: Path, scratch: Path, rate: str, *, peers: bool) -> dict[str, list[float]]:
     """The seconds of each contender in each round, with a store that sends at this rate."""
-    url, copies, plain = Path(f"s3://bucket/data/{path.name}"), scratch / "copies", scratch / "raw"
+    url, copies, plain = Bucket.parse(f"s3://bucket/data/{path.name}"), scratch / "copies", scratch / "raw"
     os.environ["LATENTRY_REMOTE_DIR"] = str(copies)
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     samples = sum(open_index(read_manifest(path)).counts)

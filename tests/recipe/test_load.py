@@ -11,6 +11,7 @@ from pictures import draw
 from prep.dataset.bucketing import rules_of
 from prep.dataset.listing import walk_recipe
 from prep.errors import ConfigError, PathError
+from prep.fs.place import place_below
 from prep.models.families.registry import FAMILIES
 from prep.recipe.load import load_recipe
 from prep.recipe.schema import Recipe, Source
@@ -267,4 +268,4 @@ def test_a_recipe_says_where_its_cache_is(tmp_path, text, wanted):
     (tmp_path / "photos").mkdir()
     (tmp_path / "dataset.toml").write_text(f"[[source]]\npath = 'photos'\n{text}")
     cache = load_recipe(tmp_path / "dataset.toml", choices={}).cache
-    assert cache == (wanted and (Path(wanted) if wanted.startswith("s3:") else tmp_path / wanted))
+    assert cache == (wanted and place_below(tmp_path, wanted))

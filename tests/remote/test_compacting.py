@@ -26,7 +26,9 @@ from prep.cache.shard_check import verify_shard
 from prep.cache.store import open_cache
 from prep.digest import digest_bytes, digest_json
 from prep.errors import CacheError
-from prep.fs.mirror import work_root
+from prep.fs.place import place_of
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import work_root
 from prep.fs.remote.objects import list_objects
 from prep.fs.tree import listing_digest
 from prep.maintenance.compact import compact
@@ -63,7 +65,7 @@ def small(tmp_path, store):
 
 
 def joined(path, shard_bytes=SMALL):
-    return compact(Path(path), shard_bytes=shard_bytes, dry_run=False, progress=silent)
+    return compact(place_of(path), shard_bytes=shard_bytes, dry_run=False, progress=silent)
 
 
 def as_on_a_disk(small, tmp_path):
@@ -119,7 +121,7 @@ def test_the_store_has_what_a_disk_would_have(small, store, tmp_path, monkeypatc
     monkeypatch.setattr(gather, "JOBS", 1 if limit else gather.JOBS)  # what is under way is not among the copies
     here, wanted = as_on_a_disk(small, tmp_path)
     before = objects(store)
-    dry = compact(Path(f"{store.url}/cache"), shard_bytes=SMALL, dry_run=True, progress=silent)
+    dry = compact(Bucket.parse(f"{store.url}/cache"), shard_bytes=SMALL, dry_run=True, progress=silent)
     assert objects(store) == before and not store.proxy.count("PUT")
     there = joined(f"{store.url}/cache")
     ranged = store.proxy.ranges
@@ -129,7 +131,7 @@ def test_the_store_has_what_a_disk_would_have(small, store, tmp_path, monkeypatc
     assert {name: (tally.into, tally.rows) for name, tally in dry.fields.items()} == {
         name: (tally.into, tally.rows) for name, tally in there.fields.items()}
     assert bool(ranged) == bool(limit), "rows whose shards had to go were asked for again, and no others"
-    work = work_root(f"{store.url}/cache")
+    work = work_root(Bucket.parse(f"{store.url}/cache"))
     assert not list((work / "tmp").iterdir()) and not list(store.copies.glob("whole/**/tmp/*"))
     assert joined(f"{store.url}/cache").as_text() == "nothing to join"
 
@@ -149,7 +151,7 @@ def test_the_room_for_copies_is_kept(small, store, tmp_path, monkeypatch):
     joined(f"{store.url}/cache")
     assert 0 < most <= 9000, most
     monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "1")
-    add(open_to_encode(Path(f"{store.url}/cache"), create=False), draw_rows([LATENT], 3, seed=9))
+    add(open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False), draw_rows([LATENT], 3, seed=9))
     with pytest.raises(CacheError, match="there is no room for"):
         joined(f"{store.url}/cache", shard_bytes=1 << 20)
 
@@ -196,10 +198,10 @@ def test_an_end_at_any_request_loses_nothing(small, store, tmp_path, step):
 
 JOIN = """
 import sys
-from pathlib import Path
+from prep.fs.place import place_of
 from prep.maintenance.compact import compact
 from prep.progress import silent
-compact(Path(sys.argv[1]), shard_bytes=int(sys.argv[2]), dry_run=False, progress=silent)
+compact(place_of(sys.argv[1]), shard_bytes=int(sys.argv[2]), dry_run=False, progress=silent)
 """
 
 
@@ -220,7 +222,8 @@ def test_a_killed_process_leaves_nothing_half_visible(small, store, tmp_path, pa
         assert without_rejects(sound(store)).items() <= without_rejects(wanted).items()
     joined(f"{store.url}/cache")
     assert is_complete(store, wanted)
-    assert not list((work_root(f"{store.url}/cache") / "tmp").glob("*")), "what the killed ones left is removed"
+    work = work_root(Bucket.parse(f"{store.url}/cache"))
+    assert not list((work / "tmp").glob("*")), "what the killed ones left is removed"
 
 
 def test_damaged_rows_are_told_and_shards_of_another_digest_are_not_trusted(small, store, tmp_path):
@@ -249,7 +252,7 @@ def test_damaged_rows_are_told_and_shards_of_another_digest_are_not_trusted(smal
 
 def test_rows_beyond_the_end_of_an_object_are_damaged(small, store):
     """As of a file on a disk that ends before them."""
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     refresh(cache)
     digest = next(cache.shards())
     (name,) = (f"cache/{name}" for name in store.keys(small, f"{digest}/latent/c.0"))

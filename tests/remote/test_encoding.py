@@ -33,8 +33,9 @@ from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
 from prep.encode.forecast.simulate import requests_of
-from prep.fs.mirror import DIRECTORY
 from prep.fs.remote import retry
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import DIRECTORY
 from prep.fs.remote.objects import list_objects
 from prep.fs.remote.retry import NEVER
 from prep.fs.tree import listing_digest
@@ -142,7 +143,7 @@ def test_what_is_encoded_into_a_store_is_what_is_encoded_on_a_disk(scene, prep):
     sent = [path for method, path, _ in scene.store.proxy.asked if method == "PUT"]
     assert len(sent) == len(set(sent)) and sent[-1].endswith("/m.json"), "once each, the manifest last"
     scene.check()
-    assert rows_of(Path(scene.url)) == rows_of(scene.stage.manifest)
+    assert rows_of(Bucket.parse(scene.url)) == rows_of(scene.stage.manifest)
     assert prep("verify", scene.url).code == 0
 
 
@@ -304,7 +305,7 @@ def test_rejects_of_another_machine_are_retried_by_the_first_run(prep, here, sto
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "b"))
     assert prep(*here(cache, url)).code == 0
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "a"))
-    machine = open_to_encode(Path(cache), create=False)
+    machine = open_to_encode(Bucket.parse(cache), create=False)
     refresh(machine)
     task = next(task for task in machine.names("commits") if read_commit(machine, task).field == "latent")
     keys = [bytes(key).hex() for key in read_keys(machine, read_commit(machine, task).shard.digest)]
@@ -463,7 +464,7 @@ def test_prompts_of_a_manifest_there(prep, here, store, setting):
 def test_seal_tells_of_plans_of_other_rows_that_other_machines_made(prep, here, store, setting, tmp_path, monkeypatch):
     words = setting.seal(None)
     words[words.index("--cache") + 1], words[words.index("-o") + 1] = f"{store.url}/cache", f"{store.url}/m.json"
-    machine = open_to_encode(Path(f"{store.url}/cache"), create=True)
+    machine = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=True)
     told = prep(*words)
     assert told.code == 7 and "rows are missing in" in told.out and "of other rows" not in told.out
     for name in ("ab", "cd"):
@@ -518,27 +519,27 @@ def test_what_was_pushed_can_be_encoded_into(prep, here, store):
 def test_a_shard_with_other_files_is_not_taken(prep, store, tmp_path):
     write_small(tmp_path)
     assert prep("push", tmp_path / "manifest.json", store.url).code == 0
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     tasks = list(Cache(root=tmp_path / "cache").names("commits"))
     refresh(cache)
     assert list(cache.names("commits")) == tasks, "they were pushed"
     commit = read_commit(cache, tasks[0])
     files = {name: one.size for name, one in list_objects(
-        f"{cache.url}/shards/{commit.shard.digest[:2]}/{commit.shard.digest}").items()}
+        f"{cache.store}/shards/{commit.shard.digest[:2]}/{commit.shard.digest}").items()}
     assert working._described(cache, commit, files, NEVER).files == files
     with pytest.raises(Unparsed, match=r"shard \w+ has other files than its documents say"):
         working._described(cache, commit, {**files, "more": 1}, NEVER)
     (array,) = [name for name in files if name.endswith("/zarr.json") and not name.startswith("key/")]
     store.server.put(f"{store.prefix}/cache/shards/{commit.shard.digest[:2]}/{commit.shard.digest}/{array}", b"{}")
     shutil.rmtree(cache.root)
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     refresh(cache)
     assert list(cache.names("commits")) == [task for task in tasks if task != tasks[0]]
 
 
 def test_shards_that_gc_removed_go_from_working_copies_but_not_what_is_not_uploaded_yet(prep, store, home):
     assert prep("push", home / "manifest.json", store.url).code == 0
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     refresh(cache)
     there = list(cache.shards())
     mine = put_shard(cache, "latent", [LATENT], draw_rows([LATENT], 3))

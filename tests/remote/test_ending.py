@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -23,6 +22,7 @@ from prep.encode.engines.tools import Tools
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.fs.remote import retry
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.errors import Stopped
 from prep.geometry import Placement
 from prep.loader import draws
@@ -86,7 +86,8 @@ def photos(store, tmp_path):
         draw(root / name, (96, 96), seed=1).with_suffix(".txt").write_text("a picture")
         for path in (root / name, (root / name).with_suffix(".txt")):
             store.server.put(quote(f"{store.prefix}/photos/{path.name}"), path.read_bytes())
-    return [one for one in walk_source(Path(f"{store.url}/photos"), source=0, masks="none") if isinstance(one, Item)]
+    found = walk_source(Bucket.parse(f"{store.url}/photos"), source=0, masks="none")
+    return [one for one in found if isinstance(one, Item)]
 
 
 def first_then_broken(items, asked):
@@ -97,7 +98,7 @@ def first_then_broken(items, asked):
 
 
 def test_an_error_while_pictures_are_ingested(store, photos, away, soon):
-    recipe, asked = load_recipe(Path(f"{store.url}/photos"), choices={}), away("a.png")
+    recipe, asked = load_recipe(Bucket.parse(f"{store.url}/photos"), choices={}), away("a.png")
     with pytest.raises(Broken):
         list(ingest_items(first_then_broken(photos, asked), recipe, Memo(None), jobs=2))
 
@@ -165,7 +166,7 @@ def test_an_error_while_a_source_is_looked_at(photos, away, soon):
 
 @pytest.fixture
 def audit(store, small_there):
-    return open_manifest(read_manifest(Path(f"{store.url}/manifest.json")))
+    return open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json")))
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -192,7 +193,7 @@ def test_an_error_while_shards_are_verified_before_they_are_reused(audit, away, 
         raise Broken
 
     with pytest.raises(Broken):
-        recheck._verify(SimpleNamespace(url="s3://bucket/cache"), digests, len(digests), tick)
+        recheck._verify(SimpleNamespace(store="s3://bucket/cache"), digests, len(digests), tick)
 
 
 def test_a_reader_that_fetches_a_shard_again(audit, away, soon):
@@ -210,7 +211,7 @@ def test_batches_that_are_not_wanted_any_more(make, setup_of, store, tmp_path, a
     shutil.copytree(tmp_path / "cache", home / "cache")
     shutil.copy(made.path, home / "m.json")
     store.upload(home)
-    index, setup = open_index(read_manifest(Path(f"{store.url}/m.json"))), setup_of(made, batch_size=2)
+    index, setup = open_index(read_manifest(Bucket.parse(f"{store.url}/m.json"))), setup_of(made, batch_size=2)
     monkeypatch.setattr("prep.loader.batches.prefetched", lambda rows, requests, **_: requests)
     asked = away("/shards/")
     requests = draws.training(index, setup.plan, 0, 4, dropout=0.0, timesteps=1000)

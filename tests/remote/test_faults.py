@@ -18,8 +18,8 @@ from remote_rows import rows_of
 
 from prep.cache.remote import documents, quota, shards
 from prep.errors import CacheError, ConfigError, PathError
-from prep.fs.mirror import split_url
 from prep.fs.remote import client, objects, retry
+from prep.fs.remote.bucket import Bucket, split_url
 from prep.fs.remote.client import open_store
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import create_object, read_object, read_range, size_of
@@ -42,7 +42,7 @@ def test_each_request_fails_once(store, small_there, fault, monkeypatch):
         monkeypatch.setattr(module, "TRIES", 9)
     good = rows_of(small_there / "manifest.json")
     store.proxy.rule = lambda method, path, before: fault if before == 0 else ""
-    assert rows_of(Path(f"{store.url}/manifest.json")) == good
+    assert rows_of(Bucket.parse(f"{store.url}/manifest.json")) == good
     assert sum(one == fault for _, _, one in store.proxy.asked) >= len(store.keys(small_there, "shards/"))
     assert whole(store)
 
@@ -95,7 +95,7 @@ def test_waiting_is_announced_and_ends_when_the_store_is_back(store, small_there
     begun = time.monotonic()
     store.proxy.rule = lambda method, path, before: "503" if time.monotonic() < begun + 0.5 else ""
     with caplog.at_level(logging.WARNING, "latentry.remote"):
-        assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(small_there / "manifest.json")
+        assert rows_of(Bucket.parse(f"{store.url}/manifest.json")) == rows_of(small_there / "manifest.json")
     (notice,) = caplog.messages
     assert notice.startswith(f"waiting for {store.url}/manifest.json: the store answered 503") and "asked " in notice
 
@@ -214,7 +214,7 @@ def test_tables_and_shards_that_do_not_match_their_names(store, small_there, pre
     data = store.server.get(f"{store.prefix}/{name}")
     store.server.put(f"{store.prefix}/{name}", bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(CacheError, match=r"is damaged: its bytes do not match its digest \(downloaded 3 times\)"):
-        rows_of(Path(url))
+        rows_of(Bucket.parse(url))
     assert whole(store)
     key = store.keys(small_there, "mask/zarr.json")[0]
     store.server.put(f"{store.prefix}/{key}", b"{}")
@@ -241,7 +241,7 @@ def test_a_shard_without_a_file(store, small_there):
     name = store.keys(small_there, "mask/c.0")[0]
     store.server.delete(f"{store.prefix}/{name}")
     with pytest.raises(CacheError, match=r"shard .* in s3://.* is missing or incomplete: it has no mask/c"):
-        rows_of(Path(f"{store.url}/manifest.json"))
+        rows_of(Bucket.parse(f"{store.url}/manifest.json"))
     assert whole(store)
 
 
@@ -249,18 +249,18 @@ def test_a_full_disk_is_told_with_the_options(store, small_there, monkeypatch):
     def full(handle, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), handle.name)
 
-    rows_of(Path(f"{store.url}/manifest.json"))
+    rows_of(Bucket.parse(f"{store.url}/manifest.json"))
     for copy in store.copies.glob("whole/**/shards"):
         quota.atomic.remove_tree(copy)
     monkeypatch.setattr(shards.atomic, "write", full)
     with pytest.raises(CacheError, match=r"there is no room for .* in .*: the disk is full") as caught:
-        rows_of(Path(f"{store.url}/manifest.json"))
+        rows_of(Bucket.parse(f"{store.url}/manifest.json"))
     assert "LATENTRY_REMOTE_DIR=DIR" in caught.value.hint and "LATENTRY_REMOTE_LIMIT=200GB" in caught.value.hint
     monkeypatch.undo()
 
 
 def test_a_disk_that_is_full_for_a_moment_loses_the_oldest_copy(store, small_there, monkeypatch):
-    url, good = Path(f"{store.url}/manifest.json"), rows_of(small_there / "manifest.json")
+    url, good = Bucket.parse(f"{store.url}/manifest.json"), rows_of(small_there / "manifest.json")
     rows_of(url)
     (mask,) = store.copies.glob("whole/**/shards/*/*/mask")
     quota.atomic.remove_tree(mask.parent)
@@ -310,9 +310,9 @@ def test_a_disk_of_working_copies_that_is_full_is_told_with_the_options(store, s
 READ = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from pathlib import Path
+from prep.fs.place import place_of
 from remote_rows import rows_of
-rows_of(Path(sys.argv[1]))
+rows_of(place_of(sys.argv[1]))
 """
 
 
@@ -330,7 +330,7 @@ def test_a_killed_download_leaves_nothing_half_visible(store, small_there):
         reader.wait()
         assert all(tree_digest(path) == path.name for path in store.copies.glob("whole/**/shards/??/*"))
     store.proxy.forget()
-    assert rows_of(Path(f"{store.url}/manifest.json")) == rows_of(small_there / "manifest.json")
+    assert rows_of(Bucket.parse(f"{store.url}/manifest.json")) == rows_of(small_there / "manifest.json")
     monthly = list(store.copies.rglob("tmp/*"))
     for left in monthly:
         os.utime(left, (0, 0))

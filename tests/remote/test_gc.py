@@ -20,7 +20,8 @@ from prep.cache.shard_header import read_keys
 from prep.digest import canonical, seal
 from prep.encode import run as encoding
 from prep.errors import CacheError
-from prep.fs.mirror import DIRECTORY
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import DIRECTORY
 from prep.fs.remote.objects import list_objects
 from prep.maintenance import gc_store
 from prep.maintenance.sweep import Needed
@@ -156,7 +157,7 @@ def test_an_end_at_any_removal_leaves_what_is_needed(both, store, prep, step):
 
 
 def test_with_a_plan_nothing_is_removed(both, store, prep, monkeypatch):
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=("ef" * 32,))])
     before = set(list_objects(store.url))
     told = sweep(store, prep, "--yes")
@@ -224,7 +225,7 @@ def test_an_old_plan_that_a_run_follows_again_is_not_abandoned(both, store, prep
 @pytest.mark.parametrize("rejected", [False, True])
 def test_what_was_left_of_a_task_is_progress_of_its_plan(both, store, prep, aged, rejected):
     """The rest of a partly finished task is a task of its own: the plan does not name its commit."""
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     refresh(cache)
     task = next(iter(cache.names("commits")))
     key = bytes(read_keys(cache, read_commit(cache, task).shard.digest)[0]).hex()
@@ -241,7 +242,7 @@ def test_what_was_left_of_a_task_is_progress_of_its_plan(both, store, prep, aged
 
 
 def test_a_run_that_follows_an_abandoned_plan_while_it_is_removed_is_seen(both, store, prep, aged):
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=("ef" * 32,))])
     aged("/plans/")
     begun = []
@@ -269,7 +270,7 @@ def test_a_plan_that_nobody_can_finish_is_given_up_by_its_name(both, store, prep
         (photos / "0.txt").write_text("a second caption")
     assert prep("encode", photos, *words).code == 0
     (old,) = list_objects(f"{store.url}/cache/plans")
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     write_plan(cache, "ab" * 32, [Task(key="cd" * 32, field="text", rows=("ef" * 32,))])
     keep = ("gc", f"{store.url}/cache", "--keep", f"{store.url}/new.json", "--keep", f"{store.url}/kept.json")
     told = prep(*keep, "--yes")

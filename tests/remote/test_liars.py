@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,9 +19,10 @@ from small_manifest import write_small
 
 from prep.cache.remote.quota import NotFetched
 from prep.digest import canonical, seal
-from prep.fs.mirror import DIRECTORY, LIMIT
 from prep.fs.remote import client, objects, retry, waiting
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.client import open_store
+from prep.fs.remote.copies import DIRECTORY, LIMIT
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import delete_object, list_folder, list_objects, read_listed, read_object, size_of, stream
 from train.runs.stored.reading import for_init
@@ -364,6 +364,6 @@ def test_weights_take_no_more_room_than_the_disk_has(serve, tmp_path, name):
     store = serve(lie=lie)
     for place in ("run", f"run/{name}") if name.endswith("tensors") else ("run",):
         with pytest.raises(NotFetched, match=rf"{name} has 1024.0 TiB, but .* has room for"):
-            for_init(Path(f"s3://bucket/{place}"))
+            for_init(Bucket.parse(f"s3://bucket/{place}"))
     assert not [path for command, path, _ in store.asked if command == "GET" and "list-type" not in path]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size]

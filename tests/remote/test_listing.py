@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,9 +12,10 @@ import pytest
 
 from prep.cache.remote.working import open_to_encode, refresh, refresh_task, upload_shard
 from prep.cache.store import open_cache
-from prep.fs.mirror import DIRECTORY
 from prep.fs.remote import objects, retry
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.client import open_store
+from prep.fs.remote.copies import DIRECTORY
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_folder, list_objects
 
@@ -118,11 +118,11 @@ def test_a_cache_with_objects_for_its_directories_is_what_it_was(store, home, pr
         store.server.put(f"{store.prefix}/{shard}/mine/", b"")
         assert f"{shard}/zarr.json" in names
     here = open_cache(home / "cache", create=False)
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     refresh(cache)
     assert list(cache.names("commits")) == list(here.names("commits")) and len(shards) == 4
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "another"))
-    other = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    other = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     for task in here.names("commits"):
         refresh_task(other, task)
     assert list(other.names("commits")) == list(here.names("commits"))

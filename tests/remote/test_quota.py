@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from prep.cache.reader import OPENINGS, Reader
 from prep.cache.remote import quota
 from prep.cache.store import retire_shard
 from prep.errors import CacheError
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.errors import Stopped
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
@@ -21,7 +21,7 @@ from prep.manifest.opened import open_manifest
 
 @pytest.fixture
 def audit(store, small_there):
-    return open_manifest(read_manifest(Path(f"{store.url}/manifest.json")))
+    return open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json")))
 
 
 def removed_while_opened(reader, audit, times, monkeypatch):

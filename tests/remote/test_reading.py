@@ -15,7 +15,8 @@ from prep.cache.records import RowRef
 from prep.cache.remote.headers import cost_of, ensure_headers
 from prep.cache.shard_format import row_stride
 from prep.errors import CacheError
-from prep.fs.mirror import headers_root, local_path, url_of
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import copied, copy_of, headers_root
 from prep.fs.remote.retry import PATIENCE
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
@@ -38,7 +39,7 @@ def test_a_manifest_is_described_from_range_reads(prep, store, small_there):
 
 def test_a_header_costs_what_is_told_beforehand(store, small_there):
     """As `train check --simulate --store-latency` counts it."""
-    manifest = read_manifest(local_path(f"{store.url}/manifest.json"))
+    manifest = read_manifest(Bucket.parse(f"{store.url}/manifest.json"))
     index = open_index(manifest)
     store.proxy.forget()
     headers = ensure_headers(index.cache, [shard.digest for shard in index.shards])
@@ -80,7 +81,7 @@ def test_a_shard_that_is_not_there_is_named(prep, store, small_there):
 
 
 def test_rows_are_those_of_the_disk_and_come_once(store, small_there):
-    url = Path(f"{store.url}/manifest.json")
+    url = Bucket.parse(f"{store.url}/manifest.json")
     assert rows_of(url) == rows_of(small_there / "manifest.json")
     data = [path for _, path, _ in store.proxy.asked if "/c.0" in path]
     assert len(data) == len(set(data)) == len(store.keys(small_there, "/c.0"))
@@ -93,7 +94,7 @@ def read(url, environment, together):
     """What a rank does first."""
     os.environ.update(environment)
     together.wait()
-    read_manifest(Path(url))
+    read_manifest(Bucket.parse(url))
 
 
 def test_processes_of_one_computer_download_each_table_once(store, small_there):
@@ -112,9 +113,9 @@ def test_processes_of_one_computer_download_each_table_once(store, small_there):
 
 def test_headers_that_are_not_all_read_leave_nothing(store, small_there, monkeypatch):
     """What a killed process left goes after a day."""
-    audit, left = open_manifest(read_manifest(Path(f"{store.url}/manifest.json"))), store.copies / "headers"
+    audit, left = open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json"))), store.copies / "headers"
     digests = [shard["digest"] for shard in audit.shards]
-    old, new = (headers_root(audit.cache.root) / "tmp" / name for name in ("old", "new"))
+    old, new = (headers_root(audit.manifest.cache) / "tmp" / name for name in ("old", "new"))
     for folder in (old, new):
         folder.mkdir(parents=True)
     os.utime(old, (0, 0))
@@ -129,7 +130,7 @@ def test_headers_that_are_not_all_read_leave_nothing(store, small_there, monkeyp
 
 
 def test_a_copy_that_was_damaged_is_fetched_again_within_the_run(store, small_there):
-    url = Path(f"{store.url}/manifest.json")
+    url = Bucket.parse(f"{store.url}/manifest.json")
     good = rows_of(url)
     (copy,) = store.copies.glob("whole/*/*/*/cache/shards/*/*/mask/c.0*")
     data = bytearray(copy.read_bytes())
@@ -143,7 +144,7 @@ def test_a_copy_that_was_damaged_is_fetched_again_within_the_run(store, small_th
 
 
 def test_a_copy_that_is_removed_is_fetched_again(store, small_there):
-    url = Path(f"{store.url}/manifest.json")
+    url = Bucket.parse(f"{store.url}/manifest.json")
     audit = open_manifest(read_manifest(url))
     (shard,) = [one for one in audit.shards if one["field"] == "mask"]
     reader, out = Reader(audit.cache.root, open_arrays=1), memoryview(bytearray(64))
@@ -159,19 +160,19 @@ def test_a_copy_that_is_removed_is_fetched_again(store, small_there):
 
 def test_paths_and_urls_are_one(store):
     url = f"{store.url}/a/manifest.json"
-    copy = local_path(Path(url))
-    assert url_of(copy) == url and local_path(copy) == copy
-    assert url_of(copy.parent / ".." / "b") == f"{store.url}/b"
-    assert url_of(Path("manifest.json")) is None
+    copy = copy_of(Bucket.parse(url))
+    assert str(copied(copy)) == url
+    assert str(copied(copy.parent / ".." / "b")) == f"{store.url}/b"
+    assert copied(Path("manifest.json")) is None
     assert copy.is_relative_to(store.copies)
 
 
 def test_two_endpoints_share_no_copies(store, monkeypatch):
-    mine = local_path(Path(f"{store.url}/m.json"))
+    mine = copy_of(Bucket.parse(f"{store.url}/m.json"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://user:word@other.example:9000/x")
-    other = local_path(Path(f"{store.url}/m.json"))
+    other = copy_of(Bucket.parse(f"{store.url}/m.json"))
     assert mine != other and "word" not in str(other)
-    assert url_of(mine) is None, "it belongs to another endpoint"
+    assert copied(mine) is None, "it belongs to another endpoint"
 
 
 def test_compared_with_what_is_here(prep, store, small_there, tmp_path):
@@ -181,7 +182,7 @@ def test_compared_with_what_is_here(prep, store, small_there, tmp_path):
 
 
 def test_a_row_is_read_by_its_place(store, small_there):
-    audit = open_manifest(read_manifest(Path(f"{store.url}/manifest.json")))
+    audit = open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json")))
     shard = next(one for one in audit.shards if one["field"] == "mask")
     reader = Reader(audit.cache.root)
     spec, rows = reader.array_info(shard["digest"], "mask")

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from torchrun import environment, torchrun
 
 from prep.errors import PathError
-from prep.fs.mirror import run_root
 from prep.fs.remote import retry
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import run_root
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_objects
 from train.runs.stored.layout import others
@@ -31,6 +32,11 @@ RUN = ("--steps", STEPS, "--batch-size", 2, "--precision", "fp32", "--device", "
        "checkpoint.every=2", "--set", "optimizer.name=adamw", "--set", "lora.rank=2", "--set", "sample.every=0")
 SAMPLES = ("sample.every=3", "sample.steps=2")
 TIMES = ("seconds", "wait", "samples_per_second")
+
+
+def worked_on(url):
+    """The directory in which this computer works on the run at a URL."""
+    return run_root(Bucket.parse(url))
 
 
 @pytest.fixture
@@ -114,7 +120,7 @@ def test_a_run_in_a_store_is_checked_before_it_is_continued(train, words, store,
     result = train(*check, "--rank", 4)
     assert result.code == 3 and "lora.rank is 4, but the checkpoint was trained with 2" in result.err
     assert train(*check, "--from", "step-3").code == 5
-    assert objects(store, url) == before and not run_root(url).exists()
+    assert objects(store, url) == before and not worked_on(url).exists()
     assert not any((tmp_path / "copies2").rglob("*.safetensors")), "weights are not downloaded"
     result = train("check", words[1], "--model", words[3], "-o", f"{store.url}/runs/dog", "--resume")
     assert result.code == 5 and "is not a training run: it has no run.json" in result.err
@@ -166,7 +172,7 @@ def test_a_run_of_wandb_continues_on_another_computer(train, words, store, url, 
     assert steps_of(there)[-1] == "step-000006"
     assert [name for name in there if name.startswith("wandb/")] == ["wandb/id.txt"]
     assert there["wandb/id.txt"].decode() == wandb[0]
-    assert (run_root(url) / "wandb" / "debug.log").is_symlink()
+    assert (worked_on(url) / "wandb" / "debug.log").is_symlink()
     new_computer(monkeypatch, tmp_path)
     told = train(*words, "--steps", 8, "--resume", "-o", url)
     assert told.code == 0 and "not uploaded" not in told.err, told.err
@@ -189,7 +195,7 @@ def test_the_run_is_the_one_on_a_disk(train, words, store, url, tmp_path):
     assert told.out == f"{url}/lora.safetensors\n"
     there = require_whole(store, url)
     require_same(there, here)
-    assert files(run_root(url)).keys() == here.keys() | {"writer.json"}
+    assert files(worked_on(url)).keys() == here.keys() | {"writer.json"}
     sent = [path for method, path, _ in store.proxy.asked if method == "PUT" and "log.jsonl" not in path]
     assert not [path for path in set(sent) if sent.count(path) > 1 and "losses.bin" not in path and ".png" not in path]
     document = json.loads(there["run.json"])
@@ -251,8 +257,8 @@ def test_a_run_continues_from_wherever_it_ended(train, words, store, url, tmp_pa
 def test_what_could_not_be_uploaded_is_on_the_same_computer(train, words, here, store, url, monkeypatch):
     told = end_midway(train, words, store, url, 9, monkeypatch)
     assert f"error: {url} is not all uploaded: " in told.err
-    assert f"all is whole in {run_root(url)}: the same command with --resume, on this computer, uploads it" in told.err
-    mine = files(run_root(url))
+    assert f"all is whole in {worked_on(url)}: the same command with --resume, on this computer, uploads it" in told.err
+    mine = files(worked_on(url))
     assert f"{url} is not all uploaded: ".encode() in mine.pop("heartbeat.json"), "why it failed"
     require_same(mine, here | {"log.jsonl": mine["log.jsonl"]})
     store.proxy.forget()
@@ -291,11 +297,11 @@ def test_credentials_that_are_refused_are_told_before_training(train, words, sto
     told = train(*words, "-o", url)
     assert told.code == 7 and "the store answered 403 Forbidden" in told.err and "a-secret" not in told.err
     assert "hint: check the credentials in the environment (AWS_ACCESS_KEY_ID, " in told.err
-    assert not (run_root(url) / "log.jsonl").exists()
+    assert not (worked_on(url) / "log.jsonl").exists()
     store.proxy.rule = lambda method, path, before: "403" if method == "PUT" else ""
     told = train(*words, "-o", url)
     assert told.code == 7 and "403" in told.err
-    assert "step" not in (run_root(url) / "log.jsonl").read_text(), "they may read, and not write"
+    assert "step" not in (worked_on(url) / "log.jsonl").read_text(), "they may read, and not write"
 
 
 def test_what_arrives_as_something_else_is_not_published(train, words, store, url):
@@ -303,7 +309,7 @@ def test_what_arrives_as_something_else_is_not_published(train, words, store, ur
         "flip sent" if method == "PUT" and "step-000002/lora" in path else "")
     told = train(*words, "--set", "checkpoint.keep=0", "-o", url)
     assert told.code == 7 and "/lora.safetensors does not read back as it was written, after 3 uploads\n" in told.err
-    assert steps_of(objects(store, url)) == [] and (run_root(url) / "lora.safetensors").is_file()
+    assert steps_of(objects(store, url)) == [] and (worked_on(url) / "lora.safetensors").is_file()
 
 
 def test_places_that_cannot_be_a_run(train, words, store, url):
@@ -328,7 +334,7 @@ def test_places_that_cannot_be_a_run(train, words, store, url):
 
 def test_a_run_needs_no_access_above_it(store, url, monkeypatch):
     """A store may also refuse, without the right to list, to tell of an object that there is none."""
-    run = kept_in(Path(url))
+    run = kept_in(Bucket.parse(url))
     store.proxy.rule = lambda method, path, before: "403" if method == "HEAD" else ""
     run.check_new()
     assert store.proxy.count("HEAD", "/latentry.json") >= 3
@@ -423,7 +429,7 @@ def test_a_program_that_finds_another_writer_ends(train, words, store, url, tmp_
     told = train(*words, "-o", url)
     assert told.code == 5, told.err
     assert f"error: another program continues {url}, or removed it: other, since 2026-11-23T12:00:00Z\n" in told.err
-    assert f"nothing of it was overwritten; what was trained here is in {run_root(url)}" in told.err
+    assert f"nothing of it was overwritten; what was trained here is in {worked_on(url)}" in told.err
     there = require_whole(store, url)
     assert steps_of(there) == ["step-000002"] and "lora.safetensors" not in there
     store.server.delete(f"{url.removeprefix('s3://bucket/')}/writer.json")
@@ -433,7 +439,7 @@ def test_old_checkpoints_go_here_and_there(train, words, store, url, monkeypatch
     told = train(*words, "--set", "checkpoint.keep=1", "-o", url)
     assert told.code == 0, told.err
     assert steps_of(require_whole(store, url)) == ["step-000006"]
-    assert steps_of(files(run_root(url))) == ["step-000006"]
+    assert steps_of(files(worked_on(url))) == ["step-000006"]
     there = objects(store, url)
     assert not [name for name in there if "step-000002" in name and name.startswith("checkpoints")]
 
@@ -446,7 +452,7 @@ def test_a_checkpoint_is_there_while_it_is_uploaded(train, words, store, url):
     told = train(*changed(words, "checkpoint.keep=1", "checkpoint.every=1"), "-o", url)
     assert told.code == 0, told.err
     there = require_whole(store, url)
-    assert steps_of(there) == steps_of(files(run_root(url))) == ["step-000006"]
+    assert steps_of(there) == steps_of(files(worked_on(url))) == ["step-000006"]
     assert not [one for one in timeless(there["log.jsonl"]) if one["event"] == "warning"]
 
 
@@ -487,7 +493,7 @@ def test_a_checkpoint_of_another_run_here_is_set_aside(train, words, here, store
     told = train(*words, "--resume", "-o", url)
     assert told.code == 0, told.err
     assert "warning: a checkpoint here is not of the run that the store has, and was set aside: " in told.err
-    assert (run_root(url) / "checkpoints" / "aside-step-000006").is_dir()
+    assert (worked_on(url) / "checkpoints" / "aside-step-000006").is_dir()
     assert "step-000006" in steps_of(require_whole(store, url))
 
 
@@ -498,7 +504,7 @@ def test_what_is_here_of_a_run_that_was_removed_there(train, words, store, url):
         store.server.delete(f"{url.removeprefix('s3://bucket/')}/{name}")
     told = train(*words, "-o", url)
     assert told.code == 0, told.err
-    assert f"warning: {url} is gone from the store; what was here of it was set aside: {run_root(url)}.asi" in told.err
+    assert f"warning: {url} is gone from the store; what was here of it was set aside: {worked_on(url)}.asi" in told.err
 
 
 @pytest.mark.slow
@@ -529,7 +535,7 @@ def test_a_resume_finds_the_manifest_of_a_run_in_a_store(train, words, store, ur
 @pytest.mark.slow
 def test_no_credentials_are_written(train, words, store, url):
     assert train(*words, "-o", url).code == 0
-    there = [*objects(store, url).values(), *files(run_root(url)).values()]
+    there = [*objects(store, url).values(), *files(worked_on(url)).values()]
     assert not [data for data in there if b"a-secret" in data or b"a-key" in data]
 
 
@@ -577,7 +583,7 @@ def test_commands_read_a_run_by_its_url(train, there, store, url, tmp_path, tiny
         assert told.code == 0, told.err
         merged.append(load_file(tmp_path / name / "unet/diffusion_pytorch_model.safetensors"))
     assert all(torch.equal(merged[0][name], merged[1][name]) for name in merged[0].keys() | merged[1].keys())
-    assert not run_root(url).exists(), "the place for training is not touched"
+    assert not worked_on(url).exists(), "the place for training is not touched"
 
 
 @pytest.mark.slow
@@ -649,8 +655,8 @@ def test_an_interrupted_process_uploads_its_checkpoint(train, words, here, store
     process = subprocess.Popen([sys.executable, "-m", "train", *map(str, words), "-o", url], env=environment(),
                                stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while '"step", "step": 2,' not in ((run_root(url) / "log.jsonl").read_text()
-                                       if (run_root(url) / "log.jsonl").exists() else ""):
+    while '"step", "step": 2,' not in ((worked_on(url) / "log.jsonl").read_text()
+                                       if (worked_on(url) / "log.jsonl").exists() else ""):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
@@ -697,7 +703,7 @@ def test_requests_are_for_the_computer_that_trains(train, words, url):
     result = train("stop", url)
     assert result.code == 5 and f"{url} is in an object store, and no process of this computer trains it" in result.err
     assert f"; it was last trained on {os.uname().nodename}, since " in result.err and "hint: run this " in result.err
-    folder = run_root(url)
+    folder = worked_on(url)
     with Log(folder / "log.jsonl", lambda event: None) as log, Heart(folder, log) as heart:
         assert (folder / NAME).is_file() and NAME not in others(folder)
         assert train("sample-now", url).code == 0 and heart.sample.wait(30)

@@ -16,6 +16,7 @@ from tarred import member, tar_of
 
 from prep.fs.blob import Blob, error_code, fetched, read_blob
 from prep.fs.remote import objects
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import version_of
 from prep.scan import scanner
 from prep.sources import readers
@@ -93,7 +94,7 @@ def test_keys_of_all_kinds_are_tars_where_a_glob_finds_them(store, tars, prep, n
     found = prep("scan", f"{store.url}/odd/*.tar", "--json")
     assert found.code == 0, found.err
     assert found.json["pictures"] == found.json["samples"] == 2
-    (tar,) = tars_at(Path(f"{store.url}/odd/*.tar"))
+    (tar,) = tars_at(Bucket.parse(f"{store.url}/odd/*.tar"))
     assert (tar.whole.file, tar.label) == (f"{store.url}/odd/{name}", name)
 
 

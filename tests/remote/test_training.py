@@ -19,8 +19,9 @@ from torchrun import torchrun
 from prep.cache.reader import Reader
 from prep.cache.remote import quota
 from prep.errors import CacheError
-from prep.fs.mirror import WHOLE, mirror
 from prep.fs.remote import retry
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import WHOLE, mirror
 from prep.fs.remote.errors import StoreError
 from prep.loader import batches as module
 from prep.loader import draws
@@ -117,11 +118,11 @@ def test_what_would_write_there_refuses(prep, made, store):
 
 PROGRAM = """
 import sys
-from pathlib import Path
+from prep.fs.place import place_of
 from prep.cache.reader import Reader
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
-audit = open_manifest(read_manifest(Path(sys.argv[1])))
+audit = open_manifest(read_manifest(place_of(sys.argv[1])))
 reader = Reader(audit.cache.root)
 print(sum(reader.array_info(shard["digest"], array)[1] for shard in audit.shards for array in shard["shapes"]))
 """
@@ -145,7 +146,7 @@ def fed(index, steps, setup):
 
 @pytest.fixture
 def index(made, store):
-    return open_index(read_manifest(Path(f"{store.url}/m.json")))
+    return open_index(read_manifest(Bucket.parse(f"{store.url}/m.json")))
 
 
 def test_shards_come_in_the_order_of_the_plan(made, setup_of, index, store, monkeypatch):

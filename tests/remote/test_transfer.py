@@ -25,6 +25,7 @@ from prep.cache.remote.working import open_to_encode
 from prep.cache.store import open_cache
 from prep.errors import CacheError
 from prep.fs.remote import objects
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import list_objects, read_object, upload_file
 from prep.maintenance import pull as pulling
 from prep.maintenance.pull import pull
@@ -67,7 +68,7 @@ def test_an_upload_is_what_is_here_and_is_not_repeated(prep, store, home):
 
 
 def store_path(store):
-    return Path(f"{store.url}/manifest.json")
+    return Bucket.parse(f"{store.url}/manifest.json")
 
 
 @pytest.mark.parametrize("fault", [
@@ -131,7 +132,7 @@ def test_a_push_that_ended_between_a_shard_and_its_commits_is_completed(prep, st
     here = {path.relative_to(home / "cache/commits").as_posix() for path in home.glob("cache/commits/*/*.json")}
     there = commits_of(store.url)
     assert there.keys() == here and sent < set(there.values())
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     assert {shard.digest for shard in load_ledger(cache).shards} == set(there.values())
 
 
@@ -165,7 +166,7 @@ def test_a_shard_whose_task_has_another_commit_there_gets_one_of_its_own(prep, s
         data = b"{}" if damaged else commit_document(task, commit.field, other, [], {})
         store.server.put(f"{store.prefix}/cache/{here.commit(task).relative_to(here.root).as_posix()}", data)
     assert prep("push", home / "manifest.json", store.url).code == 0
-    cache = open_to_encode(Path(f"{store.url}/cache"), create=False)
+    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
     assert sorted(shard.digest for shard in load_ledger(cache).shards) == list(here.shards())
     store.proxy.forget()
     assert prep("push", home / "manifest.json", store.url).code == 0

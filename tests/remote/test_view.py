@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,7 +12,7 @@ from viewed_runs import write_run
 from viewing import viewing, viewing_here
 
 from prep.cli.view import _sources_of
-from prep.fs.mirror import shown as shown_as
+from prep.fs.remote.bucket import Bucket
 from prep.manifest.document import read_manifest, write_manifest
 from prep.manifest.opened import open_manifest
 from prep.view.pictures import Pictures
@@ -77,7 +76,7 @@ def test_a_row_that_is_damaged_there_is_not_shown(store, small_there, harm):
     store.server.delete(f"{store.prefix}/{name}")
     if harm != "gone":
         store.server.put(f"{store.prefix}/{name}", bytes([data[0] ^ 1]) + data[1:] if harm == "flip" else b"")
-    opened = open_manifest(read_manifest(Path(f"{store.url}/manifest.json")))
+    opened = open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json")))
     pictures = Pictures(opened)
     (masked,) = [number for number in range(3) if pictures.describe(number)["views"][0]["mask"] is not None]
     assert pictures.mask(masked, 0, shade=False) is None and pictures.latent(masked, 0) is not None
@@ -148,6 +147,6 @@ def test_sources_and_cache_of_a_manifest_to_edit(prep, store, data, tmp_path):
     document.pop("self")
     write_manifest(far := tmp_path / "far.json", document)
     asked = _sources_of(far, {}, None)
-    assert (shown_as(asked.what), shown_as(asked.cache)) == (document["sources"][0], document["cache"])
+    assert (str(asked.what), str(asked.cache)) == (document["sources"][0], document["cache"])
     done = prep("view", far, "--edit")
     assert done.code == 2 and "hint: name a directory of this computer for them: --edits DIR\n" in done.err, done.err

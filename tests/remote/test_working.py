@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 from small_rows import LATENT, draw_rows, put_shard
@@ -18,7 +17,8 @@ from prep.cache.remote.working import ensure_rows, open_to_encode, refresh
 from prep.cache.shard_check import verify_shard
 from prep.cache.writer import ShardWriter
 from prep.fs import atomic
-from prep.fs.mirror import DIRECTORY
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import DIRECTORY
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import list_objects
 from prep.fs.remote.retry import NEVER
@@ -32,7 +32,7 @@ TASK = Task(key="12" * 32, field="latent", rows=tuple(ROWS))
 
 @pytest.fixture
 def machine(store):
-    return open_to_encode(Path(f"{store.url}/cache"), create=True)
+    return open_to_encode(Bucket.parse(f"{store.url}/cache"), create=True)
 
 
 def encode(cache):
@@ -112,7 +112,7 @@ def test_a_shard_that_another_machine_has_just_uploaded_stays(machine, store, tm
     """One process takes it, and another one, which listed the shards of the store before, sees no commit of it yet."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv(DIRECTORY, str(tmp_path / "another"))
-        encode(open_to_encode(Path(machine.url), create=False))
+        encode(open_to_encode(machine.store, create=False))
     take_shard = working._take_shard
 
     def taken(*words):

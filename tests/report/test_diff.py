@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prep.fs.mirror import local_path
+from prep.fs.place import place_of
 from prep.manifest import diff, diff_samples
 from prep.manifest.opened import OpenedManifest
 from prep.report.terminal.diff import LISTED, REASONS, changes_text
@@ -46,7 +45,7 @@ def test_a_manifest_and_itself(small: OpenedManifest) -> None:
 ])
 def test_manifests_of_one_name_are_told_apart(small: OpenedManifest, first: str, second: str, named: tuple[str, str]
                                               ) -> None:
-    sides = [replace(small.manifest, path=local_path(Path(path))) for path in (first, second)]
+    sides = [replace(small.manifest, path=place_of(path)) for path in (first, second)]
     found = diff.compare(*sides)
     assert (found["a"]["manifest"], found["b"]["manifest"]) == named
     digest = small.manifest.digest[:12]

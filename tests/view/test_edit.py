@@ -28,6 +28,7 @@ from prep.errors import ConfigError, PathError, UsageError
 from prep.fs.below import Below
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
+from prep.fs.remote.bucket import Bucket
 from prep.fs.untrusted import NotRegularFile
 from prep.manifest.select import SORTS, Query
 from prep.progress import silent
@@ -713,7 +714,7 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
     recipe = load_recipe(tmp_path / "all.tar", choices={})
     with pytest.raises(UsageError, match=r"is a tar, where nothing can be written beside pictures"):
         check_editable(recipe, None)
-    stored = replace(recipe, sources=(replace(recipe.sources[0], path=Path("s3:/bucket/pictures")),))
+    stored = replace(recipe, sources=(replace(recipe.sources[0], path=Bucket.parse("s3:/bucket/pictures")),))
     with pytest.raises(UsageError, match=r"pictures is in a store, where nothing can be written beside pictures"):
         check_editable(stored, None)
     with viewing_source(tmp_path / "all.tar", tmp_path / "edits", **SMALL) as server:

@@ -76,7 +76,7 @@ TRAIN_FLOORS = (
 )
 
 # What `train` may take from `prep`, beside the vocabulary.
-TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.mirror",
+TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.fs.memo", "prep.fs.place",
                "prep.fs.paths", "prep.fs.remote.*", "prep.fs.text", "prep.fs.untrusted", "prep.cache.*",
                "prep.manifest.*", "prep.batching.*", "prep.training.*", "prep.recipe.prompts", "prep.cli.*",
                "prep.models.family", "prep.models.configs", "prep.models.denoiser.*", "prep.models.families.*",
@@ -119,7 +119,7 @@ LIBRARIES = {
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.mirror", "prep.fs.remote.*", "prep.encode.run",
+    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.remote.*", "prep.encode.run",
     "prep.encode.text_groups",
     "prep.dataset.texts", "prep.encode.prompts",
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",

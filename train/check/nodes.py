@@ -5,7 +5,7 @@ from __future__ import annotations
 from prep.cache.remote.quota import quota
 from prep.cache.remote.shards import is_copy
 from prep.formatting import format_bytes
-from prep.fs.mirror import DIRECTORY, LIMIT
+from prep.fs.remote.copies import DIRECTORY, LIMIT
 from prep.loader.prefetch import bytes_by_part
 from train.setup import Setup
 

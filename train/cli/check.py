@@ -13,10 +13,11 @@ from prep.cli.console import put, put_json
 from prep.cli.options import MOST_SAMPLES, Family, latency_of
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
+from prep.fs.place import Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.resumed import Resumed
-from train.cli.run import manifest_of, no_manifest, place_of, start_of
+from train.cli.run import manifest_of, no_manifest, run_place, start_of
 from train.cli.simulation import (
     Cluster,
     cluster_of,
@@ -82,16 +83,16 @@ def check(
                          "--allow-other-encoders": allow_other_encoders, "--from": start_from, "--adopt": adopt})
         return
     _refuse_family(family)
-    place = place_of(manifest, output, resume, "train check")
+    place = run_place(manifest, output, resume, "train check")
     try:
         resumed = _resumed(place, resume, start_from, adopt, init_from)
-        manifest = manifest or _manifest_of(resumed)
+        data = maybe_place(manifest) or _manifest_of(resumed)
     except (PathError, CacheError) as problem:
         _tell_none(problem, as_json)
         return
     chosen = opt.read_settings(config, settings, options,
                                None if resumed is None or resumed.start is None else resumed.start.state.config)
-    resumed, report = _report(resumed, opt.request_of(manifest, model, download, allow_other_encoders, init_from,
+    resumed, report = _report(resumed, opt.request_of(data, model, download, allow_other_encoders, init_from,
                                                       cache),
                               chosen)
     report = _completed(report, chosen, resumed, cluster, _check_device(device, chosen), place,
@@ -103,11 +104,13 @@ def check(
     opt.stop_at_faults(report.faults, told=as_json)
 
 
-def _resumed(place: Path, resume: bool, named: str | None, adopt: bool, init: Path | None) -> Resumed | None:
+def _resumed(place: Place, resume: bool, named: str | None, adopt: bool, init: Path | None) -> Resumed | None:
     """The run to be continued, if --resume is given. Raises `PathError`, `CacheError`, `UsageError`."""
+    from train.runs.stored.stored import kept_in
+
     if resume:
         return resuming.find(place, named, adopt, init)
-    start_of(place, False, named, adopt, init, ALONE)  # refuses what goes with --resume only
+    start_of(kept_in(place).folder, False, named, adopt, init, ALONE)  # refuses what goes with --resume only
     return None
 
 
@@ -132,7 +135,7 @@ def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any]
 
 
 def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, cluster: Cluster,
-               found: tuple[str | None, list[Problem]], place: Path, *, named: bool) -> CheckReport:
+               found: tuple[str | None, list[Problem]], place: Place, *, named: bool) -> CheckReport:
     """The report with what it lacks on the run's place, on its device and on the ranks and nodes. `found`: the kind of
     device, and what is wrong with it."""
     from train.check.nodes import notes_on_nodes
@@ -161,7 +164,7 @@ def _tell_none(problem: Problem, told: bool) -> None:
     opt.stop_at_faults([problem], told=told)
 
 
-def _manifest_of(resumed: Resumed | None) -> Path:
+def _manifest_of(resumed: Resumed | None) -> Place:
     """The manifest of the run that is to be continued. Raises `UsageError` if it has none yet, and as `manifest_of`."""
     if resumed is None or resumed.start is None:
         raise no_manifest()
@@ -222,10 +225,9 @@ def _check_ranks(chosen: Config, world: int | None) -> list[Problem]:
     return [] if fault is None else [fault]
 
 
-def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[Problem]:
+def _check_place(setup: Setup | None, named: Place | None, usual: Place) -> list[Problem]:
     """The fault of the run's directory, if it has one; without -o only that of its disk."""
     from prep.errors import Problem
-    from prep.fs.mirror import is_url
     from train.runs.directory import check_space
     from train.runs.stored.stored import kept_in
 
@@ -233,7 +235,7 @@ def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[P
         if setup is not None:
             kept = kept_in(named or usual)
             kept.check_new()
-            if named is not None and not is_url(named):
+            if isinstance(named, Path):
                 _check_begins(named, setup)
             check_space(kept.folder, setup)
     except Problem as problem:
@@ -241,12 +243,12 @@ def _check_place(setup: Setup | None, named: Path | None, usual: Path) -> list[P
     return []
 
 
-def _usual_place(setup: Setup | None, usual: Path) -> Iterator[str]:
+def _usual_place(setup: Setup | None, usual: Place) -> Iterator[str]:
     """A note if a run cannot begin in the directory `usual`, which nobody asked for, so that it is no fault."""
     from prep.errors import Problem
 
     try:
-        if setup is not None:
+        if setup is not None and isinstance(usual, Path):
             _check_begins(usual, setup)
     except Problem as problem:
         yield f"train run without -o would stop: {problem.message}; {problem.hint}"

@@ -17,10 +17,10 @@ def init(
     """Write a commented train.toml with every setting and its default. Never replaces an existing file."""
     from prep.errors import PathError
     from prep.fs.atomic import make_dirs, write_published
-    from prep.fs.mirror import check_here
+    from prep.fs.place import require_here
     from prep.training.table import as_toml
 
-    check_here(output, "settings file")
+    require_here(output, "settings file")
     make_dirs(output.absolute().parent)
     if output.is_symlink() or output.exists():
         raise PathError(f"{output} exists, expected a new file", hint="name another with -o")

@@ -10,6 +10,7 @@ import typer
 from prep.cli.console import put, put_json, say
 from prep.cli.signature import choice
 from prep.formatting import counted, format_bytes, printable
+from prep.fs.place import place_of
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -47,7 +48,7 @@ def merge(
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
     not_written(output, "a merged model")
-    lora = for_merge(lora)
+    lora = for_merge(place_of(lora))
     named: str | Path | None = model
     if named is None and lora.is_dir():
         named = model_of(read_run(run_of(lora)), None)

@@ -17,7 +17,7 @@ from prep.cli.options import MovedCache as MovedCache
 from prep.cli.signature import Command, choice, expand, parameter
 from prep.errors import UsageError
 from prep.formatting import printable
-from prep.fs.mirror import is_url
+from prep.fs.place import Place, is_file, maybe_place, place_of
 from prep.runtime import defer_interrupts
 from prep.setting import Row
 from prep.training.table import SETTINGS
@@ -91,8 +91,8 @@ def settings_of(config: Path | None, manifest: Path | None) -> Path | None:
     """
     if config is not None or manifest is None:
         return config
-    beside = [] if is_url(manifest) else [manifest.parent / SETTINGS_FILE]
-    found = [path for path in (*beside, Path(SETTINGS_FILE)) if path.is_file()]
+    beside = place_of(manifest).parent / SETTINGS_FILE
+    found = [path for path in (beside, Path(SETTINGS_FILE)) if is_file(path)]
     if len(found) == 2 and not found[0].samefile(found[1]):
         raise UsageError(f"there are two files of settings, {found[0]} and {found[1]}", hint=f"name one: -c {found[0]}")
     if found:
@@ -129,14 +129,13 @@ def _spelled(name: str, value: Any) -> str:
     return f"{on} {value}" if not off else on if value else off
 
 
-def request_of(manifest: Path, model: str | None, download: bool, others: bool, init: Path | None = None,
+def request_of(manifest: Place, model: str | None, download: bool, others: bool, init: Path | None = None,
                cache: Path | None = None) -> RunRequest:
-    from prep.fs.mirror import local_path
     from train.runs.stored.reading import for_init
     from train.setup import RunRequest
 
-    return RunRequest(manifest=local_path(manifest), model=model, download=download, other_encoders=others,
-                      init=init and for_init(init), cache=cache)
+    return RunRequest(manifest=place_of(manifest), model=model, download=download, other_encoders=others,
+                      init=None if init is None else for_init(place_of(init)), cache=maybe_place(cache))
 
 
 def prompt_faults(setup: Setup | None) -> list[Problem]:

@@ -9,7 +9,7 @@ import typer
 
 from prep.cli.console import put, put_json, say
 from prep.formatting import format_size, printable
-from prep.fs.mirror import local_path
+from prep.fs.place import maybe_place, place_of
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def replay(
     from train.runs.stored.reading import for_losses
     from train.show_step import replay as drawn_again
 
-    found = drawn_again(for_losses(folder), step, manifest and local_path(manifest), model, cache)
+    found = drawn_again(for_losses(place_of(folder)), step, maybe_place(manifest), model, maybe_place(cache))
     for warning in found.warnings:
         say(f"warning: {printable(warning)}")
     if as_json:

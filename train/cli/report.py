@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
+from prep.fs.place import maybe_place, place_of
+from prep.fs.remote.bucket import Bucket
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ def report(
 ) -> None:
     """Write one HTML page about a run: curves, samples through time, worst samples, settings, provenance."""
     from prep.cli.ticker import progress
-    from prep.fs.mirror import is_url
     from prep.images.decode import quiet_pillow
     from train.report.page import NAME, write_report
     from train.runs.stored.reading import for_report, not_written
@@ -37,9 +38,10 @@ def report(
         not_written(output, "a page")
     quiet_pillow()
     with progress("reading the run", None, shown=not quiet):
-        place = output or (Path(NAME) if is_url(folder) else None)
-        written = write_report(for_report(folder), place, date.today(), worst=worst, manifest=manifest,
-                               cache=cache)
+        run = place_of(folder)
+        place = output or (Path(NAME) if isinstance(run, Bucket) else None)
+        written = write_report(for_report(run), place, date.today(), worst=worst,
+                               manifest=maybe_place(manifest), cache=maybe_place(cache))
     if as_json:
         put_json(_as_json(written))
     else:

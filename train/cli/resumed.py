@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prep.fs.mirror import is_url, shown
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
 from train.cli.run import of_run, start_of
 from train.parallel.ranks import ALONE
 
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
 class Resumed:
     """A run that is to be continued."""
 
-    place: Path  # as named
+    place: Place  # as named
     start: Start | None  # None: it is in a store and has no checkpoint yet, so that it begins
     adopt: bool
     found: Compared | None = None  # with what it is to be continued; None: there are faults before that
 
 
-def find(place: Path, named: str | None, adopt: bool, init: Path | None) -> Resumed:
+def find(place: Place, named: str | None, adopt: bool, init: Path | None) -> Resumed:
     """The run and its checkpoint. Raises `PathError`, `CacheError`, `UsageError` for options that contradict it."""
     from train.runs.checkpoint import list_checkpoints
     from train.runs.stored.reading import for_resume
 
-    folder, stored = for_resume(place), is_url(place)
+    folder, stored = for_resume(place), isinstance(place, Bucket)
     if stored and init is None and not list_checkpoints(folder):
         return Resumed(place=place, start=None, adopt=adopt)
     start = start_of(folder, True, named, adopt, init, ALONE, complete=not stored)
@@ -96,12 +97,12 @@ def _place_faults(resumed: Resumed, setup: Setup) -> list[Problem]:
 def line(resumed: Resumed, setup: Setup | None) -> str:
     """From which step the run would be continued, as a line."""
     if resumed.start is None:
-        return f"{shown(resumed.place)} has no checkpoint yet: the run begins"
+        return f"{resumed.place} has no checkpoint yet: the run begins"
     name, step = resumed.start.folder.name, resumed.start.state.step
     if setup is None:
-        return f"{shown(resumed.place)} is at {name}"
+        return f"{resumed.place} is at {name}"
     left = f"to step {setup.steps}" if step < setup.steps else "and has no step left"
-    return f"continues {shown(resumed.place)} from {name} {left}"
+    return f"continues {resumed.place} from {name} {left}"
 
 
 def as_json(resumed: Resumed) -> dict[str, Any]:

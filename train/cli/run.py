@@ -15,7 +15,8 @@ import typer
 from prep.cli.console import explain_interruption, lasting_stderr, put, put_json, say
 from prep.errors import CacheError, UsageError
 from prep.formatting import printable, shell_name
-from prep.fs.mirror import run_url, shown
+from prep.fs.place import Place, is_directory, maybe_place, place_of
+from prep.fs.remote.copies import shown, stored_run
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
@@ -49,7 +50,7 @@ def run(
     """
     from train.runs.stored.stored import kept_in
 
-    storage = kept_in(place_of(manifest, output, resume, "train run"))
+    storage = kept_in(run_place(manifest, output, resume, "train run"))
     folder = storage.folder
     with lasting_stderr(), joined() as ranks:
         with _preparing(ranks):  # first of all: before anything is downloaded, read or written
@@ -59,8 +60,8 @@ def run(
             start = None if storage.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, given,
                                        start.state.config if start else None)
-            asked = opt.request_of(manifest or manifest_of(folder), model, download, allow_other_encoders, init_from,
-                                   cache)
+            data = maybe_place(manifest) or manifest_of(folder)
+            asked = opt.request_of(data, model, download, allow_other_encoders, init_from, cache)
             setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet,
                             alone=resume)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
@@ -71,13 +72,13 @@ def run(
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
-        put(f"{shown(folder)}/{ending['result']}" if run_url(folder) else str(folder / ending["result"]))
+        put(f"{shown(folder)}/{ending['result']}" if stored_run(folder) else str(folder / ending["result"]))
 
 
-def place_of(manifest: Path | None, output: Path | None, resume: bool, command: str) -> Path:
-    """The run's directory or URL. Raises `UsageError` if that, or the manifest, cannot be known."""
+def run_place(manifest: Path | None, output: Path | None, resume: bool, command: str) -> Place:
+    """The run's place. Raises `UsageError` if that, or the manifest, cannot be known."""
     if output is not None and (manifest is not None or resume):
-        return output
+        return place_of(output)
     if manifest is None:
         raise UsageError("no MANIFEST is given", hint=f"{command} MANIFEST is for a new run; {command} --resume -o RUN "
                          "takes that of the run that is continued")
@@ -90,7 +91,7 @@ def no_manifest() -> UsageError:
                       "begins with it")
 
 
-def manifest_of(folder: Path) -> Path:
+def manifest_of(folder: Path) -> Place:
     """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone, and
     `UsageError` if the run has none yet."""
     from train.runs.directory import read_run, require_manifest
@@ -102,8 +103,9 @@ def manifest_of(folder: Path) -> Path:
         require_manifest(run)
     except CacheError as error:
         error.hint = f"name where it is now: train run MANIFEST --resume -o {shell_name(shown(folder))}"
-        if (folder / "manifest.json").is_file() and run.asked.manifest.parent.is_dir():
-            back = f"cp {shell_name(str(folder / 'manifest.json'))} {shell_name(os.path.normpath(run.asked.manifest))}"
+        if (folder / "manifest.json").is_file() and is_directory(run.asked.manifest.parent):
+            place = os.path.normpath(str(run.asked.manifest))
+            back = f"cp {shell_name(str(folder / 'manifest.json'))} {shell_name(place)}"
             error.hint = f"put the run's copy of it back: {back}; or {error.hint}"
         raise
     return run.asked.manifest

@@ -10,7 +10,7 @@ import typer
 
 from prep.cli.console import put, say
 from prep.cli.signature import option_of
-from prep.fs.mirror import check_here, local_path
+from prep.fs.place import maybe_place, place_of, require_here
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
@@ -71,11 +71,11 @@ def sample(
 
             encode = encode_prompts
     not_written(output, "a picture")
+    place = place_of(folder)
     if prompts is not None:
-        check_here(prompts, "prompt file")
-    wanted = SampleRequest(folder=for_losses(folder) if base else for_weights(folder, checkpoint), prompts=prompts,
-                           texts=texts, checkpoint=checkpoint, manifest=manifest and local_path(manifest),
-                           cache=cache,
+        require_here(prompts, "prompt file")
+    wanted = SampleRequest(folder=for_losses(place) if base else for_weights(place, checkpoint), prompts=prompts,
+                           texts=texts, checkpoint=checkpoint, manifest=maybe_place(manifest), cache=maybe_place(cache),
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
                            download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))

@@ -162,7 +162,7 @@ def uneven_lines(report: CheckReport) -> list[str]:
 
 def place_line(folder: Path, setup: Setup) -> str:
     """Where a run writes, and about how large its checkpoints are."""
-    from prep.fs.mirror import shown
+    from prep.fs.remote.copies import shown
     from train.runs.directory import checkpoint_bytes
 
     size = format_bytes(checkpoint_bytes(setup))

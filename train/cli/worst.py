@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
-from prep.fs.mirror import local_path
+from prep.fs.place import maybe_place, place_of
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def worst(
     from train.runs.pictures import spelled
     from train.runs.stored.reading import for_losses
 
-    found = find_worst(for_losses(folder), count, manifest and local_path(manifest), cache)
+    found = find_worst(for_losses(place_of(folder)), count, maybe_place(manifest), maybe_place(cache))
     if as_json:
         put_json({"format": "latentry/worst", "version": 1, "showings": found.showings, "known": found.known,
                   "samples": [_as_json(each) for each in found.samples]})

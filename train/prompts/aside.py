@@ -16,6 +16,7 @@ from pathlib import Path
 
 from prep.formatting import printable
 from prep.fs.atomic import make_dirs, remove, write_atomic
+from prep.fs.paths import resolve
 from prep.loader.index import Index
 from prep.manifest.consistency import is_shape_of
 from prep.models.family import TextArrays
@@ -56,7 +57,7 @@ def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.
     if not new:
         return "that failed or took too long before; --resume tries it again"
     moved = setup.manifest.moved
-    request = {"manifest": str(setup.manifest.path.resolve()), "cache": str(setup.manifest.cache_root) if moved else "",
+    request = {"manifest": str(resolve(setup.manifest.path)), "cache": str(setup.manifest.cache) if moved else "",
                "model": str(setup.model.resolve()), "folder": str(folder.resolve()), "device": settings.encode,
                "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)

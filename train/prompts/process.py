@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from prep.errors import Problem
+from prep.fs.place import place_of
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
 from train.runs.checkpoint_files import Part, write_file
@@ -36,8 +37,8 @@ def _encode(request: Mapping[str, Any]) -> None:
     """Encodes the texts of a request. Raises `Problem`."""
     with suppress(OSError, AttributeError):  # Windows has no such thing
         os.nice(_NICE)
-    moved = Path(request["cache"]) if request["cache"] else None
-    index = open_index(read_manifest(Path(request["manifest"]), cache=moved))
+    moved = place_of(request["cache"]) if request["cache"] else None
+    index = open_index(read_manifest(place_of(request["manifest"]), cache=moved))
     texts = {key: (str(text), bool(negative)) for key, (text, negative) in request["texts"].items()}
     rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
     for key, row in zip(texts, rows, strict=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from prep.errors import CacheError
+from prep.fs.place import Place
 from prep.loader.index import Index
 from prep.runs.losses import NAME, Hardness, hardness, read_losses
 from train.runs.directory import open_run, read_run
@@ -38,8 +39,8 @@ class Worst:
     samples: tuple[Hard, ...]
 
 
-def find_worst(folder: Path, count: int, manifest: Path | None = None,
-               cache: Path | None = None) -> Worst:
+def find_worst(folder: Path, count: int, manifest: Place | None = None,
+               cache: Place | None = None) -> Worst:
     """The `count` samples of the run in `folder` with the highest losses, for their timesteps. Raises `Problem`."""
     run = read_run(folder, manifest=manifest, cache=cache)
     index = open_run(run, manifest)

@@ -11,8 +11,9 @@ from typing import Any
 from prep.errors import PathError, Problem
 from prep.formatting import shell_name
 from prep.fs.atomic import write_atomic
-from prep.fs.mirror import shown as shown_place
 from prep.fs.paths import NamedPath
+from prep.fs.place import Place, is_here
+from prep.fs.remote.copies import shown as shown_place
 from prep.manifest.document import read_manifest
 from prep.pages.parts import Section, plural
 from prep.pages.run import Film, run_page
@@ -44,7 +45,7 @@ class Written:
 
 
 def write_report(folder: Path, output: Path | None, made: date, *, worst: int = WORST,
-                 manifest: Path | None = None, cache: Path | None = None) -> Written:
+                 manifest: Place | None = None, cache: Place | None = None) -> Written:
     """Writes the page of the run in `folder` to `output` (default: RUN/report.html), atomically.
 
     Reads a run that goes on as it is now. Replaces nothing but an earlier page. Raises `PathError`, `CacheError` if
@@ -68,14 +69,14 @@ def write_report(folder: Path, output: Path | None, made: date, *, worst: int = 
 
 def _check_output(run: Run, path: Path) -> None:
     """Raises `PathError` unless the page may be written: apart from cache and pictures, over an earlier page only."""
-    places: list[tuple[str, Path | None]] = []
+    places: list[tuple[str, Place | None]] = []
     try:  # not the run's copy: paths are relative to the manifest
         manifest = read_manifest(run.asked.manifest, fetch=False, cache=run.asked.cache)
-        places = [("cache", manifest.cache_root), *(("pictures", place) for place in manifest.sources)]
+        places = [("cache", manifest.cache), *(("pictures", place) for place in manifest.sources)]
     except Problem:
         pass  # it has moved; the page is still not written over anything else
     check_page_file(path, (NamedPath(role=role, path=place) for role, place in places
-                           if place is not None and place.exists()))
+                           if place is not None and is_here(place)))
     if path.suffix.lower() not in (".html", ".htm"):  # browsers show an HTML page of another name as its text
         raise PathError(f"{path} is not named like an HTML page, expected a name that ends in .html",
                         hint=f"-o {shell_name(str(path.with_suffix('.html')))}; a browser prints that, also as PDF")

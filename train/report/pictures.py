@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from prep.errors import Problem, first_line
+from prep.fs.place import Place
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.opened import open_manifest
@@ -60,7 +61,7 @@ def _cells(run: Path, grid: Grid) -> dict[Prompt, bytes]:
             for key, pixels in zip(keyed_prompts(grid), cut, strict=False)}
 
 
-def hardest(run: Run, count: int, manifest: Path | None, pictures: Pictures) -> Hardest:
+def hardest(run: Run, count: int, manifest: Place | None, pictures: Pictures) -> Hardest:
     """The `count` samples with the worst losses, as `train worst` lists them, with their pictures and captions."""
     if not count:
         return Hardest(cards=(), why="Not asked for.")

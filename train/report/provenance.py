@@ -8,7 +8,7 @@ from typing import Any
 
 from prep.errors import Problem, first_line
 from prep.formatting import format_bytes
-from prep.fs.mirror import shown, url_of
+from prep.fs.remote.copies import is_copy
 from prep.fs.untrusted import size_regular, walk
 from prep.models.fingerprint import digest_file
 from prep.pages.parts import Column, Table
@@ -25,7 +25,7 @@ Facts = list[tuple[str, str]]  # title, value
 def provenance(run: Run) -> Facts:
     """Titles and values, digests in whole."""
     manifest = own_manifest(run)
-    facts: Facts = [("manifest", shown(run.asked.manifest))]
+    facts: Facts = [("manifest", str(run.asked.manifest))]
     if manifest is not None:
         facts.append(("manifest, SHA-256", manifest.digest))
         facts += [(f"{name} that encoded, fingerprint", digest)
@@ -55,7 +55,7 @@ def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
 
 def _state(folder: Path) -> State | Problem:
     try:
-        return read_state(folder, complete=url_of(folder) is None)  # of a run in a store only this file is here
+        return read_state(folder, complete=not is_copy(folder))  # of a run in a store only this file is here
     except Problem as error:
         return error
 

@@ -37,8 +37,8 @@ from typing import Any, BinaryIO
 from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
-from prep.fs.mirror import shown
 from prep.fs.paths import in_cache
+from prep.fs.remote.copies import shown
 from prep.fs.untrusted import check_dir, size_regular, walk
 from prep.loader.identity import facts_of
 from prep.parse import Unparsed, count, digest_of, expect, list_of

@@ -37,15 +37,17 @@ from prep.digest import canonical, digest_bytes
 from prep.errors import CacheError, ConfigError, ModelError, PathError, Problem
 from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
-from prep.fs.mirror import DIRECTORY, local_path, run_url, shown, url_of
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
+from prep.fs.place import Place, is_here
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import DIRECTORY, shown, stored_run
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.loader.index import Index, open_index
 from prep.manifest.document import Manifest, read_copy, read_manifest
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs import heartbeat
-from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_of, read_document
+from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_in, read_document
 from prep.runs.documents import check_links, seal
 from prep.training.schema import Config
 from train.config.load import as_table, parse
@@ -135,9 +137,9 @@ def _abandon(folder: Path, step: int) -> list[str]:
     between them, checkpoints still say that theirs are to be kept."""
     newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(folder))
     pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(folder, step, keep=newer)]
-    back = " (--from {} tells the way back)" if run_url(folder) is None else ""
+    back = " (--from {} tells the way back)" if stored_run(folder) is None else ""
     warnings = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
-                for name in checkpoint.set_aside(folder, step)]
+            for name in checkpoint.set_aside(folder, step)]
     if pictures:
         warnings.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
     return warnings
@@ -168,8 +170,8 @@ def check_place(folder: Path, setup: Setup) -> None:
                                                 for path in folder.iterdir()):
         raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
     sources = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
-    for other in (NamedPath(role="cache", path=setup.manifest.cache_root), *sources):
-        if other.path.exists():
+    for other in (NamedPath(role="cache", path=setup.manifest.cache), *sources):
+        if is_here(other.path):
             check_disjoint([NamedPath(role="run", path=folder, may_hold=("cache", "pictures")), other])
     for parent in resolve(folder).parents:
         if (parent / MARKER).is_file():
@@ -210,7 +212,7 @@ def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
     """
     there, settings = _nearest(folder), setup.config.checkpoint
     coming = _coming(setup, done)
-    more = 1 if run_url(folder) is None else 2
+    more = 1 if stored_run(folder) is None else 2
     most = min(coming, settings.keep + more - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
     needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(there).free
@@ -230,7 +232,7 @@ def _coming(setup: Setup, done: int) -> int:
 
 def _other_place(folder: Path) -> str:
     """How another directory is named for what a run writes on this computer."""
-    return "with -o" if run_url(folder) is None else f"for what is here of runs in a store: export {DIRECTORY}=DIR"
+    return "with -o" if stored_run(folder) is None else f"for what is here of runs in a store: export {DIRECTORY}=DIR"
 
 
 def _nearest(folder: Path) -> Path:
@@ -238,14 +240,14 @@ def _nearest(folder: Path) -> Path:
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
-def read_run(folder: Path, *, manifest: Path | None = None, cache: Path | None = None) -> Run:
+def read_run(folder: Path, *, manifest: Place | None = None, cache: Place | None = None) -> Run:
     """The run in `folder`; `manifest` and `cache`: where these are now, if they have moved. Raises `PathError` if there
     is none, `CacheError` if run.json is damaged."""
     body = read_document(folder)
     try:
         moved = body.get("cache")
-        asked = RunRequest(manifest=manifest or place_of(folder, path_text(body["manifest"], "manifest")),
-                           cache=cache or (None if moved is None else place_of(folder, path_text(moved, "cache"))),
+        asked = RunRequest(manifest=manifest or place_in(folder, path_text(body["manifest"], "manifest")),
+                           cache=cache or (None if moved is None else place_in(folder, path_text(moved, "cache"))),
                            model=_model(folder, body["model"]),
                            other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
         table = expect(body["config"], dict, "config")
@@ -267,7 +269,7 @@ def own_manifest(run: Run, *, fetch: bool = False) -> Manifest | None:
         return None
 
 
-def open_run(run: Run, manifest: Path | None = None) -> Index:
+def open_run(run: Run, manifest: Place | None = None) -> Index:
     """The samples that the run was last started with: by its own copy of the manifest, since another one may lie in
     its place now. If the cache has no tables of that, or a `manifest` was named: by what is there.
 
@@ -304,7 +306,7 @@ def _document(folder: Path, setup: Setup) -> dict[str, Any]:
     moved = setup.asked.cache
     return {"format": FORMAT, "version": VERSION if moved is None else MOVED,
             "manifest": _relative(setup.asked.manifest, folder),
-            **({} if moved is None else {"cache": _relative(local_path(moved), folder)}),
+            **({} if moved is None else {"cache": _relative(moved, folder)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
             "model": {"path": _relative(Path(named), folder)} if local else {"hub": str(named)},
             "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,
@@ -330,10 +332,13 @@ def _origin(body: Mapping[str, Any]) -> Origin:
     return Origin(started=started, recipe=digest_of(recipe, "recipe") if recipe else "")
 
 
-def _relative(path: Path, folder: Path) -> str:
-    """`path` relative to `folder`; absolute if there is no relative path, as on another drive."""
-    if run_url(folder) is not None:
-        return url_of(path) or path.resolve().as_posix()
+def _relative(path: Place, folder: Path) -> str:
+    """`path` relative to `folder`; absolute if there is no relative path, as on another drive; the URL of one in a
+    store."""
+    if isinstance(path, Bucket):
+        return str(path)
+    if stored_run(folder) is not None:
+        return path.resolve().as_posix()
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:

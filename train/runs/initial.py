@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prep.digest import digest_json
 from prep.errors import CacheError, ModelError, PathError
-from prep.fs.mirror import shown
+from prep.fs.remote.copies import shown
 from prep.models.family import Family
 from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.formatting import listed, shell_name
-from prep.fs.mirror import shown, url_of
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import shown
 from prep.loader.identity import changes
 from prep.training.schema import Config
 from prep.training.table import SETTINGS
@@ -169,7 +170,7 @@ def _as_it_was(start: Start, setup: Setup) -> str:
     """How to resume with the run's copy of its manifest, which has to lie where the manifest lay: that names its cache
     from there."""
     copy, named = start.run / "manifest.json", setup.asked.manifest
-    if url_of(named) is not None or not copy.is_file():
+    if isinstance(named, Bucket) or not copy.is_file():
         return "resume with the manifest as it was"
     beside = named.with_name(f"{named.stem}-{start.run.name}.json")
     return (f"resume with the manifest as it was: cp {shell_name(str(copy))} {shell_name(str(beside))}, and name that "

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from prep.cache.remote.quota import QUOTA, make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
 from prep.cache.store import MARKER_BYTES, Cache, inside_another, publish_parts
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.mirror import split_url, url_of
 from prep.fs.paths import MARKER
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import copied, copy_of
 from prep.fs.remote.errors import StoreError, is_refusal
 from prep.fs.remote.objects import read_object, size_of, stream
 from prep.fs.remote.retry import NEVER
@@ -24,69 +25,66 @@ from prep.parse import Unparsed, sealed_json
 MOST_TABLE = 1 << 35  # bytes of a table; 10^8 samples have 24 GB
 
 
-def fetch_small(path: Path, most: int) -> bytes:
-    """The bytes of a sealed document, whose copy `path` becomes. If its seal is broken in the store, there is no copy.
+def read_sealed(place: Bucket, most: int) -> bytes:
+    """The bytes of a sealed document in a store. If its seal is broken, it is read again.
 
     Raises `FileNotFoundError`, `CacheError`.
     """
-    url = url_of(path)
-    assert url is not None, "only copies are fetched"
     for _ in range(TRIES):
-        data = read_object(url, most)
+        data = read_object(place.url, most)
         with contextlib.suppress(Unparsed):
-            sealed_json(without_mark(data), url)
-            if not path.is_file() or path.read_bytes() != data:
-                make_dirs(path.parent)
-                atomic.write_atomic(path, data)
-            return data
+            sealed_json(without_mark(data), str(place))
+            break
     return data
 
 
-def check_alone(url: str) -> None:
-    """Raises `PathError` for a new cache at a URL if a prefix above it is a cache. Raises `StoreError`."""
-    if (outer := cache_above(url)) is not None:
-        raise inside_another(url, outer)
+def check_alone(place: Bucket) -> None:
+    """Raises `PathError` for a new cache at a place if a prefix above it is a cache. Raises `StoreError`."""
+    if (outer := cache_above(place)) is not None:
+        raise inside_another(str(place), str(outer))
 
 
-def cache_above(url: str, *, stop: threading.Event = NEVER) -> str | None:
-    """The URL of the cache in which a place lies, as far as `places_above` sees it. Raises `StoreError`."""
-    return next(places_above(url, MARKER, stop=stop), None)
+def cache_above(place: Bucket, *, stop: threading.Event = NEVER) -> Bucket | None:
+    """The cache in which a place lies, as far as `places_above` sees it. Raises `StoreError`."""
+    return next(places_above(place, MARKER, stop=stop), None)
 
 
-def places_above(url: str, name: str, *, stop: threading.Event = NEVER) -> Iterator[str]:
-    """The URLs above `url` that have an object of this name, the outermost first, as far as the credentials let that
+def places_above(place: Bucket, name: str, *, stop: threading.Event = NEVER) -> Iterator[Bucket]:
+    """The places above one that have an object of this name, the outermost first, as far as the credentials let that
     be seen. Raises `StoreError`.
 
     They may be for what is below the place alone, and some stores refuse to tell of an object that there is none.
     """
-    key = split_url(url)[2]
-    parts, bucket = key.split("/"), url.removesuffix(key)
-    for count in range(len(parts)):
-        above = bucket + "/".join(parts[:count])
+    for above in reversed(place.parents):
         try:
-            size_of(f"{above.rstrip('/')}/{name}", stop=stop)
+            size_of((above / name).url, stop=stop)
         except FileNotFoundError:
             continue
         except StoreError as error:
             if is_refusal(error):
                 continue
             raise
-        yield above.rstrip("/")
+        yield above
 
 
-def fetch_tables(root: Path, tables: Iterable[str]) -> None:
-    """Fetches a cache's marker and tables that its copy at `root` does not have, and checks their digests.
+def fetch_tables(place: Place, tables: Iterable[str]) -> None:
+    """Fetches the marker and tables of a cache in a store that its copy here does not have, and checks their digests.
 
-    Of several processes that lack a table, one fetches it. Raises `CacheError`.
+    Of several processes that lack a table, one fetches it. A cache on this computer is what it is. Raises `CacheError`.
     """
-    if not (root / MARKER).is_file():
+    if not isinstance(place, Bucket):
+        return
+    cache = Cache(root=copy_of(place))
+    if not (cache.root / MARKER).is_file():
         try:
-            fetch_small(root / MARKER, MARKER_BYTES)
+            data = read_sealed(place / MARKER, MARKER_BYTES)
+            sealed_json(without_mark(data), MARKER)
         except FileNotFoundError:
-            raise CacheError(f"there is no cache in {url_of(root)}: it has no {MARKER}", hint=AGAIN) from None
-        if not (root / MARKER).is_file():
-            raise CacheError(f"{url_of(root / MARKER)} is damaged: its seal does not match", hint=AGAIN)
-    cache = Cache(root=root)
+            raise CacheError(f"there is no cache in {place}: it has no {MARKER}", hint=AGAIN) from None
+        except Unparsed:
+            raise CacheError(f"{place / MARKER} is damaged: its seal does not match", hint=AGAIN) from None
+        make_dirs(cache.root)
+        atomic.write_atomic(cache.root / MARKER, data)
     for digest in tables:
         if not _has_table(cache, digest):
             with lock_shard(digest, NEVER):
@@ -108,7 +106,7 @@ def _table_size(url: str) -> int:
 
 
 def _fetch_table(cache: Cache, digest: str) -> None:
-    url = f"{url_of(cache.root)}/{cache.table(digest).relative_to(cache.root).as_posix()}"
+    url = f"{copied(cache.root)}/{cache.table(digest).relative_to(cache.root).as_posix()}"
     for _ in range(TRIES):
         try:
             # To the disk: tables of 10^8 samples do not fit into memory.

@@ -64,7 +64,7 @@ def fetch_rows(cache: Cache, rows: Mapping[str, Rows]) -> Iterator[Cache]:
     Rows that are damaged in the store stay damaged. Takes the room of the rows on the disk, which counts as room of
     copies. Raises `CacheError`.
     """
-    if cache.url is None:
+    if cache.store is None:
         yield cache
         return
     scratch, stop = Cache(root=cache.stage()), threading.Event()

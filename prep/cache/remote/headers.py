@@ -25,7 +25,7 @@ from prep.cache.shard_check import quick_check
 from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.mirror import headers_root, url_of
+from prep.fs.remote.copies import copied, headers_root
 from prep.fs.remote.objects import read_range, size_of
 from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import tree
@@ -39,9 +39,10 @@ def ensure_headers(cache: Cache, digests: Sequence[str]) -> Cache:
     Of a copy, what is lacking is fetched by range reads: some hundred bytes a shard, and its keys. Rows are holes.
     Raises `CacheError` for a shard whose header is damaged in the store, or missing there.
     """
-    if not is_copy(cache):
+    place = copied(cache.root)
+    if place is None:
         return cache
-    headers = Cache(root=headers_root(cache.root))
+    headers = Cache(root=headers_root(place))
     lacking = [digest for digest in dict.fromkeys(digests) if not headers.shard(digest).is_dir()]
     if lacking:
         make_dirs(headers.root)
@@ -62,7 +63,7 @@ def _keep_header(cache: Cache, headers: Cache, digest: str, stop: threading.Even
             if not (found := quick_check(headers, digest)):
                 return
             retire_shard(headers, digest)
-        raise CacheError(f"shard {digest} in {url_of(cache.root)} is damaged: {found[0].what}", hint=AGAIN)
+        raise CacheError(f"shard {digest} in {copied(cache.root)} is damaged: {found[0].what}", hint=AGAIN)
 
 
 def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.Event = NEVER) -> list[str]:

@@ -22,8 +22,8 @@ from prep.errors import CacheError, ConfigError, PathError, Problem
 from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.lock import BUSY, try_exclusive, try_lock
-from prep.fs.mirror import COMING, DIRECTORY, LIMIT, WHOLE, mirror
 from prep.fs.paths import MARKER
+from prep.fs.remote.copies import COMING, DIRECTORY, LIMIT, WHOLE, mirror
 from prep.fs.remote.errors import Stopped
 from prep.fs.tree import tree
 from prep.fs.user_cache import make_private

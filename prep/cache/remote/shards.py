@@ -1,9 +1,9 @@
 """Local copies of a cache in an object store: whole shards, each fetched once per computer and checked by its digest.
 
-The copy of a cache lies where `prep.fs.mirror` says and is a cache itself, so what reads caches reads it unchanged. Its
-shards come when they are first needed. A shard's files follow from the manifest's table of shards (`learn`), so nothing
-is ever listed. Files are not synced to the disk: what a power failure spoils does not match its checksum, and is
-fetched again.
+The copy of a cache lies where `prep.fs.remote.copies` says and is a cache itself, so what reads caches reads it
+unchanged. Its shards come when they are first needed. A shard's files follow from the manifest's table of shards
+(`register`), so nothing is ever listed. Files are not synced to the disk: what a power failure spoils does not match
+its checksum, and is fetched again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import try_exclusive
-from prep.fs.mirror import LOCKS, mirror, url_of
+from prep.fs.remote.copies import LOCKS, copied, mirror
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import read_range, stream
 from prep.fs.remote.retry import NEVER
@@ -71,7 +71,7 @@ _learned: dict[Path, dict[str, RemoteShard]] = {}  # of each copy of a cache, wh
 
 def is_copy(cache: Cache) -> bool:
     """Whether a cache is the local copy of one in a store."""
-    return url_of(cache.root) is not None
+    return copied(cache.root) is not None
 
 
 def register(cache: Cache, shards: Iterable[RemoteShard]) -> None:
@@ -124,7 +124,7 @@ class Fetcher:
                 break
             if shard_format.crc_bytes(data[: spec.row_bytes]) == data[spec.row_bytes :]:
                 return spec, data[: spec.row_bytes]
-        raise CacheError(f"shard {digest} in {url_of(self._cache.root)} is damaged: row {row} of '{array}' does not "
+        raise CacheError(f"shard {digest} in {copied(self._cache.root)} is damaged: row {row} of '{array}' does not "
                          "match its checksum", hint=AGAIN)
 
     def bytes_of(self, digest: str) -> int:
@@ -192,7 +192,7 @@ def staging(cache: Cache) -> Iterator[Path]:
 
 
 def _spoiled(remote: Cache, digest: str) -> Spoiled:
-    return Spoiled(f"shard {digest} in {url_of(remote.root)} is damaged: its bytes do not match its digest "
+    return Spoiled(f"shard {digest} in {copied(remote.root)} is damaged: its bytes do not match its digest "
                    f"(downloaded {TRIES} times)", hint=AGAIN)
 
 
@@ -226,7 +226,7 @@ def _download(remote: Cache, shard: RemoteShard, staged: Path, check: bool, stop
 
 def incomplete(cache: Cache, digest: str, name: str) -> NotFetched:
     """The error for a shard that lacks a file in the store."""
-    return NotFetched(f"shard {digest} in {url_of(cache.root)} is missing or incomplete: it has no {name}", hint=AGAIN)
+    return NotFetched(f"shard {digest} in {copied(cache.root)} is missing or incomplete: it has no {name}", hint=AGAIN)
 
 
 def move_in(cache: Cache, staged: Path, digest: str) -> None:
@@ -249,7 +249,7 @@ def lookup(cache: Cache, digest: str) -> RemoteShard:
 
 
 def url_in(cache: Cache, digest: str, name: str) -> str:
-    return f"{url_of(cache.root)}/shards/{digest[:2]}/{digest}/{name}"
+    return f"{copied(cache.root)}/shards/{digest[:2]}/{digest}/{name}"
 
 
 @contextlib.contextmanager

@@ -35,8 +35,10 @@ from prep.cache.store import (
 )
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
-from prep.fs.mirror import is_url, local_path, shown, split_url, work_root
 from prep.fs.paths import MARKER
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import copy_of, work_root
 from prep.fs.remote.objects import create_checked, delete_object, list_objects, read_object
 from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import file_digest, tree
@@ -50,47 +52,47 @@ Files = Mapping[str, int]  # names and sizes of a shard's objects
 # ---- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open_to_encode(path: Path, *, create: bool) -> Cache:
+def open_to_encode(path: Place, *, create: bool) -> Cache:
     """Opens the cache at `path` for encoding: a directory, or the working copy of what is at a URL.
 
     Raises as `open_cache` does, and `StoreError`.
     """
-    if not is_url(path):
+    if not isinstance(path, Bucket):
         return open_cache(path, create=create)
-    url = shown(path)
+    url = str(path)
     marker = _marker(path)
     if marker is None:
         if not create:
             raise CacheError(f"there is no cache in {url}: it has no {MARKER}",
                              hint="prep encode SOURCE --cache URL creates one")
         marker = create_checked(f"{url}/{MARKER}", new_marker(), MARKER_BYTES)
-    for root in (work_root(path), local_path(path)):  # the other is for whole shards
+    for root in (work_root(path), copy_of(path)):  # the other is for whole shards
         make_dirs(root)
         if not (root / MARKER).is_file() or (root / MARKER).read_bytes() != marker:
             atomic.write_atomic(root / MARKER, marker)
         open_cache(root, create=False)  # checks the marker
-    return Cache(root=work_root(path), url=url)
+    return Cache(root=work_root(path), store=path)
 
 
-def check_can_encode_to(path: Path) -> None:
+def check_can_encode_to(path: Place) -> None:
     """Raises `PathError` unless `path` is a cache or can become one: missing, empty, or an unused prefix of a store, in
     no other cache."""
-    if is_url(path):
+    if isinstance(path, Bucket):
         if _marker(path) is None:
-            check_alone(shown(path))
+            check_alone(path)
     else:
         check_can_create(path)
 
 
-def is_cache(path: Path) -> bool:
+def is_cache(path: Place) -> bool:
     """Whether there is a cache at `path`, a directory or a URL. Raises `PathError`, `StoreError`."""
-    return _marker(path) is not None if is_url(path) else (path / MARKER).exists()
+    return _marker(path) is not None if isinstance(path, Bucket) else (path / MARKER).exists()
 
 
-def _marker(path: Path) -> bytes | None:
+def _marker(path: Bucket) -> bytes | None:
     """The marker of the cache at a URL; `None` if nothing is there. Raises `PathError` if something else is."""
-    url = shown(path)
-    if not split_url(path)[2]:
+    url = str(path)
+    if not path.key:
         raise PathError(f"{url} is a whole bucket, expected a place in it for the cache",
                         hint=f"name one, like {url}/cache")
     try:
@@ -113,7 +115,7 @@ def refresh(cache: Cache) -> None:
 
     Other caches are what they are. Raises `CacheError` for a commit of another version, `StoreError`.
     """
-    if cache.url is None:
+    if cache.store is None:
         return
     for digest in list(cache.names("damaged")):  # of what is here: the store has it, or it is encoded again
         with lock_shard(digest, NEVER):
@@ -149,7 +151,7 @@ def _retire_hollow(cache: Cache, shards: Mapping[str, Files]) -> None:
 
 def refresh_task(cache: Cache, task: str) -> None:
     """Makes a working copy know whether its store has the commit of a task. Raises as `refresh` does."""
-    if cache.url is None or read_commit(cache, task) is not None:
+    if cache.store is None or read_commit(cache, task) is not None:
         return
     with suppress(FileNotFoundError):
         found = _read(cache, task, NEVER)
@@ -162,7 +164,7 @@ def refresh_task(cache: Cache, task: str) -> None:
 
 def _commits(cache: Cache) -> Iterable[tuple[str, int]]:
     """The tasks of the commits in the store, and the sizes of these objects."""
-    for name, listed in list_objects(f"{cache.url}/commits").items():
+    for name, listed in list_objects(f"{cache.store}/commits").items():
         with suppress(Unparsed):
             task = digest_of(PurePosixPath(name).name.removesuffix(SUFFIX["commits"]), "commits")
             if name == f"{task[:2]}/{task}{SUFFIX['commits']}":
@@ -172,7 +174,7 @@ def _commits(cache: Cache) -> Iterable[tuple[str, int]]:
 def _shards(cache: Cache) -> dict[str, dict[str, int]]:
     """The objects of each shard in the store, but empty ones: they stand for directories, and no file is empty."""
     found: dict[str, dict[str, int]] = defaultdict(dict)
-    for name, listed in list_objects(f"{cache.url}/shards").items():
+    for name, listed in list_objects(f"{cache.store}/shards").items():
         fan, digest, file = [*name.split("/", 2), "", ""][:3]
         if digest.startswith(fan) and listed.size:
             found[digest][file] = listed.size
@@ -186,7 +188,7 @@ def _files(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str
 
 
 def _url_of_shard(cache: Cache, digest: str) -> str:
-    return f"{cache.url}/shards/{digest[:2]}/{digest}"
+    return f"{cache.store}/shards/{digest[:2]}/{digest}"
 
 
 def _is_known(cache: Cache, task: str, size: int, shards: Mapping[str, Files]) -> bool:
@@ -324,7 +326,7 @@ def _is_hollow(cache: Cache, digest: str) -> bool:
 
 def evict_rows(cache: Cache, digest: str) -> None:
     """Frees the space of an uploaded shard's rows in a working copy; all else of it stays. Other caches keep them."""
-    if cache.url is None:
+    if cache.store is None:
         return
     with lock_shard(digest, NEVER), suppress(CacheError):  # another process has removed it: then it is fetched again
         header = read_header(cache, digest)
@@ -338,7 +340,7 @@ def evict_rows(cache: Cache, digest: str) -> None:
 def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
     """Whether a shard has its rows here, which no process drops until the block ends; outside working copies, it has.
     """
-    if cache.url is None:
+    if cache.store is None:
         yield True
         return
     with lock_shard(digest, NEVER):
@@ -347,9 +349,9 @@ def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
 
 def ensure_rows(cache: Cache, digests: Iterable[str]) -> Cache:
     """A cache that has the rows of these shards: `cache` itself, or the copy that fetches whole shards when read."""
-    if cache.url is None:
+    if cache.store is None:
         return cache
-    copy = Cache(root=local_path(Path(cache.url)))
+    copy = Cache(root=copy_of(cache.store))
     register(copy, [shard_of(cache, digest) for digest in digests])
     return copy
 
@@ -372,7 +374,7 @@ def publish_shard(cache: Cache, staged: Path, digest: str, *, stop: threading.Ev
     when the second publishes it: then it gets its rows file by file, because others, for whom it is finished, must find
     it at every moment.
     """
-    if cache.url is None:
+    if cache.store is None:
         publish_dir(cache, staged, digest)
         return
     with lock_shard(digest, stop):
@@ -398,19 +400,20 @@ def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) ->
 
     Raises `CacheError`, `Stopped`.
     """
-    if cache.url is None:
+    if cache.store is None:
         return
     with lock_shard(digest, stop):
         shard, there = shard_of(cache, digest), _files(cache, digest, stop)
         if there == shard.files:  # its group document comes last
             return
-        Uploader(cache, cache.url, repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
+        Uploader(cache, str(cache.store), repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
         _keep(cache, shard)
 
 
 def _keep(cache: Cache, shard: RemoteShard) -> None:
     """Adds an uploaded shard to the whole shards that this computer has, unless there is no room."""
-    copy = Cache(root=local_path(Path(str(cache.url))))
+    assert cache.store is not None
+    copy = Cache(root=copy_of(cache.store))
     if copy.shard(shard.digest).is_dir():
         return
     try:
@@ -431,8 +434,8 @@ def _keep(cache: Cache, shard: RemoteShard) -> None:
 
 def upload_table(cache: Cache, digest: str) -> None:
     """Makes sure that the store of a working copy has a table that was made here. Raises `CacheError`."""
-    if cache.url is not None:
-        Uploader(cache, cache.url, repair=AGAIN).table(digest)
+    if cache.store is not None:
+        Uploader(cache, str(cache.store), repair=AGAIN).table(digest)
 
 
 def forget_shard(cache: Cache, digest: str) -> None:

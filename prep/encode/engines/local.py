@@ -39,7 +39,7 @@ from prep.encode.targets import Made, PictureTarget
 from prep.errors import CacheError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted
-from prep.fs.mirror import is_object
+from prep.fs.blob import waits
 from prep.models.family import TOKEN
 from prep.progress import Progress, Tick, phase, silent
 from prep.runtime import defer_interrupts
@@ -233,7 +233,7 @@ def _in_order(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:
         window.append((task, key, tools.pool.submit(make, job, works[key], tools.workers)))
-        if len(window) >= 2 * job.batch_size + job.jobs + (FETCHERS if is_object(works[key].blob.file) else 0):
+        if len(window) >= 2 * job.batch_size + job.jobs + (FETCHERS if waits(works[key].blob) else 0):
             first, name, future = window.popleft()
             yield first, name, future.result()
     for first, name, future in window:

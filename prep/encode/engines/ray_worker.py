@@ -73,8 +73,8 @@ def _cache_on_node(cache: Cache, token: Path, wanted: str) -> Cache:
     Raises `UsageError` for another version, `CacheError` if this node has no cache at that path, or another one.
     """
     check_version(wanted)
-    if cache.url is not None:
-        return open_to_encode(Path(cache.url), create=False)
+    if cache.store is not None:
+        return open_to_encode(cache.store, create=False)
     open_cache(cache.root, create=False)
     if not token.is_dir():
         raise CacheError(f"{cache.root} on node {platform.node()} is another directory than on the node of the command",

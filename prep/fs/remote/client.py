@@ -12,7 +12,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from prep.errors import ConfigError
 from prep.formatting import printable
-from prep.fs.mirror import ENDPOINTS
+from prep.fs.remote.bucket import ENDPOINTS
 from prep.fs.remote.errors import NOWHERE, VARIABLES, StoreError, sent_on
 
 if TYPE_CHECKING:

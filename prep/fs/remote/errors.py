@@ -9,7 +9,7 @@ import errno
 import re
 
 from prep.errors import CacheError
-from prep.fs.mirror import ENDPOINTS, split_url
+from prep.fs.remote.bucket import ENDPOINTS, split_url
 
 VARIABLES = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION; AWS_SKIP_SIGNATURE=true "
              "for a public bucket", "gs": "GOOGLE_APPLICATION_CREDENTIALS",

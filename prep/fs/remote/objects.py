@@ -1,4 +1,4 @@
-"""Reads, lists and writes objects in stores, whose URLs are as `prep.fs.mirror` has them."""
+"""Reads, lists and writes objects in stores, whose URLs are as `prep.fs.remote.bucket` has them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prep.formatting import counted, printable
-from prep.fs.mirror import ListedUrl, split_url
+from prep.fs.remote.bucket import ListedUrl, split_url
 from prep.fs.remote.errors import Passing, Stopped, StoreError, is_conflict, told
 from prep.fs.remote.retry import NEVER, SILENT, Backoff, with_retries
 from prep.fs.remote.waiting import NOTICES, apart, body_of

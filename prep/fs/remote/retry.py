@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from prep.errors import CacheError, ConfigError
 from prep.formatting import counted, printable
-from prep.fs.mirror import split_url
+from prep.fs.remote.bucket import split_url
 from prep.fs.remote.client import open_store, refuse_redirect
 from prep.fs.remote.errors import NO_CREDENTIALS, Denied, Passing, Stopped, StoreError, credentials_hint, sort_out
 from prep.fs.remote.waiting import LONG
@@ -114,7 +114,7 @@ class Backoff:
         self._last = time.monotonic()
 
     def wait(self, what: str) -> None:
-        """Backoff before the next attempt; `what` happened. Raises `StoreError` when the time for it ends, `Stopped`."""
+        """Waits before the next attempt; `what` happened. Raises `StoreError` when the time for it ends, `Stopped`."""
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._first = now, self._last

@@ -1,4 +1,4 @@
-"""Backoff for stores that answer without an end, or hardly: what takes long is announced, what never comes is given up.
+"""Waits for stores that answer without an end, or hardly: what takes long is announced, what never comes is given up.
 
 obstore waits in code that nothing interrupts. Its own limits are of a connection without a byte; here are those of an
 answer that moves, and brings nothing.

@@ -15,6 +15,7 @@ from typing import Any
 
 from prep.errors import Problem
 from prep.formatting import counted
+from prep.fs.place import is_directory
 from prep.recipe.convert.draft import Draft
 from prep.recipe.convert.training import Training
 from prep.recipe.schema import Source
@@ -38,7 +39,7 @@ class Shown:
 
 def count_pictures(source: Source) -> int:
     """The pictures of a source that is a directory on this computer; 0 if it has none, or is none."""
-    if not source.path.is_dir():
+    if not is_directory(source.path):
         return 0
     fits = chosen_by(source.include, source.exclude)
     try:

@@ -14,6 +14,7 @@ from prep.findings import Finding
 from prep.formatting import format_bytes, format_size
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
+from prep.fs.place import Place, is_here
 from prep.geometry import Size
 from prep.manifest.describe import describe_manifest, import_line
 from prep.manifest.opened import OpenedManifest
@@ -82,10 +83,11 @@ def write_page(audit: OpenedManifest, path: Path, made: date, *, cards: int = CA
 def check_page(audit: OpenedManifest, path: Path) -> None:
     """Raises `PathError` unless a page may be written to `path`: apart from pictures, cache and model."""
     manifest = audit.manifest
-    taken = [("pictures", source) for source in manifest.sources] + [("cache", manifest.cache_root)]
+    taken: list[tuple[str, Place | None]] = [("pictures", source) for source in manifest.sources]
+    taken += [("cache", manifest.cache)]
     taken += [("model", manifest.model)] if isinstance(manifest.model, Path) else []
     check_page_file(path, (NamedPath(role=role, path=place) for role, place in taken
-                           if place is not None and place.exists()))
+                           if place is not None and is_here(place)))
 
 
 def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail | None,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from prep.cache.remote.working import is_cache, open_to_encode
 from prep.encode.options import EncodeOptions
 from prep.encode.plan import plan
 from prep.encode.run import EncodeCall, prepare
 from prep.fs.memo import dry_run
+from prep.fs.place import Place
 from prep.recipe.schema import Recipe
 
 
@@ -22,7 +22,7 @@ class Cost:
     reused: Mapping[str, int]
 
 
-def cost_of(recipe: Recipe, cache: Path, *, jobs: int) -> Cost:
+def cost_of(recipe: Recipe, cache: Place, *, jobs: int) -> Cost:
     """The rows that encoding a recipe into a cache would make now; encodes and writes nothing. Raises `Problem`."""
     call = EncodeCall(recipe=recipe, cache=cache, output=cache.with_name(f"{cache.name}.json"),
                       options=EncodeOptions(jobs=jobs, dry_run=True))

@@ -18,7 +18,7 @@ from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.view.edit.cost import Cost
 from prep.view.edit.log import Entry, UndoLog, digest_of
-from prep.view.edit.places import Place, Places
+from prep.view.edit.places import EditPlace, Places
 from prep.view.edit.refresh import refreshed
 from prep.view.edit.refused import Refused
 from prep.view.source.state import SourceSet
@@ -169,7 +169,7 @@ class Editor:
         return seats[number]
 
     @contextmanager
-    def _held(self, sent: Sent) -> Iterator[tuple[PlacedItem, Place, Folder, bytes | None]]:
+    def _held(self, sent: Sent) -> Iterator[tuple[PlacedItem, EditPlace, Folder, bytes | None]]:
         """The sample, the place of its caption or mask, and what is there, if that is what the page showed; no other
         editor, here or in another process, writes there meanwhile. Raises `Refused`."""
         with self._lock:
@@ -186,7 +186,7 @@ class Editor:
             except TimeoutError as error:
                 raise Refused(409, f"{place.name} is not saved: {error.strerror}; try again") from None
 
-    def _undoable(self, place: Place, kind: str, now: str, entries: Sequence[Entry] | None = None) -> Entry | None:
+    def _undoable(self, place: EditPlace, kind: str, now: str, entries: Sequence[Entry] | None = None) -> Entry | None:
         """The last edit of a place, if its result is still there."""
         for entry in self.log.entries() if entries is None else entries:
             if (entry.place, entry.kind) == (place.name, kind):
@@ -196,7 +196,7 @@ class Editor:
                     return None  # else it was never made, or is undone already: a process was killed
         return None
 
-    def _refresh(self, seat: PlacedItem, kind: str, place: Place, *, gone: bool) -> None:
+    def _refresh(self, seat: PlacedItem, kind: str, place: EditPlace, *, gone: bool) -> None:
         self.source.show(refreshed(self.source.state.survey, seat.item.item, kind, None if gone else place.path))
 
 
@@ -226,7 +226,7 @@ def no_masks(recipe: Recipe, source: int, *, sidecars: bool) -> str:
     return ""
 
 
-def _on_disk(place: Place) -> bytes | None:
+def _on_disk(place: EditPlace) -> bytes | None:
     """The bytes of the file there; `None` if there is none. Raises `Refused`."""
     try:
         with place.folder.opened() as folder:
@@ -237,7 +237,7 @@ def _on_disk(place: Place) -> bytes | None:
         raise _linked(place, error) from None
 
 
-def _read(place: Place, folder: Folder) -> bytes | None:
+def _read(place: EditPlace, folder: Folder) -> bytes | None:
     """As `_on_disk`, of an open directory. Raises `OSError`, too."""
     try:
         return folder.read(place.file, MOST_FILE)
@@ -245,7 +245,7 @@ def _read(place: Place, folder: Folder) -> bytes | None:
         return None
 
 
-def _linked(place: Place, error: OSError) -> Refused:
+def _linked(place: EditPlace, error: OSError) -> Refused:
     if isinstance(error, NotRegularFile):
         return Refused(409, f"{place.name} is not edited: {error}")
     return Refused(409, f"{place.name} cannot be read: {error.strerror or error}")

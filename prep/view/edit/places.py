@@ -12,8 +12,9 @@ from prep.dataset.listing import picture_places
 from prep.digest import digest_strings
 from prep.errors import PathError, UsageError
 from prep.fs.below import Below
-from prep.fs.mirror import is_url, shown, url_of
 from prep.fs.paths import NamedPath, check_disjoint, in_cache, resolve
+from prep.fs.place import require_here
+from prep.fs.remote.bucket import Bucket
 from prep.fs.user_cache import user_cache
 from prep.recipe.edits import UNDO, source_folders, usual_folder
 from prep.recipe.schema import Recipe
@@ -26,7 +27,7 @@ ENDS = {"caption": CAPTION_END, "mask": MASK_END}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class EditPlace:
     """Where a picture's caption or mask is written."""
 
     folder: Below  # nothing is written outside its root
@@ -45,13 +46,13 @@ class Places:
     recipe: Recipe
     folder: Path | None  # of edits; None: beside the pictures
 
-    def of(self, item: Item, kind: str) -> Place:
+    def of(self, item: Item, kind: str) -> EditPlace:
         """The place of an item's `kind`, "caption" or "mask". Raises `Refused` for one that would be outside."""
         end = ENDS[kind]
         if self.folder is not None:
             name = str(PurePosixPath(source_folders(self.recipe)[item.source], edited_name(item.name, end)))
             return _place(self.folder, PurePosixPath(name).parts, name)
-        picture, root = Path(item.picture.file), self.recipe.sources[item.source].path
+        picture, root = Path(item.picture.file), require_here(self.recipe.sources[item.source].path, "source")
         name = edited_name(item.label, end)
         if root not in picture.parents:
             raise Refused(409, f"{name} would not be below {root}: edit it where it is")
@@ -66,23 +67,23 @@ class Places:
         if cache is None:
             raise PathError("what edits replace cannot be kept: there is no home directory",
                             hint="set LATENTRY_USER_CACHE to a directory of yours, or leave --sidecars out")
-        sources = [os.fsdecode(os.fsencode(resolve(source.path))) for source in self.recipe.sources]
+        sources = [os.fsdecode(os.fsencode(str(resolve(source.path)))) for source in self.recipe.sources]
         return Below(cache / "undo" / digest_strings(sources)[:32])
 
 
-def _place(root: Path, parts: Sequence[str], name: str) -> Place:
+def _place(root: Path, parts: Sequence[str], name: str) -> EditPlace:
     """The place of a file below `root`. Raises `Refused` for one outside, or among what can be undone."""
     if any(part == ".." or part.casefold() == UNDO or "/" in part or os.sep in part for part in parts):
         raise Refused(409, f"{name} would not be below {root}: edit it where it is")
-    return Place(folder=Below(root, tuple(parts[:-1])), file=parts[-1], name=name)
+    return EditPlace(folder=Below(root, tuple(parts[:-1])), file=parts[-1], name=name)
 
 
 def check_editable(recipe: Recipe, folder: Path | None) -> None:
     """Raises `UsageError` for pictures beside which nothing can be written, if that is asked."""
     for source in recipe.sources:
-        stored = is_url(source.path) or url_of(source.path) is not None
+        stored = isinstance(source.path, Bucket)
         if folder is None and (stored or is_tars(source.path)):
-            raise UsageError(f"--sidecars is given, but {shown(source.path)} is {'in a store' if stored else 'a tar'}, "
+            raise UsageError(f"--sidecars is given, but {source.path} is {'in a store' if stored else 'a tar'}, "
                              "where nothing can be written beside pictures",
                              hint="leave --sidecars out: edits go to a directory of their own")
 
@@ -98,10 +99,10 @@ def check_folder(recipe: Recipe, folder: Path) -> None:
         raise PathError(f"edits {folder} would lie in a cache", hint="name another directory: --edits DIR")
 
 
-def folder_of(source: Path) -> Path:
+def folder_of(source: Path | Bucket) -> Path:
     """The directory for edits of a source that names none. Raises `UsageError` for one in a store."""
     folder = usual_folder(source)
     if folder is None:
-        raise UsageError(f"--edit is given, but {shown(source)} is in a store, where no edits are written",
+        raise UsageError(f"--edit is given, but {source} is in a store, where no edits are written",
                          hint="name a directory of this computer for them: --edits DIR")
     return folder

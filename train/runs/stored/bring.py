@@ -14,7 +14,7 @@ from prep.cache.remote.documents import cache_above, places_above
 from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
-from prep.fs.mirror import split_url
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import Listed
 from prep.parse import Unparsed
 from prep.runs.document import FORMAT
@@ -43,7 +43,7 @@ Names = Mapping[str, Listed]
 
 def check_new(objects: Objects, there: Names) -> None:
     """Raises `PathError` unless a new run may begin at its place in the store."""
-    url = objects.url
+    url = objects.place
     if RUN in there or whole_steps(there) or has_result(there):
         raise PathError(f"{url} already holds a run", hint="add --resume to continue it; or name another: "
                         f"-o {shell_name(f'{url}-2')}")
@@ -52,7 +52,7 @@ def check_new(objects: Objects, there: Names) -> None:
     _check_outside(objects)
 
 
-def make_way(url: str, folder: Path) -> list[str]:
+def make_way(url: Bucket, folder: Path) -> list[str]:
     """Sets aside what is left here of another run at the same place; returns warnings."""
     if not folder.is_dir() or all(path.name in PASSING for path in folder.iterdir()):
         return []
@@ -64,17 +64,17 @@ def make_way(url: str, folder: Path) -> list[str]:
 
 def _check_outside(objects: Objects) -> None:
     """Raises `PathError` if the run would lie in a cache or in another run. Raises `StoreError`."""
-    if (above := cache_above(objects.url, stop=objects.stop)) is not None:
-        raise PathError(f"run {objects.url} lies in the cache {above}", hint="name a place outside with -o")
-    for place in places_above(objects.url, RUN, stop=objects.stop):
-        if split_url(place)[2] and FORMAT.encode() in (Objects(place).read(RUN) or b""):  # not of another program
-            raise PathError(f"run {objects.url} would lie in the run {place}", hint="name a place outside with -o")
+    if (above := cache_above(objects.place, stop=objects.stop)) is not None:
+        raise PathError(f"run {objects.place} lies in the cache {above}", hint="name a place outside with -o")
+    for place in places_above(objects.place, RUN, stop=objects.stop):
+        if place.key and FORMAT.encode() in (Objects(place).read(RUN) or b""):  # not of another program
+            raise PathError(f"run {objects.place} would lie in the run {place}", hint="name a place outside with -o")
 
 
 def continued(objects: Objects, folder: Path, there: Names, named: str | None) -> list[str]:
     """Brings what a resumed run needs; returns warnings. Raises `PathError`, `CacheError`."""
     if RUN not in there:
-        raise PathError(f"{objects.url} is not a training run: it has no run.json",
+        raise PathError(f"{objects.place} is not a training run: it has no run.json",
                         hint="omit --resume to start this run")
     steps, warnings = whole_steps(there), list[str]()
     ahead = _ahead(objects, folder, max(steps, default=None))
@@ -82,7 +82,7 @@ def continued(objects: Objects, folder: Path, there: Names, named: str | None) -
         moved = set_aside(folder, max(steps, default=0))
         warnings = [f"a checkpoint here is not of the run that the store has, and was set aside: "
                     f"{folder / 'checkpoints' / name}" for name in moved]
-    chosen = _choose(objects.url, {*steps, *ahead}, named)
+    chosen = _choose(objects.place, {*steps, *ahead}, named)
     if chosen in steps:
         bring_checkpoint(objects, folder, step_name(chosen), there)
     elif chosen is not None:
@@ -107,7 +107,7 @@ def _ahead(objects: Objects, folder: Path, newest: int | None) -> set[int]:
     return later if same else set()
 
 
-def _choose(url: str, steps: set[int], named: str | None) -> int | None:
+def _choose(url: Bucket, steps: set[int], named: str | None) -> int | None:
     """The newest checkpoint, or the one `named`; `None` if there is none. Raises `PathError`."""
     if named is None:
         return max(steps, default=None)

@@ -19,7 +19,8 @@ from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError, PathError
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
-from prep.fs.mirror import DIRECTORY, ListedUrl, mirror, split_url
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import DIRECTORY, mirror
 from prep.fs.remote.objects import (
     UPLOAD_PART,
     Listed,
@@ -91,21 +92,21 @@ def _md5(data: bytes = b"") -> hashlib._Hash:
 
 
 class Objects:
-    """The objects below the URL of a run, by their names relative to it. Each method raises `StoreError`, and
+    """The objects below the place of a run, by their names relative to it. Each method raises `StoreError`, and
     `Stopped` once `stop` is set."""
 
-    def __init__(self, url: str) -> None:
-        if not split_url(url)[2]:
-            raise PathError(f"{url} is a bucket, expected a place in it for the run",
-                            hint=f"name one, like {url}/runs/first")
-        self.url, self.stop = url, threading.Event()
+    def __init__(self, place: Bucket) -> None:
+        if not place.key:
+            raise PathError(f"{place} is a bucket, expected a place in it for the run",
+                            hint=f"name one, like {place}/runs/first")
+        self.place, self.stop = place, threading.Event()
 
-    def _place(self, name: str) -> ListedUrl:
-        return ListedUrl(f"{self.url}/{name}")
+    def _place(self, name: str) -> str:
+        return (self.place / name).url
 
     def list(self) -> dict[str, Listed]:
         """All objects."""
-        return list_objects(self.url, stop=self.stop)
+        return list_objects(self.place.url, stop=self.stop)
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a document; `None` if there is none."""

@@ -17,7 +17,9 @@ from prep.cache.remote.quota import STALE, NotFetched, make_dirs
 from prep.cache.remote.shards import lock_copy
 from prep.errors import CacheError, PathError, UsageError
 from prep.fs import atomic
-from prep.fs.mirror import is_url, local_path, run_root, shown
+from prep.fs.place import Place, place_of
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import copy_of, run_root
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import Listed, size_in, version_of
 from prep.runs.document import NAME as RUN
@@ -44,31 +46,31 @@ def _only_read() -> Iterator[None]:
         raise
 
 
-def for_report(place: Path) -> Path:
+def for_report(place: Place) -> Path:
     """The directory of a run of which a page is to be made: of checkpoints only what they say of themselves."""
     return _run(place, lambda name: not name.startswith(CHECKPOINTS) or is_state(name),
                 lambda name: name.partition("/")[0] in RESULTS and not name.endswith("lora.safetensors"))
 
 
-def for_losses(place: Path) -> Path:
+def for_losses(place: Place) -> Path:
     """The directory of a run of which the losses of samples are to be read."""
     return _run(place, lambda name: name in (RUN, LOSSES, "manifest.json") or is_state(name))
 
 
-def for_resume(place: Path) -> Path:
+def for_resume(place: Place) -> Path:
     """The directory of a run that is to be compared with the run that would continue it: of checkpoints only what they
     say of themselves."""
     return _run(place, lambda name: name in (RUN, "samples.bin", "manifest.json") or is_state(name))
 
 
 @_only_read()
-def for_weights(place: Path, checkpoint: str | None = None, *, result: bool = False) -> Path:
+def for_weights(place: Place, checkpoint: str | None = None, *, result: bool = False) -> Path:
     """The directory of a run with the weights of its newest checkpoint, or of the one named; with `result`, or if it
     has no checkpoint, with its result. Rows of prompts that the run encoded come with them.
 
     Raises `PathError`, `CacheError`.
     """
-    if not is_url(place):
+    if not isinstance(place, Bucket):
         return place
     for left in range(TRIES - 1, -1, -1):
         try:
@@ -79,7 +81,7 @@ def for_weights(place: Path, checkpoint: str | None = None, *, result: bool = Fa
     raise AssertionError("the last try raises")
 
 
-def _weights(place: Path, checkpoint: str | None, result: bool) -> Path:
+def _weights(place: Bucket, checkpoint: str | None, result: bool) -> Path:
     objects, folder, there = _opened(place)
     steps = whole_steps(there)
     chosen = _chosen(steps, checkpoint)
@@ -89,9 +91,9 @@ def _weights(place: Path, checkpoint: str | None, result: bool) -> Path:
     return folder
 
 
-def for_merge(place: Path) -> Path:
+def for_merge(place: Place) -> Path:
     """What `train merge` reads at a URL: a file, a run with its result, or one of its checkpoints with its run.json."""
-    if not is_url(place) or place.suffix == ".safetensors":
+    if not isinstance(place, Bucket) or place.suffix == ".safetensors":
         return for_init(place)
     if place.parent.name == CHECKPOINTS.rstrip("/"):
         return for_weights(place.parent.parent, place.name) / CHECKPOINTS / place.name
@@ -99,20 +101,20 @@ def for_merge(place: Path) -> Path:
 
 
 @_only_read()
-def for_init(place: Path) -> Path:
+def for_init(place: Place) -> Path:
     """The weights at a URL: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
-    if not is_url(place):
+    if not isinstance(place, Bucket):
         return place
-    url, folder = shown(place), local_path(place)
+    folder = copy_of(place)
     if folder.suffix == ".safetensors":
-        _fetch_file(url, folder)
+        _fetch_file(place.url, folder)
         return folder
-    objects = Objects(url)
+    objects = Objects(place)
     there = objects.list()
     if RUN in there:
         return for_weights(place)
     if STATE in there:
-        run, root = Objects(shown(place.parent.parent)), folder.parent.parent
+        run, root = Objects(place.parent.parent), folder.parent.parent
         if not has_weights(run, root, folder.name):
             with _locked(root, run.stop):
                 bring_checkpoint(run, root, folder.name, run.list(), weights_only=True)
@@ -121,40 +123,41 @@ def for_init(place: Path) -> Path:
     return folder
 
 
-def not_written(place: Path, what: str) -> None:
-    """Raises `UsageError` if `place` is in a store: `what` is written on this computer only."""
-    if is_url(place):
-        raise UsageError(f"{shown(place)} is in an object store, but {what} is written to a disk",
+def not_written(named: Path, what: str) -> None:
+    """Raises `UsageError` if a place is in a store: `what` is written on this computer only."""
+    place = place_of(named)
+    if isinstance(place, Bucket):
+        raise UsageError(f"{place} is in an object store, but {what} is written to a disk",
                          hint="name a place on this computer with -o, and upload it from there")
 
 
-def worked_on_here(place: Path) -> Path:
+def worked_on_here(place: Bucket) -> Path:
     """The directory in which a program of this computer trains the run at a URL. Raises `PathError` if none does."""
     folder = run_root(place)
     if read_heartbeat(folder) is None:
-        data = Objects(shown(place)).read(WRITER)
+        data = Objects(place).read(WRITER)
         last = "" if data is None else f"; it was last trained on {token_of(data)[1]}"
-        raise PathError(f"{shown(place)} is in an object store, and no process of this computer trains it{last}",
+        raise PathError(f"{place} is in an object store, and no process of this computer trains it{last}",
                         hint="run this command on the computer that trains it")
     return folder
 
 
-def _run(place: Path, wanted: Callable[[str], bool], but: Callable[[str], bool] = lambda name: False) -> Path:
-    if not is_url(place):
+def _run(place: Place, wanted: Callable[[str], bool], but: Callable[[str], bool] = lambda name: False) -> Path:
+    if not isinstance(place, Bucket):
         return place
     objects, folder, there = _opened(place)
     _keep(objects, folder, there, lambda name: wanted(name) and not but(name))
     return folder
 
 
-def _opened(place: Path) -> tuple[Objects, Path, Names]:
+def _opened(place: Bucket) -> tuple[Objects, Path, Names]:
     """The objects of a run, its directory of copies, and the list. Raises `PathError` if it is none."""
-    objects = Objects(shown(place))
+    objects = Objects(place)
     there = objects.list()
     if RUN not in there:
-        raise PathError(f"{objects.url} is not a training run: it has no run.json",
+        raise PathError(f"{objects.place} is not a training run: it has no run.json",
                         hint="name the place that train run wrote (-o)")
-    return objects, local_path(place), there
+    return objects, copy_of(place), there
 
 
 def _keep(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool],

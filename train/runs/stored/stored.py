@@ -18,7 +18,9 @@ from prep.cache.remote.quota import make_dirs
 from prep.errors import CacheError, PathError, Problem, first_line
 from prep.formatting import shell_name
 from prep.fs import atomic
-from prep.fs.mirror import is_url, run_root, shown
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import run_root
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import Listed
 from prep.runs.document import NAME as RUN
@@ -74,9 +76,9 @@ class OnDisk:
         pass
 
 
-def kept_in(place: Path) -> OnDisk:
-    """Where the run `place` is kept: a directory, or the URL of a place in a store. Asks nothing yet."""
-    return StoredRun(shown(place)) if is_url(place) else OnDisk(place)
+def kept_in(place: Place) -> OnDisk:
+    """Where the run `place` is kept: a directory, or a place in a store. Asks nothing yet."""
+    return StoredRun(place) if isinstance(place, Bucket) else OnDisk(place)
 
 
 class _Superseded(Exception):
@@ -86,9 +88,9 @@ class _Superseded(Exception):
 class StoredRun(OnDisk):
     """A run in a store. As a context manager, uploads what is left when training fails or is interrupted."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(run_root(url))
-        self.url, self._objects = url, Objects(url)
+    def __init__(self, place: Bucket) -> None:
+        super().__init__(run_root(place))
+        self.place, self._objects = place, Objects(place)
         self._token, self._resume, self._keep = layout.new_token(), False, 0
         self._there: dict[str, Listed] = {}  # objects before this program wrote any
         self._sent: dict[str, tuple[int, int]] = {}  # files as they were uploaded: size, time
@@ -116,7 +118,7 @@ class StoredRun(OnDisk):
         make_dirs(self.folder.parent)
         if not resume:
             check_new(self._objects, there)
-            return make_way(self.url, self.folder)
+            return make_way(self.place, self.folder)
         with only_one(self.folder):
             return continued(self._objects, self.folder, there, named)
 
@@ -133,10 +135,10 @@ class StoredRun(OnDisk):
         """
         objects = self._objects
         if not self._resume and not objects.create(RUN, (self.folder / RUN).read_bytes()):
-            raise PathError(f"{self.url} already holds a run", hint="add --resume to continue it; or name another: "
-                            f"-o {shell_name(f'{self.url}-2')}")
+            raise PathError(f"{self.place} already holds a run", hint="add --resume to continue it; or name another: "
+                            f"-o {shell_name(f'{self.place}-2')}")
         if layout.whole_steps(objects.list()) != self._seen:
-            raise PathError(f"another program trained in {self.url} meanwhile", hint="run the same command again")
+            raise PathError(f"another program trained in {self.place} meanwhile", hint="run the same command again")
         objects.put(WRITER, data := layout.writer(self._token))
         atomic.write_atomic(self.folder / WRITER, data)
         self._there = objects.list()
@@ -206,7 +208,7 @@ class StoredRun(OnDisk):
                 self._upload()
                 self._failed = None
             except _Superseded as other:
-                self._lost = PathError(f"another program continues {self.url}, or removed it: {other}",
+                self._lost = PathError(f"another program continues {self.place}, or removed it: {other}",
                                        hint=f"nothing of it was overwritten; what was trained here is in {self.folder}")
                 break
             except Stopped:
@@ -298,7 +300,7 @@ class StoredRun(OnDisk):
         if self._lost is not None:
             raise self._lost
         if self._failed is not None:
-            raise CacheError(f"{self.url} is not all uploaded: {first_line(self._failed)}",
+            raise CacheError(f"{self.place} is not all uploaded: {first_line(self._failed)}",
                              hint=f"all is whole in {self.folder}: the same command with --resume, on this computer, "
                              "uploads it")
 

@@ -1,0 +1,52 @@
+"""Reads and writes small documents at a place, on this computer or in a store, by one function for both."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from prep.errors import CacheError
+from prep.fs.atomic import write_atomic
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.objects import create_object, read_object, replace_object
+from prep.fs.text import TooLarge, read_small
+
+TRIES = 3  # at writing what reads back as something else
+
+
+def read(place: Place, most: int) -> bytes:
+    """The bytes of a regular file, or of an object. Raises `OSError`, `TooLarge` above `most` bytes, `StoreError`."""
+    if isinstance(place, Path):
+        return read_small(place, most=most, regular=True)
+    try:
+        return read_object(place.url, most)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise TooLarge(errno.EFBIG, f"it has more than {most} bytes", str(place)) from None
+
+
+def put(place: Place, data: bytes, *, staging: Path | None = None) -> None:
+    """Writes `data`, unless it is there: on a disk atomically, by way of `staging`, as `write_atomic`; in a store it is
+    read back. Raises `OSError`, `CacheError`."""
+    if isinstance(place, Bucket):
+        create_object(place.url, data)
+    for _ in range(TRIES):
+        if _is_there(place, data):
+            return
+        if isinstance(place, Path):
+            write_atomic(place, data, staging=staging)
+            return
+        replace_object(place.url, data)
+    if not _is_there(place, data):
+        raise CacheError(f"{place} does not read back as it was written", hint="run the same command again")
+
+
+def _is_there(place: Place, data: bytes) -> bool:
+    if isinstance(place, Path) and not place.is_file():
+        return False
+    try:
+        return read(place, len(data)) == data
+    except (FileNotFoundError, TooLarge):
+        return False

@@ -1,0 +1,79 @@
+"""Places: a word is parsed once, and what it names behaves as `Path` does, in a store or not."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from prep.errors import PathError
+from prep.fs.place import is_directory, is_file, is_here, place_below, place_of, require_disk, require_here
+from prep.fs.remote.bucket import Bucket
+
+AT = Bucket(scheme="s3", bucket="bucket", key="a/b/manifest.json")
+
+
+@pytest.mark.parametrize("word", ["s3://bucket/a/b/manifest.json", Path("s3://bucket/a/b/manifest.json"), AT,
+                                  "s3://bucket/a/x/../b/manifest.json", "s3://bucket//a/b/manifest.json/"])
+def test_a_word_for_a_place_in_a_store(word):
+    assert place_of(word) == AT and str(place_of(word)) == "s3://bucket/a/b/manifest.json"
+
+
+@pytest.mark.parametrize("word", ["photos", "./photos", "/tmp/photos", "C:/photos", "s3", "s3a://bucket/a", "file:/x"])
+def test_other_words_are_paths(word):
+    assert place_of(word) == Path(word)
+    assert place_below(Path("/recipes"), "photos") == Path("/recipes/photos")
+    assert place_below(Path("/recipes"), "s3://bucket/a/b/manifest.json") == AT
+
+
+@pytest.mark.parametrize("word", ["s3://", "s3://bucket/../other", "s3://user@bucket/a", "s3://bucket/a?versionId=1"])
+def test_odd_urls_are_refused(word):
+    with pytest.raises(PathError):
+        place_of(word)
+
+
+@pytest.mark.parametrize("make", [lambda names: Path("/bucket", *names),
+                                  lambda names: Bucket("s3", "bucket", "/".join(names))])
+def test_both_kinds_have_the_names_of_a_path(make):
+    place, above = make(("a", "b", "x.tar.gz")), make(("a", "b"))
+    assert (place.name, place.stem, place.suffix, place.parent) == ("x.tar.gz", "x.tar", ".gz", above)
+    assert above / "x.tar.gz" == place
+    assert place.with_name("y") == above / "y" and place.parents[1] == make(("a",))
+    assert place.is_relative_to(above) and not above.is_relative_to(place)
+    assert place.relative_to(make(("a",))) in (Path("b/x.tar.gz"), PurePosixPath("b/x.tar.gz"))
+    assert place.parts[-3:] == ("a", "b", "x.tar.gz") and len({place, make(("a", "b", "x.tar.gz"))}) == 1
+    with pytest.raises(ValueError, match="a/b"):
+        above.relative_to(place)
+
+
+def test_a_whole_bucket():
+    whole = Bucket.parse("s3://bucket/")
+    assert (str(whole), whole.key, whole.name, whole.suffix, whole.parent) == ("s3://bucket", "", "bucket", "", whole)
+    assert whole / "x" == Bucket("s3", "bucket", "x") and whole.parents == ()
+
+
+def test_names_from_listings_stay_as_they_are():
+    """They are keys, and no paths: nothing of them is parsed again."""
+    for name in ("what?", "a#b", "a\\b", "../x", "a//b"):
+        odd = AT.parent / name
+        assert odd.key == f"a/b/{name}" and Bucket.listed(odd.url) == odd
+
+
+@pytest.mark.parametrize(("relative", "found"), [
+    ("cache", "a/b/cache"), ("../cache", "a/cache"), ("../../cache", "cache"), ("../..", None), ("../../..", None),
+    ("../../../other/cache", None), ("/cache", None), (".", "a/b")])
+def test_relative_names_do_not_leave_the_bucket(relative, found):
+    at = AT.parent.follow(relative)
+    assert (None if at is None else at.key) == found
+
+
+def test_what_works_on_this_computer_only(tmp_path):
+    (tmp_path / "file").touch()
+    assert require_here(str(tmp_path), "DIR") == require_disk(tmp_path) == tmp_path
+    assert is_here(tmp_path) and is_directory(tmp_path) and is_file(tmp_path / "file")
+    assert not (is_here(AT) or is_directory(AT) or is_file(AT))
+    for word in (AT, str(AT), Path(str(AT))):
+        with pytest.raises(PathError, match=r"prompt file s3://bucket/a/b/manifest.json is in an object store"):
+            require_here(word, "prompt file")
+        with pytest.raises(PathError, match=r"s3://bucket/a/b/manifest.json is in an object store, where this command"):
+            require_disk(word)

@@ -1,0 +1,56 @@
+"""A place is a value: no room above `fs` and `cache` asks what a path spells, and few ask which kind a place is.
+
+The numbers below only shrink. What must differ between this computer and a store is chosen once, by a function of `fs`
+or `cache` that takes either.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MODULES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+           for package in ("prep", "train") for path in sorted((ROOT / package).rglob("*.py"))}
+ABOVE = {name: text for name, text in MODULES.items() if not name.startswith(("prep/fs/", "prep/cache/"))}
+
+SPELLED = re.compile(r"\bis_url\(|\burl_of\(|\blocal_path\(|\bis_object\(|\bfetcher is (?:not )?None|\"://\"|"
+                     r"startswith\(\(?f?\"(?:s3|gs|az)\b")
+KINDS = re.compile(r"isinstance\([^\n]*?, Bucket\)|\bcache\.store is (?:not )?None")
+
+# Hub ids, and words of a run's document; tars, of which a store gives the headers; shards that are fetched ahead.
+SPELL = {"prep/models/hub.py": 1, "prep/runs/document.py": 1, "prep/sources/tars.py": 1, "prep/sources/readers.py": 2,
+         "prep/loader/ahead.py": 1, "prep/manifest/statistics.py": 1}
+ASK = {
+    "prep/manifest/document.py": 11, "prep/manifest/commands.py": 5, "prep/manifest/diff.py": 1,
+    "prep/maintenance/others.py": 4, "prep/maintenance/compact.py": 2, "prep/maintenance/recheck.py": 1,
+    "prep/maintenance/push.py": 1, "prep/maintenance/pull.py": 1, "prep/maintenance/join.py": 1,
+    "prep/maintenance/gc_store.py": 1, "prep/maintenance/gc.py": 1,
+    "prep/encode/assemble.py": 4, "prep/encode/replaced.py": 2, "prep/encode/run.py": 1, "prep/encode/prompts.py": 1,
+    "prep/encode/engines/ray_worker.py": 1, "prep/export/unpack.py": 1, "prep/export/pack.py": 1,
+    "prep/sources/walk.py": 2, "prep/sources/folders.py": 1, "prep/dataset/overlap.py": 1,
+    "prep/recipe/load.py": 2, "prep/recipe/init.py": 1, "prep/recipe/edits.py": 1,
+    "prep/cli/view.py": 2, "prep/view/edit/places.py": 1,
+    "train/runs/stored/reading.py": 5, "train/runs/stored/stored.py": 1, "train/runs/resume.py": 1,
+    "train/runs/directory.py": 1, "train/sampling/prompts.py": 1,
+    "train/cli/stop.py": 1, "train/cli/resumed.py": 1, "train/cli/report.py": 1,
+}
+
+
+def counted(pattern: re.Pattern[str]) -> Counter[str]:
+    return Counter({name: len(pattern.findall(text)) for name, text in ABOVE.items() if pattern.search(text)})
+
+
+def test_what_a_path_spells_is_asked_in_fs_and_cache_alone():
+    assert counted(SPELLED) == SPELL
+
+
+def test_few_rooms_ask_which_kind_a_place_is():
+    assert counted(KINDS) == ASK
+
+
+def test_a_path_is_made_of_no_url():
+    """Of what a person typed a place is made by `place_of`."""
+    for name, text in ABOVE.items():
+        assert not re.search(r"\bPath\(\w*url\b|\bPath\(str\(\w+\.(?:url|store)\)\)", text), name
