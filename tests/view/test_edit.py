@@ -554,7 +554,7 @@ def test_edits_in_a_recipe(pictures, edits, prep):
     assert "orphan-caption" in prep("scan", recipe, "--quiet").out
     assert "orphan-mask" in prep("scan", pictures, "--edits", edits, "--quiet").out
     text = render_recipe(load_recipe(recipe, choices={}), base=recipe.parent)
-    assert '[edits]\nfrom = "edits"' in text
+    assert "[edits]\n" in text and '\nfrom = "edits"\n' in text
     with pytest.raises(PathError, match=r"edits .* is not a directory"):
         load_recipe(pictures, choices={"edits": pictures.parent / "missing"})
 
