@@ -21,7 +21,7 @@ KINDS = re.compile(r"isinstance\([^\n]*?, Bucket\)|\bcache\.store is (?:not )?No
 
 # Hub ids, and words of a run's document; tars, of which a store gives the headers; shards that are fetched ahead.
 SPELL = {"prep/models/hub.py": 1, "prep/runs/document.py": 1, "prep/sources/tars.py": 1, "prep/sources/readers.py": 2,
-         "prep/loader/ahead.py": 1, "prep/manifest/statistics.py": 1}
+         "prep/loader/prefetch.py": 1, "prep/manifest/statistics.py": 1}
 ASK = {
     "prep/manifest/document.py": 11, "prep/manifest/commands.py": 5, "prep/manifest/diff.py": 1,
     "prep/maintenance/others.py": 4, "prep/maintenance/compact.py": 2, "prep/maintenance/recheck.py": 1,
