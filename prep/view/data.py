@@ -13,6 +13,7 @@ from prep.geometry import Size
 from prep.manifest.describe import Keys, describe
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Selector
+from prep.pages.facts import manifest_facts
 from prep.pages.parts import plural
 
 
@@ -52,17 +53,14 @@ def data_of(opened: OpenedManifest) -> Data:
     _ = selector.codes  # a damaged table of findings is an error before the first page
     return Data(kind="Manifest", name=manifest.path.name, selector=selector, buckets=manifest.buckets,
                 sources=manifest.sources, roles=document["samples"], rejected=document["rejected"],
-                crowds=[sum(one[role] for role in ROLES) for one in document["buckets"]], facts=_facts(opened),
+                crowds=[sum(bucket[role] for role in ROLES) for bucket in document["buckets"]],
+                facts=[*manifest_facts(opened), *_fields(opened)],
                 describe=lambda number: describe(opened, number, Keys(opened)),
                 next=f"train run {shell_name(str(manifest.path.absolute()))}")
 
 
-def _facts(opened: OpenedManifest) -> list[tuple[str, str]]:
-    document = opened.manifest.document
-    model = document["model"].get("path") or document["model"].get("hub")
-    return [("model", f"{model} ({document['family']}, {document['prediction']})"),
-            *((name, f"{plural(field.rows, 'row')} in {plural(field.shards, 'shard')}, {format_bytes(field.bytes)}: "
-               + ", ".join(f"{array} {facts['dtype']}" for array, facts in field.arrays.items()))
-              for name, field in opened.manifest.fields.items()),
-            ("sample prompts", f"{len(document['prompts']['samples']):,}"),
-            ("manifest", opened.manifest.digest)]
+def _fields(opened: OpenedManifest) -> list[tuple[str, str]]:
+    """The rows of each field."""
+    return [(name, f"{plural(field.rows, 'row')} in {plural(field.shards, 'shard')}, {format_bytes(field.bytes)}: "
+             + ", ".join(f"{array} {facts['dtype']}" for array, facts in field.arrays.items()))
+            for name, field in opened.manifest.fields.items()]

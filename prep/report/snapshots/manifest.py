@@ -16,12 +16,13 @@ from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
 from prep.fs.place import Place, is_here
 from prep.geometry import Size
-from prep.manifest.describe import describe_manifest, import_line
+from prep.manifest.describe import describe_manifest
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.statistics import LatentStatistics, Outlier
 from prep.pages.bucket_plot import NOTE as PLOT_NOTE
 from prep.pages.bucket_plot import Plot, bucket_shapes
 from prep.pages.cards import Thumbnail
+from prep.pages.facts import manifest_facts
 from prep.pages.finder import EXAMPLE
 from prep.pages.parts import (
     CUTS,
@@ -111,10 +112,11 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
                 Section(id="samples", title="Samples", count=len(shown.found), note=_note(audit, shown, extra))]
     origin = Origin(name=audit.manifest.path.stem, places=(audit.manifest.path.name,), made=made)
     return render_snapshot(
-        "manifest.html", origin, head=_head(document), sections=sections, facts=_facts(document),
-        fields=_fields(document), buckets=_buckets(audit, document), plot=_plot(audit), charts=charts,
-        cards=shown.cards, findings=findings, channels=channels,
-        unusual=outliers_table(audit, extra.outliers) if extra.outliers else None, groups=GROUPS, orders=ORDERS,
+        "manifest.html", origin, head=_head(document), sections=sections,
+        facts=[_masks(document), *manifest_facts(audit)], fields=_fields(document),
+        buckets=_buckets(audit, document), plot=_plot(audit), charts=charts, cards=shown.cards, findings=findings,
+        channels=channels, groups=GROUPS, orders=ORDERS,
+        unusual=outliers_table(audit, extra.outliers) if extra.outliers else None,
         example=EXAMPLE, data=shown.data)
 
 
@@ -158,16 +160,10 @@ def _head(document: Mapping[str, Any]) -> Head:
                Stat(value=f"{rejected:,}", label="rejected", tone="warning")))
 
 
-def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    model = document["model"].get("path") or document["model"].get("hub")
+def _masks(document: Mapping[str, Any]) -> tuple[str, str]:
     masks = document["masks"]
     trains = "" if masks["coverage"] is None else f"; on average {masks['coverage']:.1%} of the picture trains"
-    imported = import_line(document["latents"])
-    return [("model", f"{model} ({document['family']}, {document['prediction']})"),
-            *([("latents", imported)] if imported else []),
-            ("masks", f"{plural(masks['samples'], 'sample')}{trains}"),
-            ("sample prompts", f"{len(document['prompts']):,}"), ("manifest", document["digest"]),
-            *((f"{name} fingerprint", digest) for name, digest in document["models"].items())]
+    return "masks", f"{plural(masks['samples'], 'sample')}{trains}"
 
 
 def _fields(document: Mapping[str, Any]) -> Table:
