@@ -1,4 +1,4 @@
-"""What a LoRA, LoHa or LoKr adds to the weights of the denoiser, read from its file."""
+"""What a LoRA, LoHa or LoKr, or a whole difference, adds to the weights of the denoiser, read from its file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from prep.models.lora.kohya import LayerSlice
@@ -25,10 +26,11 @@ class Added:
     """What a LoRA adds to one weight: scale x up @ down, or another product."""
 
     where: LayerSlice  # the weight's rows among those of the product
-    parts: Mapping[str, Tensor]  # by kind: down and up, or those of LoHa or LoKr
+    parts: Mapping[str, Tensor]  # by kind: down and up, or those of LoHa or LoKr, or diff; empty for a bias alone
     scale: float
     lengths: Tensor | None  # of DoRA, the length of each row of the sum, or column; else the sum is left as it is
     columns: bool = False  # whether the lengths are those of columns
+    bias: Tensor | None = None  # what it adds to the layer's bias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +57,13 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
         raise refused(path, error, another(path)) from None
     found = {}
     for adapter in file.contents.adapters:
-        parts = {kind: tensors[name] for kind, name in adapter.tensors.items() if kind not in ("alpha", "magnitude")}
+        parts = {kind: tensors[name] for kind, name in adapter.tensors.items()
+                 if kind not in ("alpha", "magnitude", "diff_b")}
+        bias = adapter.tensors.get("diff_b")
         lengths = adapter.tensors.get("magnitude")
         for where, layer in adapter.parts:
             found[layer] = Added(where=where, parts=parts, scale=scales[adapter.name],
+                                 bias=None if bias is None else _rows(where, tensors[bias].float(), layers[layer]),
                                  lengths=None if lengths is None else tensors[lengths],
                                  columns=lengths is not None and where.of == 1 and by_columns(
                                      lengths, file.shapes[lengths], layers[layer]))
@@ -68,7 +73,9 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
 def changed(value: Tensor, part: Added, strength: float) -> Tensor:
     """A weight with what the LoRA adds. With DoRA (Liu et al. 2024, equation 5) rows get their length after that; a
     strength is then the way from the weight to the result, as ComfyUI takes it."""
-    added = part.scale * _rows(part, _product(part.parts), value).reshape(value.shape)
+    if not part.parts:
+        return value
+    added = part.scale * _rows(part.where, _product(part.parts), value.shape).reshape(value.shape)
     if part.lengths is None:
         return value + strength * added
     summed, ones = value + added, (1 for _ in value.shape[2:])
@@ -77,29 +84,38 @@ def changed(value: Tensor, part: Added, strength: float) -> Tensor:
         factor = (part.lengths.float().flatten() / across).reshape(1, -1, *ones)
     else:
         rows: Tensor = summed.flatten(1).norm(dim=1)
-        lengths = _rows(part, part.lengths.float().flatten(), value)
+        lengths = _rows(part.where, part.lengths.float().flatten(), value.shape)
         factor = (lengths / rows).reshape(-1, 1, *ones)
     return value + strength * (summed * factor - value)
 
 
-def _rows(part: Added, whole: Tensor, value: Tensor) -> Tensor:
-    """The rows of a weight among those of a whole file's layer, in the weight's order."""
-    where = part.where
+def _rows(where: LayerSlice, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The rows of a weight of this shape among those of a whole file's layer, in the weight's order."""
     unit = len(whole) // where.of
-    if where.exchanges(len(whole), value.shape[1]):
+    if len(shape) > 1 and where.exchanges(len(whole), shape[1]):
         return whole.roll(len(whole) // 2, 0)
     return whole[where.first * unit : (where.first + where.count) * unit]
 
 
 def _product(given: Mapping[str, Tensor]) -> Tensor:
-    """up @ down, or the product of LoHa or LoKr (see `products`), as a matrix with a row for each of the weight's."""
+    """up @ down, or the product of LoHa or LoKr (see `products`), each also by Tucker's decomposition, or a whole
+    difference, as a matrix with a row for each of the weight's."""
+    if "diff" in given:
+        return given["diff"].float().reshape(len(given["diff"]), -1)
     parts = {kind: value.float().flatten(1) for kind, value in given.items()}
+
+    def product(first: str, second: str, core: str) -> Tensor:
+        if core not in given:
+            return parts[first] @ parts[second]
+        left = parts[first].T if first == "up" else parts[first]  # LoHa's and LoKr's have a row for each rank
+        found: Tensor = torch.einsum("ij...,ip,jq->pq...", given[core].float(), left, parts[second])
+        return found.flatten(1)
+
     if "down" in parts:
-        return parts["up"] @ parts["down"]
+        return product("up", "down", "mid")
     if any(kind in parts for kind in LOHA):
-        first, second = ((parts[a], parts[b]) for a, b in (LOHA[:2], LOHA[2:]))
-        return (first[0] @ first[1]) * (second[0] @ second[1])
-    small, large = (parts[name] if name in parts else parts[f"{name}_a"] @ parts[f"{name}_b"]
-                    for name in ("lokr_w1", "lokr_w2"))
-    product = small[:, None, :, None] * large[None, :, None, :]  # Kronecker's
-    return product.reshape(len(small) * len(large), -1)
+        return product(*LOHA[:2], "hada_t1") * product(*LOHA[2:], "hada_t2")
+    small, large = (parts[name] if name in parts else product(f"{name}_a", f"{name}_b", core)
+                    for name, core in (("lokr_w1", ""), ("lokr_w2", "lokr_t2")))
+    whole = small[:, None, :, None] * large[None, :, None, :]  # Kronecker's
+    return whole.reshape(len(small) * len(large), -1)

@@ -40,6 +40,7 @@ from train.models.naming import naming_of
 from train.models.targets import layers_of
 from train.runs.checkpoint import open_weights, recorded_digest
 from train.runs.checkpoint_files import Part, write_part
+from train.runs.lora_file import unfit
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
 
@@ -129,8 +130,13 @@ class _Content:
 
 def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
     """The model's denoiser with what the LoRA adds. Raises `ModelError`, `CacheError`."""
-    layers = layers_of(read_shapes(files.weights))
-    read = read_lora(path, layers, naming_of(family, layers))
+    shapes = read_shapes(files.weights)
+    layers, norms = layers_of(shapes), {name.removesuffix(".weight"): shape for name, shape in shapes.items()
+                                        if name.endswith(".weight") and len(shape) == 1}
+    read = read_lora(path, {**layers, **norms}, naming_of(family, layers))
+    for name, part in read.added.items():
+        if part.bias is not None and f"{name}.bias" not in shapes:
+            raise unfit(path, Unparsed(f"it adds to a bias of {name[:120]}, which has none in this model"))
     infos = [_infos(each) for each in files.weights]
     base = base_fingerprints(asked.model, family)
     return _Content(full=False, layers=len(read.added), notes=read.file.notes(path.name), base=base,
@@ -166,8 +172,12 @@ def _merged(path: Path, added: Mapping[str, Added], asked: MergeRequest) -> dict
     """The tensors of a file of weights with what the LoRA adds. Raises `ModelError`."""
     tensors = _read(path)
     for name, value in tensors.items():
-        part = added.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-        whole = value if part is None else changed(value.float(), part, asked.strength)
+        layer, _, end = name.rpartition(".")
+        part, whole = added.get(layer), value
+        if part is not None and end == "weight":
+            whole = changed(value.float(), part, asked.strength)
+        elif part is not None and end == "bias" and part.bias is not None:
+            whole = value.float() + asked.strength * part.bias
         tensors[name] = _cast(name, whole, asked.dtype, value)
     return tensors
 

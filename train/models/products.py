@@ -13,6 +13,7 @@ from prep.training.schema import Lora
 
 LOHA = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 LOKR = ("lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
+CORES = ("hada_t1", "hada_t2", "lokr_t2")  # of Tucker's decomposition, which is read, but not trained
 PRODUCTS = (*LOHA, *LOKR)  # kinds of parameters, and suffixes of names in files
 
 

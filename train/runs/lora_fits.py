@@ -24,6 +24,9 @@ def check_lora(file: LoraFile, lora: Lora, layers: Shapes, presets: Presets, nam
     if lora.kind != "lora":
         naming.require(lora, wanted)
     for adapter in adapters:
+        if adapter.merged_only:
+            raise ModelError(f"{file.path} has '{adapter.merged_only[:120]}', which no run trains",
+                             hint="add the file to its model with train merge, and train that one")
         if adapter.kind != lora.kind:
             raise ConfigError(f"{file.path} has a {KINDS[adapter.kind]} of {adapter.name[:80]}, but lora.kind is "
                               f"'{lora.kind}'", hint=f"--set lora.kind={adapter.kind}")

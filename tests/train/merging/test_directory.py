@@ -143,6 +143,28 @@ def test_products_are_merged(tmp_path, settings):
         merge(MergeRequest(lora=path, model=folder, output=tmp_path / "again"))
 
 
+def test_differences_of_weights_biases_and_norms_are_merged(tmp_path):
+    """Each by the strength; of a bias only if the layer has one."""
+    folder, path = tiny_pipelines.save("sd15", tmp_path / "model"), tmp_path / "full.safetensors"
+    base = load_file(next((folder / "unet").glob("*.safetensors")))
+    drawn, tensors = torch.Generator().manual_seed(0), {}
+    for name, value in base.items():
+        norm = base[name.rpartition(".")[0] + ".weight"].ndim == 1
+        end = ("w_norm", "b_norm") if norm else ("diff", "diff_b")
+        stem = f"lora_unet_{name.rpartition('.')[0].replace('.', '_')}"
+        tensors[f"{stem}.{end[name.endswith('.bias')]}"] = torch.randn(value.shape, generator=drawn)
+    save_file(tensors, path)
+    done = merge(MergeRequest(lora=path, model=folder, output=tmp_path / "merged", strength=0.5))
+    found = load_file(next((done.output / "unet").glob("*.safetensors")))
+    for (name, value), change in zip(base.items(), tensors.values(), strict=True):
+        assert torch.allclose(found[name], value + 0.5 * change, atol=1e-6), name
+    layer = next(name.removesuffix(".weight") for name in base if name.endswith("to_q.weight"))
+    save_file({f"{layer}.diff_b": torch.ones(len(base[f"{layer}.weight"]))}, path)
+    with pytest.raises(ModelError, match=f"it adds to a bias of {layer}, which has none in this model".removeprefix(
+            "it ")):
+        merge(MergeRequest(lora=path, model=folder, output=tmp_path / "again"))
+
+
 def test_a_run_is_merged_with_its_own_model(train, make, setup_of, tmp_path, monkeypatch):
     made = make()
     go(setup_of(made, batch_size=4, steps=2, validation={"every": 0}, sample={"every": 0}, lora={"rank": 2}),

@@ -80,10 +80,7 @@ def test_values_and_shapes_that_no_adapter_has(spoil, said, tmp_path):
 
 @pytest.mark.parametrize(("ends", "said"), [
     ({"oft_blocks": (2, 2, 2)}, "names of OFT, BOFT or VeRA, not read"),
-    ({"lora_mid.weight": (2, 2)}, "names of LyCORIS with Tucker's decomposition (use_tucker, use_cp), not read"),
-    ({"hada_t1": (2, 2)}, "names of LyCORIS with Tucker's decomposition (use_tucker, use_cp), not read"),
-    ({"diff": (32, 32)}, "names of whole differences of weights (LyCORIS' full, extracted LoRAs), not read"),
-    ({"w_norm": (32,)}, "names of trained norms (LyCORIS' train_norm), not read"),
+    ({"set_weight": (32, 32)}, "names of whole weights, not read"),
     ({"on_input": (32,)}, "names of IA3, not read"), ({"a1.weight": (2, 32)}, "names of GLoRA, not read"),
     ({"lora_B.bias": (32,)}, "names of LoRA with biases, not read"),
     ({"something": (1,)}, "expected names of a LoRA of this model, like 'lora_unet_"),
@@ -92,6 +89,21 @@ def test_what_is_not_read_is_named(ends, said, tmp_path):
     tensors = {**pair(), **{f"{STEM}.{end}": torch.ones(shape) for end, shape in ends.items()}}
     for message in refused(tmp_path / "x.safetensors", tensors):
         assert message.startswith(f"has the tensor '{STEM}."[:60]) and said in message
+
+
+@pytest.mark.parametrize("ends", [{"lora_mid.weight": (2, 2)}, {"diff_b": (32,)}, {"lora_mid.weight": (2, 2, 1, 1)}],
+                         ids=str)
+def test_what_is_merged_but_not_trained(ends, tmp_path):
+    path, name = tmp_path / "x.safetensors", f"{STEM}.{next(iter(ends))}"
+    save_file({**pair(), **{f"{STEM}.{end}": torch.ones(shape) for end, shape in ends.items()}}, path)
+    assert read_lora(path, LAYERS, NAMING).added
+    with pytest.raises(ModelError, match="which no run trains") as caught:
+        begin(path)
+    assert caught.value.message == f"{path} has '{name}', which no run trains"
+    assert caught.value.hint == "add the file to its model with train merge, and train that one"
+    save_file({f"{BLOCK}.norm1.w_norm": torch.ones(32)}, path)
+    with pytest.raises(ModelError, match="names of trained norms"):
+        begin(path)
 
 
 def test_a_layer_of_another_model_is_told_as_that(tmp_path):

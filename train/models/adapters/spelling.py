@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from train.models.products import PRODUCTS
+from train.models.products import CORES, PRODUCTS
 
 # What a tensor is, by the end of its name.
 ENDS: Mapping[str, str] = {
@@ -20,18 +20,18 @@ ENDS: Mapping[str, str] = {
         "up": (".lora_up.weight", ".lora_B.weight", ".lora_B.default.weight", ".lora_B", ".lora.up.weight",
                "_lora.up.weight", ".lora_linear_layer.up.weight"),
         "alpha": (".alpha", ".lora.alpha"),
+        "mid": (".lora_mid.weight",), "diff": (".diff", ".w_norm"), "diff_b": (".diff_b", ".b_norm"),
         "magnitude": (".dora_scale", ".lora_magnitude_vector", ".lora_magnitude_vector.weight",
                       ".lora_magnitude_vector.default.weight"),
     }.items() for end in ends},
-    **{f".{kind}": kind for kind in (*PRODUCTS, "lokr_w1_a", "lokr_w1_b")},
-    **{f".{kind}.default": kind for kind in (*PRODUCTS, "lokr_w1_a", "lokr_w1_b")},
+    **{f".{kind}{end}": kind for kind in (*PRODUCTS, "lokr_w1_a", "lokr_w1_b", *CORES) for end in ("", ".default")},
 }
 _LONGEST = sorted(ENDS, key=len, reverse=True)
 # What tensors with other names belong to, as far as it is known.
 _OTHERS: Mapping[str, str] = {
-    r"\.(lora_mid\.weight|hada_t[12]|lokr_t[12])$": "LyCORIS with Tucker's decomposition (use_tucker, use_cp)",
     r"\.(oft_blocks|oft_diag|oft_R|oft_r|oft_s|oft_R\.weight|vera_lambda_[bd])\b": "OFT, BOFT or VeRA",
-    r"\.(diff|diff_b|set_weight|reshape_weight)$": "whole differences of weights (LyCORIS' full, extracted LoRAs)",
+    r"\.(set_weight|reshape_weight)$": "whole weights",
+    r"\.(diff|diff_b)$": "a whole difference of a norm or of another layer",
     r"\.(w_norm|b_norm)$": "trained norms (LyCORIS' train_norm)",
     r"\.([ab][12]|bm[12]?)(\.weight)?$": "GLoRA", r"\.(on_input|ia3_l|ia3_l\.default)$": "IA3",
     r"\.(lora_E|lora_ranknum|ranknum)\b": "AdaLoRA",

@@ -12,9 +12,12 @@ from train.models.adapters.peft import Settings
 from train.models.adapters.readers import KINDS
 from train.models.adapters.spelling import candidates, kind_of, of_text, spelled, split
 from train.models.naming import Naming, shape_of_lengths
-from train.models.products import LOHA
+from train.models.products import CORES, LOHA
 from train.models.targets import Shapes
 
+# How kinds of tensors begin, by kind of adapter.
+_BEGIN = {"loha": ("hada_",), "lokr": ("lokr_",), "lora": ("down", "up", "mid"), "diff": ("diff",)}
+_MERGED = ("mid", *CORES, "diff", "diff_b")  # kinds of tensors that no run trains
 Table = Mapping[str, "tuple[tuple[LayerSlice, str], ...]"]  # layers of the denoiser, by how they are called in files
 _SCALARS = ((), (1,))
 
@@ -29,9 +32,14 @@ class Stored:
 
     @property
     def kind(self) -> str:
-        """lora, loha or lokr."""
-        return "loha" if any(kind in self.tensors for kind in LOHA) else next(
-            ("lokr" for kind in self.tensors if kind.startswith("lokr_")), "lora")
+        """lora, loha or lokr; diff: a whole difference of weights, or of a bias alone."""
+        return next((one for one, begins in _BEGIN.items() if any(kind.startswith(begins) for kind in self.tensors)),
+                    "lora")
+
+    @property
+    def merged_only(self) -> str:
+        """The name of a tensor that no run trains; "": there is none."""
+        return next((self.tensors[kind] for kind in _MERGED if kind in self.tensors), "")
 
     def rows(self, layers: Shapes) -> int:
         """How many rows the file's layer has."""
@@ -123,30 +131,47 @@ def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
     rows, columns = adapter.rows(layers), prod(layers[layer][1:])
     if name := next((name for kind, name in tensors.items() if kind == "alpha" and shapes[name] not in _SCALARS), None):
         raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected one number")
+    own = (*_BEGIN[adapter.kind], "alpha", "diff_b", *(() if adapter.kind == "diff" else ("magnitude",)))
+    if extra := [name for kind, name in tensors.items() if not kind.startswith(own)]:
+        raise Unparsed(f"it has '{extra[0][:120]}' beside a {KINDS[adapter.kind]} of the same layer")
+    if len(layers[layer]) < 2 and adapter.kind != "diff":
+        raise Unparsed(f"it has a {KINDS[adapter.kind]} of {adapter.name[:120]}, which is a norm")
+    for kind, wanted in (("diff", layers[layer]), ("diff_b", layers[layer][:1])):
+        if kind in tensors:
+            _check_whole(tensors[kind], shapes[tensors[kind]], (rows, *wanted[1:]))
     if adapter.kind == "lora":
         _check_lora(adapter, shapes, rows, layers[layer])
-    else:
-        own = ("hada_" if adapter.kind == "loha" else "lokr_", "alpha", "magnitude")
-        if extra := [name for kind, name in tensors.items() if not kind.startswith(own)]:
-            raise Unparsed(f"it has '{extra[0][:120]}' beside a {KINDS[adapter.kind]} of the same layer")
-        for kind in ("lokr_w1", "lokr_w2"):
-            if kind in tensors and (part := tensors.get(f"{kind}_a") or tensors.get(f"{kind}_b")):
-                raise Unparsed(f"it has '{part[:120]}' beside '{tensors[kind][:120]}', expected one of them")
-        made = _made(adapter, shapes)
-        if made != (rows, columns):
-            first = min((kind, name) for kind, name in tensors.items() if kind not in ("alpha", "magnitude"))[1]
-            raise Unparsed(f"it has '{first[:120]}' and others that do not make a weight of shape "
-                           f"{list(layers[layer])}")
+    elif adapter.kind != "diff":
+        _check_product(adapter, shapes, layers[layer], (rows, columns))
     if name := tensors.get("magnitude"):
         _check_lengths(name, shapes[name], rows, layers[layer], fused=adapter.parts[0][0].of > 1)
+
+
+def _check_whole(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if shape[:1] != wanted[:1] or prod(shape) != prod(wanted):
+        raise Unparsed(f"it has '{name[:120]}' with shape {list(shape)}, expected {list(wanted)}")
+
+
+def _check_product(adapter: Stored, shapes: Shapes, layer: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    tensors = adapter.tensors
+    for kind in ("lokr_w1", "lokr_w2"):
+        part = next((tensors[f"{kind}_{end}"] for end in "ab" if f"{kind}_{end}" in tensors), tensors.get("lokr_t2"))
+        if kind in tensors and part and (kind == "lokr_w2" or part != tensors.get("lokr_t2")):
+            raise Unparsed(f"it has '{part[:120]}' beside '{tensors[kind][:120]}', expected one of them")
+    if _made(adapter, shapes) != wanted:
+        first = min((kind, name) for kind, name in tensors.items() if kind.startswith(_BEGIN[adapter.kind]))[1]
+        raise Unparsed(f"it has '{first[:120]}' and others that do not make a weight of shape {list(layer)}")
 
 
 def _check_lora(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int, ...]) -> None:
     for kind in ("down", "up"):
         if kind not in adapter.tensors:
             raise Unparsed(f"it has no tensor '{kind}' of {adapter.name[:120]}")
-    rank = rank_of(adapter, shapes)
-    for kind, wanted in (("down", (rank, *layer[1:])), ("up", (rows, rank, *(1 for _ in layer[2:])))):
+    rank, ones = rank_of(adapter, shapes), tuple(1 for _ in layer[2:])
+    wanted_shapes = {"down": (rank, *layer[1:]), "up": (rows, rank, *ones)}
+    if "mid" in adapter.tensors:  # it has the sides of the kernel
+        wanted_shapes |= {"down": (rank, layer[1], *ones), "mid": (rank, rank, *layer[2:])}
+    for kind, wanted in wanted_shapes.items():
         shape = shapes[adapter.tensors[kind]]
         if _without_ones(shape) != _without_ones(wanted):
             raise Unparsed(f"it has '{kind}' of {adapter.name[:120]} with shape {list(shape)}, expected {list(wanted)}")
@@ -162,15 +187,21 @@ def _made(adapter: Stored, shapes: Shapes) -> tuple[int, int] | None:
     flat = {kind: (shapes[name][0], prod(shapes[name][1:])) for kind, name in adapter.tensors.items()
             if kind not in ("alpha", "magnitude") and len(shapes[name]) >= 2}
 
-    def product(first: str, second: str) -> tuple[int, int] | None:
+    def product(first: str, second: str, core: str = "") -> tuple[int, int] | None:
+        if core in adapter.tensors:
+            shape, one, other = shapes[adapter.tensors[core]], flat.get(first), flat.get(second)
+            if one is None or other is None or shape[:2] != (one[0], other[0]):
+                return None
+            return one[1], other[1] * prod(shape[2:])
         if first not in flat or second not in flat or not flat[first][1] or flat[first][1] != flat[second][0]:
             return None
         return flat[first][0], flat[second][1]
 
     if adapter.kind == "loha":
-        one, other = product(*LOHA[:2]), product(*LOHA[2:])
+        one, other = product(*LOHA[:2], "hada_t1"), product(*LOHA[2:], "hada_t2")
         return one if one == other else None
-    small, large = (flat.get(name) or product(f"{name}_a", f"{name}_b") for name in ("lokr_w1", "lokr_w2"))
+    small, large = (flat.get(name) or product(f"{name}_a", f"{name}_b", core)
+                    for name, core in (("lokr_w1", ""), ("lokr_w2", "lokr_t2")))
     return None if small is None or large is None else (small[0] * large[0], small[1] * large[1])
 
 

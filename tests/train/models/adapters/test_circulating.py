@@ -175,6 +175,54 @@ def test_products_and_lengths_of_the_authors_layers(family, tmp_path):
         assert torch.allclose(found[name], value, atol=1e-3), name
 
 
+def tucker(core, rows, columns):
+    """The sum over both ranks of outer products, for each pixel."""
+    found = torch.zeros(rows.shape[1], columns.shape[1], *core.shape[2:])
+    for one in range(core.shape[0]):
+        for other in range(core.shape[1]):
+            outer = rows[one][:, None] * columns[other][None]
+            found += outer.reshape(*outer.shape, *(1 for _ in core.shape[2:])) * core[one, other]
+    return found
+
+
+@pytest.mark.parametrize("family", ("sdxl", "flux"))
+def test_tucker_s_decomposition_and_whole_differences_of_the_authors_layers(family, tmp_path):
+    """As LyCORIS writes them with use_tucker and as its algorithm full; a difference has no alpha."""
+    weights, _ = model_of(family)
+    theirs, rows = as_published(family, weights), as_published(family, row_numbers(weights))
+    drawn, tensors, sums = torch.Generator().manual_seed(0), {}, {}
+    for number, (name, value) in enumerate(theirs.items()):
+        stem = f"lora_unet_{underscored(name.removesuffix('.weight'))}"
+        (whole, across, *sides), ones = value.shape, tuple(1 for _ in value.shape[2:])
+
+        def draw(*shape):
+            return torch.randn(shape, generator=drawn)
+
+        if number % 4 == 0:
+            parts = {"lora_down.weight": draw(3, across, *ones), "lora_up.weight": draw(whole, 3, *ones),
+                     "lora_mid.weight": draw(3, 3, *sides), "alpha": torch.tensor(1.5)}
+            add = tucker(parts["lora_mid.weight"], parts["lora_up.weight"].flatten(1).T,
+                         parts["lora_down.weight"].flatten(1)) / 2
+        elif number % 4 == 1:
+            parts = {f"hada_w{one}_{end}": draw(2, whole if end == "a" else across) for one in "12" for end in "ab"}
+            parts |= {"hada_t1": draw(2, 2, *sides), "hada_t2": draw(2, 2, *sides), "alpha": torch.tensor(1.0)}
+            one, other = (tucker(parts[f"hada_t{n}"], parts[f"hada_w{n}_a"], parts[f"hada_w{n}_b"]) for n in "12")
+            add = one * other / 2
+        elif number % 4 == 2 and whole % 2 == 0 == across % 2:
+            parts = {"lokr_w1": draw(2, 2), "lokr_w2_a": draw(3, whole // 2), "lokr_w2_b": draw(3, across // 2),
+                     "lokr_t2": draw(3, 3, *sides), "alpha": torch.tensor(6.0)}
+            large = tucker(parts["lokr_t2"], parts["lokr_w2_a"], parts["lokr_w2_b"])
+            add = 2 * torch.kron(parts["lokr_w1"].reshape(2, 2, *ones), large)
+        else:
+            parts = {"diff": draw(*value.shape)}
+            add = parts["diff"]
+        tensors |= {f"{stem}.{end}": part for end, part in parts.items()}
+        sums[name] = add.reshape(value.shape)
+    wanted, found = added_to(weights, sums, rows), merged(tmp_path / "x.safetensors", tensors, family)
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, atol=1e-3), name
+
+
 def test_lengths_of_columns(tmp_path):
     """As OneTrainer writes DoRA: a length for each input channel of the sum."""
     weights, _ = model_of("sd15")

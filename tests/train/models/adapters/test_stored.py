@@ -9,10 +9,11 @@ from prep.parse import Unparsed
 from train.models.adapters.stored import check_shapes, contents_of, table_of
 from train.models.naming import Naming
 
-LAYERS = {"a.to_q": (4, 6), "a.to_k": (4, 6), "a.to_v": (4, 6), "b.out": (4, 6)}
+LAYERS = {"a.to_q": (4, 6), "a.to_k": (4, 6), "a.to_v": (4, 6), "b.out": (4, 6), "c": (4, 6, 3, 3), "norm": (4,)}
 NAMING = Naming(component="transformer", kohya=Kohya(rules=fused("(a)", "to_q to_k to_v", "{}.qkv")))
 LORA = {"b.out.lora_down.weight": (2, 6), "b.out.lora_up.weight": (4, 2)}
 LOHA = {f"b.out.hada_w{number}_{side}": shape for number in (1, 2) for side, shape in (("a", (4, 2)), ("b", (2, 6)))}
+TUCKER = {"c.lora_down.weight": (2, 6, 1, 1), "c.lora_up.weight": (4, 2, 1, 1), "c.lora_mid.weight": (2, 2, 3, 3)}
 LOKR = {"b.out.lokr_w1": (2, 2), "b.out.lokr_w2": (2, 3)}
 
 
@@ -21,7 +22,9 @@ def check(shapes):
         check_shapes(adapter, shapes, LAYERS)
 
 
-@pytest.mark.parametrize("shapes", [LORA, LOHA, LOKR, {**LORA, "b.out.dora_scale": (4, 1), "b.out.alpha": ()}])
+@pytest.mark.parametrize("shapes", [LORA, LOHA, LOKR, {**LORA, "b.out.dora_scale": (4, 1), "b.out.alpha": ()}, TUCKER,
+                                    {"b.out.diff": (4, 6), "b.out.diff_b": (4,)}, {"norm.w_norm": (4,)},
+                                    {**LORA, "b.out.diff_b": (4,)}, {"a.qkv.diff_b": (12,)}])
 def test_whole_adapters_fit(shapes):
     check(shapes)
 
@@ -33,6 +36,15 @@ def test_whole_adapters_fit(shapes):
     ({**LORA, "b.out.lora_up.weight": (3, 2)}, "it has 'up' of b.out with shape [3, 2], expected [4, 2]"),
     ({**LORA, "b.out.lora_down.weight": (2, 5)}, "it has 'down' of b.out with shape [2, 5], expected [2, 6]"),
     ({**LORA, "b.out.dora_scale": (3, 1)}, "it has 'b.out.dora_scale' with shape [3, 1], expected [4, 1]"),
+    ({**TUCKER, "c.lora_mid.weight": (2, 2, 5, 5)}, "it has 'mid' of c with shape [2, 2, 5, 5], expected [2, 2, 3, 3]"),
+    ({**LOKR, "b.out.lokr_t2": (2, 2)}, "it has 'b.out.lokr_t2' beside 'b.out.lokr_w2', expected one of them"),
+    ({**LOHA, "b.out.hada_t1": (3, 3)}, "it has 'b.out.hada_t1' and others that do not make a weight of shape [4, 6]"),
+    ({"b.out.diff": (4, 5)}, "it has 'b.out.diff' with shape [4, 5], expected [4, 6]"),
+    ({"b.out.diff_b": (6,)}, "it has 'b.out.diff_b' with shape [6], expected [4]"),
+    ({**LORA, "b.out.diff": (4, 6)}, "it has 'b.out.diff' beside a LoRA of the same layer"),
+    ({"b.out.diff": (4, 6), "b.out.dora_scale": (4, 1)},
+     "it has 'b.out.dora_scale' beside a difference of the same layer"),
+    ({"norm.lora_down.weight": (2,), "norm.lora_up.weight": (4, 2)}, "it has a LoRA of norm, which is a norm"),
     ({**LORA, **LOHA}, "it has 'b.out.lora_down.weight' beside a LoHa of the same layer"),
     ({**LORA, **LOKR}, "it has 'b.out.lora_down.weight' beside a LoKr of the same layer"),
     ({**LOKR, "b.out.lokr_w1_a": (2, 1), "b.out.lokr_w1_b": (1, 2)},
