@@ -76,7 +76,8 @@ def test_an_exit_keeps_its_code(end, code):
     assert end(typer.Exit(code)) == (code, "data\n", "")
 
 
-@pytest.mark.parametrize("kind", [Problem, *Problem.__subclasses__()])
+@pytest.mark.parametrize("kind", [Problem, *(kind for kind in Problem.__subclasses__()
+                                             if kind.__module__ == Problem.__module__)])
 def test_a_problem_is_said_with_its_hint_and_code(end, kind):
     assert end(kind("x is 5", hint="make it 6")) == (kind.exit_code, "data\n", "error: x is 5\nhint: make it 6\n")
 

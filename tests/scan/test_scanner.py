@@ -332,4 +332,4 @@ def test_every_code_has_a_meaning():
     root = Path(prep.__file__).parent
     used = {code for path in root.rglob("*.py") for code in called(path)}
     assert len(used) > 15
-    assert used - set(CODES) == set()
+    assert used - set(CODES) == {""}  # of the example that a page's script fills

@@ -23,6 +23,7 @@ from prep.encode.engines.claims import Claims
 from prep.encode.engines.job import Outcome, RayOptions
 from prep.encode.engines.ray_worker import RayWorker
 from prep.errors import CacheError, ModelError, Problem, UsageError
+from prep.fs.remote.bucket import Bucket
 from prep.progress import silent
 from prep.workers.actors import SILENCE
 from prep.workers.ray import Failure, Share
@@ -345,7 +346,7 @@ def test_a_problem_of_one_node_names_it(run, monkeypatch):
         raise CacheError("s3://bucket/cache: no credentials", hint="set AWS_ACCESS_KEY_ID")
 
     monkeypatch.setattr(ray_worker, "open_to_encode", fail)
-    there = Job(cache=SimpleNamespace(url="s3://bucket/cache"), tasks=[])
+    there = Job(cache=SimpleNamespace(store=Bucket.parse("s3://bucket/cache")), tasks=[])
     starts = pickle.loads(pickle.dumps(RayWorker().start(there, None, engine.version("latentry"), ".")))
     with pytest.raises(CacheError) as error:
         run(starts=lambda number: starts)
