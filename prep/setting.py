@@ -51,6 +51,12 @@ class Row:
     spec: Spec
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest value of a number; its default may lie outside."""
+        assert self.spec.bounds is not None, f"{self.name} is no number"
+        return self.spec.bounds
+
+    @property
     def value(self) -> Any:
         """The default, or the example if the default is None."""
         return self.spec.example if self.default is None else self.default
@@ -99,8 +105,7 @@ def setting(default: Any, *, help: str, low: float | None = None, high: float | 
         made, words = _or_default(made, default), f"{words}, or {default}" if default else words
     return field(default=default, metadata={"spec": Spec(
         help=help, check=made, bounds=bounds, values=values or words, choices=known, derived=derived, example=example,
-        resume=resume, name=name, other=other, flag=flag,
-        unit=unit)})
+        resume=resume, name=name, other=other, flag=flag, unit=unit)})
 
 
 def _bounds_of(sample: Any, low: float | None, high: float | None) -> tuple[float, float] | None:

@@ -49,7 +49,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices
 Given = Mapping[str, Any]  # values of recipe options by parameter name; None: not given
 
 
-
 def latency_of(text: str) -> float:
     """The seconds of --store-latency. Raises `UsageError`."""
     from prep.parse import Unparsed, seconds_of

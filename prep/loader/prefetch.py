@@ -33,7 +33,7 @@ FRESH = 30.0  # seconds for which a shard that was there counts as being there, 
 
 
 def prefetched(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, sharing: int = 1,
-            ended: Callable[[], bool] = lambda: False) -> Iterator[BatchRequest]:
+               ended: Callable[[], bool] = lambda: False) -> Iterator[BatchRequest]:
     """Yields each request once its shards are local; prefetches those of the next ones. A local cache has all of them.
 
     Downloads begin up to `AHEAD` requests early, in their order. `sharing`: how many processes like this one share the

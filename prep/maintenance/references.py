@@ -104,7 +104,6 @@ class References:
         return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prompt:
     who: str

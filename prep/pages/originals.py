@@ -47,4 +47,3 @@ class Originals:
             return None if data is None else decode_picture(data, alpha=alpha or self._alpha)
         except BadPicture:
             return None
-

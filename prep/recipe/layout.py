@@ -118,4 +118,3 @@ def _candidates(root: Path, top: Path) -> Iterator[Path]:
 def stem_for_masks(item: Item) -> str:
     """The stem of an item's mask in a mask directory; for a tar member, its key."""
     return item.picture.member.rpartition(".")[0] or stem_of(item.name)
-

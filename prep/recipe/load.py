@@ -144,8 +144,6 @@ def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Sour
     return Source(path=place_below(base, str(path_check(table["path"], f"{where}.path"))), **given)
 
 
-
-
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
     section: dict[str, Any] = expect(table.get(name, {}), dict, f"[{name}]")
     check_keys(section, known, f"[{name}]")
@@ -241,4 +239,3 @@ def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Place, ...]:
 def _at(recipe: Recipe, name: str) -> Any:
     section, _, key = name.partition(".")
     return getattr(getattr(recipe, section), key) if key else getattr(recipe, section)
-

@@ -191,10 +191,3 @@ SETTINGS: Mapping[str, Row] = {row.name: row for rows in (
 def setting_of(key: str) -> Row:
     """The setting that commands and `choices` call `key`: `image.step`, or a field of `Recipe` like `mask`."""
     return OWN[key] if key in OWN else SETTINGS[key]
-
-
-def bounds_of(name: str) -> tuple[float, float]:
-    """The least and the largest value of the setting `name`, a number; its default may lie outside."""
-    bounds = SETTINGS[name].spec.bounds
-    assert bounds is not None, f"{name} is no number"
-    return bounds

@@ -41,13 +41,6 @@ def rows() -> Iterator[Row]:
 SETTINGS: Mapping[str, Row] = {row.name: row for row in rows()}
 
 
-def bounds_of(name: str) -> tuple[float, float]:
-    """The least and the largest value of the setting `name`, a number."""
-    bounds = SETTINGS[name].spec.bounds
-    assert bounds is not None, f"{name} is no number"
-    return bounds
-
-
 def as_toml() -> str:
     """The commented train.toml with every default: what `train init` writes."""
     lines, section = [_HEAD, *(_line(SETTINGS[name]) for name in FIRST), _REST], ""

@@ -164,5 +164,3 @@ def test_there_is_one_document_when_a_command_fails_at_its_end(prep, photos):
     """The preview is printed; that it has no step is an error on stderr and an exit code."""
     result = prep("bucket", photos, *SMALL, "--batch-size", 64, "--underfill", "drop", "--json")
     assert fitting(result, 8)["format"] == "latentry/bucket" and result.err.startswith("error: ")
-
-

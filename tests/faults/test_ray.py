@@ -161,5 +161,3 @@ def test_a_signal_to_the_driver(there, cluster):
     assert process.returncode == 75 and "stopped by SIGTERM" in err, err
     ended(driver(stage, cluster))
     is_as(stage, wanted)
-
-

@@ -227,4 +227,3 @@ def of_environment(environment: Mapping[str, str]) -> Ranks:
                          hint="start it with torchrun --nproc-per-node 2 --no-python train run …, or unset it")
     return Ranks(rank=int(texts[0]), world=int(texts[1]), local=int(texts[2]), local_world=int(here),
                  nodes=int(texts[1]) // int(here) if environment.get(LOCAL_WORLD) else 1)
-

@@ -43,4 +43,3 @@ def _encode(request: Mapping[str, Any]) -> None:
     rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
     for key, row in zip(texts, rows, strict=True):
         write_file(Path(request["folder"]) / f"{key}.safetensors", Part(name="", tensors=row))
-

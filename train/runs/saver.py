@@ -41,7 +41,6 @@ class _Pieces:
 
     def __init__(self, run: Path, state: State, keep: int, ranks: Ranks) -> None:
         self._run, self._state, self._keep, self.ranks = run, state, keep, ranks
-        self.step = state.step
         self._folder = run / "checkpoints" / step_name(state.step)
         self._given_up = threading.Event()
         staged = atomic.temporary_name(self._folder)
@@ -171,11 +170,6 @@ class Saver:
             act()
         else:
             self._then = act
-
-    @property
-    def pending(self) -> int | None:
-        """The step of a checkpoint in pieces that is not there yet."""
-        return None if self._pieces is None else self._pieces.step
 
     def is_ready(self) -> bool:
         """Whether a save has ended meanwhile on this rank, well or not: it is time to `check`."""

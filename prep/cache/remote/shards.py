@@ -270,4 +270,3 @@ def lock_shard(digest: str, stop: threading.Event) -> Iterator[None]:
 def lock_copy(path: Path, stop: threading.Event) -> contextlib.AbstractContextManager[None]:
     """Holds the lock of any other copy, by its path, as `lock_shard` does for shards. Never inside another lock."""
     return lock_shard(digest_bytes(os.fsencode(path)), stop)
-

@@ -70,7 +70,7 @@ def slice_by(rules: Iterable[Rule], layer: str) -> LayerSlice | None:
     for rule in rules:
         if found := re.fullmatch(rule.layer, layer):
             return LayerSlice(name=rule.name.format(*found.groups()) or layer, first=rule.first, count=rule.count,
-                         of=rule.of, halved=rule.halved)
+                              of=rule.of, halved=rule.halved)
     return None
 
 

@@ -17,7 +17,7 @@ from prep.parse import Unparsed, brief, expect
 from prep.recipe.checks import ENLARGED
 from prep.recipe.convert.note import ConversionNote, shown
 from prep.recipe.convert.training import Training
-from prep.recipe.schema import SETTINGS, ImageOptions, Recipe, Source, bounds_of
+from prep.recipe.schema import SETTINGS, ImageOptions, Recipe, Source
 from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom
 
@@ -126,7 +126,8 @@ class Draft:
             caption = one.caption and replace(
                 one.caption, **self._nearest(one.caption, "caption", _OF_CAPTIONS, where, at))
             self.sources[number] = replace(one, caption=caption, **own)
-        self.validation = self.within("validation", self.validation, bounds_of("validation.fraction"), "validation")
+        self.validation = self.within("validation", self.validation, SETTINGS["validation.fraction"].bounds,
+                                      "validation")
 
     def _fit_image(self, where: str, image: ImageOptions) -> ImageOptions:
         image = replace(image, **self._nearest(image, "image", _OF_IMAGES, where, "image"))
@@ -140,7 +141,7 @@ class Draft:
         """The numbers of `record` with these names, within the section's bounds; defaults as they are."""
         found = {name: getattr(record, name) for name in names}
         return {name: value if value == SETTINGS[f"{section}.{name}"].default else
-                self.within(f"{where}: {name}", value, bounds_of(f"{section}.{name}"), at)
+                self.within(f"{where}: {name}", value, SETTINGS[f"{section}.{name}"].bounds, at)
                 for name, value in found.items()}
 
     def within(self, key: str, value: Number, bounds: tuple[float, float], at: str) -> Number:

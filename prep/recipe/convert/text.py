@@ -8,7 +8,7 @@ from typing import Any
 from prep.models.families.registry import FAMILIES
 from prep.recipe.convert.draft import Draft
 from prep.recipe.convert.training import Training
-from prep.recipe.schema import bounds_of
+from prep.recipe.schema import SETTINGS
 
 
 def fit_text(family: str, wanted: Mapping[str, tuple[int, str]], draft: Draft, training: Training) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def fit_text(family: str, wanted: Mapping[str, tuple[int, str]], draft: Draft, t
     facts = FAMILIES[family].text if family in FAMILIES else None
     found: dict[str, Any] = {}
     for name, (value, key) in wanted.items():
-        bounds = bounds_of(f"model.{name}")
+        bounds = SETTINGS[f"model.{name}"].bounds
         if facts is not None and name == "max_length":
             bounds = facts.shortest, facts.longest
         if facts is not None and not {"clip_skip": facts.clip, "text_windows": facts.windows}.get(name, True):

@@ -16,9 +16,9 @@ from prep.recipe.schema import ModelOptions
 from prep.recipe.write import comment_lines, quoted
 from prep.setting import LARGEST
 from prep.training.optimizers import OPTIMIZERS
-from prep.training.table import SETTINGS, bounds_of
+from prep.training.table import SETTINGS
 
-WHOLE = int(bounds_of("lora.rank")[1])  # from that rank on LoKr's matrices are whole, up to 8192 rows a factor
+WHOLE = int(SETTINGS["lora.rank"].bounds[1])  # from that rank on LoKr's matrices are whole, up to 8192 rows a factor
 # What the optimizers' libraries decay weights by, if a file does not say.
 DECAYS: Mapping[str, float] = {**dict.fromkeys(OPTIMIZERS, 0.0), "adamw": 0.01, "adamw-8bit": 0.01,
                                "adamw-8bit-paged": 0.01}
@@ -41,7 +41,7 @@ class Training:
 
     def put_nearest(self, name: str, value: float, key: str) -> None:
         """Adds a number, or the nearest that the trainer accepts, with a note; one below 0 has no nearest."""
-        low, high = bounds_of(name)
+        low, high = SETTINGS[name].bounds
         nearest = type(value)(min(max(value, low), high))
         if value < 0 <= low or nearest == value:
             self.put(name, value, key)

@@ -232,5 +232,3 @@ def scale_of(adapter: Stored, shapes: Shapes, alpha: float | None, settings: Set
 def _is_product(adapter: Stored) -> bool:
     """Whether one of LoKr's matrices is a product; two whole ones are not scaled."""
     return any(kind in adapter.tensors for kind in ("lokr_w1_b", "lokr_w2_b"))
-
-

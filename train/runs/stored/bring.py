@@ -213,4 +213,3 @@ def bring_file(objects: Objects, folder: Path, name: str, listed: Listed) -> Non
         objects.fetch(name, folder / name, listed)
     except FileNotFoundError:
         atomic.remove(folder / name)
-

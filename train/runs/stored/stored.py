@@ -335,4 +335,3 @@ def _steady(path: Path, grows: bool) -> Iterator[Path]:
     finally:
         if grows:
             atomic.remove(staged)
-
