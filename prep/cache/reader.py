@@ -31,7 +31,7 @@ from prep.cache.damage import Damage, as_recorded, is_lost
 from prep.cache.records import RowRef
 from prep.cache.remote.headers import ensure_headers
 from prep.cache.remote.quota import NotFetched
-from prep.cache.remote.shards import Fetcher, fetcher
+from prep.cache.remote.shards import Fetcher
 from prep.cache.shard_header import HINT, check_index, fault, read_array_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import OUT_OF_FILES, CacheError
@@ -103,16 +103,16 @@ class Reader:
 
     Every fault raises a `CacheError` that names shard, array and row: missing, damaged, or in conflict with the header.
     Damage is also recorded in the cache, so that `encode` repairs it; if the cache cannot be written, the error is an
-    `UnrecordedDamage`. Of the local copy of a cache in an object store, shards are fetched when they are first read,
-    and fetched again if they are damaged.
+    `UnrecordedDamage`. Shards of a cache in an object store are fetched when they are first read, and fetched again if
+    their copies are damaged.
     """
 
     def __init__(
-        self, root: Path, *, check: bool = True, open_arrays: int | None = None, read_at: ReadAt = READ_AT,
+        self, cache: Cache, *, check: bool = True, open_arrays: int | None = None, read_at: ReadAt = READ_AT,
         advise: Advise = ADVISE,
     ) -> None:
-        self._cache = Cache(root=root)
-        self.fetcher = fetcher(self._cache)  # None: the cache is on this computer
+        self._cache = cache
+        self.fetcher = Fetcher(cache)
         self._check = check
         self._limit = most_open() if open_arrays is None else open_arrays
         self._read_at: Callable[..., int] = read_at  # called with a tuple, which is faster to make than a list
@@ -185,7 +185,7 @@ class Reader:
             try:
                 self._read_rows(targets, array, shard, wanted)
             except CacheError:
-                if self.fetcher is None or not self.fetcher.is_damaged(shard):
+                if not self.fetcher.is_damaged(shard):
                     raise
                 self._drop({shard})
                 self._read_rows(targets, array, shard, wanted)
@@ -263,9 +263,7 @@ class Reader:
             raise CacheError(f"array is {array!r}, expected lower-case letters, digits and underscores")
         root = self._cache.shard_path(shard)
         try:
-            if self.fetcher is None:
-                return self._opened_by_force(root, shard, array)
-            return self._fetched(self.fetcher, root, shard, array)
+            return self._fetched(root, shard, array)
         except (OSError, Unparsed) as error:
             problem = fault(root, shard, array, error)
             if isinstance(error, Unparsed) or is_lost(error):
@@ -273,15 +271,15 @@ class Reader:
                 problem = as_recorded(self._cache, problem, found)
             raise problem from None
 
-    def _fetched(self, fetcher: Fetcher, root: str, shard: str, array: str) -> OpenArray:
-        """An array of a copy, fetched if need be: until it is open, another process may remove it to make room."""
+    def _fetched(self, root: str, shard: str, array: str) -> OpenArray:
+        """An array, fetched if need be: until it is open, another process may remove the copy to make room."""
         for left in range(OPENINGS - 1, -1, -1):
-            if fetcher.ensure(shard, stop=self._stop):
+            if self.fetcher.ensure(shard, stop=self._stop):
                 self.close_removed()
             try:
                 return self._opened_by_force(root, shard, array)
             except FileNotFoundError:
-                if not left and Path(root).is_dir():
+                if not self._cache.fetches or (not left and Path(root).is_dir()):
                     raise
         raise NotFetched(f"the copy of shard {shard} was removed {OPENINGS} times before it was read: other processes "
                          "need the room", hint=f"allow copies more room with {LIMIT}=200GB, or free some space; then "

@@ -26,6 +26,7 @@ from prep.fs import atomic
 from prep.fs.paths import MARKER, cache_around, resolve
 from prep.fs.place import Place, require_disk
 from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import directory_of
 from prep.fs.remote.objects import create_object, delete_object, read_object, replace_object
 from prep.fs.remote.retry import NEVER
 from prep.fs.tree import file_digest, tree_digest
@@ -52,11 +53,17 @@ class Cache:
 
     root: Path
     store: Bucket | None = None  # the cache whose working copy this is; None: it is nobody's
+    original: Bucket | None = None  # the cache of whose shards and tables these are copies, fetched when they are read
 
     @property
     def place(self) -> Place:
-        """Where the cache is, for people: of a working copy, in its store."""
-        return self.root if self.store is None else self.store
+        """Where the cache is, for people: of a copy, in its store."""
+        return self.store or self.original or self.root
+
+    @property
+    def fetches(self) -> bool:
+        """Whether its shards are fetched from a store when they are read."""
+        return self.original is not None
 
     def shard(self, digest: str) -> Path:
         """The directory of a shard.
@@ -198,6 +205,14 @@ class Cache:
             if fan.is_dir(follow_symlinks=False):
                 yield from (entry.name for entry in entries_if_allowed(Path(fan.path))
                             if entry.name.startswith(fan.name))
+
+
+def cache_at(place: Place) -> Cache:
+    """The cache at a place, to be read, whether or not one is there: a directory, or the copies of one in a store.
+
+    Raises `PathError` for a user without a directory for copies.
+    """
+    return Cache(root=directory_of(place), original=place if isinstance(place, Bucket) else None)
 
 
 def open_cache(path: Path, *, create: bool) -> Cache:

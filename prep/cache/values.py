@@ -46,7 +46,7 @@ def read_values(reader: Reader, place: Mapping[str, Any] | None, array: str) -> 
     if place is None:
         return None
     try:
-        if reader.fetcher is not None and not reader.fetcher.touch(place["shard"]):
+        if not reader.fetcher.touch(place["shard"]):
             spec, data = reader.fetcher.row(place["shard"], array, place["row"])
             return values_of(spec, np.frombuffer(data, np.uint8))
         spec, _ = reader.array_info(place["shard"], array)

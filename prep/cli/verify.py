@@ -20,7 +20,6 @@ def verify(
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
     """Check every byte that a manifest depends on. Names each damaged row; exit 7 for damage."""
-    from prep.cache.remote.shards import is_copy
     from prep.maintenance.verify import verify as verify_all
     from prep.manifest.document import read_manifest
     from prep.manifest.opened import open_manifest
@@ -33,6 +32,6 @@ def verify(
     if as_json:
         put_json(document)
     else:
-        put(verify_tables(document, width=screen_width(), in_store=is_copy(opened.cache)))
+        put(verify_tables(document, width=screen_width(), in_store=opened.cache.fetches))
     if not document["ok"]:
         raise typer.Exit(CacheError.exit_code)

@@ -12,7 +12,7 @@ from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
 from prep.cache.remote.working import ensure_rows
-from prep.cache.store import Cache
+from prep.cache.store import Cache, cache_at
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
 from prep.encode.plan import EncodePlan
@@ -61,7 +61,7 @@ def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Place, *, fram
     _require_training(wanted, samples, rejected)
     prompts, lost = split_prompts(wanted.targets.prompts, refs)
     used = _used(wanted, samples, prompts, refs)
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
     reader.close()
     means = _coverage(cache, facts, samples, refs)
@@ -99,7 +99,7 @@ def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: 
 
 def _require_shards(cache: Cache, manifest: Manifest) -> None:
     """Raises `CacheError` if commits of a manifest's shards are gone from a store: `prep gc` ran there meanwhile."""
-    table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["shards"], SHARDS)
+    table = read_table(cache_at(manifest.cache), manifest.document["tables"]["shards"], SHARDS)
     lost = {digest.as_py().hex() for digest in table["digest"]} - {one.digest for one in load_ledger(cache).shards}
     if lost:
         raise CacheError(f"{manifest.path} was written, but {_uncommitted(cache, lost)}: prep gc may have "
@@ -124,7 +124,7 @@ def _uncommitted(cache: Cache, lost: Collection[str]) -> str:
 
 def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
     masks = {refs[view.mask].shard for sample in samples for view in sample.views if view.mask is not None}
-    reader = Reader(ensure_rows(cache, masks).root)
+    reader = Reader(ensure_rows(cache, masks))
     try:
         return coverage(reader, facts, samples, refs)
     finally:

@@ -269,7 +269,7 @@ def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], known: Seque
     found = [_spelled(shard) for number, shard in enumerate(opened.shards)
              if number in used or shard["digest"] in needed]
     added = needed - {shard["digest"] for shard in found}
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     arrays = opened.manifest.fields["text"].arrays
     found += [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
     reader.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from prep.cache.store import MARKER_BYTES, Cache
+from prep.cache.store import MARKER_BYTES, Cache, cache_at
 from prep.errors import CacheError, PathError
 from prep.export.tar_format import BLOCK, END, Member, header_of, parts_of, shard_members, table_name, tables_of
 from prep.formatting import counted, format_bytes, printable
@@ -56,7 +56,7 @@ def pack(path: Place, output: Path, *, progress: Progress = silent) -> PackRepor
         raise PathError(f"{output} is there already", hint="remove it, or name another file with -o")
     manifest = read_manifest(path, fetch=False)
     name, root = _names(here, manifest)
-    cache = Cache(root=manifest.cache_root)
+    cache = cache_at(manifest.cache)
     shards = read_shards(cache, manifest)
     staged = atomic.temporary_name(output.absolute())
     try:

@@ -51,7 +51,7 @@ class Samples:
         self.manifest: Manifest = opened.manifest
         self.columns: SampleColumns = opened.samples
         self._shards = [shard["digest"] for shard in opened.shards]
-        self._reader = Reader(opened.manifest.cache_root)
+        self._reader = Reader(opened.cache)
         self.files = PictureFiles(opened.manifest.sources)
 
     def __len__(self) -> int:

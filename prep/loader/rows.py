@@ -44,7 +44,7 @@ class Rows:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self.reader = Reader(index.manifest.cache_root)
+        self.reader = Reader(index.cache)
         self._unconditional = index.manifest.document["prompts"]["unconditional"]
 
     def until(self, stop: threading.Event) -> Rows:

@@ -49,7 +49,7 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
             shards.append(shard)
     arrays = [(shard, array) for shard in shards for array in shard.shapes]
     try:
-        headers = Reader(cache.root).open_all((shard.digest, array) for shard, array in arrays)
+        headers = Reader(cache).open_all((shard.digest, array) for shard, array in arrays)
     except CacheError as error:
         hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
         raise CacheError(error.message, hint=hint) from None

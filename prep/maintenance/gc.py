@@ -11,7 +11,7 @@ from typing import Any
 
 from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.remote.working import open_to_encode
-from prep.cache.store import Cache, open_cache
+from prep.cache.store import Cache, cache_at, open_cache
 from prep.errors import CacheError, UsageError
 from prep.formatting import counted, format_bytes, join_names, printable
 from prep.fs import atomic
@@ -147,7 +147,7 @@ def _collect_in_store(path: Bucket, keep: Sequence[Place], *, guard: float, aske
         if manifest.cache != path:
             raise _of_another_cache(manifest, cache)
         named = manifest.document["tables"]
-        copy = Cache(root=manifest.cache_root)
+        copy = cache_at(manifest.cache)
         shards |= {row["digest"].hex(): row["bytes"] for row in read_table(copy, named["shards"], SHARDS).to_pylist()}
         tables |= set(named.values())
     found = find_garbage_in_store(cache, Needed(shards=frozenset(shards), tables=frozenset(tables)), shards,

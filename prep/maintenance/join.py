@@ -110,7 +110,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
     with (fetch_rows(cache, _rows_by_shard(ledger, part, shunned)) as there,
           ShardWriter(cache, part.field, part.arrays) as writer):
-        reader = Reader(there.root)
+        reader = Reader(there)
         for key, places in _places(ledger, part):
             if any(place[0] not in shunned and _read(reader, place, values) for place in places):
                 writer.add(key, {name: value.data for name, value in values.items()})

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 
 from prep.cache.remote.documents import fetch_tables
-from prep.cache.store import Cache
+from prep.cache.store import Cache, cache_at
 from prep.errors import CacheError, ManifestError, PathError
 from prep.formatting import printable
 from prep.fs.paths import resolve
@@ -179,7 +179,7 @@ def _begins_as_manifest(path: Path) -> bool:
 def _losing(path: Place, manifest: Manifest, sweep: Sweep) -> Iterator[OtherManifest]:
     """A manifest of the cache, if it loses something. Raises `CacheError`."""
     tables = manifest.document["tables"]
-    shards = read_table(Cache(root=manifest.cache_root), tables["shards"], SHARDS)
+    shards = read_table(cache_at(manifest.cache), tables["shards"], SHARDS)
     lost = {digest.as_py().hex() for digest in shards["digest"]} & set(sweep.remove["shards"])
     loses = OtherManifest(path=path, shards=len(lost), tables=len(set(tables.values()) & set(sweep.remove["tables"])))
     if loses.shards or loses.tables:

@@ -14,7 +14,7 @@ from typing import Any
 from prep.cache.commits import tasks_by_shard
 from prep.cache.remote.shards import download_shard
 from prep.cache.shard_check import verify_shard
-from prep.cache.store import Cache, open_cache, publish_parts
+from prep.cache.store import Cache, cache_at, open_cache, publish_parts
 from prep.digest import canonical
 from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved
@@ -64,7 +64,7 @@ def pull(url: Place, folder: Path, *, recheck: bool = False, jobs: int = 8, prog
                         hint="name the manifest that prep push uploaded")
     folder = require_here(folder, "DIR")
     manifest = read_manifest(url)
-    remote, place = Cache(root=manifest.cache_root), _place(manifest, folder)
+    remote, place = cache_at(manifest.cache), _place(manifest, folder)
     shards = read_shards(remote, manifest)
     make_dirs(folder.absolute())
     target = folder / url.name

@@ -17,7 +17,6 @@ from prep.cache.damage import Damage, is_lost, record_if_writable, recorded
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger, shard_bytes
 from prep.cache.remote.headers import as_stored, ensure_headers
-from prep.cache.remote.shards import is_copy
 from prep.cache.shard_check import NOT_THERE, is_lasting, is_recorded, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache
@@ -58,7 +57,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
-        broken, stored = {one["field"] for one in damaged}, is_copy(audit.cache)  # whose copies have no commits
+        broken, stored = {one["field"] for one in damaged}, audit.cache.fetches  # whose copies have no commits
         uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []

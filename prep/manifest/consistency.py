@@ -14,7 +14,7 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.cache.remote.shards import register
-from prep.cache.store import Cache, open_cache
+from prep.cache.store import Cache, cache_at, open_cache
 from prep.errors import CacheError
 from prep.findings import SEVERITIES
 from prep.formatting import printable
@@ -35,7 +35,8 @@ def cache_of(manifest: Manifest) -> Cache:
         raise CacheError(f"the cache of {manifest.path}, {manifest.cache}, does not exist",
                          hint="name where it is now with --cache CACHE, or run prep encode again; a run's "
                          "manifest.json is a copy: copy it to where that manifest lay, and name it there")
-    return open_cache(manifest.cache_root, create=False)
+    open_cache(manifest.cache_root, create=False)
+    return cache_at(manifest.cache)
 
 
 def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:

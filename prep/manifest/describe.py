@@ -109,7 +109,7 @@ class Keys:
     """The keys of rows, read once per shard."""
 
     def __init__(self, audit: OpenedManifest) -> None:
-        self._reader = Reader(audit.cache.root)
+        self._reader = Reader(audit.cache)
         self._known: dict[str, np.ndarray[Any, Any]] = {}
 
     def of(self, shard: str, row: int) -> str | None:

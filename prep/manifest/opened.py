@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from prep.cache.store import Cache
+from prep.cache.store import Cache, cache_at
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.manifest.consistency import cache_of, check_places, read_findings, read_samples, read_shards
@@ -21,7 +21,7 @@ from prep.manifest.tables import FINDINGS, read_table
 
 def findings_of(manifest: Manifest) -> tuple[Finding, ...]:
     """The manifest's findings. Raises `CacheError`."""
-    table = read_table(Cache(root=manifest.cache_root), manifest.document["tables"]["findings"], FINDINGS)
+    table = read_table(cache_at(manifest.cache), manifest.document["tables"]["findings"], FINDINGS)
     return tuple(Finding(**row) for row in table.to_pylist())
 
 

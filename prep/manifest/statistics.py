@@ -65,9 +65,9 @@ def latent_statistics(audit: OpenedManifest, tick: Tick, *, most_bytes: int = MO
     `None` without samples, and for a cache in a store, whose shards would have to be downloaded. Raises `CacheError` if
     a table is damaged; damaged rows are left out.
     """
-    reader = Reader(audit.cache.root)
-    if reader.fetcher is not None or not len(audit.samples):
+    if audit.cache.fetches or not len(audit.samples):
         return None
+    reader = Reader(audit.cache)
     parts: dict[int, tuple[Floats, ...]] = {}
     damaged: list[int] = []
     for numbers, rows_BChw in _batches(audit, reader, _chosen(audit, most_bytes), damaged):

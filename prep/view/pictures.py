@@ -42,7 +42,7 @@ class Pictures:
     def __init__(self, opened: OpenedManifest, memory: Memory | None = None) -> None:
         self._opened = opened
         self._originals = Originals(opened)
-        self._reader = Reader(opened.cache.root)
+        self._reader = Reader(opened.cache)
         self._memory = memory or Memory()
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from rows import FLUX, SDXL, Kind, arrays, drawn, keys_of
 
 from prep.cache.reader import Reader, Targets
 from prep.cache.records import RowRef
-from prep.cache.store import open_cache
+from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 
 BATCH = 16
@@ -55,7 +55,7 @@ class Ours:
     """Our reader, with its buffers split once as in training's ring."""
 
     def __init__(self, root: Path, refs: dict[str, list[RowRef]], *, check: bool = True, threads: int = 1) -> None:
-        self.reader, self.refs = Reader(root, check=check), refs
+        self.reader, self.refs = Reader(Cache(root=root), check=check), refs
         self.split: dict[int, dict[str, Targets]] = {}
         self.others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self.threads = threads

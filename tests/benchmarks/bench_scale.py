@@ -152,7 +152,7 @@ def stage_headers(root: Path, *, jobs: int, cold: bool) -> Work:
         for path in audit.cache.shard(digest).rglob("*"):
             if path.is_file():
                 forget(path) if cold else path.read_bytes()
-    reader = Reader(audit.cache.root, open_arrays=HEADERS)
+    reader = Reader(audit.cache, open_arrays=HEADERS)
     return lambda: reader.open_all(places, jobs=jobs)
 
 

@@ -157,7 +157,7 @@ def samples_in(manifest: Path):
     cache = Cache(root=opened.cache_root)
     shards = [digest.hex() for digest in
               read_table(cache, opened.document["tables"]["shards"], SHARDS)["digest"].to_pylist()]
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     samples = read_table(cache, opened.document["tables"]["samples"], SAMPLES).to_pylist()
     return ({sample["name"]: sample for sample in samples},
             lambda view, field: read_row(reader, shards[view[f"{field}_shard"]], field, view[f"{field}_row"]))

@@ -45,7 +45,7 @@ def wanted(rows: Any) -> bytes:
 
 @pytest.mark.parametrize("options", [{}, {"read_at": plain_read, "advise": no_advice}, {"check": False}])
 def test_every_row(cache: Cache, shard: Shard, rows: Any, latent: ArraySpec, options: Any) -> None:
-    reader = Reader(cache.root, **options)
+    reader = Reader(cache, **options)
     assert reader.array_info(shard.digest, "latent") == (latent, 7)
     assert read_all(reader, shard) == wanted(rows)
     out = bytearray(latent.row_bytes)
@@ -58,7 +58,7 @@ def test_every_row(cache: Cache, shard: Shard, rows: Any, latent: ArraySpec, opt
 
 def test_rows_go_straight_into_a_slice_of_a_batch(cache: Cache, shard: Shard, rows: Any, latent: ArraySpec) -> None:
     ring = np.full((3, 2, *latent.shape), 9, np.uint16)
-    Reader(cache.root).read_batch(
+    Reader(cache).read_batch(
         ring[1].reshape(2, -1).view(np.uint8), "latent", [RowRef(shard=shard.digest, row=row) for row in (6, 0)]
     )
     values = [row["latent"] for row in rows.values()]
@@ -77,7 +77,7 @@ def test_rows_go_straight_into_a_slice_of_a_batch(cache: Cache, shard: Shard, ro
 )
 def test_buffers_that_do_not_fit(cache: Cache, shard: Shard, out: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Reader(cache.root).read_batch(out, "latent", [RowRef(shard=shard.digest, row=0)])
+        Reader(cache).read_batch(out, "latent", [RowRef(shard=shard.digest, row=0)])
 
 
 def test_a_batch_from_several_shards_and_into_some_of_its_rows(
@@ -90,7 +90,7 @@ def test_a_batch_from_several_shards_and_into_some_of_its_rows(
     refs = [RowRef(shard=shards[shard].digest, row=row) for shard, row in places]
     out = np.full((len(refs), latent.row_bytes), 9, np.uint8)
     targets = Targets(out)
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     wanted = [list(drawn[shard].values())[row]["latent"].tobytes() for shard, row in places]
     for _ in range(2):
         reader.read_batch(targets, "latent", refs)
@@ -110,14 +110,14 @@ def test_opening_many_at_once(cache: Cache, draw: Any, put: Any, latent: ArraySp
     places = [(shard.digest, "latent") for shard in shards]
     gc.collect()
     before = descriptors()
-    reader = Reader(cache.root, open_arrays=3)
+    reader = Reader(cache, open_arrays=3)
     assert reader.open_all(places) == [(latent, 2 + seed) for seed in range(12)]
     assert descriptors() <= before + 3
-    assert Reader(cache.root).open_all([]) == []
+    assert Reader(cache).open_all([]) == []
     for bad in (3, 7):
         edit(cache.shard(shards[bad].digest) / DATA, lambda data: bytes(data[:-1]))
     with pytest.raises(CacheError, match=f"shard {shards[3].digest}, array 'latent': .* bytes, expected"):
-        Reader(cache.root).open_all(places, jobs=4)
+        Reader(cache).open_all(places, jobs=4)
     assert all(damage.recorded(cache, shards[bad].digest) for bad in (3, 7))
 
 
@@ -132,7 +132,7 @@ def test_a_process_that_may_open_few_files(cache: Cache, draw: Any, put: Any, la
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files_open() + 12, limits[1]))
     try:
-        reader = Reader(cache.root, open_arrays=192)
+        reader = Reader(cache, open_arrays=192)
         out = np.empty(latent.row_bytes, np.uint8)
         for shard, values in zip(shards, rows, strict=True):
             reader.read_into(out, shard.digest, "latent", 0)
@@ -181,32 +181,32 @@ def test_damage_that_cannot_be_recorded_is_said_with_what_repairs_it(
         for place in (0, -5):
             edit(cache.shard(shard.digest) / DATA, lambda data, at=place: data.__setitem__(at, data[at] ^ 1))
             with pytest.raises(UnrecordedDamage) as caught:
-                Reader(cache.root).read_into(out, shard.digest, "latent", 0)
+                Reader(cache).read_into(out, shard.digest, "latent", 0)
             assert caught.value.exit_code == 7 and "as it was first run, with --recheck" in caught.value.hint
     with pytest.raises(CacheError) as recorded:
-        Reader(cache.root).read_into(out, shard.digest, "latent", 0)
+        Reader(cache).read_into(out, shard.digest, "latent", 0)
     assert not isinstance(recorded.value, UnrecordedDamage) and "--recheck" not in recorded.value.hint
 
 
 def test_few_files_are_kept_open_where_few_are_allowed() -> None:
     assert [pread.most_open(limit) for limit in (1, 64, 128, 256, 1024, 1 << 20)] == [1, 16, 64, 192, 192, 192]
-    assert Reader(Path())._limit == pread.most_open()
+    assert Reader(Cache(root=Path()))._limit == pread.most_open()
 
 
 def test_buffers_of_another_number(cache: Cache, shard: Shard) -> None:
     with pytest.raises(ValueError, match="out has 2 rows, expected one for each of 1 places"):
-        Reader(cache.root).read_batch(np.empty((2, 48), np.uint8), "latent", [RowRef(shard=shard.digest, row=0)])
+        Reader(cache).read_batch(np.empty((2, 48), np.uint8), "latent", [RowRef(shard=shard.digest, row=0)])
 
 
 @pytest.mark.parametrize("row", [-1, 7, 1 << 70])
 def test_rows_that_are_not_there(cache: Cache, shard: Shard, row: int) -> None:
     with pytest.raises(CacheError, match=f"shard {shard.digest}, array 'latent', row {row}: there are 7 rows"):
-        Reader(cache.root).read_into(np.empty(48, np.uint8), shard.digest, "latent", row)
+        Reader(cache).read_into(np.empty(48, np.uint8), shard.digest, "latent", row)
 
 
 def test_a_missing_shard(cache: Cache) -> None:
     with pytest.raises(CacheError, match=f"shard {'ab' * 32}, array 'latent': the shard is missing") as caught:
-        Reader(cache.root).array_info("ab" * 32, "latent")
+        Reader(cache).array_info("ab" * 32, "latent")
     assert "prep verify" in caught.value.hint
     assert "prep encode" in caught.value.hint
 
@@ -214,13 +214,13 @@ def test_a_missing_shard(cache: Cache) -> None:
 @pytest.mark.parametrize("name", ["..", "/etc", "a/b", ""])
 def test_arrays_are_never_paths(cache: Cache, shard: Shard, name: str) -> None:
     with pytest.raises(CacheError, match=r"array is .*, expected lower-case letters, digits and underscores"):
-        Reader(cache.root).array_info(shard.digest, name)
+        Reader(cache).array_info(shard.digest, name)
     assert not cache.damaged(shard.digest).exists()
 
 
 def test_asking_for_an_array_that_no_shard_has_is_not_damage(cache: Cache, shard: Shard) -> None:
     with pytest.raises(CacheError, match=r"array 'hidden': zarr.json is missing"):
-        Reader(cache.root).array_info(shard.digest, "hidden")
+        Reader(cache).array_info(shard.digest, "hidden")
     assert not cache.damaged(shard.digest).exists()
 
 
@@ -228,31 +228,31 @@ def test_asking_for_an_array_that_no_shard_has_is_not_damage(cache: Cache, shard
 def test_a_deleted_file(cache: Cache, shard: Shard, name: str) -> None:
     (cache.shard(shard.digest) / name).unlink()
     with pytest.raises(CacheError, match=f"array 'latent': {Path(name).name} is missing"):
-        Reader(cache.root).array_info(shard.digest, "latent")
+        Reader(cache).array_info(shard.digest, "latent")
 
 
 @pytest.mark.parametrize("name", ["key/zarr.json", "key/c.0.0"])
 def test_deleted_keys(cache: Cache, shard: Shard, name: str) -> None:
     (cache.shard(shard.digest) / name).unlink()
     with pytest.raises(CacheError, match=f"array 'key': {Path(name).name} is missing"):
-        Reader(cache.root).keys(shard.digest)
+        Reader(cache).keys(shard.digest)
 
 
 def test_damaged_keys(cache: Cache, shard: Shard, edit: Edit) -> None:
     edit(cache.shard(shard.digest) / "key" / "c.0.0", lambda data: data.__setitem__(70, data[70] ^ 1))
     with pytest.raises(CacheError, match="array 'key': its bytes do not match their checksum"):
-        Reader(cache.root).keys(shard.digest)
+        Reader(cache).keys(shard.digest)
 
 
 @pytest.mark.parametrize("size", [0, 1, 48, 479, 481, 5000])
 def test_a_torn_or_swollen_file(cache: Cache, shard: Shard, edit: Edit, size: int) -> None:
     edit(cache.shard(shard.digest) / DATA, lambda data: bytes(data).ljust(size, b"\0")[:size])
     with pytest.raises(CacheError, match=f"c.0.0.0.0 has {size} bytes, expected 480 for 7 rows"):
-        Reader(cache.root).array_info(shard.digest, "latent")
+        Reader(cache).array_info(shard.digest, "latent")
 
 
 def test_a_file_torn_while_it_is_open(cache: Cache, shard: Shard, edit: Edit) -> None:
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     reader.array_info(shard.digest, "latent")
     (cache.shard(shard.digest) / DATA).chmod(0o644)
     os.truncate(cache.shard(shard.digest) / DATA, 60)
@@ -264,7 +264,7 @@ def test_a_flipped_bit_is_named_and_remembered(cache: Cache, shard: Shard, edit:
     edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(3 * 52 + 7, data[3 * 52 + 7] ^ 1))
     message = f"shard {shard.digest}, array 'latent', row 3: is damaged: its bytes do not match their checksum"
     with pytest.raises(CacheError, match=message):
-        read_all(Reader(cache.root), shard)
+        read_all(Reader(cache), shard)
     (found,) = damage.recorded(cache, shard.digest)
     assert (found.array, found.row) == ("latent", 3)
 
@@ -272,7 +272,7 @@ def test_a_flipped_bit_is_named_and_remembered(cache: Cache, shard: Shard, edit:
 def test_a_damaged_index_is_remembered_of_the_whole_shard(cache: Cache, shard: Shard, edit: Edit) -> None:
     edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(-9, data[-9] ^ 1))
     with pytest.raises(CacheError, match=r"array 'latent': latent/c.0.0.0.0 has a damaged shard index"):
-        read_all(Reader(cache.root), shard)
+        read_all(Reader(cache), shard)
     (found,) = damage.recorded(cache, shard.digest)
     assert found.row is None
 
@@ -285,7 +285,7 @@ def test_every_flipped_bit_is_found(flipped: tuple[Cache, Shard, bytes], place: 
     damaged[place] ^= 1 << bit
     (cache.shard(shard.digest) / DATA).write_bytes(damaged)
     with pytest.raises(CacheError, match=r"damaged"):
-        read_all(Reader(cache.root), shard)
+        read_all(Reader(cache), shard)
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +303,7 @@ def flipped(tmp_path_factory: pytest.TempPathFactory, draw: Any, put: Any) -> tu
 
 def test_unchecked_reads_let_flipped_bits_through(cache: Cache, shard: Shard, rows: Any, edit: Edit) -> None:
     edit(cache.shard(shard.digest) / DATA, lambda data: data.__setitem__(7, data[7] ^ 1))
-    assert read_all(Reader(cache.root, check=False), shard) != wanted(rows)
+    assert read_all(Reader(cache, check=False), shard) != wanted(rows)
 
 
 def hostile(spec: ArraySpec, rows: int) -> Callable[[bytearray], bytes]:
@@ -326,7 +326,7 @@ def test_headers_that_promise_too_much(
     """Nothing is allocated by what a header says: sizes of files decide."""
     edit(cache.shard(shard.digest) / "latent" / "zarr.json", hostile(spec, rows))
     with pytest.raises(CacheError, match=message):
-        Reader(cache.root).array_info(shard.digest, "latent")
+        Reader(cache).array_info(shard.digest, "latent")
 
 
 def test_a_header_of_a_gigabyte_is_not_read(cache: Cache, shard: Shard) -> None:
@@ -334,7 +334,7 @@ def test_a_header_of_a_gigabyte_is_not_read(cache: Cache, shard: Shard) -> None:
     path.chmod(0o644)
     os.truncate(path, 1 << 30)  # a hole
     with pytest.raises(CacheError, match=r"zarr.json has more than 65536 bytes"):
-        Reader(cache.root).array_info(shard.digest, "latent")
+        Reader(cache).array_info(shard.digest, "latent")
 
 
 def descriptors() -> int:
@@ -345,7 +345,7 @@ def test_handles_are_bounded_and_closed(cache: Cache, draw: Any, put: Any, laten
     shards = [put(cache, "latent", [latent], draw([latent], 2, seed)) for seed in range(6)]
     gc.collect()
     before = descriptors()
-    reader = Reader(cache.root, open_arrays=2)
+    reader = Reader(cache, open_arrays=2)
     for shard in shards * 2:
         reader.array_info(shard.digest, "latent")
         assert descriptors() <= before + 2
@@ -361,7 +361,7 @@ def test_threads_that_take_each_others_handle(
     """One open array for two shards and four threads: a handle is dropped while another thread still reads from it."""
     drawn = [draw([latent], 9, seed) for seed in range(2)]
     shards = [put(cache, "latent", [latent], rows) for rows in drawn]
-    reader = Reader(cache.root, open_arrays=1, **options)
+    reader = Reader(cache, open_arrays=1, **options)
     faults: list[BaseException] = []
 
     def work(seed: int) -> None:
@@ -385,7 +385,7 @@ def test_a_disk_error_is_told_with_its_row(cache: Cache, shard: Shard) -> None:
 
     with pytest.raises(CacheError, match=re.escape(
             f"shard {shard.digest}, array 'latent', row 0: cannot be read: [Errno 5] Input/output error")):
-        read_all(Reader(cache.root, read_at=broken), shard)
+        read_all(Reader(cache, read_at=broken), shard)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
@@ -394,7 +394,7 @@ def test_a_cache_that_nobody_may_write_is_read(cache: Cache, shard: Shard, rows:
     cache.root.chmod(0o555)
     try:
         with pytest.raises(CacheError, match="row 0: is damaged"):
-            read_all(Reader(cache.root), shard)
+            read_all(Reader(cache), shard)
     finally:
         cache.root.chmod(0o755)
 
@@ -407,7 +407,7 @@ def test_short_reads_are_read_on(cache: Cache, shard: Shard, rows: Any) -> None:
         given.append(os.preadv(descriptor, [memoryview(buffers[0]).cast("B")[:5]], offset))
         return given[-1]
 
-    assert read_all(Reader(cache.root, read_at=few), shard) == wanted(rows)
+    assert read_all(Reader(cache, read_at=few), shard) == wanted(rows)
     assert len(given) > 7 * 10 and not cache.damaged(shard.digest).exists()
 
 
@@ -421,7 +421,7 @@ def test_what_the_disk_lost_is_remembered_and_what_may_pass_is_not(
         return os.preadv(descriptor, buffers, offset)
 
     with pytest.raises(CacheError, match=rf"array 'latent', row 2: cannot be read: .*{os.strerror(number)}"):
-        read_all(Reader(cache.root, read_at=failing), shard)
+        read_all(Reader(cache, read_at=failing), shard)
     assert [found.row for found in damage.recorded(cache, shard.digest)] == [2] * remembered
 
 
@@ -434,5 +434,5 @@ def test_an_index_that_cannot_be_read(
 
     monkeypatch.setattr("prep.cache.reader.check_index", refuse)
     with pytest.raises(CacheError, match=f"array 'latent': .*{os.strerror(number)}"):
-        Reader(cache.root).array_info(shard.digest, "latent")
+        Reader(cache).array_info(shard.digest, "latent")
     assert bool(damage.recorded(cache, shard.digest)) == (number == errno.EIO)

@@ -158,7 +158,7 @@ def test_repair_copies_good_rows_and_retires_the_shard(cache: Cache, shard: Shar
     assert sorted(places) == sorted(set(rows) - {lost})
     out = bytearray(48)
     for key, ref in places.items():
-        Reader(cache.root).read_into(memoryview(out), ref.shard, "latent", ref.row)
+        Reader(cache).read_into(memoryview(out), ref.shard, "latent", ref.row)
         assert out == rows[key]["latent"].tobytes()
 
 

@@ -37,7 +37,7 @@ def through_tensorstore(cache: Cache, digest: str, name: str) -> np.ndarray:
 
 
 def through_us(cache: Cache, digest: str, name: str) -> np.ndarray:
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     spec, rows = reader.array_info(digest, name)
     out = np.empty((rows, spec.row_bytes), np.uint8)
     for row in range(rows):

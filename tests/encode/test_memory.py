@@ -50,7 +50,8 @@ def limit(monkeypatch):
 
 def rows(root) -> dict[tuple[str, str], np.ndarray]:
     """Every row of a cache, by key and array."""
-    cache, reader = Cache(root=root), Reader(root)
+    cache = Cache(root=root)
+    reader = Reader(cache)
     return {(bytes(key).hex(), folder.name): read_row(reader, shard, folder.name, number)
             for shard in cache.shards() for folder in cache.shard(shard).iterdir()
             if folder.is_dir() and folder.name != "key" for number, key in enumerate(read_keys(cache, shard))}

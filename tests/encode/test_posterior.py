@@ -37,7 +37,7 @@ def encode(prep, photos, tiny_model, tmp_path):
 def rows_of(path):
     """Mean and deviation of each view, by sample and view."""
     index = open_index(read_manifest(path))
-    reader, views, found = Reader(index.cache.root), index.samples.views, {}
+    reader, views, found = Reader(index.cache), index.samples.views, {}
     for sample in range(len(index.samples)):
         for view in range(int(index.samples.view_offsets[sample]), int(index.samples.view_offsets[sample + 1])):
             place = index.ref(int(views["latent_shard"][view]), int(views["latent_row"][view]))

@@ -45,7 +45,7 @@ def rows_of(manifest: Path):
     cache = Cache(root=opened.cache_root)
     table = read_table(cache, opened.document["tables"]["shards"], SHARDS)
     shards = [digest.hex() for digest in table["digest"].to_pylist()]
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     found = {}
     for sample in read_table(cache, opened.document["tables"]["samples"], SAMPLES).to_pylist():
         view, text = sample["views"][0], sample["texts"][0]

@@ -38,7 +38,7 @@ def encode(prep, tiny_model, tmp_path):
 def latents(path):
     """The latent of each sample, by name."""
     index = open_index(read_manifest(path))
-    reader, views, found = Reader(index.cache.root), index.samples.views, {}
+    reader, views, found = Reader(index.cache), index.samples.views, {}
     for sample in range(len(index.samples)):
         view = int(index.samples.view_offsets[sample])
         place = index.ref(int(views["latent_shard"][view]), int(views["latent_row"][view]))

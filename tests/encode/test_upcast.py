@@ -21,6 +21,7 @@ import tiny_pipelines
 from row_values import read_row
 
 from prep.cache.reader import Reader
+from prep.cache.store import Cache
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
 from prep.models.vae import VaeEncoder
@@ -67,7 +68,7 @@ def encode(prep, tmp_path, model):
         manifest = read_manifest(tmp_path / f"{compute}.json")
         index = open_index(manifest)
         place = index.ref(*(int(index.samples.views[name][0]) for name in ("latent_shard", "latent_row")))
-        return manifest, read_row(Reader(tmp_path / "cache"), place.shard, "latent", place.row)
+        return manifest, read_row(Reader(Cache(root=tmp_path / "cache")), place.shard, "latent", place.row)
 
     return go
 

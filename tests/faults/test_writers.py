@@ -103,7 +103,7 @@ def rows(manifest):
     opened = read_manifest(manifest)
     cache, found = Cache(root=opened.cache_root), {}
     shards = [row.hex() for row in read_table(cache, opened.document["tables"]["shards"], SHARDS)["digest"].to_pylist()]
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     for sample in read_table(cache, opened.document["tables"]["samples"], SAMPLES).to_pylist():
         view, text = sample["views"][0], sample["texts"][0]
         places = {"latent": (view["latent_shard"], view["latent_row"]), "hidden": (text["shard"], text["row"]),

@@ -103,7 +103,7 @@ def ours(audit: OpenedManifest, field: str, shard: int, row: int) -> dict | None
     """A row as our reader has it, told as the other process tells it."""
     if shard < 0:
         return None
-    reader, digest = Reader(audit.cache.root), audit.shards[shard]["digest"]
+    reader, digest = Reader(audit.cache), audit.shards[shard]["digest"]
     found = {}
     for name in audit.manifest.fields[field].arrays:
         spec, _ = reader.array_info(digest, name)
@@ -142,7 +142,7 @@ def test_a_reader_of_sixty_lines_sees_every_value(whole):
 
 def test_a_reader_of_bytes_sees_every_row(whole):
     audit = open_manifest(read_manifest(whole))
-    reader, wanted = Reader(audit.cache.root), {}
+    reader, wanted = Reader(audit.cache), {}
     for shard in audit.shards:
         for name in shard["shapes"]:
             spec, rows = reader.array_info(shard["digest"], name)

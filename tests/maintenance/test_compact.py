@@ -34,7 +34,7 @@ def encode(prep, photos, tiny_model, tmp_path, monkeypatch):
 def samples_of(path):
     """Every sample of a manifest with the bytes of its rows instead of their places."""
     audit = open_manifest(read_manifest(path))
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
 
     def rows(place):
         if place is None:

@@ -146,7 +146,7 @@ def arrays(root: Path) -> list[tuple[OpenedManifest, dict, Path]]:
 
 
 def read_row(audit: OpenedManifest, shard: dict, array: str, row: int) -> None:
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
     try:
         spec, _ = reader.array_info(shard["digest"], array)
         reader.read_into(np.empty(spec.row_bytes, np.uint8), shard["digest"], array, row)

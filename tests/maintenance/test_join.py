@@ -74,7 +74,7 @@ def tick(count: int) -> None:
 
 def rows_of(cache: Cache, shard: Shard, specs: Any = (SPEC,)) -> dict[str, list[bytes]]:
     """The bytes of every array of every row, by key."""
-    reader, found = Reader(cache.root), {}
+    reader, found = Reader(cache), {}
     for row, key in enumerate(reader.keys(shard.digest)):
         found[bytes(key).hex()] = []
         for spec in specs:

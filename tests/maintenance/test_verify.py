@@ -372,7 +372,7 @@ def test_two_that_verify_and_readers_at_the_same_time_lose_no_finding(small):
 
     def read(row):
         with pytest.raises(CacheError):
-            Reader(small.cache.root).read_into(np.empty(12, np.uint8), digest, "hidden", row)
+            Reader(small.cache).read_into(np.empty(12, np.uint8), digest, "hidden", row)
 
     with ThreadPoolExecutor(6) as pool:
         reading = [pool.submit(read, number % 4) for number in range(16)]

@@ -198,7 +198,7 @@ def test_an_error_while_shards_are_verified_before_they_are_reused(audit, away, 
 
 def test_a_reader_that_fetches_a_shard_again(audit, away, soon):
     stop, shard = threading.Event(), next(one for one in audit.shards if one["field"] == "mask")
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
     asked = away("/shards/")
     threading.Thread(target=lambda: (asked.wait(30), stop.set()), daemon=True).start()
     with pytest.raises(Stopped):

@@ -40,7 +40,7 @@ def removed_while_opened(reader, audit, times, monkeypatch):
 
 def test_a_copy_that_another_process_removes_before_it_is_open_is_fetched_again(store, audit, monkeypatch):
     shard = next(one["digest"] for one in audit.shards if one["field"] == "mask")
-    reader, out = Reader(audit.cache.root), memoryview(bytearray(64))
+    reader, out = Reader(audit.cache), memoryview(bytearray(64))
     removed_while_opened(reader, audit, 2, monkeypatch)
     reader.read_into(out, shard, "mask", 0)
     reader.close()
@@ -49,7 +49,7 @@ def test_a_copy_that_another_process_removes_before_it_is_open_is_fetched_again(
 
 def test_a_copy_that_is_removed_again_and_again_is_told(audit, monkeypatch):
     shard = next(one["digest"] for one in audit.shards if one["field"] == "mask")
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
     removed_while_opened(reader, audit, OPENINGS, monkeypatch)
     with pytest.raises(CacheError, match=f"^the copy of shard {shard} was removed 10 times before it was ") as caught:
         reader.array_info(shard, "mask")
@@ -58,7 +58,7 @@ def test_a_copy_that_is_removed_again_and_again_is_told(audit, monkeypatch):
 
 
 def test_what_was_opened_since_the_copies_were_measured_stays(audit):
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
     for shard in audit.shards:
         for array in shard["shapes"]:
             reader.array_info(shard["digest"], array)
@@ -151,7 +151,7 @@ def test_what_is_measured_serves_other_processes_for_a_while(store, monkeypatch)
 
 
 def test_a_directory_that_another_process_removes_is_passed_over(audit, monkeypatch):
-    rows = Reader(audit.cache.root)
+    rows = Reader(audit.cache)
     rows.array_info(audit.shards[0]["digest"], next(iter(audit.shards[0]["shapes"])))
     rows.close()
     gone, walk = audit.cache.root.parent / "gone", os.walk

@@ -147,7 +147,7 @@ def test_a_copy_that_is_removed_is_fetched_again(store, small_there):
     url = Bucket.parse(f"{store.url}/manifest.json")
     audit = open_manifest(read_manifest(url))
     (shard,) = [one for one in audit.shards if one["field"] == "mask"]
-    reader, out = Reader(audit.cache.root, open_arrays=1), memoryview(bytearray(64))
+    reader, out = Reader(audit.cache, open_arrays=1), memoryview(bytearray(64))
     reader.read_into(out, shard["digest"], "mask", 0)
     shutil.rmtree(audit.cache.root / "shards")
     other = next(one for one in audit.shards if one["field"] == "latent")
@@ -184,7 +184,7 @@ def test_compared_with_what_is_here(prep, store, small_there, tmp_path):
 def test_a_row_is_read_by_its_place(store, small_there):
     audit = open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json")))
     shard = next(one for one in audit.shards if one["field"] == "mask")
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
     spec, rows = reader.array_info(shard["digest"], "mask")
     assert rows == 1 and spec.shape == (1, 8, 8)
     assert len(reader.keys(shard["digest"])) == 1

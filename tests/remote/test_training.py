@@ -123,7 +123,7 @@ from prep.cache.reader import Reader
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 audit = open_manifest(read_manifest(place_of(sys.argv[1])))
-reader = Reader(audit.cache.root)
+reader = Reader(audit.cache)
 print(sum(reader.array_info(shard["digest"], array)[1] for shard in audit.shards for array in shard["shapes"]))
 """
 

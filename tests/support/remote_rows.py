@@ -12,7 +12,7 @@ from prep.manifest.opened import open_manifest
 def rows_of(path: Path):
     """The bytes of each row, by shard, array and number."""
     audit = open_manifest(read_manifest(path))
-    reader, found = Reader(audit.cache.root), {}
+    reader, found = Reader(audit.cache), {}
     for shard in audit.shards:
         for array in shard["shapes"]:
             spec, rows = reader.array_info(shard["digest"], array)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prep.cache.remote.quota import quota
-from prep.cache.remote.shards import is_copy
 from prep.formatting import format_bytes
 from prep.fs.remote.copies import DIRECTORY, LIMIT
 from prep.loader.prefetch import bytes_by_part
@@ -18,7 +17,7 @@ def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str
     That what a node reads does not fit on this computer all at once; and, if the run `begins`, by which order of
     samples a node would read less.
     """
-    if not is_copy(setup.index.cache):
+    if not setup.index.cache.fetches:
         return []
     whole, room = sum(shard.bytes for shard in setup.index.shards), quota()
     partitioned = setup.plan.partitioned

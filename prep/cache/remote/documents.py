@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 
 from prep.cache.remote.quota import QUOTA, make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
-from prep.cache.store import MARKER_BYTES, Cache, inside_another, publish_parts
+from prep.cache.store import MARKER_BYTES, Cache, cache_at, inside_another, publish_parts
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.paths import MARKER
 from prep.fs.place import Place
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import copied, copy_of
 from prep.fs.remote.errors import StoreError, is_refusal
 from prep.fs.remote.objects import read_object, size_of, stream
 from prep.fs.remote.retry import NEVER
@@ -74,7 +73,7 @@ def fetch_tables(place: Place, tables: Iterable[str]) -> None:
     """
     if not isinstance(place, Bucket):
         return
-    cache = Cache(root=copy_of(place))
+    cache = cache_at(place)
     if not (cache.root / MARKER).is_file():
         try:
             data = read_sealed(place / MARKER, MARKER_BYTES)
@@ -106,7 +105,7 @@ def _table_size(url: str) -> int:
 
 
 def _fetch_table(cache: Cache, digest: str) -> None:
-    url = f"{copied(cache.root)}/{cache.table(digest).relative_to(cache.root).as_posix()}"
+    url = f"{cache.place}/{cache.table(digest).relative_to(cache.root).as_posix()}"
     for _ in range(TRIES):
         try:
             # To the disk: tables of 10^8 samples do not fit into memory.

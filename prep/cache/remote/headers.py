@@ -14,7 +14,6 @@ from prep.cache.remote.shards import (
     RemoteShard,
     fetch_shard,
     incomplete,
-    is_copy,
     lock_shard,
     lookup,
     move_in,
@@ -25,7 +24,7 @@ from prep.cache.shard_check import quick_check
 from prep.cache.store import Cache, retire_shard
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.remote.copies import copied, headers_root
+from prep.fs.remote.copies import headers_root
 from prep.fs.remote.objects import read_range, size_of
 from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import tree
@@ -39,10 +38,9 @@ def ensure_headers(cache: Cache, digests: Sequence[str]) -> Cache:
     Of a copy, what is lacking is fetched by range reads: some hundred bytes a shard, and its keys. Rows are holes.
     Raises `CacheError` for a shard whose header is damaged in the store, or missing there.
     """
-    place = copied(cache.root)
-    if place is None:
+    if cache.original is None:
         return cache
-    headers = Cache(root=headers_root(place))
+    headers = Cache(root=headers_root(cache.original))
     lacking = [digest for digest in dict.fromkeys(digests) if not headers.shard(digest).is_dir()]
     if lacking:
         make_dirs(headers.root)
@@ -63,7 +61,7 @@ def _keep_header(cache: Cache, headers: Cache, digest: str, stop: threading.Even
             if not (found := quick_check(headers, digest)):
                 return
             retire_shard(headers, digest)
-        raise CacheError(f"shard {digest} in {copied(cache.root)} is damaged: {found[0].what}", hint=AGAIN)
+        raise CacheError(f"shard {digest} in {cache.place} is damaged: {found[0].what}", hint=AGAIN)
 
 
 def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.Event = NEVER) -> list[str]:
@@ -105,7 +103,7 @@ def as_stored(cache: Cache, digest: str, *, rows: bool, stop: threading.Event = 
     Of a copy, the shard is fetched for the time of the block, with all its `rows` or only its header, however damaged
     it is. Raises `CacheError` if the store does not answer, `Stopped`.
     """
-    if not is_copy(cache):
+    if not cache.fetches:
         yield cache
         return
     scratch = Cache(root=cache.stage())

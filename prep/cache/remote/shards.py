@@ -25,7 +25,7 @@ from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import try_exclusive
-from prep.fs.remote.copies import LOCKS, copied, mirror
+from prep.fs.remote.copies import LOCKS, mirror
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import read_range, stream
 from prep.fs.remote.retry import NEVER
@@ -69,25 +69,23 @@ class RemoteShard:
 _learned: dict[Path, dict[str, RemoteShard]] = {}  # of each copy of a cache, what manifests said of its shards
 
 
-def is_copy(cache: Cache) -> bool:
-    """Whether a cache is the local copy of one in a store."""
-    return copied(cache.root) is not None
-
-
 def register(cache: Cache, shards: Iterable[RemoteShard]) -> None:
     """Notes what a manifest says of shards, if `cache` is a copy: from then on they can be fetched."""
-    if is_copy(cache):
+    if cache.fetches:
         _learned.setdefault(cache.root, {}).update({shard.digest: shard for shard in shards})
 
 
 class Fetcher:
-    """Fetches whole shards of a copy. Threads and processes may do so at the same time: each shard comes once."""
+    """Fetches whole shards of a cache in a store. Threads and processes may do so at the same time: each comes once.
+
+    A cache on this computer has all of its shards: nothing is fetched.
+    """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
     def ensure(self, digest: str, *, stop: threading.Event = NEVER) -> bool:
-        """Makes sure that the copy has a shard, without recorded damage; returns whether the shard had to be fetched.
+        """Makes sure that a shard is here, without recorded damage; returns whether it had to be fetched.
 
         Raises `CacheError`, also if there is no room, and `Stopped`.
         """
@@ -101,7 +99,9 @@ class Fetcher:
         return True
 
     def touch(self, digest: str) -> bool:
-        """Whether the copy has a shard, without recorded damage, which then counts as used last now."""
+        """Whether a shard is here, without recorded damage. Its copy then counts as used last now."""
+        if not self._cache.fetches:
+            return True
         if not self._has(digest):
             return False
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class Fetcher:
                 break
             if shard_format.crc_bytes(data[: spec.row_bytes]) == data[spec.row_bytes :]:
                 return spec, data[: spec.row_bytes]
-        raise CacheError(f"shard {digest} in {copied(self._cache.root)} is damaged: row {row} of '{array}' does not "
+        raise CacheError(f"shard {digest} in {self._cache.place} is damaged: row {row} of '{array}' does not "
                          "match its checksum", hint=AGAIN)
 
     def bytes_of(self, digest: str) -> int:
@@ -136,12 +136,7 @@ class Fetcher:
 
     def is_damaged(self, digest: str) -> bool:
         """Whether a reader found damage in the copy of a shard."""
-        return self._cache.damaged(digest).exists()
-
-
-def fetcher(cache: Cache) -> Fetcher | None:
-    """What fetches the shards of a cache, if it is a copy of one in a store."""
-    return Fetcher(cache) if is_copy(cache) else None
+        return self._cache.fetches and self._cache.damaged(digest).exists()
 
 
 def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, stop: threading.Event = NEVER) -> None:
@@ -192,7 +187,7 @@ def staging(cache: Cache) -> Iterator[Path]:
 
 
 def _spoiled(remote: Cache, digest: str) -> Spoiled:
-    return Spoiled(f"shard {digest} in {copied(remote.root)} is damaged: its bytes do not match its digest "
+    return Spoiled(f"shard {digest} in {remote.place} is damaged: its bytes do not match its digest "
                    f"(downloaded {TRIES} times)", hint=AGAIN)
 
 
@@ -226,7 +221,7 @@ def _download(remote: Cache, shard: RemoteShard, staged: Path, check: bool, stop
 
 def incomplete(cache: Cache, digest: str, name: str) -> NotFetched:
     """The error for a shard that lacks a file in the store."""
-    return NotFetched(f"shard {digest} in {copied(cache.root)} is missing or incomplete: it has no {name}", hint=AGAIN)
+    return NotFetched(f"shard {digest} in {cache.place} is missing or incomplete: it has no {name}", hint=AGAIN)
 
 
 def move_in(cache: Cache, staged: Path, digest: str) -> None:
@@ -249,7 +244,7 @@ def lookup(cache: Cache, digest: str) -> RemoteShard:
 
 
 def url_in(cache: Cache, digest: str, name: str) -> str:
-    return f"{copied(cache.root)}/shards/{digest[:2]}/{digest}/{name}"
+    return f"{cache.place}/shards/{digest[:2]}/{digest}/{name}"
 
 
 @contextlib.contextmanager

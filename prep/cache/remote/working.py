@@ -27,6 +27,7 @@ from prep.cache.store import (
     MARKER_BYTES,
     SUFFIX,
     Cache,
+    cache_at,
     check_can_create,
     new_marker,
     open_cache,
@@ -351,7 +352,7 @@ def ensure_rows(cache: Cache, digests: Iterable[str]) -> Cache:
     """A cache that has the rows of these shards: `cache` itself, or the copy that fetches whole shards when read."""
     if cache.store is None:
         return cache
-    copy = Cache(root=copy_of(cache.store))
+    copy = cache_at(cache.store)
     register(copy, [shard_of(cache, digest) for digest in digests])
     return copy
 
@@ -413,7 +414,7 @@ def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) ->
 def _keep(cache: Cache, shard: RemoteShard) -> None:
     """Adds an uploaded shard to the whole shards that this computer has, unless there is no room."""
     assert cache.store is not None
-    copy = Cache(root=copy_of(cache.store))
+    copy = cache_at(cache.store)
     if copy.shard(shard.digest).is_dir():
         return
     try:

@@ -105,7 +105,7 @@ def _stored(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache,
             field: str) -> Iterable[tuple[tuple[ArraySpec, ...], int]]:
     """The arrays of wanted rows in the cache, and how many there are of each."""
     shards = Counter(planned.refs[key].shard for key in wanted.targets.rows_by_field()[field] if key in planned.refs)
-    reader = Reader(cache.root)
+    reader = Reader(cache)
     try:
         for shard, count in sorted(shards.items()):
             yield tuple(reader.array_info(shard, name)[0] for name in wanted.specs.as_manifest(field)), count

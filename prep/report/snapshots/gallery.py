@@ -99,7 +99,7 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
     made = thumbnail or source_thumbnails(audit, _side(len(samples), pictures.left))
     whole = [(one, sample, small) for one, (_, sample), small in zip(
         found, samples, _thumbnails([sample for _, sample in samples], made), strict=True) if not tick(1)]
-    reader = Reader(audit.cache.root)
+    reader = Reader(audit.cache)
     cards = tuple(_with_pictures(one, sample, small, reader, about.decoded.get(number), pictures, len(samples) > FEW)
                   for (one, sample, small), number in zip(whole, ordered, strict=True))
     reader.close()

@@ -95,7 +95,7 @@ def decode_samples(audit: OpenedManifest, numbers: Iterable[int], decode: Decode
 
     Damaged rows are left out (`prep verify` names them).
     """
-    originals, reader, decoded = Originals(audit), Reader(audit.cache.root), {}
+    originals, reader, decoded = Originals(audit), Reader(audit.cache), {}
     for number in numbers:
         sample = describe(audit, number)
         latent = read_values(reader, sample["views"][0]["latent"], "latent")

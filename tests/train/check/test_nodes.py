@@ -24,7 +24,7 @@ def index(tmp_path_factory):
 def told(index, monkeypatch):
     """`told(shuffle, nodes, room)`: the notes on a copy of the cache with so much room."""
     def notes(shuffle, nodes, room=1 << 40, **how):
-        monkeypatch.setattr("train.check.nodes.is_copy", lambda cache: True)
+        monkeypatch.setattr("prep.cache.store.Cache.fetches", True)
         monkeypatch.setattr("train.check.nodes.quota", lambda: room)
         plan = step_plan(index.counts, seed=1, batch_size=48, shuffle=shuffle)
         return notes_on_nodes(SimpleNamespace(index=index, plan=plan, masked=True), nodes, **how)
