@@ -108,7 +108,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     set_aside, existing = list[str](), frozenset[str]()
     with ranks.collective():
         if ranks.first:
-            set_aside = claim_run(storage.folder, setup, step=None if start is None else first)
+            set_aside = claim_run(storage.run, setup, step=None if start is None else first)
             forget_failures(storage.folder)
             existing = log.rewind(first)
             storage.claim(None if start is None else first)

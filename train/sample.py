@@ -14,8 +14,7 @@ import torch
 from prep.errors import CacheError, PathError, Problem
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, check_replaceable
-from prep.fs.place import Place, is_here
-from prep.fs.remote.copies import is_copy
+from prep.fs.place import Local, Place, is_here
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import prompts_command
@@ -45,7 +44,7 @@ class SampleRequest:
     """What to sample; `None` uses the run's own value. Steps, guidance and seed are also those of prompts in a file,
     whatever they say there, but not of `texts`, which were typed beside them."""
 
-    folder: Path
+    run: Local
     which: tuple[Which, ...]
     prompts: Path | None = None
     texts: tuple[Prompt, ...] = ()  # prompts given as text; if any, no prompt file is read
@@ -73,7 +72,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 
     Writes only the grid. Raises the first fault that `train check` would report.
     """
-    run = read_run(wanted.folder, manifest=wanted.manifest, cache=wanted.cache)
+    run = read_run(wanted.run, manifest=wanted.manifest, cache=wanted.cache)
     after = "after" in wanted.which
     finished = after and _has_only_result(run, wanted)
     start = _start(wanted) if after and not finished else None
@@ -153,7 +152,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
     if wanted.manifest is None:
         require_manifest(run)
     asked = replace(run.asked, download=wanted.download, model=model_of(run, wanted.model),
-                    init=run.folder if finished else None)
+                    init=run.local if finished else None)
     config = run.config if start is None else start.config
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
@@ -171,9 +170,9 @@ def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
 
 def _start(wanted: SampleRequest) -> Start:
     try:
-        return find_start(wanted.folder, wanted.checkpoint, complete=not is_copy(wanted.folder))  # or its weights
+        return find_start(wanted.run, wanted.checkpoint, complete=not wanted.run.partial)  # or its weights
     except Problem as error:
-        others = "name another checkpoint with --checkpoint, or " if list_checkpoints(wanted.folder) else ""
+        others = "name another checkpoint with --checkpoint, or " if list_checkpoints(wanted.run.path) else ""
         error.hint = f"{others}show the model before training with --base"
         raise
 
@@ -186,7 +185,7 @@ def _another(damaged: Path) -> str:
 
 def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
     """The prompts whose rows the cache has, or the run's directory."""
-    kept = partial(kept_rows, wanted.folder, setup.index)
+    kept = partial(kept_rows, wanted.run.path, setup.index)
     if wanted.prompts is None:
         for fault in bad_lines(setup.index):
             raise fault

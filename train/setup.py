@@ -9,7 +9,7 @@ from typing import Any
 
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
-from prep.fs.place import Place
+from prep.fs.place import Local, Place
 from prep.loader.identity import Identity, identify
 from prep.loader.index import Index
 from prep.loader.shards import Looks
@@ -28,7 +28,7 @@ class RunRequest:
     model: str | Path | None = None  # a Path is never a Hub id; None: the manifest's
     download: bool = False
     other_encoders: bool = False  # train a model whose VAE or text encoder did not make the cache
-    init: Path | None = None  # weights to begin with; None: a fresh LoRA, or the model's
+    init: Local | None = None  # weights to begin with; None: a fresh LoRA, or the model's
     cache: Place | None = None  # where the manifest's cache is now, if it has moved
 
 

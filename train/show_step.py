@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prep.errors import CacheError, PathError, UsageError
-from prep.fs.place import Place
-from prep.fs.remote.copies import shown
+from prep.fs.place import Local, Place
 from prep.geometry import Placement
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
@@ -52,20 +51,20 @@ class Replayed:
     warnings: tuple[str, ...] = ()
 
 
-def replay(folder: Path, step: int, manifest: Place | None = None, model: str | None = None,
+def replay(local: Local, step: int, manifest: Place | None = None, model: str | None = None,
            cache: Place | None = None) -> Replayed:
-    """The samples of step `step` of the run in `folder`, counted from 1 as in its log, with the settings of its last
+    """The samples of step `step` of a run, counted from 1 as in its log, with the settings of its last
     start. Raises the first fault that `train check` would report, and `CacheError` if other samples were recorded, with
     what changed since.
     """
-    run = read_run(folder, manifest=manifest, cache=cache)
+    run = read_run(local, manifest=manifest, cache=cache)
     setup = _setup(run, manifest, model)
     if not 1 <= step <= setup.steps:
-        raise UsageError(f"--step is {step}, but {folder} has steps 1 to {setup.steps}")
+        raise UsageError(f"--step is {step}, but {run.local} has steps 1 to {setup.steps}")
     config, chances = setup.config, chances_by_bucket(setup.config.timesteps, setup.shifts)
     requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
                                    timesteps=_timesteps(setup.model), chances=chances, most=config.micro_batch))
-    records = read_losses(folder / NAME, last=step)
+    records = read_losses(run.folder / NAME, last=step)
     losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots])
     if losses is None:
         raise _not_replayed(run, step, setup)
@@ -95,7 +94,7 @@ def _not_replayed(run: Run, step: int, setup: Setup) -> CacheError:
     told = [other] if other else []
     told += [f"after step {after}, --adopt accepted: {'; '.join(changes)}" for after, changes in since]
     last = max((after for after, changes in since if any(map(_is_setting, changes))), default=None)
-    seen = (f"step {step} of {shown(run.folder)} was trained on other samples or timesteps than its data and settings "
+    seen = (f"step {step} of {run.local} was trained on other samples or timesteps than its data and settings "
             "give now")
     return CacheError("; ".join([seen, *told]),
                       hint="name the manifest that it was trained with: --manifest" if last is None else
@@ -123,7 +122,7 @@ def _setup(run: Run, manifest: Place | None, model: str | None) -> Setup:
     """The setup of the run's last start; its steps were planned with the micro-batch in its checkpoints."""
     planned: int | None = None
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
-        planned = find_start(run.folder, complete=False).state.micro_batch
+        planned = find_start(run.local, complete=False).state.micro_batch
     own = open_run(run, manifest).manifest
     report = check(replace(run.asked, model=model_of(run, model)), run.config, planned=planned, manifest=own)
     if report.setup is None:

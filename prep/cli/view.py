@@ -15,7 +15,7 @@ from prep.cli.ticker import progress_unless
 from prep.errors import PathError, UsageError
 from prep.formatting import shell_name
 from prep.fs.paths import resolve
-from prep.fs.place import Place, is_directory, is_file, maybe_place, place_of
+from prep.fs.place import Local, Place, is_directory, is_file, maybe_place, place_of
 from prep.fs.remote.bucket import Bucket
 from prep.recipe.options import BY_NAME
 
@@ -281,7 +281,7 @@ def _found(what: Place, manifest: Place | None) -> tuple[Place, Path | None]:
         return what, None
     named = manifest_of(what)
     if manifest is None:
-        check_manifest(what, named)
+        check_manifest(Local(what), named)
     return manifest or named, what
 
 

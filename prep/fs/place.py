@@ -8,13 +8,38 @@ person would type.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
-from prep.errors import PathError
+from prep.errors import PathError, UsageError
 from prep.fs.remote.bucket import Bucket, names_bucket
 
 Place = Path | Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Files on this computer: those that a person named, or copies of what is at a place in a store.
+
+    As `str`, it is what the person would type, for messages.
+    """
+
+    path: Path
+    origin: Bucket | None = None  # the place in a store; None: `path` is what was named
+    partial: bool = False  # whether some files of `origin` may have no copy
+
+    def __str__(self) -> str:
+        return str(self.origin or self.path)
+
+    def __truediv__(self, name: str) -> Local:
+        """What has `name` below this."""
+        return replace(self, path=self.path / name, origin=self.origin and self.origin / name)
+
+    def with_name(self, name: str) -> Local:
+        """What has `name` beside this."""
+        return replace(self, path=self.path.with_name(name), origin=self.origin and self.origin.with_name(name))
 
 
 def place_of(named: str | os.PathLike[str] | Bucket) -> Place:
@@ -33,6 +58,14 @@ def maybe_place(named: str | os.PathLike[str] | Bucket | None) -> Place | None:
 def place_below(base: Path, text: str) -> Place:
     """The place that a word in a file names, relative to the file's directory `base`. Raises `PathError`."""
     return Bucket.parse(text) if names_bucket(text) else base / text
+
+
+def local_of(place: Place, bring: Callable[[Bucket], Path], *, partial: bool = True) -> Local:
+    """The files of a place on this computer; `bring` copies what is needed of one in a store, and returns where it is.
+
+    `partial`: whether that may be a part. Raises what `bring` raises.
+    """
+    return Local(place) if isinstance(place, Path) else Local(bring(place), place, partial)
 
 
 def is_here(place: Place) -> TypeGuard[Path]:
@@ -57,6 +90,14 @@ def require_here(named: str | os.PathLike[str] | Bucket, role: str) -> Path:
         raise PathError(f"{role} {place} is in an object store, expected a path on this computer",
                         hint="name one; what is to be read can be downloaded first, and what is written uploaded later")
     return place
+
+
+def require_output(named: str | os.PathLike[str] | Bucket, what: str) -> None:
+    """Raises `UsageError` for a place in a store as the output of a command that writes `what` to a disk only."""
+    place = place_of(named)
+    if isinstance(place, Bucket):
+        raise UsageError(f"{place} is in an object store, but {what} is written to a disk",
+                         hint="name a place on this computer with -o, and upload it from there")
 
 
 def require_disk(named: str | os.PathLike[str] | Bucket) -> Path:

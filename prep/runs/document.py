@@ -8,9 +8,9 @@ from typing import Any
 
 from prep.errors import CacheError, PathError
 from prep.formatting import shell_name
-from prep.fs.place import Place, place_of
+from prep.fs.place import Local, Place, place_of
 from prep.fs.remote.bucket import Bucket, is_object
-from prep.fs.remote.copies import original_of, shown
+from prep.fs.remote.copies import original_of
 from prep.fs.remote.objects import size_of
 from prep.parse import PATH, Unparsed, brief, expect
 from prep.runs.documents import check_links, read_sealed, refused
@@ -36,7 +36,7 @@ def read_document(folder: Path) -> dict[str, Any]:
         return read_sealed(folder / NAME, FORMAT, _KEYS)
     except FileNotFoundError:
         if not folder.exists():
-            raise PathError(f"{shown(folder)} does not exist, expected the directory of a run", hint=_OURS) from None
+            raise PathError(f"{folder} does not exist, expected the directory of a run", hint=_OURS) from None
         raise PathError(f"{folder} is not a training run: it has no run.json", hint=_way_to(folder)) from None
     except (OSError, Unparsed) as error:
         if not folder.is_dir():
@@ -81,10 +81,10 @@ def manifest_of(folder: Path) -> Place:
         raise damaged(folder, error) from None
 
 
-def check_manifest(folder: Path, manifest: Place) -> None:
+def check_manifest(run: Local, manifest: Place) -> None:
     """Raises `CacheError` unless the manifest that a run names is a file, or is in a store."""
     if isinstance(manifest, Path) and not manifest.is_file():
-        raise CacheError(f"the manifest of {shown(folder)} is gone: {manifest} is not a file",
+        raise CacheError(f"the manifest of {run} is gone: {manifest} is not a file",
                          hint="name it with --manifest")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from prep.errors import PathError
 from prep.formatting import duration, printable, shell_name
 from prep.fs import atomic
-from prep.fs.remote.copies import shown
+from prep.fs.place import Local
 from prep.fs.untrusted import read_regular
 from prep.runs.document import read_document
 from prep.runs.heartbeat import KINDS, Heartbeat, Kind, read_heartbeat
@@ -28,15 +28,15 @@ def request_path(run: Path, kind: Kind) -> Path:
     return run / f"{kind}.request"
 
 
-def ask(run: Path, kind: Kind) -> Heartbeat:
+def ask(run: Local, kind: Kind) -> Heartbeat:
     """Asks the process that trains a run; returns its heartbeat. Raises `PathError` if none does, or it is no run."""
-    beat = read_heartbeat(run)
+    beat = read_heartbeat(run.path)
     if beat is None:
-        read_document(run)  # before its first step a run has no other file than a heartbeat
+        read_document(run.path)  # before its first step a run has no other file than a heartbeat
     if beat is None or beat.life != "running":
-        raise PathError(f"no process trains {shown(run)}{_why(beat)}", hint="train run --resume -o "
-                        f"{shell_name(shown(run))} continues it, unless it has finished")
-    atomic.write_passing(request_path(run, kind), beat.token.encode() + b"\n")
+        raise PathError(f"no process trains {run}{_why(beat)}", hint="train run --resume -o "
+                        f"{shell_name(str(run))} continues it, unless it has finished")
+    atomic.write_passing(request_path(run.path, kind), beat.token.encode() + b"\n")
     return beat
 
 

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from prep.errors import Problem
 from prep.findings import CODES
+from prep.fs.place import Local
 from prep.manifest.select import Query
 from prep.pages.layout import static_file
 from prep.parse import Unparsed, one_of
@@ -47,7 +48,7 @@ def asking(run: RunFiles) -> Answer:
         if kind is None:
             raise HTTPException(404)
         try:
-            return PlainTextResponse(f"Asked: {told(kind, ask(run.folder, kind))}.")
+            return PlainTextResponse(f"Asked: {told(kind, ask(Local(run.folder), kind))}.")
         except Problem as error:
             return PlainTextResponse(f"{error.message}.", 409)
         except OSError as error:

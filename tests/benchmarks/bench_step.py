@@ -47,6 +47,7 @@ from torch import Tensor
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from prep.demo.tiny_model import build_random
+from prep.fs.place import Local
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.latents import latents_of
@@ -169,7 +170,7 @@ def ours(setup: Setup, run: Path, turns: Turns, sides: Mapping[str, Iterator[Non
 
     run.mkdir(parents=True, exist_ok=True)
     with Log(run / "log.jsonl", watch) as log, Heart(run, log) as heart:
-        train(setup, OnDisk(run), log, Progress(device=turns.case.device), requests=heart)
+        train(setup, OnDisk(Local(run)), log, Progress(device=turns.case.device), requests=heart)
     turns.others(sides)  # after the run has left its memory
 
 

@@ -7,7 +7,17 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from prep.errors import PathError
-from prep.fs.place import is_directory, is_file, is_here, place_below, place_of, require_disk, require_here
+from prep.fs.place import (
+    Local,
+    is_directory,
+    is_file,
+    is_here,
+    local_of,
+    place_below,
+    place_of,
+    require_disk,
+    require_here,
+)
 from prep.fs.remote.bucket import Bucket
 
 AT = Bucket(scheme="s3", bucket="bucket", key="a/b/manifest.json")
@@ -77,3 +87,13 @@ def test_what_works_on_this_computer_only(tmp_path):
             require_here(word, "prompt file")
         with pytest.raises(PathError, match=r"s3://bucket/a/b/manifest.json is in an object store, where this command"):
             require_disk(word)
+
+
+def test_files_of_a_place_are_called_what_a_person_called_them(tmp_path):
+    """Here by their path, and copies by the URL of what they are copies of."""
+    here = local_of(tmp_path / "run", lambda place: pytest.fail(f"{place} is brought"))
+    assert here == Local(tmp_path / "run") and str(here / "a") == str(tmp_path / "run" / "a")
+    copied = local_of(AT.parent, lambda place: tmp_path / place.name)
+    assert (copied.path, copied.origin, copied.partial) == (tmp_path / "b", AT.parent, True)
+    assert str(copied) == "s3://bucket/a/b" and copied / "x" == Local(tmp_path / "b" / "x", AT.parent / "x", True)
+    assert str(copied.with_name("b-2")) == "s3://bucket/a/b-2" and copied.with_name("b-2").path == tmp_path / "b-2"

@@ -40,7 +40,7 @@ def begin(url, environment, together, answers):
 
     together.wait()
     try:
-        found = for_init(Bucket.parse(url))
+        found = for_init(Bucket.parse(url)).path
         together.wait()
         weights = found if found.is_file() else next(found.rglob("model.safetensors"))
         answers.put(hashlib.sha256(weights.read_bytes()).hexdigest())
@@ -69,7 +69,7 @@ def test_ranks_of_one_computer_begin_with_the_same_weights_downloaded_once(store
 
 def test_what_the_store_has_no_more_goes_and_what_is_as_there_stays(store, url):
     """Leftovers of killed programs go, too; what another program downloads just now does not."""
-    copy = for_init(Bucket.parse(url))
+    copy = for_init(Bucket.parse(url)).path
     (weights,) = copy.rglob("model.safetensors")
     before = weights.stat().st_ino
     coming, left = copy / f".{'a' * 16}.partial", copy / f".{'b' * 16}.partial"
@@ -77,11 +77,11 @@ def test_what_the_store_has_no_more_goes_and_what_is_as_there_stays(store, url):
         path.write_bytes(b"")
     os.utime(left, (0, 0))
     (copy / "checkpoints" / ".step-000004.partial").mkdir()
-    assert for_init(Bucket.parse(url)) == copy
+    assert for_init(Bucket.parse(url)).path == copy
     assert {path.name for path in copy.iterdir()} == {coming.name, "run.json", "checkpoints"}
     assert [path.name for path in (copy / "checkpoints").iterdir()] == ["step-000005"]
     assert weights.stat().st_ino == before
-    assert for_init(Bucket.parse(f"{url}/checkpoints/step-000005")) == weights.parent
+    assert for_init(Bucket.parse(f"{url}/checkpoints/step-000005")).path == weights.parent
     assert weights.stat().st_ino == before
 
 
@@ -90,17 +90,17 @@ def test_a_file_is_found_by_its_own_key_alone(store, url):
     for place, key in ((f"s3://{BUCKET}/{store.prefix}.safetensors", f"{store.prefix}.safetensors"),
                        (f"{store.url}/a.safetensors", f"{store.prefix}/a.safetensors")):
         store.server.put(key, b"weights")
-        assert for_init(Bucket.parse(place)).read_bytes() == b"weights"
-        assert for_init(Bucket.parse(place)).read_bytes() == b"weights"
+        assert for_init(Bucket.parse(place)).path.read_bytes() == b"weights"
+        assert for_init(Bucket.parse(place)).path.read_bytes() == b"weights"
         assert store.proxy.count("GET", key) == 1
         store.server.put(key, b"others")
-        assert for_init(Bucket.parse(place)).read_bytes() == b"others"
+        assert for_init(Bucket.parse(place)).path.read_bytes() == b"others"
         store.server.delete(key)
-        assert not for_init(Bucket.parse(place)).exists(), "what is gone there is gone here"
+        assert not for_init(Bucket.parse(place)).path.exists(), "what is gone there is gone here"
     assert not store.proxy.count("GET", "list-type")
 
 
 @pytest.mark.parametrize("name", ["model#1.safetensors", "model?2.safetensors", "model\\3.safetensors"])
 def test_files_of_a_denoiser_may_have_keys_of_all_kinds(store, name):
     store.server.put(quote(f"{store.prefix}/denoiser/{name}"), b"weights")
-    assert (for_init(Bucket.parse(f"{store.url}/denoiser")) / name).read_bytes() == b"weights"
+    assert (for_init(Bucket.parse(f"{store.url}/denoiser")).path / name).read_bytes() == b"weights"

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from prep.errors import PathError
+from prep.fs.place import Local
 from prep.runs.heartbeat import FRESH, NAME, Heartbeat, boot_id, own_start, read_heartbeat
 from prep.runs.requests import ask, is_asked, request_path, waiting
 
@@ -84,20 +85,20 @@ def test_only_a_process_that_is_there_is_asked(tmp_path):
         if one.life == "running":
             pytest.skip("this system does not say when a process began")
         with pytest.raises(PathError, match=said):
-            ask(tmp_path, "stop")
+            ask(Local(tmp_path), "stop")
         assert not request_path(tmp_path, "stop").exists()
     (tmp_path / "pictures").mkdir()
     with pytest.raises(PathError, match="is not a training run"):
-        ask(tmp_path / "pictures", "stop")
+        ask(Local(tmp_path / "pictures"), "stop")
     one = beat(host="gpu-7", pid=1)
     (tmp_path / NAME).write_bytes(one.spell())
-    assert ask(tmp_path, "sample") == one
+    assert ask(Local(tmp_path), "sample") == one
     assert waiting(tmp_path, one) == ["sample"] and waiting(tmp_path, replace(one, ended="x")) == []
 
 
 def test_a_request_to_an_earlier_process_is_removed_and_not_obeyed(tmp_path):
     (tmp_path / NAME).write_bytes(beat(host="gpu-7").spell())
     for token, obeyed in (("b" * 32, False), ("a" * 32, True)):
-        ask(tmp_path, "stop")
+        ask(Local(tmp_path), "stop")
         assert is_asked(tmp_path, "stop", token) == obeyed
         assert not request_path(tmp_path, "stop").exists() and not is_asked(tmp_path, "stop", token)

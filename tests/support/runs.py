@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from prep.fs.place import Local
 from train.failures import Progress, explained
 from train.loop import train
 from train.runs.log import Log
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 def go(setup, run, *, resume=False, named=None, adopt=False, watch=lambda event: None, device=CPU):
     """Trains `setup` in the directory `run`; raises the first fault of a checkpoint that does not fit."""
-    start = find_start(run, named) if resume else None
+    start = find_start(Local(run), named) if resume else None
     if start is not None:
         found = compare(start, setup, adopt=adopt)
         if found.faults:
@@ -28,7 +29,7 @@ def go(setup, run, *, resume=False, named=None, adopt=False, watch=lambda event:
     step = 0 if start is None else start.state.step
     progress = Progress(device=device, done=step, saved=step)
     with Log(run / "log.jsonl", watch) as log, explained(setup, run, progress):
-        train(setup, OnDisk(run), log, progress, start)
+        train(setup, OnDisk(Local(run)), log, progress, start)
 
 
 def events(run):

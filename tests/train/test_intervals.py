@@ -13,6 +13,7 @@ import pytest
 from runs import events, go
 
 from prep.errors import ConfigError
+from prep.fs.place import Local
 from train.check import check
 from train.config.load import parse
 from train.report.page import write_report
@@ -46,9 +47,9 @@ def test_checkpoints_pictures_and_validations_come_by_epochs(make, setup_of, tmp
     config = json.loads((run / "run.json").read_text())["config"]
     assert [config[name]["every"] for name in ("validation", "sample", "checkpoint")] == [
         "0.6 epochs", "1 epoch", "1 epoch"]
-    assert read_run(run).config == setup.config
+    assert read_run(Local(run)).config == setup.config
     assert 'checkpoint.every = "1 epoch"' in (run / "README.md").read_text()
-    page = write_report(run, None, date(2026, 11, 22), worst=0).path.read_text()
+    page = write_report(Local(run), None, date(2026, 11, 22), worst=0).path.read_text()
     assert re.search(r"checkpoint\.every.{0,200}1 epoch", page, re.DOTALL)
 
 
@@ -64,10 +65,10 @@ def test_a_resumed_run_goes_on_at_the_same_steps_or_takes_another_interval(make,
         go(setup_of(made, **quiet), run, watch=stop)
     assert saved(run) == [4, 5]
     other = setup_of(made, **{**quiet, "checkpoint": {"every": "0.5 epochs", "keep": 0}})
-    found = compare(find_start(run), other, adopt=False)
+    found = compare(find_start(Local(run)), other, adopt=False)
     assert not found.faults and found.notes == ("checkpoint.every is '0.5 epochs', was '1 epoch'",)
     respelled = setup_of(made, **{**quiet, "checkpoint": {"every": "1.0 epochs", "keep": 0}})
-    assert compare(find_start(run), respelled, adopt=False).notes == ()
+    assert compare(find_start(Local(run)), respelled, adopt=False).notes == ()
     go(setup_of(made, **quiet), run, resume=True)
     assert saved(run) == [4, 5, 8, 10], "epochs are counted from the run's beginning"
     go(other, run, resume=True, named="step-000004")

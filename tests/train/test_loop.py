@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
+from prep.fs.place import Local
 from prep.loader import draws
 from prep.loader.batches import batches
 from prep.loader.rows import Rows
@@ -170,7 +171,7 @@ def test_a_schedule_free_run_is_judged_and_given_away_by_its_average(make, setup
     assert result != tensors(tmp_path / "looks" / at / "lora.safetensors")
     with safe_open(tmp_path / "looks" / "lora.safetensors", "pt") as file:
         assert file.metadata()["latentry.weights"] == "schedule-free average"
-    asked = RunRequest(manifest=made.path, init=tmp_path / "looks" / "lora.safetensors")
+    asked = RunRequest(manifest=made.path, init=Local(tmp_path / "looks" / "lora.safetensors"))
     again = check(asked, parse({"precision": "fp32", **looks, "steps": 1}, "test")).setup
     go(again, tmp_path / "again")
     first = next(event for event in events(tmp_path / "again") if event["event"] == "validation")
@@ -230,7 +231,7 @@ def test_frozen_weights_stay_and_are_in_every_file(make, setup_of, tmp_path, tin
     made = make()
     go(setup_of(made, **{**QUICK, "steps": 2}, method="full", optimizer={"lr": 0.01}), tmp_path / "first")
     given = {**QUICK, "precision": "fp32", "method": "full", "full": {"train": ["attn2"], "freeze": ["to_out.0"]}}
-    asked = RunRequest(manifest=made.path, init=tmp_path / "first" / "unet")
+    asked = RunRequest(manifest=made.path, init=Local(tmp_path / "first" / "unet"))
     setup = check(asked, parse({**given, "steps": 4, "checkpoint": {"every": 2}}, "test")).setup
     go(setup, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000004")

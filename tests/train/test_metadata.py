@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from prep.digest import digest_bytes
 from prep.errors import CacheError
+from prep.fs.place import Local
 from train import metadata
 from train.config.load import as_table
 from train.metadata import checkpoint_metadata, labels_of, result_metadata
@@ -77,7 +78,7 @@ def test_a_resumed_run_writes_the_same_result(make, setup_of, tmp_path):
     go(setup, tmp_path / "whole")
     go(setup, tmp_path / "run")
     (tmp_path / "run" / "lora.safetensors").unlink()
-    again = replace(setup, origin=read_run(tmp_path / "run").origin)
+    again = replace(setup, origin=read_run(Local(tmp_path / "run")).origin)
     assert again.origin == setup.origin
     go(again, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "lora.safetensors").read_bytes() == (
@@ -151,7 +152,7 @@ def test_a_run_begins_when_the_environment_says(make, setup_of, monkeypatch, tmp
 
 def test_a_time_that_is_none_is_refused(make, setup_of, tmp_path):
     setup = replace(setup_of(make(), **QUICK, lora={"rank": 2}), origin=Origin(started="yesterday"))
-    claim_run(tmp_path / "run", setup)
+    claim_run(Local(tmp_path / "run"), setup)
     with pytest.raises(CacheError) as error:
-        read_run(tmp_path / "run")
+        read_run(Local(tmp_path / "run"))
     assert error.value.message.endswith("run.json: started is 'yesterday', expected a time like 2026-11-22T19:30:00Z")

@@ -23,6 +23,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from prep.fs.place import Local
+
 pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
 pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
 
@@ -618,11 +620,11 @@ def test_what_a_run_writes_of_itself_is_read_again(method, made, tmp_path):
     """Facts that only some families have, like numbers for each channel of latents. No tensors and no training: all
     commands on whole runs are in `test_readers_of_runs.py`."""
     found = setup(made, method=method)
-    claim_run(tmp_path, found)
+    claim_run(Local(tmp_path), found)
     save(tmp_path, state_of(found, 1), [], keep=0)
-    start = find_start(tmp_path)
+    start = find_start(Local(tmp_path))
     assert start.state == replace(state_of(found, 1), files={}) and compare(start, found, adopt=False) == Compared()
-    assert read_run(tmp_path).config == found.config and own_manifest(read_run(tmp_path)) is not None
+    assert read_run(Local(tmp_path)).config == found.config and own_manifest(read_run(Local(tmp_path))) is not None
 
 
 @few("sd15", "sdxl", "flux", "zimage", "sana")
@@ -689,7 +691,7 @@ def test_a_run_in_names_that_diffusers_does_not_read(case, made, tmp_path):
     with tiny_pipelines.known_warnings():
         found = setup(made, **settings)
         go(found, tmp_path / "run")
-        report = check(RunRequest(manifest=made, init=tmp_path / "run" / "lora.safetensors"),
+        report = check(RunRequest(manifest=made, init=Local(tmp_path / "run" / "lora.safetensors")),
                        parse({"precision": "fp32", "batch_size": 2, "steps": 2, **settings}, ""))
         assert report.faults == ()
         weights = create_state(report.setup, CPU).denoiser.weights

@@ -23,6 +23,7 @@ from small_manifest import write_small
 from prep import errors
 from prep.digest import canonical, seal
 from prep.errors import CacheError, ManifestError, ModelError, Problem
+from prep.fs.place import Local
 from prep.parse import Unparsed, sealed_json
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu")
@@ -419,7 +420,7 @@ def test_a_run_without_a_checkpoint(train, made, tmp_path):
     from train.runs.directory import claim_run
     from train.setup import RunRequest
 
-    claim_run(tmp_path / "run", check(RunRequest(manifest=made.path), load_config(None)).setup)
+    claim_run(Local(tmp_path / "run"), check(RunRequest(manifest=made.path), load_config(None)).setup)
     result = train("sample", tmp_path / "run", "--device", "cpu", "-o", tmp_path / "grid.png")
     assert result.code == 5
     assert result.err == (f"error: {tmp_path}/run has no checkpoint\n"
@@ -450,7 +451,7 @@ def test_runs_and_checkpoints_of_another_version(tmp_path):
         (tmp_path / name).write_text('{"format": "latentry/other", "version": 9}')
     with pytest.raises(CacheError, match="it has format 'latentry/other' version 9, this program reads 'latentry/run' "
                                          "version 1 or 2"):
-        read_run(tmp_path)
+        read_run(Local(tmp_path))
     with pytest.raises(CacheError, match="it has format 'latentry/other' version 9, this program reads "
                                          "'latentry/checkpoint' version 1 or 2 or 3"):
         read_state(tmp_path)

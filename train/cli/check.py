@@ -13,7 +13,7 @@ from prep.cli.console import put, put_json
 from prep.cli.options import MOST_SAMPLES, Family, latency_of
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
-from prep.fs.place import Place, maybe_place
+from prep.fs.place import Local, Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.resumed import Resumed
@@ -110,7 +110,7 @@ def _resumed(place: Place, resume: bool, named: str | None, adopt: bool, init: P
 
     if resume:
         return resuming.find(place, named, adopt, init)
-    start_of(kept_in(place).folder, False, named, adopt, init, ALONE)  # refuses what goes with --resume only
+    start_of(kept_in(place).run, False, named, adopt, init, ALONE)  # refuses what goes with --resume only
     return None
 
 
@@ -233,11 +233,11 @@ def _check_place(setup: Setup | None, named: Place | None, usual: Place) -> list
 
     try:
         if setup is not None:
-            kept = kept_in(named or usual)
-            kept.check_new()
+            storage = kept_in(named or usual)
+            storage.check_new()
             if isinstance(named, Path):
                 _check_begins(named, setup)
-            check_space(kept.folder, setup)
+            check_space(storage.run, setup)
     except Problem as problem:
         return [problem]
     return []
@@ -260,7 +260,7 @@ def _check_begins(folder: Path, setup: Setup) -> None:
 
     check_place(folder, setup)
     check_writable(folder)
-    check_unused(folder)
+    check_unused(Local(folder))
 
 
 def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]:

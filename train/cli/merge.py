@@ -10,7 +10,7 @@ import typer
 from prep.cli.console import put, put_json, say
 from prep.cli.signature import choice
 from prep.formatting import counted, format_bytes, printable
-from prep.fs.place import place_of
+from prep.fs.place import place_of, require_output
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -43,27 +43,28 @@ def merge(
     from prep.errors import PathError, UsageError
     from prep.models.hub import locate
     from train.runs.directory import model_of, read_run, run_of
-    from train.runs.stored.reading import for_merge, not_written
+    from train.runs.stored.reading import for_merge
 
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
-    not_written(output, "a merged model")
-    lora = for_merge(place_of(lora))
+    require_output(output, "a merged model")
+    source = for_merge(place_of(lora))
     named: str | Path | None = model
-    if named is None and lora.is_dir():
-        named = model_of(read_run(run_of(lora)), None)
-    if named is None and not lora.exists():
-        raise PathError(f"{lora} does not exist, expected a LoRA file or a run")
+    if named is None and source.path.is_dir():
+        named = model_of(read_run(run_of(source)), None)
+    if named is None and not source.path.exists():
+        raise PathError(f"{source} does not exist, expected a LoRA file or a run")
     if named is None:
-        beside = f"name its run, {lora.parent}, or " if (lora.parent / "run.json").is_file() else ""
+        parent = source.path.parent
+        beside = f"name its run, {parent}, or " if (parent / "run.json").is_file() else ""
         raise UsageError("--model is missing: a LoRA file does not say where its model is",
                          hint=f"{beside}add --model DIR")
     with defer_interrupts():
         from train.merging.directory import MergeRequest, merge
 
     there = locate(named, download=download)
-    asked = MergeRequest(lora=lora, model=there, output=output, strength=strength, dtype=cast("Dtype | None", dtype),
-                         hub_id=None if there == Path(named) else str(named))
+    asked = MergeRequest(lora=source.path, model=there, output=output, strength=strength,
+                         dtype=cast("Dtype | None", dtype), hub_id=None if there == Path(named) else str(named))
     with progress("merging", None, unit="files", shown=not quiet) as tick:
         done = merge(asked, tick)
     _show(done, asked, as_json)

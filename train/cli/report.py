@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
-from prep.fs.place import maybe_place, place_of
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import maybe_place, place_of, require_output
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -31,16 +30,14 @@ def report(
     """Write one HTML page about a run: curves, samples through time, worst samples, settings, provenance."""
     from prep.cli.ticker import progress
     from prep.images.decode import quiet_pillow
-    from train.report.page import NAME, write_report
-    from train.runs.stored.reading import for_report, not_written
+    from train.report.page import write_report
+    from train.runs.stored.reading import for_report
 
     if output is not None:
-        not_written(output, "a page")
+        require_output(output, "a page")
     quiet_pillow()
     with progress("reading the run", None, shown=not quiet):
-        run = place_of(folder)
-        place = output or (Path(NAME) if isinstance(run, Bucket) else None)
-        written = write_report(for_report(run), place, date.today(), worst=worst,
+        written = write_report(for_report(place_of(folder)), output, date.today(), worst=worst,
                                manifest=maybe_place(manifest), cache=maybe_place(cache))
     if as_json:
         put_json(_as_json(written))

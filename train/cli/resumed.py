@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
 from train.cli.run import of_run, start_of
 from train.parallel.ranks import ALONE
 
@@ -37,10 +36,10 @@ def find(place: Place, named: str | None, adopt: bool, init: Path | None) -> Res
     from train.runs.checkpoint import list_checkpoints
     from train.runs.stored.reading import for_resume
 
-    folder, stored = for_resume(place), isinstance(place, Bucket)
-    if stored and init is None and not list_checkpoints(folder):
+    run = for_resume(place)
+    if run.origin is not None and init is None and not list_checkpoints(run.path):
         return Resumed(place=place, start=None, adopt=adopt)
-    start = start_of(folder, True, named, adopt, init, ALONE, complete=not stored)
+    start = start_of(run, True, named, adopt, init, ALONE, complete=not run.partial)
     return Resumed(place=place, start=start, adopt=adopt)
 
 
@@ -70,7 +69,7 @@ def _newer(start: Start) -> list[str]:
     """The run's checkpoints after that which it is to be continued from."""
     from train.runs.checkpoint import list_checkpoints
 
-    return [folder.name for folder in list_checkpoints(start.run) if int(folder.name[5:]) > start.state.step]
+    return [folder.name for folder in list_checkpoints(start.run.path) if int(folder.name[5:]) > start.state.step]
 
 
 def _set_aside(start: Start) -> Iterator[str]:
@@ -84,11 +83,11 @@ def _place_faults(resumed: Resumed, setup: Setup) -> list[Problem]:
     from train.runs.directory import check_place, check_space, check_writable
     from train.runs.stored.stored import kept_in
 
-    folder = kept_in(resumed.place).folder
+    run = kept_in(resumed.place).run
     try:
-        check_place(folder, setup)
-        check_writable(folder)
-        check_space(folder, setup, 0 if resumed.start is None else resumed.start.state.step)
+        check_place(run.path, setup)
+        check_writable(run.path)
+        check_space(run, setup, 0 if resumed.start is None else resumed.start.state.step)
     except Problem as problem:
         return [problem]
     return []

@@ -15,8 +15,7 @@ import typer
 from prep.cli.console import explain_interruption, lasting_stderr, put, put_json, say
 from prep.errors import CacheError, UsageError
 from prep.formatting import printable, shell_name
-from prep.fs.place import Place, is_directory, maybe_place, place_of
-from prep.fs.remote.copies import shown, stored_run
+from prep.fs.place import Local, Place, is_directory, maybe_place, place_of
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
@@ -51,18 +50,18 @@ def run(
     from train.runs.stored.stored import kept_in
 
     storage = kept_in(run_place(manifest, output, resume, "train run"))
-    folder = storage.folder
+    local = storage.run
     with lasting_stderr(), joined() as ranks:
         with _preparing(ranks):  # first of all: before anything is downloaded, read or written
             require_device(_device(device, ranks))
         _prepare(storage, resume, start_from, ranks)
         with _preparing(ranks):
-            start = None if storage.begins(resume) else start_of(folder, resume, start_from, adopt, init_from, ranks)
+            start = None if storage.begins(resume) else start_of(local, resume, start_from, adopt, init_from, ranks)
             chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, given,
                                        start.state.config if start else None)
-            data = maybe_place(manifest) or manifest_of(folder)
+            data = maybe_place(manifest) or manifest_of(local)
             asked = opt.request_of(data, model, download, allow_other_encoders, init_from, cache)
-            setup = _set_up(of_run(asked, folder) if start else asked, chosen, folder, start, adopt, quiet,
+            setup = _set_up(of_run(asked, local) if start else asked, chosen, local, start, adopt, quiet,
                             alone=resume)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
@@ -72,7 +71,7 @@ def run(
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})
     elif ranks.first:
-        put(f"{shown(folder)}/{ending['result']}" if stored_run(folder) else str(folder / ending["result"]))
+        put(str(local / ending["result"]))
 
 
 def run_place(manifest: Path | None, output: Path | None, resume: bool, command: str) -> Place:
@@ -91,21 +90,21 @@ def no_manifest() -> UsageError:
                       "begins with it")
 
 
-def manifest_of(folder: Path) -> Place:
+def manifest_of(local: Local) -> Place:
     """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone, and
     `UsageError` if the run has none yet."""
     from train.runs.directory import read_run, require_manifest
 
-    if not (folder / "run.json").is_file():
+    if not (local.path / "run.json").is_file():
         raise no_manifest()
-    run = read_run(folder)
+    run, copy = read_run(local), local.path / "manifest.json"
     try:
         require_manifest(run)
     except CacheError as error:
-        error.hint = f"name where it is now: train run MANIFEST --resume -o {shell_name(shown(folder))}"
-        if (folder / "manifest.json").is_file() and is_directory(run.asked.manifest.parent):
+        error.hint = f"name where it is now: train run MANIFEST --resume -o {shell_name(str(local))}"
+        if copy.is_file() and is_directory(run.asked.manifest.parent):
             place = os.path.normpath(str(run.asked.manifest))
-            back = f"cp {shell_name(str(folder / 'manifest.json'))} {shell_name(place)}"
+            back = f"cp {shell_name(str(copy))} {shell_name(place)}"
             error.hint = f"put the run's copy of it back: {back}; or {error.hint}"
         raise
     return run.asked.manifest
@@ -120,7 +119,7 @@ def _prepare(storage: OnDisk, resume: bool, named: str | None, ranks: Ranks) -> 
                 for warning in storage.prepare(resume=resume, named=named):
                     say(f"warning: {printable(warning)}")
     if storage.begins(resume) and ranks.first:
-        say(f"note: {shown(storage.folder)} has no checkpoint yet: the run begins")
+        say(f"note: {storage.run} has no checkpoint yet: the run begins")
 
 
 def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, start_from: str | None, ranks: Ranks,
@@ -139,7 +138,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
         from train.loop import train
         from train.runs.stored.stored import OnDisk
 
-    index, folder = setup.index, storage.folder
+    index, local = setup.index, storage.run
     with ExitStack() as opened:
         with _preparing(ranks):
             place = pick_device(_device(device, ranks))
@@ -149,19 +148,19 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
             for note in (*unused_on(setup.config, place.type, ranks.world), *notes):
                 say(f"note: {note}")
             if ranks.first:
-                opened.enter_context(lock_run(folder, setup))
+                opened.enter_context(lock_run(local, setup))
             opened.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
             check_shards(index, setup.shards)  # another process may have changed the cache before the lock
-            _unchanged(folder, start_from, start)
-        log, requests = _log(opened, folder, setup.config, ranks, quiet)
+            _unchanged(local, start_from, start)
+        log, requests = _log(opened, local.path, setup.config, ranks, quiet)
         step = 0 if start is None else start.state.step
         progress = Progress(device=place, done=step, saved=step, world=ranks.world)
         try:
-            with explained(setup, folder, progress):
-                train(setup, storage if ranks.first else OnDisk(folder), log, progress, start, ranks, requests)
+            with explained(setup, local.path, progress):
+                train(setup, storage if ranks.first else OnDisk(local), log, progress, start, ranks, requests)
         except KeyboardInterrupt:
             if log.last.get("event") == "stopped":  # after its checkpoint, not by a second Ctrl-C
-                _explain_stop(folder, log.last["step"], start_from)
+                _explain_stop(local, log.last["step"], start_from)
             raise
         return log.last
 
@@ -180,11 +179,11 @@ def _log(opened: ExitStack, folder: Path, config: Config, ranks: Ranks, quiet: b
     return log, opened.enter_context(Heart(folder, log)) if ranks.first else None
 
 
-def _explain_stop(folder: Path, step: int, named: str | None) -> None:
+def _explain_stop(local: Local, step: int, named: str | None) -> None:
     """Lets the command say at its end which checkpoint was saved, and how the run goes on."""
     from train.runs.checkpoint import step_name
 
-    explain_interruption(f"interrupted after step {step}; saved {shown(folder)}/checkpoints/{step_name(step)}",
+    explain_interruption(f"interrupted after step {step}; saved {local / 'checkpoints' / step_name(step)}",
                          f"run the same command again {'with --resume' if named is None else 'without --from'} to "
                          "continue")
 
@@ -230,7 +229,7 @@ def _device(asked: str, ranks: Ranks) -> str:
     return f"cuda:{ranks.local}" if asked in ("auto", "cuda") and torch.cuda.is_available() else asked
 
 
-def start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None,
+def start_of(local: Local, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None,
              ranks: Ranks, *, complete: bool = True) -> Start | None:
     """The checkpoint to continue from, if --resume is given; `complete` as in `read_state`. Raises `UsageError` for
     options that contradict it."""
@@ -238,13 +237,13 @@ def start_of(folder: Path, resume: bool, start_from: str | None, adopt: bool, in
         if init_from is not None:
             raise UsageError("--init-from is given with --resume, but a resumed run has its own weights",
                              hint="omit one of them")
-        return _start(folder, start_from, ranks, complete)
+        return _start(local, start_from, ranks, complete)
     if start_from is not None or adopt:
         raise UsageError(f"{'--adopt' if adopt else '--from'} is given without --resume", hint="add --resume")
     return None
 
 
-def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None, adopt: bool, quiet: bool, *,
+def _set_up(asked: RunRequest, chosen: Config, local: Local, start: Start | None, adopt: bool, quiet: bool, *,
             alone: bool) -> Setup:
     """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults. `alone`:
     perhaps a scheduler resumes the run, and nobody is there to correct the prompt file."""
@@ -256,13 +255,13 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     if not alone:
         opt.stop_at_faults(opt.prompt_faults(report.setup))
     assert report.setup is not None
-    setup = replace(report.setup, origin=_origin(folder, report.setup, start))
-    check_place(folder, setup)
-    check_writable(folder)
-    check_space(folder, setup, 0 if start is None else start.state.step)
+    setup = replace(report.setup, origin=_origin(local, report.setup, start))
+    check_place(local.path, setup)
+    check_writable(local.path)
+    check_space(local, setup, 0 if start is None else start.state.step)
     notes = report.notes
     if start is None:
-        check_unused(folder)
+        check_unused(local)
     else:
         setup, changes = _compared(start, setup, adopt)
         notes = (*notes, *changes)
@@ -271,50 +270,50 @@ def _set_up(asked: RunRequest, chosen: Config, folder: Path, start: Start | None
     for line in [*plan_lines(report), *uneven_lines(report)] if not quiet else ():
         say(line)
     if not quiet:
-        say(place_line(folder, setup))
+        say(place_line(local, setup))
     return setup
 
 
-def _origin(folder: Path, setup: Setup, start: Start | None) -> Origin:
+def _origin(local: Local, setup: Setup, start: Start | None) -> Origin:
     """When the run began and from which recipe; of a resumed run, as its run.json says."""
     from train.runs.directory import begin, read_run
     from train.setup import Origin
 
     if start is None:
         return begin(setup)
-    return read_run(folder).origin if (folder / "run.json").is_file() else Origin()
+    return read_run(local).origin if (local.path / "run.json").is_file() else Origin()
 
 
-def _start(folder: Path, named: str | None, ranks: Ranks, complete: bool) -> Start:
+def _start(local: Local, named: str | None, ranks: Ranks, complete: bool) -> Start:
     from prep.errors import PathError
     from train.runs.checkpoint import list_checkpoints
     from train.runs.directory import RESULTS, unused_name
     from train.runs.resume import find_start
 
     try:
-        return find_start(folder, named, complete=complete)
+        return find_start(local, named, complete=complete)
     except PathError as error:
-        if named is not None and list_checkpoints(folder):
+        if named is not None and list_checkpoints(local.path):
             error.hint = error.hint or "omit --from to use the newest"
         else:
             error.hint = "omit --resume to start this run"
-        if named is None and any((folder / name).exists() for name in RESULTS):
-            places = f"-o {shell_name(shown(unused_name(folder)))} --init-from {shell_name(shown(folder))}"
+        if named is None and any((local.path / name).exists() for name in RESULTS):
+            places = f"-o {shell_name(str(unused_name(local)))} --init-from {shell_name(str(local))}"
             error.hint = (f"its result is there, which has no optimizer state: {places} begins another run with these "
                           "weights")
         if not ranks.first:  # which would have failed as well, if it had none
-            error.hint = (f"copy {folder} from the first rank's machine, since only that rank writes there, or use a "
-                          "disk that all machines share")
+            error.hint = (f"copy {local.path} from the first rank's machine, since only that rank writes there, or use "
+                          "a disk that all machines share")
         raise
 
 
-def of_run(asked: RunRequest, folder: Path) -> RunRequest:
+def of_run(asked: RunRequest, local: Local) -> RunRequest:
     """`asked` with the model that the run was started with, unless `asked` names another."""
     from train.runs.directory import model_of, read_run
 
-    if not (folder / "run.json").is_file():
+    if not (local.path / "run.json").is_file():
         return asked
-    run = read_run(folder)
+    run = read_run(local)
     return replace(asked, model=model_of(run, asked.model), cache=asked.cache or run.asked.cache,
                    other_encoders=asked.other_encoders or run.asked.other_encoders)
 
@@ -332,13 +331,13 @@ def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str
     return replace(setup, adopted=adopted, init=start.state.init), notes
 
 
-def _unchanged(folder: Path, named: str | None, start: Start | None) -> None:
+def _unchanged(local: Local, named: str | None, start: Start | None) -> None:
     """Raises `PathError` if another process continued the run before it was locked."""
     from prep.errors import PathError
     from train.runs.directory import check_unused
     from train.runs.resume import find_start
 
     if start is None:
-        check_unused(folder)
-    elif find_start(folder, named) != start:
-        raise PathError(f"another program trained in {folder} meanwhile", hint="run the same command again")
+        check_unused(local)
+    elif find_start(local, named) != start:
+        raise PathError(f"another program trained in {local.path} meanwhile", hint="run the same command again")

@@ -10,7 +10,7 @@ import typer
 
 from prep.cli.console import put, say
 from prep.cli.signature import option_of
-from prep.fs.place import maybe_place, place_of, require_here
+from prep.fs.place import maybe_place, place_of, require_here, require_output
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
@@ -62,7 +62,7 @@ def sample(
     texts = tuple(parse_prompt(text, "--prompt") for text in prompt or ())
     with defer_interrupts():
         from prep.models.tensors import pick_device
-        from train.runs.stored.reading import for_losses, for_weights, not_written
+        from train.runs.stored.reading import for_losses, for_weights
         from train.sample import SampleRequest, show
 
         encode: Encode | None = None
@@ -70,11 +70,11 @@ def sample(
             from train.sampling.text import encode_prompts
 
             encode = encode_prompts
-    not_written(output, "a picture")
+    require_output(output, "a picture")
     place = place_of(folder)
     if prompts is not None:
         require_here(prompts, "prompt file")
-    wanted = SampleRequest(folder=for_losses(place) if base else for_weights(place, checkpoint), prompts=prompts,
+    wanted = SampleRequest(run=for_losses(place) if base else for_weights(place, checkpoint), prompts=prompts,
                            texts=texts, checkpoint=checkpoint, manifest=maybe_place(manifest), cache=maybe_place(cache),
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
                            download=download,

@@ -9,7 +9,6 @@ import typer
 
 from prep.cli.console import put, put_json
 from prep.fs.place import place_of
-from prep.fs.remote.bucket import Bucket
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -31,10 +30,9 @@ def stop(folder: TrainedRun, as_json: opt.AsJson = False) -> None:
 def request(folder: Path, kind: Kind, *, as_json: bool) -> None:
     """Asks the process that trains a run, and prints which it is. Raises `PathError` if there is none here."""
     from prep.runs.requests import ask, told
-    from train.runs.stored.reading import worked_on_here
+    from train.runs.stored.reading import trained_here
 
-    place = place_of(folder)
-    beat = ask(worked_on_here(place) if isinstance(place, Bucket) else place, kind)
+    beat = ask(trained_here(place_of(folder)), kind)
     if as_json:
         put_json({"format": "latentry/request", "version": 1, "request": kind, "pid": beat.pid, "host": beat.host,
                   "step": beat.step, "phase": beat.phase})

@@ -11,6 +11,7 @@ from prep.formatting import counted, duration, format_bytes, grouped, join_names
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
+    from prep.fs.place import Local
     from train.cluster_forecast import Outlook
     from train.setup import CheckReport, Setup
 
@@ -160,15 +161,14 @@ def uneven_lines(report: CheckReport) -> list[str]:
     return lines
 
 
-def place_line(folder: Path, setup: Setup) -> str:
+def place_line(run: Local, setup: Setup) -> str:
     """Where a run writes, and about how large its checkpoints are."""
-    from prep.fs.remote.copies import shown
     from train.runs.directory import checkpoint_bytes
 
     size = format_bytes(checkpoint_bytes(setup))
     keep = setup.config.checkpoint.keep
     kept = f"the newest {keep} are kept" if keep else "all are kept"
-    return f"writes to {printable(shown(folder))}; a checkpoint takes about {size}, {kept}"
+    return f"writes to {printable(str(run))}; a checkpoint takes about {size}, {kept}"
 
 
 def _what(setup: Setup) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prep.errors import PathError, Problem
 from prep.formatting import shell_name
+from prep.fs.place import Local
 from prep.manifest.document import read_manifest
 from prep.models.family import Family
 from prep.runs.document import NAME as RUN
@@ -18,7 +19,7 @@ from train.runs.lora_file import NAMES
 def family_of_run(path: Path) -> str:
     """The family of the run at `path`, or of the run of a checkpoint, by its copy of its manifest; "" if not known."""
     with suppress(Problem):
-        return read_manifest(run_of(path) / "manifest.json", fetch=False).family
+        return read_manifest(run_of(Local(path)).path / "manifest.json", fetch=False).family
     return ""
 
 

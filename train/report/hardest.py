@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from prep.errors import CacheError
-from prep.fs.place import Place
+from prep.fs.place import Local, Place
 from prep.loader.index import Index
 from prep.runs.losses import NAME, Hardness, hardness, read_losses
 from train.runs.directory import open_run, read_run
@@ -39,15 +39,14 @@ class Worst:
     samples: tuple[Hard, ...]
 
 
-def find_worst(folder: Path, count: int, manifest: Place | None = None,
-               cache: Place | None = None) -> Worst:
-    """The `count` samples of the run in `folder` with the highest losses, for their timesteps. Raises `Problem`."""
-    run = read_run(folder, manifest=manifest, cache=cache)
+def find_worst(local: Local, count: int, manifest: Place | None = None, cache: Place | None = None) -> Worst:
+    """The `count` samples of a run with the highest losses, for their timesteps. Raises `Problem`."""
+    run = read_run(local, manifest=manifest, cache=cache)
     index = open_run(run, manifest)
-    records = read_losses(folder / NAME)
+    records = read_losses(run.folder / NAME)
     hard = hardness(records, index.samples.ids)
     if not hard.showings:
-        raise CacheError(f"{folder} has no losses of samples in {index.manifest.path}",
+        raise CacheError(f"{run.local} has no losses of samples in {index.manifest.path}",
                          hint="run train run to train it; earlier versions kept none")
     return Worst(showings=hard.showings, known=int((hard.shown > 0).sum()), prefixes=index.manifest.prefixes,
                  samples=tuple(_hard(index, hard, count)))

@@ -12,8 +12,7 @@ from prep.errors import PathError, Problem
 from prep.formatting import shell_name
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
-from prep.fs.place import Place, is_here
-from prep.fs.remote.copies import shown as shown_place
+from prep.fs.place import Local, Place, is_here
 from prep.manifest.document import read_manifest
 from prep.pages.parts import Section, plural
 from prep.pages.run import Film, run_page
@@ -44,21 +43,23 @@ class Written:
     pictures: int  # without room on the page
 
 
-def write_report(folder: Path, output: Path | None, made: date, *, worst: int = WORST,
+def write_report(local: Local, output: Path | None, made: date, *, worst: int = WORST,
                  manifest: Place | None = None, cache: Place | None = None) -> Written:
-    """Writes the page of the run in `folder` to `output` (default: RUN/report.html), atomically.
+    """Writes the page of a run to `output`, atomically. Default: RUN/report.html; of a run in a store,
+    report.html in the working directory.
 
     Reads a run that goes on as it is now. Replaces nothing but an earlier page. Raises `PathError`, `CacheError` if
     run.json or the log is damaged, `ManifestError` for a `manifest` that is named; what else is missing is missing on
     the page.
     """
-    run, path = read_run(folder, manifest=manifest, cache=cache), folder / NAME if output is None else output
+    run = read_run(local, manifest=manifest, cache=cache)
+    path = output or (run.folder / NAME if local.origin is None else Path(NAME))
     _check_output(run, path)
     if worst and manifest is not None:  # what was named has to be there; where the run's own is gone, the page says so
         read_manifest(manifest, fetch=False)
-    history = read_history(read_events(folder / LOG))
+    history = read_history(read_events(run.folder / LOG))
     room = Pictures()
-    films, note = shown.films(folder, history.grids, room)
+    films, note = shown.films(run.folder, history.grids, room)
     hardest = shown.hardest(run, worst, manifest, room)
     text = page(run, history, made, films, note, hardest)
     data = text.encode("utf-8")
@@ -93,7 +94,7 @@ def page(run: Run, history: History, made: date, films: Sequence[Film], note: st
         Section(id="settings", title="Settings", count=len(changed.rows),
                 note="" if changed.rows else "All have their defaults."),
         Section(id="provenance", title="Provenance")]
-    origin = Origin(name=run.folder.resolve().name, places=(shown_place(run.folder),), made=made)
+    origin = Origin(name=run.folder.resolve().name, places=(str(run.local),), made=made)
     return render_snapshot("run.html", origin, scripted=True, live=False, head=about.head, sections=sections, run=about,
                            changed=changed, same=same, facts=[*_times(run, history), *provenance(run)],
                            saved=checkpoints(run))

@@ -67,7 +67,7 @@ def hardest(run: Run, count: int, manifest: Place | None, pictures: Pictures) ->
         return Hardest(cards=(), why="Not asked for.")
     try:
         opened = open_manifest(open_run(run, manifest).manifest)
-        found = find_worst(run.folder, count, manifest, run.asked.cache)
+        found = find_worst(run.local, count, manifest, run.asked.cache)
         described = [describe(opened, hard.sample) for hard in found.samples]
     except Problem as error:
         return Hardest(cards=(), why=f"{first_line(error)}. {error.hint}".strip())

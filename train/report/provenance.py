@@ -8,7 +8,6 @@ from typing import Any
 
 from prep.errors import Problem, first_line
 from prep.formatting import format_bytes
-from prep.fs.remote.copies import is_copy
 from prep.fs.untrusted import size_regular, walk
 from prep.models.fingerprint import digest_file
 from prep.pages.parts import Column, Table
@@ -42,7 +41,7 @@ def provenance(run: Run) -> Facts:
 def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
     """What the newest checkpoint that can be read says of the data and of the weights at step 0."""
     state = next((found for folder in reversed(list_checkpoints(run.folder))
-                  if isinstance(found := _state(folder), State)), None)
+                  if isinstance(found := _state(run, folder), State)), None)
     if state is None:
         return
     if state.data is not None:
@@ -53,9 +52,9 @@ def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
         yield f"changed at step {adopted['step']} (--adopt)", "; ".join(adopted["changes"])
 
 
-def _state(folder: Path) -> State | Problem:
+def _state(run: Run, folder: Path) -> State | Problem:
     try:
-        return read_state(folder, complete=not is_copy(folder))  # of a run in a store only this file is here
+        return read_state(folder, complete=not run.local.partial)  # of a run in a store only this file is here
     except Problem as error:
         return error
 
@@ -77,7 +76,7 @@ def checkpoints(run: Run) -> Table:
     """The files of each checkpoint with the digests that its state.json has; a damaged one says what is wrong."""
     rows: list[tuple[str, ...]] = []
     for folder in list_checkpoints(run.folder):
-        state = _state(folder)
+        state = _state(run, folder)
         if isinstance(state, Problem):
             rows.append((folder.name, first_line(state), "", ""))
         else:

@@ -38,7 +38,7 @@ from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.paths import in_cache
-from prep.fs.remote.copies import shown
+from prep.fs.place import Local
 from prep.fs.untrusted import check_dir, size_regular, walk
 from prep.loader.identity import facts_of
 from prep.parse import Unparsed, count, digest_of, expect, list_of
@@ -156,24 +156,24 @@ def is_checkpoint(folder: Path) -> bool:
     return True
 
 
-def find_checkpoint(run: Path, named: str | None) -> Path:
+def find_checkpoint(run: Local, named: str | None) -> Path:
     """The newest checkpoint of a run, or the checkpoint `named` step-N, or by its path. Raises `PathError` if there is
     none."""
-    folders = list_checkpoints(run)
+    folders = list_checkpoints(run.path)
     if named is None and folders:
         return folders[-1]
-    name = _without_path(run, named or "")
+    name = _without_path(run.path, named or "")
     chosen = step_named(name, (int(folder.name[5:]) for folder in folders))
     for folder in folders:
         if chosen == int(folder.name[5:]):
             return folder
     if not folders:
-        raise PathError(f"{shown(run)} has no checkpoint")
+        raise PathError(f"{run} has no checkpoint")
     names = ", ".join(folder.name for folder in folders)
-    if (found := _ASIDE.fullmatch(name)) and (run / "checkpoints" / name).is_dir():
-        raise PathError(f"checkpoint {name} of {shown(run)} was set aside, expected one of: {names}",
-                        hint=_way_back(run / "checkpoints" / name, found[1]))
-    raise PathError(f"{shown(run)} has no checkpoint '{(named or '')[:80]}', expected one of: {names}")
+    if (found := _ASIDE.fullmatch(name)) and (aside := run.path / "checkpoints" / name).is_dir():
+        raise PathError(f"checkpoint {name} of {run} was set aside, expected one of: {names}",
+                        hint=_way_back(aside, found[1]))
+    raise PathError(f"{run} has no checkpoint '{(named or '')[:80]}', expected one of: {names}")
 
 
 def _without_path(run: Path, named: str) -> str:

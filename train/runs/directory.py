@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -38,9 +38,9 @@ from prep.errors import CacheError, ConfigError, ModelError, PathError, Problem
 from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
-from prep.fs.place import Place, is_here
+from prep.fs.place import Local, Place, is_here
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import DIRECTORY, shown, stored_run
+from prep.fs.remote.copies import DIRECTORY
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.loader.index import Index, open_index
@@ -68,7 +68,7 @@ _TIME, _TIMES = "%Y-%m-%dT%H:%M:%SZ", re.compile(r"\d{4,6}-\d\d-\d\dT\d\d:\d\d:\
 class Run:
     """The content of run.json."""
 
-    folder: Path
+    local: Local
     asked: RunRequest
     config: Config
     table: Mapping[str, Any]  # the settings as run.json has them
@@ -77,86 +77,92 @@ class Run:
     data: str = ""  # digest of the data that decide the steps, of its last start; empty in runs of version 1
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
+    @property
+    def folder(self) -> Path:
+        """The directory of its files on this computer."""
+        return self.local.path
+
 
 @contextmanager
-def lock_run(folder: Path, setup: Setup) -> Iterator[None]:
-    """Locks `folder` for training, and creates it if needed, as `only_one` does.
+def lock_run(run: Local, setup: Setup) -> Iterator[None]:
+    """Locks the directory of a run for training, and creates it if needed, as `only_one` does.
 
-    Raises `PathError` also if `folder` may not become a run.
+    Raises `PathError` also if it may not become a run.
     """
-    check_place(folder, setup)
-    with only_one(folder):
+    check_place(run.path, setup)
+    with only_one(run):
         yield
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Locks `folder`, and creates it if needed. A kernel lock, released when the process ends.
+def only_one(run: Local) -> Iterator[None]:
+    """Locks the directory of a run, and creates it if needed. A kernel lock, released when the process ends.
 
     Raises `PathError` if another process holds the lock. If the system or the file system has no such lock, other
     processes are not kept out.
     """
-    make_dirs(folder)
+    make_dirs(run.path)
     if sys.platform == "win32":
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(run.path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise PathError(f"another program is training in {shown(folder)}", hint="wait for it to end; or name "
-                                f"another directory: -o {shell_name(shown(unused_name(folder)))}") from None
+                raise PathError(f"another program is training in {run}", hint="wait for it to end; or name another "
+                                f"directory: -o {shell_name(str(unused_name(run)))}") from None
         yield
     finally:
         os.close(descriptor)
 
 
-def claim_run(folder: Path, setup: Setup, *, step: int | None = None) -> list[str]:
-    """Makes `folder` the run's directory: writes run.json, a copy of the manifest and the records of samples.
+def claim_run(run: Local, setup: Setup, *, step: int | None = None) -> list[str]:
+    """Makes a directory that of the run: writes run.json, a copy of the manifest and the records of samples.
 
     `step` is the step of the checkpoint to resume from: renames newer checkpoints, with the sample pictures of later
     steps, and returns warnings of that. Pictures of steps that are made again are removed, as their events are.
-    Raises `PathError` if `folder` already holds a run that is not resumed.
+    Raises `PathError` if it already holds a run that is not resumed.
     """
+    folder = run.path
     check_place(folder, setup)
     if step is None:
-        check_unused(folder)
-    warnings = _abandon(folder, -1 if step is None else step)
+        check_unused(run)
+    warnings = _abandon(run, -1 if step is None else step)
     checkpoint.remove_partial(folder)
     make_dirs(folder)
-    write_atomic(folder / "run.json", seal(_document(folder, setup)))  # first: it makes the directory a run's
+    write_atomic(folder / "run.json", seal(_document(run, setup)))  # first: it makes the directory a run's
     write_atomic(folder / "samples.bin", setup.identity.records)
     write_atomic(folder / "manifest.json", canonical(dict(setup.manifest.document)))
     return warnings
 
 
-def _abandon(folder: Path, step: int) -> list[str]:
+def _abandon(run: Local, step: int) -> list[str]:
     """Sets aside or removes what there is of steps after `step`; returns warnings. Pictures come first: after a crash
     between them, checkpoints still say that theirs are to be kept."""
-    newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(folder))
-    pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(folder, step, keep=newer)]
-    back = " (--from {} tells the way back)" if stored_run(folder) is None else ""
+    newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(run.path))
+    pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(run.path, step, keep=newer)]
+    back = " (--from {} tells the way back)" if run.origin is None else ""
     warnings = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
-            for name in checkpoint.set_aside(folder, step)]
+            for name in checkpoint.set_aside(run.path, step)]
     if pictures:
         warnings.append(f"the sample pictures of later steps were set aside: {join_texts(pictures, 1)}")
     return warnings
 
 
-def check_unused(folder: Path) -> None:
-    """Raises `PathError` if `folder` holds a run with a checkpoint or a result: only --resume may continue it."""
-    there = [*checkpoint.list_checkpoints(folder), *(folder / name for name in RESULTS)]
-    if any(path.exists() for path in there):
-        raise PathError(f"{shown(folder)} already holds a run", hint="add --resume to continue it; or name another: "
-                        f"-o {shell_name(shown(unused_name(folder)))}")
+def check_unused(run: Local) -> None:
+    """Raises `PathError` if a run has a checkpoint or a result: only --resume may continue it."""
+    results = [*checkpoint.list_checkpoints(run.path), *(run.path / name for name in RESULTS)]
+    if any(path.exists() for path in results):
+        raise PathError(f"{run} already holds a run", hint="add --resume to continue it; or name another: "
+                        f"-o {shell_name(str(unused_name(run)))}")
 
 
-def unused_name(folder: Path) -> Path:
-    """A directory beside `folder` that a new run can have."""
-    names = (folder.with_name(f"{folder.name}-{number}") for number in range(2, 1 << 20))
-    return next(place for place in names if not place.exists())
+def unused_name(run: Local) -> Local:
+    """A place beside that of a run that a new run can have."""
+    names = (run.with_name(f"{run.path.name}-{number}") for number in range(2, 1 << 20))
+    return next(beside for beside in names if not beside.path.exists())
 
 
 def check_place(folder: Path, setup: Setup) -> None:
@@ -177,7 +183,7 @@ def check_place(folder: Path, setup: Setup) -> None:
         if (parent / MARKER).is_file():
             raise PathError(f"run {folder} lies in the cache {parent}", hint="name a directory outside with -o")
         if not ours and _is_run(parent):
-            beside = unused_name(parent)
+            beside = unused_name(Local(parent))
             raise PathError(f"run {folder} would lie in the run {parent}", hint="name a directory outside: -o "
                             f"{shell_name(str(beside))}; --resume -o {shell_name(str(parent))} continues that run")
 
@@ -192,9 +198,9 @@ def _is_run(folder: Path) -> bool:
 
 def check_writable(folder: Path) -> None:
     """Raises `PathError` unless `folder`, or its nearest existing parent, is writable."""
-    there = _nearest(folder)
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PathError(f"run {folder} cannot be written: no permission to write in {there}",
+    parent = _nearest(folder)
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PathError(f"run {folder} cannot be written: no permission to write in {parent}",
                         hint="name another directory with -o")
 
 
@@ -204,23 +210,23 @@ def checkpoint_bytes(setup: Setup) -> int:
     return 4 * setup.saved * (2 if averaged else 1) + setup.state_bytes
 
 
-def check_space(folder: Path, setup: Setup, done: int = 0) -> None:
+def check_space(run: Local, setup: Setup, done: int = 0) -> None:
     """Raises `PathError` unless the disk has room for the checkpoints of the steps after `done`, and for the result.
 
     One more than `checkpoint.keep` exist at a time: a new one is written before the oldest is removed. Of a run in a
     store there is one more, which is being uploaded.
     """
-    there, settings = _nearest(folder), setup.config.checkpoint
+    disk, settings = _nearest(run.path), setup.config.checkpoint
     coming = _coming(setup, done)
-    more = 1 if stored_run(folder) is None else 2
-    most = min(coming, settings.keep + more - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
+    more = 1 if run.origin is None else 2
+    most = min(coming, settings.keep + more - len(checkpoint.list_checkpoints(run.path))) if settings.keep else coming
     size = checkpoint_bytes(setup)
-    needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(there).free
+    needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(disk).free
     if free < needed:
         fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
-        raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
+        raise PathError(f"{disk} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
                         f"{counted(max(most, 0), 'checkpoint')} of about {format_bytes(size)} and the result",
-                        hint=f"free some space, name another directory {_other_place(folder)}{fewer}")
+                        hint=f"free some space, name another directory {_other_place(run)}{fewer}")
 
 
 def _coming(setup: Setup, done: int) -> int:
@@ -230,9 +236,9 @@ def _coming(setup: Setup, done: int) -> int:
     return interval.count(setup.steps) - interval.count(done) + at_end
 
 
-def _other_place(folder: Path) -> str:
+def _other_place(run: Local) -> str:
     """How another directory is named for what a run writes on this computer."""
-    return "with -o" if stored_run(folder) is None else f"for what is here of runs in a store: export {DIRECTORY}=DIR"
+    return "with -o" if run.origin is None else f"for what is here of runs in a store: export {DIRECTORY}=DIR"
 
 
 def _nearest(folder: Path) -> Path:
@@ -240,9 +246,12 @@ def _nearest(folder: Path) -> Path:
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
 
 
-def read_run(folder: Path, *, manifest: Place | None = None, cache: Place | None = None) -> Run:
-    """The run in `folder`; `manifest` and `cache`: where these are now, if they have moved. Raises `PathError` if there
-    is none, `CacheError` if run.json is damaged."""
+def read_run(run: Local, *, manifest: Place | None = None, cache: Place | None = None) -> Run:
+    """Reads run.json; `manifest` and `cache`: where these are now, if they have moved.
+
+    Raises `PathError` if there is none, `CacheError` if it is damaged.
+    """
+    folder = run.path
     body = read_document(folder)
     try:
         moved = body.get("cache")
@@ -253,7 +262,7 @@ def read_run(folder: Path, *, manifest: Place | None = None, cache: Place | None
         table = expect(body["config"], dict, "config")
         base = {name: digest_of(value, f"base.{name}") for name, value in
                 expect(body.get("base", {}), dict, "base").items()}
-        return Run(folder=folder, asked=asked, config=parse(table, "config"), table=table, base=base,
+        return Run(local=run, asked=asked, config=parse(table, "config"), table=table, base=base,
                    origin=_origin(body), data=digest_of(body["data"], "data") if "data" in body else "",
                    adopted=tuple(list_of(body.get("adopted", []), checkpoint.adopted_of, "adopted")))
     except (Unparsed, ConfigError) as error:
@@ -283,10 +292,12 @@ def open_run(run: Run, manifest: Place | None = None) -> Index:
     return open_index(read_manifest(run.asked.manifest, cache=run.asked.cache))
 
 
-def run_of(folder: Path) -> Path:
+def run_of(folder: Local) -> Local:
     """The run that has the checkpoint `folder`; any other directory is taken for a run itself."""
-    above = folder.absolute().parent.parent
-    return above if (folder / checkpoint.STATE).is_file() and (above / "run.json").is_file() else folder
+    above = folder.path.absolute().parent.parent
+    if not ((folder.path / checkpoint.STATE).is_file() and (above / "run.json").is_file()):
+        return folder
+    return replace(folder, path=above, origin=folder.origin and folder.origin.parent.parent)
 
 
 def read_records(folder: Path, samples: int) -> bytes | None:
@@ -298,17 +309,17 @@ def read_records(folder: Path, samples: int) -> bytes | None:
         return None
 
 
-def _document(folder: Path, setup: Setup) -> dict[str, Any]:
+def _document(run: Local, setup: Setup) -> dict[str, Any]:
     """The content of run.json. Paths are relative to the run, so that both can move together; of a run in a store they
     are absolute, and what is in a store is named by its URL."""
     named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
     local = Path(named).is_dir()
     moved = setup.asked.cache
     return {"format": FORMAT, "version": VERSION if moved is None else MOVED,
-            "manifest": _relative(setup.asked.manifest, folder),
-            **({} if moved is None else {"cache": _relative(moved, folder)}),
+            "manifest": _relative(setup.asked.manifest, run),
+            **({} if moved is None else {"cache": _relative(moved, run)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
-            "model": {"path": _relative(Path(named), folder)} if local else {"hub": str(named)},
+            "model": {"path": _relative(Path(named), run)} if local else {"hub": str(named)},
             "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,
             "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted],
             "started": setup.origin.started, "recipe": setup.origin.recipe}
@@ -332,15 +343,15 @@ def _origin(body: Mapping[str, Any]) -> Origin:
     return Origin(started=started, recipe=digest_of(recipe, "recipe") if recipe else "")
 
 
-def _relative(path: Place, folder: Path) -> str:
-    """`path` relative to `folder`; absolute if there is no relative path, as on another drive; the URL of one in a
-    store."""
+def _relative(path: Place, run: Local) -> str:
+    """`path` relative to the run; absolute for a run in a store, or if there is no relative path, as on another drive;
+    the URL of one in a store."""
     if isinstance(path, Bucket):
         return str(path)
-    if stored_run(folder) is not None:
+    if run.origin is not None:
         return path.resolve().as_posix()
     try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+        return Path(os.path.relpath(path.resolve(), run.path.resolve())).as_posix()
     except ValueError:
         return path.resolve().as_posix()
 
@@ -359,13 +370,13 @@ def _model(folder: Path, named: Any) -> str | Path | None:
 
 def require_manifest(run: Run) -> None:
     """Raises `CacheError` unless the manifest that the run names is a file."""
-    check_manifest(run.folder, run.asked.manifest)
+    check_manifest(run.local, run.asked.manifest)
 
 
 def model_of(run: Run, given: str | Path | None) -> str | Path | None:
     """The model that was trained, or the `given` one. Raises `ModelError` if the run's directory of it is gone."""
     named = run.asked.model
     if not given and isinstance(named, Path) and not named.is_dir():
-        raise ModelError(f"the base model of {shown(run.folder)} is gone: {named} is not a directory",
+        raise ModelError(f"the base model of {run.local} is gone: {named} is not a directory",
                          hint="name where it is now with --model DIR")
     return given or named

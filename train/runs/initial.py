@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prep.digest import digest_json
 from prep.errors import CacheError, ModelError, PathError
-from prep.fs.remote.copies import shown
+from prep.fs.place import Local
 from prep.models.family import Family
 from prep.models.fingerprint import FileDigest
 from prep.models.weights import weight_files
@@ -37,13 +37,13 @@ class _File:
     rows: Mapping[str, int]  # with which row of the whole tensor each begins
 
 
-def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes, presets: Presets, naming: Naming,
+def inspect_weights(start: Local, config: Config, family: Family, weights: Shapes, presets: Presets, naming: Naming,
                     digest: FileDigest) -> Initial:
-    """The weights at `path` for a run with these settings. `weights`: the shapes of the denoiser's.
+    """The weights at `start` for a run with these settings. `weights`: the shapes of the denoiser's.
 
     Raises `PathError`, `ModelError`, `ConfigError`, and `CacheError` if a checkpoint's file is another than was saved.
     """
-    paths = find_weights(path, family, config.method)
+    path, paths = start.path, find_weights(start, family, config.method)
     notes: tuple[str, ...] = ()
     if config.method == "lora":
         layers = layers_of(weights)
@@ -63,14 +63,15 @@ def inspect_weights(path: Path, config: Config, family: Family, weights: Shapes,
                    digest=digests[0] if len(digests) == 1 else digest_json(list(digests)))
 
 
-def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
-    """The files of the weights at `path`. Of a run those of its newest checkpoint, or else its result; of a checkpoint
+def find_weights(start: Local, family: Family, method: str) -> tuple[Path, ...]:
+    """The files of the weights at `start`. Of a run those of its newest checkpoint, or else its result; of a checkpoint
     the moving average, if there is one. Raises `PathError`, `ModelError`."""
+    path = start.path
     if path.is_file() and path.suffix == ".safetensors":
         return (path,)
     if not path.is_dir():
         seen = "is not a safetensors file" if path.exists() else "does not exist"
-        raise PathError(f"--init-from {shown(path)} {seen}, {_PLACES}")
+        raise PathError(f"--init-from {start} {seen}, {_PLACES}")
     checkpoints = list_checkpoints(path)
     folder = checkpoints[-1] if checkpoints else path
     there = (folder / name for name in NAMES if (folder / name).is_file())
@@ -78,12 +79,12 @@ def find_weights(path: Path, family: Family, method: str) -> tuple[Path, ...]:
     if is_checkpoint(folder) and (average := _of_checkpoint(folder, "ema.safetensors")):
         return average
     if method == "lora" and not adapters.is_file():
-        raise PathError(f"--init-from {path} has no lora.safetensors, {_PLACES}",
+        raise PathError(f"--init-from {start} has no lora.safetensors, {_PLACES}",
                         hint="for a LoRA on other weights of the denoiser, name their model with --model")
     if method == "lora":
         return (adapters,)
     if adapters.is_file() and not inner.is_dir():
-        raise PathError(f"--init-from {shown(path)} is a LoRA, but method is 'full'",
+        raise PathError(f"--init-from {start} is a LoRA, but method is 'full'",
                         hint="add it to its model with train merge, and name that with --model")
     pieces = _of_checkpoint(folder, f"{family.denoiser}/diffusion_pytorch_model.safetensors")
     return pieces or weight_files(inner if inner.is_dir() else folder, "diffusion_pytorch_model")

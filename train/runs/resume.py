@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from prep.errors import CacheError, ConfigError, ModelError, Problem
 from prep.formatting import listed, shell_name
-from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import shown
+from prep.fs.place import Local, is_file
 from prep.loader.identity import changes
 from prep.training.schema import Config
 from prep.training.table import SETTINGS
@@ -41,7 +40,7 @@ _ADOPT = "add --adopt to accept the change and continue"
 class Start:
     """The checkpoint that a resumed run starts from; the sizes of its files are checked, their content is not yet."""
 
-    run: Path
+    run: Local
     folder: Path
     state: State
     config: Config  # the settings that it was trained with
@@ -61,7 +60,7 @@ class Compared:
     adopted: tuple[str, ...] = ()  # changes that --adopt accepted
 
 
-def find_start(run: Path, named: str | None = None, *, complete: bool = True) -> Start:
+def find_start(run: Local, named: str | None = None, *, complete: bool = True) -> Start:
     """The newest checkpoint of `run`, or the checkpoint `named`; `complete` as in `read_state`.
 
     Raises `PathError` if there is none, `CacheError` if it is damaged.
@@ -90,7 +89,7 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
     adoptable: list[tuple[str, Problem]] = list(_adoptable(start, setup))
     adoptable += [(_told(name, old, new), _other_settings([name], old, new, _ADOPT)) for name in others]
     if start.state.step > setup.steps:
-        faults.append(ConfigError(f"{shown(start.run)} is already at step {start.state.step}, but the settings end at "
+        faults.append(ConfigError(f"{start.run} is already at step {start.state.step}, but the settings end at "
                                   f"step {setup.steps}",
                                   hint=f"--steps {start.state.step} or more, or another RUN with -o"))
     if not adopt:
@@ -144,7 +143,7 @@ def _other_groups(old: Mapping[str, Any], new: Mapping[str, Any], config: Config
 def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     """Notes on settings that the run was started with after it had saved this checkpoint, and that are not given now.
     """
-    if not (start.run / "run.json").is_file():
+    if not (start.run.path / "run.json").is_file():
         return
     last = _flat(read_run(start.run).table)
     for name in SETTINGS:
@@ -169,10 +168,10 @@ def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[
 def _as_it_was(start: Start, setup: Setup) -> str:
     """How to resume with the run's copy of its manifest, which has to lie where the manifest lay: that names its cache
     from there."""
-    copy, named = start.run / "manifest.json", setup.asked.manifest
-    if isinstance(named, Bucket) or not copy.is_file():
+    copy, named = start.run.path / "manifest.json", setup.asked.manifest
+    if not is_file(named) or not copy.is_file():
         return "resume with the manifest as it was"
-    beside = named.with_name(f"{named.stem}-{start.run.name}.json")
+    beside = named.with_name(f"{named.stem}-{start.run.path.name}.json")
     return (f"resume with the manifest as it was: cp {shell_name(str(copy))} {shell_name(str(beside))}, and name that "
             "in place of this one")
 
@@ -201,7 +200,7 @@ def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
 def _data_changes(start: Start, setup: Setup) -> list[str]:
     state = start.state
     if state.data is not None:
-        return changes(state.data.facts, state.data.digest, read_records(start.run, state.data.facts["samples"]),
+        return changes(state.data.facts, state.data.digest, read_records(start.run.path, state.data.facts["samples"]),
                        setup.identity)
     found = []  # version 1 had the digest of the manifest alone
     if state.manifest != setup.manifest.digest:

@@ -97,26 +97,12 @@ def is_copy(path: Path) -> bool:
 
 def copied(path: Path) -> Bucket | None:
     """The object whose local copy `path` is, or would be; `None` for any other path."""
-    return _original(path, WHOLE)
-
-
-def stored_run(path: Path) -> Bucket | None:
-    """What `path` is in a directory where this computer works on a run in a store; `None` for any other path."""
-    return _original(path, RUNS)
-
-
-def shown(path: Path) -> str:
-    """A path for messages: the URL of what it is a copy of, or of the run in a store that is worked on there."""
-    return str(copied(path) or stored_run(path) or path)
-
-
-def _original(path: Path, kind: str) -> Bucket | None:
     try:
-        parts = _plain(path).relative_to(mirror() / kind).parts
+        parts = _plain(path).relative_to(mirror() / WHOLE).parts
     except (PathError, ValueError):
         return None
     return next((Bucket(scheme, parts[1], "/".join(parts[2:])) for scheme in SCHEMES
-                 if len(parts) > 1 and parts[0] == _tree(kind, scheme).name), None)
+                 if len(parts) > 1 and parts[0] == _tree(WHOLE, scheme).name), None)
 
 
 def _tree(kind: str, scheme: str) -> Path:

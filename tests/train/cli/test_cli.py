@@ -22,6 +22,7 @@ from PIL import Image
 from safetensors import safe_open
 from torch._inductor import cpp_builder
 
+from prep.fs.place import Local
 from prep.manifest.document import read_manifest
 from train.cli.sample import unused_picture
 
@@ -554,9 +555,9 @@ def test_a_run_that_went_on_meanwhile_is_left_alone(train, make, monkeypatch):
     assert run(train, made, "--set", "checkpoint.every=1").code == 0
     plain = directory.lock_run
 
-    def others(folder, setup):
-        shutil.rmtree(folder / "checkpoints" / "step-000003")
-        return plain(folder, setup)
+    def others(local, setup):
+        shutil.rmtree(local.path / "checkpoints" / "step-000003")
+        return plain(local, setup)
 
     monkeypatch.setattr("train.runs.directory.lock_run", others)
     result = run(train, made, "--resume", steps=5)
@@ -827,7 +828,7 @@ def test_a_run_that_another_program_is_in_is_left_alone(train, make):
 
     made = make()
     setup = check(RunRequest(manifest=made.path), load_config(None, {})).setup
-    with lock_run(made.root / "run", setup):
+    with lock_run(Local(made.root / "run"), setup):
         result = run(train, made)
     assert result.code == 5 and "another program is training in" in result.err
     assert not list((made.root / "run").iterdir())

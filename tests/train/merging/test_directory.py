@@ -22,6 +22,7 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 
 from prep.errors import CacheError, ModelError, PathError, Problem, UsageError
+from prep.fs.place import Local
 from prep.models.families.registry import FAMILIES
 from prep.training.schema import Lora
 from train.merging import directory
@@ -214,7 +215,7 @@ def test_a_full_run_becomes_a_whole_model(prep, train, tmp_path, family):
         assert np.abs(picture(tmp_path / "merged") - before).max() > 1e-3
     grids = []
     for which, model in (("after", None), ("before", str(tmp_path / "merged"))):
-        shown = show(SampleRequest(folder=run, which=(which,), steps=2, model=model), torch.device("cpu"),
+        shown = show(SampleRequest(run=Local(run), which=(which,), steps=2, model=model), torch.device("cpu"),
                      tmp_path / f"{which}.png")
         grids.append(shown.pictures)
     assert len(grids[0]) == 1 and np.array_equal(*grids)

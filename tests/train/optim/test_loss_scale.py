@@ -12,6 +12,7 @@ from runs import events, go
 from safetensors.torch import load_file
 
 from prep.errors import ConfigError
+from prep.fs.place import Local
 from train import loop
 from train.optim import loss_scale
 from train.optim.loss_scale import LossScale
@@ -100,7 +101,7 @@ def test_a_step_that_overflows_changes_only_the_scale_and_a_resumed_run_does_the
 
         with pytest.raises(RuntimeError, match="stop"):
             go(setup, run, watch=watch)
-        assert find_checkpoint(run, None).name == f"step-{stop:06d}"
+        assert find_checkpoint(Local(run), None).name == f"step-{stop:06d}"
         go(setup, run, resume=True)
         for path in (run / "checkpoints" / "step-000040").glob("*.safetensors"):
             other = tmp_path / "straight" / "checkpoints" / "step-000040" / path.name

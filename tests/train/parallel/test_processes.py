@@ -21,6 +21,7 @@ from together import damage, damage_late_row, ended, second, steps_of, until
 from torchrun import environment, torchrun
 
 from prep.errors import ConfigError, PathError
+from prep.fs.place import Local
 from prep.loader.draws import validation
 from prep.loader.rows import Rows
 from prep.runs.requests import ask
@@ -268,7 +269,7 @@ def test_a_request_is_heard_by_all_processes_at_one_step(make, launch, tmp_path,
     def bid():
         for kind in ("sample", "stop"):
             until(lambda: (run / "log.jsonl").exists() and len(steps_of(run)) > 2)
-            ask(run, kind)
+            ask(Local(run), kind)
             until(lambda: any(event["event"] in ("sample", "stopped") for event in events(run)))
 
     asking = threading.Thread(target=bid)

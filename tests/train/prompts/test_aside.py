@@ -11,6 +11,7 @@ import torch
 from runs import events, go
 from traps import trap
 
+from prep.fs.place import Local
 from prep.keys import text_key
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
@@ -77,7 +78,7 @@ def test_an_edited_prompt_is_encoded_and_its_row_is_prep_s(prep, encoded, tmp_pa
         assert torch.allclose(value.float(), wanted[name].float(), rtol=0.02, atol=0.05)  # of bfloat16
     (tmp_path / "other.txt").write_text("a green dragon --n blurry --w 64 --h 64\n")
     for prompts, count in ((None, 2), (tmp_path / "other.txt", 1)):
-        wanted = SampleRequest(folder=tmp_path / "run", which=("after",), steps=1, prompts=prompts)
+        wanted = SampleRequest(run=Local(tmp_path / "run"), which=("after",), steps=1, prompts=prompts)
         shown = show(wanted, torch.device("cpu"), tmp_path / "g.png")
         assert (shown.warnings, len(shown.pictures)) == ((), count)
 

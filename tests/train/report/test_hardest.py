@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from prep.errors import CacheError, ManifestError
+from prep.fs.place import Local
 from prep.loader.index import open_index
 from prep.runs.losses import HEAD, NAME, RECORD, adjusted
 from train.report.hardest import find_worst
@@ -61,7 +62,7 @@ def test_few_records_and_losses_of_0_are_compared_all_the_same():
 def test_the_hard_samples_come_first(trained):
     _, index, put = trained
     samples, records = records_of(index, 1200, hard=[3, 7])
-    found = find_worst(put(records), 5)
+    found = find_worst(Local(put(records)), 5)
     assert [each.name for each in found.samples[:2]] in ([index.samples.name(a), index.samples.name(b)]
                                                         for a, b in ((3, 7), (7, 3)))
     assert len(found.samples) == 5 and found.showings == 1200 and found.known == len(index.samples)
@@ -75,7 +76,7 @@ def test_samples_that_left_the_manifest_are_not_listed(trained):
     _, index, put = trained
     _, records = records_of(index, 40)
     records["id"][:30] = 12345
-    found = find_worst(put(records), 100)
+    found = find_worst(Local(put(records)), 100)
     assert found.showings == 10 and len(found.samples) == found.known <= 10
 
 
@@ -83,7 +84,7 @@ def test_a_run_without_losses_is_told(trained):
     _, _, put = trained
     run = put(np.zeros(0, RECORD))
     with pytest.raises(CacheError) as caught:
-        find_worst(run, 20)
+        find_worst(Local(run), 20)
     assert caught.value.message.startswith(f"{run} has no losses of samples in ")
     assert caught.value.message.endswith("/m.json") and "earlier versions kept none" in caught.value.hint
 
@@ -108,14 +109,14 @@ def test_the_run_s_own_copy_of_its_manifest_counts(trained):
     made, index, put = trained
     samples, records = records_of(index, 400)
     folder = put(records)
-    before = find_worst(folder, 3)
+    before = find_worst(Local(folder), 3)
     assert before.known == len(np.unique(samples))
     made.path.write_text("{}")
-    assert find_worst(folder, 3) == before
+    assert find_worst(Local(folder), 3) == before
     with pytest.raises(ManifestError):
-        find_worst(folder, 3, made.path)
+        find_worst(Local(folder), 3, made.path)
     made.path.unlink()
-    assert find_worst(folder, 3) == before
+    assert find_worst(Local(folder), 3) == before
     (folder / "manifest.json").write_text("{}")
     with pytest.raises(CacheError, match="is gone: "):
-        find_worst(folder, 3)
+        find_worst(Local(folder), 3)

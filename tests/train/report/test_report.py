@@ -20,6 +20,7 @@ from report_pages import TEXTS, Outline
 from run_pages import SIZES, STEPS, run_html, told, write_grids
 from runs import go
 
+from prep.fs.place import Local
 from prep.pages.snapshot import Pictures
 from prep.runs.events import read_events
 from prep.runs.grids import columns_of, cut_grid
@@ -203,6 +204,6 @@ def test_nothing_but_an_earlier_page_is_replaced(report, train, tmp_path):
     assert train("report", run, "-o", tmp_path / "page.HTM", "--worst", 0).code == 0
     result = train("report", run, "-o", tmp_path / "page.html", "--worst", 0)
     assert (result.code, result.out) == (0, f"{tmp_path / 'page.html'}\n")
-    assert write_report(run, tmp_path / "page.html", date(2024, 2, 29), worst=0).size < len(text)
+    assert write_report(Local(run), tmp_path / "page.html", date(2024, 2, 29), worst=0).size < len(text)
     missing = train("report", tmp_path / "none")
     assert missing.code == 5 and "does not exist, expected the directory of a run" in missing.err

@@ -10,6 +10,7 @@ import torch
 
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
+from prep.fs.place import Local
 from prep.parse import Unparsed
 from prep.runs.documents import MOST, seal
 from train.config.load import as_table, parse
@@ -244,10 +245,10 @@ def test_a_checkpoint_is_found_by_its_number(tmp_path):
     for step in (2, 10):
         save(tmp_path, step)
     for named, step in ((None, 10), ("step-2", 2), ("2", 2), ("step-000002", 2)):
-        assert checkpoint.find_checkpoint(tmp_path, named).name == f"step-{step:06d}"
+        assert checkpoint.find_checkpoint(Local(tmp_path), named).name == f"step-{step:06d}"
     for named in ("3", "step-", "x", "\u0662"):
         with pytest.raises(PathError, match="expected one of: step-000002, step-000010"):
-            checkpoint.find_checkpoint(tmp_path, named)
+            checkpoint.find_checkpoint(Local(tmp_path), named)
 
 
 def test_newer_checkpoints_are_set_aside_and_never_taken_for_the_newest(tmp_path):

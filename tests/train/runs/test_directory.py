@@ -14,6 +14,7 @@ import pytest
 from crashes import Crashed, Disk, state
 
 from prep.errors import CacheError, PathError
+from prep.fs.place import Local
 from prep.manifest.document import read_manifest
 from prep.models.families.sd15 import PRESETS
 from prep.runs.documents import seal
@@ -34,7 +35,7 @@ def claim(make, setup_of):
         setup = setup_of(made, **settings)
         if model is not None:
             setup = replace(setup, asked=replace(setup.asked, model=model))
-        claim_run(folder, setup, step=step)
+        claim_run(Local(folder), setup, step=step)
         return setup
 
     return made, go
@@ -43,7 +44,7 @@ def claim(make, setup_of):
 def test_a_claimed_run_is_read_back(claim, tmp_path, tiny_model):
     made, go = claim
     setup = go(tmp_path / "run", steps=3)
-    run = read_run(tmp_path / "run")
+    run = read_run(Local(tmp_path / "run"))
     assert run.config == setup.config and run.asked.manifest.resolve() == made.path.resolve()
     assert tiny_model.samefile(run.asked.model) and not run.asked.other_encoders
     assert read_manifest(tmp_path / "run" / "manifest.json").document == made.manifest.document
@@ -55,16 +56,16 @@ def test_run_and_manifest_move_together(claim, tmp_path_factory):
     go(made.root / "run")
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all"
     shutil.copytree(made.root, elsewhere)
-    assert read_run(elsewhere / "run").asked.manifest.samefile(elsewhere / "m.json")
+    assert read_run(Local(elsewhere / "run")).asked.manifest.samefile(elsewhere / "m.json")
 
 
 def test_a_model_of_one_s_own_is_remembered_relative_or_by_its_hub_id(claim, tmp_path, tiny_model):
     _, go = claim
     go(tmp_path / "a", model=str(tiny_model))
     assert not json.loads((tmp_path / "a" / "run.json").read_text())["model"]["path"].startswith("/")
-    assert tiny_model.samefile(read_run(tmp_path / "a").asked.model)
+    assert tiny_model.samefile(read_run(Local(tmp_path / "a")).asked.model)
     go(tmp_path / "b", model="owner/name")
-    assert read_run(tmp_path / "b").asked.model == "owner/name"
+    assert read_run(Local(tmp_path / "b")).asked.model == "owner/name"
 
 
 def keep(folder, setup, step):
@@ -90,16 +91,16 @@ def test_a_run_is_not_begun_twice(claim, tmp_path, what):
 def test_a_start_that_was_killed_starts_again(make, setup_of, tmp_path, monkeypatch):
     """Killed before each change of the disk: the directory is one that the same command takes, and then complete."""
     setup, disk = setup_of(make()), Disk(monkeypatch)
-    claim_run(tmp_path / "whole", setup)
+    claim_run(Local(tmp_path / "whole"), setup)
     points = len(disk.seen)
     assert points > 10
     for point in range(points):
         folder = tmp_path / f"run-{point}"
         disk.left = point
         with pytest.raises(Crashed):
-            claim_run(folder, setup)
+            claim_run(Local(folder), setup)
         disk.left = 1 << 30
-        claim_run(folder, setup)
+        claim_run(Local(folder), setup)
         assert state(folder) == state(tmp_path / "whole"), disk.seen[point]
 
 
@@ -118,7 +119,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_sets_newer_ones_aside(claim
     setup = go(tmp_path / "run")
     for step in (1, 2):
         keep(tmp_path / "run", setup, step)
-    assert claim_run(tmp_path / "run", setup, step=1) == [
+    assert claim_run(Local(tmp_path / "run"), setup, step=1) == [
         "a newer checkpoint was set aside: checkpoints/aside-step-000002 (--from aside-step-000002 tells the way back)"]
 
 
@@ -142,7 +143,7 @@ def test_pictures_go_where_the_checkpoints_of_their_steps_go(claim, tmp_path):
             keep(run, setup, step)
         draw(run, 0, 2, 3, 4)
         (run / "samples" / "mine-step-000009.png").write_bytes(b"mine")
-        told.append(claim_run(run, setup, step=2))
+        told.append(claim_run(Local(run), setup, step=2))
     assert told == [[f"a newer checkpoint was set aside: checkpoints/{aside}-step-000004 (--from {aside}-step-000004 "
                      "tells the way back)",
                      f"the sample pictures of later steps were set aside: samples/{aside}-step-000003.png and 1 more"]
@@ -161,7 +162,7 @@ def test_pictures_of_steps_that_are_made_again_are_forgotten_like_their_events(c
     if step is not None:
         keep(run, setup, step)
     draw(run, 0, 2, 3)
-    assert claim_run(run, setup, step=step) == []
+    assert claim_run(Local(run), setup, step=step) == []
     assert drawn(run) == ({} if step is None else {"step-000000.png": b"of step 0", "step-000002.png": b"of step 2"})
 
 
@@ -187,11 +188,11 @@ def test_a_run_lies_apart_from_pictures_and_cache(claim, tmp_path, place):
 
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(PathError, match=r"is not a training run: it has no run.json") as caught:
-        read_run(tmp_path)
+        read_run(Local(tmp_path))
     assert caught.value.hint == "name the directory that train run wrote (-o)"
     (tmp_path / "file").touch()
     with pytest.raises(PathError, match=r"file is not a training run: it is not a directory"):
-        read_run(tmp_path / "file")
+        read_run(Local(tmp_path / "file"))
 
 
 @pytest.mark.parametrize(("changes", "said"), [
@@ -210,11 +211,11 @@ def test_a_damaged_run_json_is_refused(claim, tmp_path, changes, said):
     body = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps(body))
     with pytest.raises(CacheError, match=r"run.json: it does not match its own digest"):
-        read_run(tmp_path / "run")
+        read_run(Local(tmp_path / "run"))
     body.pop("self")
     path.write_bytes(seal(body))
     with pytest.raises(CacheError) as caught:
-        read_run(tmp_path / "run")
+        read_run(Local(tmp_path / "run"))
     assert said in caught.value.message and caught.value.hint.startswith("remove it; --resume then takes the settings")
 
 
@@ -224,7 +225,7 @@ def test_a_run_of_version_1_is_read(claim, tmp_path):
     (tmp_path / "run" / "run.json").write_text(json.dumps({
         "format": "latentry/run", "version": 1, "manifest": "../m.json", "manifest_digest": made.manifest.digest,
         "model": None, "other_encoders": False, "config": as_table(setup.config)}, indent=1))
-    run = read_run(tmp_path / "run")
+    run = read_run(Local(tmp_path / "run"))
     assert run.config == setup.config and run.asked.model is None and run.asked.manifest.samefile(made.path)
 
 
@@ -240,7 +241,7 @@ def test_records_that_cannot_be_read_are_none(tmp_path):
 def test_a_manifest_that_is_gone(claim, tmp_path):
     made, go = claim
     go(tmp_path / "run")
-    run = read_run(tmp_path / "run")
+    run = read_run(Local(tmp_path / "run"))
     require_manifest(run)
     made.path.unlink()
     with pytest.raises(CacheError, match=r"the manifest of .*run is gone: .*m.json is not a file") as caught:
@@ -260,19 +261,19 @@ def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
 def test_two_programs_never_train_in_one_directory(claim, tmp_path):
     _, go = claim
     setup = go(tmp_path / "run")
-    with lock_run(tmp_path / "run", setup):
+    with lock_run(Local(tmp_path / "run"), setup):
         with pytest.raises(PathError, match=r"another program is training in .*run") as caught, \
-                lock_run(tmp_path / "run", setup):
+                lock_run(Local(tmp_path / "run"), setup):
             pass
         assert caught.value.hint.endswith(f"name another directory: -o {tmp_path / 'run-2'}")
-    with lock_run(tmp_path / "run", setup):  # it is free again
+    with lock_run(Local(tmp_path / "run"), setup):  # it is free again
         pass
 
 
 def test_a_directory_that_may_not_become_a_run_is_not_made(claim, tmp_path):
     made, go = claim
     setup = go(tmp_path / "run")
-    with pytest.raises(PathError, match="lies inside cache"), lock_run(made.root / "cache" / "run", setup):
+    with pytest.raises(PathError, match="lies inside cache"), lock_run(Local(made.root / "cache" / "run"), setup):
         pass
     assert not (made.root / "cache" / "run").exists()
 
@@ -286,7 +287,7 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(claim, tmp_path, monkeyp
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with lock_run(tmp_path / "run", setup), lock_run(tmp_path / "run", setup):
+    with lock_run(Local(tmp_path / "run"), setup), lock_run(Local(tmp_path / "run"), setup):
         pass
 
 
@@ -299,7 +300,7 @@ def test_a_manifest_on_another_drive_is_remembered_as_it_stands(claim, tmp_path,
 
     monkeypatch.setattr(rundir.os.path, "relpath", no_way)
     go(tmp_path / "run")
-    assert read_run(tmp_path / "run").asked.manifest == made.path.resolve()
+    assert read_run(Local(tmp_path / "run")).asked.manifest == made.path.resolve()
 
 
 def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):
@@ -357,10 +358,10 @@ def test_room_for_the_checkpoints_to_come(make, setup_of, tmp_path, monkeypatch,
     assert size == setup.numbers * (16 if "ema" in settings else 12) + 4 * parameters  # with each one's steps
     needed = wanted * size + 4 * setup.numbers
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
-    rundir.check_space(tmp_path / "run", setup, done)
+    rundir.check_space(Local(tmp_path / "run"), setup, done)
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     with pytest.raises(PathError) as caught:
-        rundir.check_space(tmp_path / "run", setup, done)
+        rundir.check_space(Local(tmp_path / "run"), setup, done)
     plural = "checkpoint" if wanted == 1 else "checkpoints"
     assert re.search(r" has \S+ \S+ of free space, expected \S+ \S+ for \d+ checkpoints? of about \S+ \S+ and the "
                      "result", caught.value.message)

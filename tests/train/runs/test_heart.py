@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from prep.fs.place import Local
 from prep.runs.heartbeat import NAME, read_heartbeat
 from prep.runs.requests import ask, request_path
 from train.runs import heart
@@ -61,7 +62,7 @@ def test_a_stop_is_no_failure(tmp_path, log):
 
 def test_requests_reach_the_process_that_is_asked_and_no_later_one(tmp_path, log):
     with Heart(tmp_path, log) as one:
-        ask(tmp_path, "sample")
+        ask(Local(tmp_path), "sample")
         until(one.sample.is_set)
         assert not one.stop.is_set() and not request_path(tmp_path, "sample").exists()
         assert read_heartbeat(tmp_path).asked == ("sample",)

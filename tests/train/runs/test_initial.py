@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from prep.errors import CacheError, ModelError, PathError
+from prep.fs.place import Local
 from prep.models.families.registry import FAMILIES
 from train.check import check
 from train.config.load import parse
@@ -38,7 +39,7 @@ def trained(make, setup_of, tmp_path):
 
 
 def checked(made, path, **settings):
-    return check(RunRequest(manifest=made.path, init=path), parse({**QUICK, **settings}, "test"))
+    return check(RunRequest(manifest=made.path, init=path and Local(path)), parse({**QUICK, **settings}, "test"))
 
 
 def begun(made, path, **settings):
@@ -85,9 +86,9 @@ def test_weights_may_be_links_outside_of_runs(trained, tiny_model, tmp_path):
 
 def test_a_finished_run_whose_checkpoints_are_gone_is_its_result(trained, tmp_path):
     _, run = trained
-    assert [path.name for path in find_weights(run, FAMILIES["sd15"], "lora")] == ["lora.safetensors"]
+    assert [path.name for path in find_weights(Local(run), FAMILIES["sd15"], "lora")] == ["lora.safetensors"]
     (run / "checkpoints").rename(tmp_path / "elsewhere")
-    assert find_weights(run, FAMILIES["sd15"], "lora") == (run / "lora.safetensors",)
+    assert find_weights(Local(run), FAMILIES["sd15"], "lora") == (run / "lora.safetensors",)
 
 
 @pytest.mark.parametrize("layout", ["kohya", "diffusers"])
@@ -97,7 +98,7 @@ def test_a_dora_begins_with_the_lengths_of_its_file(make, setup_of, tmp_path, la
     go(setup_of(made, **QUICK, **settings, optimizer={"lr": 0.01}), run)
     state = begun(made, run, **settings)
     given = {name: value.clone() for name, value in state.denoiser.parameters.items()}
-    put_weights(state.denoiser.parameters, find_start(run), "lora.safetensors", FAMILIES["sd15"], state.model)
+    put_weights(state.denoiser.parameters, find_start(Local(run)), "lora.safetensors", FAMILIES["sd15"], state.model)
     assert all(torch.equal(given[name], value) for name, value in state.denoiser.parameters.items())
     fresh = create_state(checked(made, None, **settings).setup, CPU).denoiser.parameters
     assert not any(torch.equal(fresh[name], value) for name, value in given.items() if "magnitude" in name)
@@ -176,7 +177,7 @@ def test_the_result_names_what_the_run_began_with_also_after_a_resume(trained, t
     made, run = trained
     setup = checked(made, run / "lora.safetensors", lora={"rank": 2}).setup
     go(setup, tmp_path / "second")
-    kept = find_start(tmp_path / "second").state.init
+    kept = find_start(Local(tmp_path / "second")).state.init
     assert kept == {"name": "lora.safetensors", "sha256": setup.initial.digest}
     with safe_open(tmp_path / "second" / "lora.safetensors", "pt") as file:
         assert json.loads(file.metadata()["latentry.init"]) == kept

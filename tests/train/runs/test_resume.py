@@ -15,6 +15,7 @@ from runs import go
 from safetensors.torch import load_file
 
 from prep.errors import CacheError
+from prep.fs.place import Local
 from prep.manifest.document import write_manifest
 from prep.runs.documents import seal
 from train.check import check
@@ -29,11 +30,11 @@ def begun(make, setup_of, tmp_path):
     """What was made, its setup, and `again(**settings)`: a checkpoint at step 4, compared with other settings."""
     made = make()
     setup = setup_of(made, steps=8)
-    claim_run(tmp_path / "run", setup)
+    claim_run(Local(tmp_path / "run"), setup)
     files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
 
     def again(adopt=False, setup=None, **settings):
-        return compare(find_start(tmp_path / "run"), setup or setup_of(made, steps=8, **settings), adopt=adopt)
+        return compare(find_start(Local(tmp_path / "run")), setup or setup_of(made, steps=8, **settings), adopt=adopt)
 
     return made, setup, again
 
@@ -165,10 +166,10 @@ def of_layers(make, setup_of, tmp_path):
 
     def start(name="adamw"):
         setup = setup_of(made, **settings(LAYERS, name))
-        claim_run(tmp_path / "run", setup)
+        claim_run(Local(tmp_path / "run"), setup)
         files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
         return lambda layers, adopt=False: compare(
-            find_start(tmp_path / "run"), setup_of(made, **settings(layers, name)), adopt=adopt)
+            find_start(Local(tmp_path / "run")), setup_of(made, **settings(layers, name)), adopt=adopt)
 
     return start
 
@@ -237,9 +238,9 @@ def test_a_cosine_schedule_is_stretched_and_says_so(make, setup_of, tmp_path):
     made = make()
     cosine = {"schedule": {"name": "cosine"}}
     setup = setup_of(made, steps=8, **cosine)
-    claim_run(tmp_path / "run", setup)
+    claim_run(Local(tmp_path / "run"), setup)
     files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
-    found = compare(find_start(tmp_path / "run"), setup_of(made, steps=16, **cosine), adopt=False)
+    found = compare(find_start(Local(tmp_path / "run")), setup_of(made, steps=16, **cosine), adopt=False)
     assert found.notes == ("steps is 16, was 8; the cosine schedule is stretched from step 4 on",)
 
 
@@ -247,13 +248,14 @@ def test_settings_of_a_start_without_a_checkpoint_are_taken_back_and_it_says_so(
     """The run was resumed with a smaller rate, and killed before it saved anything."""
     made = make()
     setup, slower = setup_of(made, steps=8), setup_of(made, steps=8, optimizer={"lr": 1e-6})
-    claim_run(tmp_path / "run", setup)
+    claim_run(Local(tmp_path / "run"), setup)
     files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
-    assert compare(find_start(tmp_path / "run"), setup, adopt=False).notes == ()
-    claim_run(tmp_path / "run", slower, step=4)
-    assert compare(find_start(tmp_path / "run"), setup, adopt=False).notes == (
+    assert compare(find_start(Local(tmp_path / "run")), setup, adopt=False).notes == ()
+    claim_run(Local(tmp_path / "run"), slower, step=4)
+    assert compare(find_start(Local(tmp_path / "run")), setup, adopt=False).notes == (
         "optimizer.lr is 0.0001, as in step-000004; the run was last started with 1e-06, which takes an option again",)
-    assert compare(find_start(tmp_path / "run"), slower, adopt=False).notes == ("optimizer.lr is 1e-06, was 0.0001",)
+    assert compare(find_start(Local(tmp_path / "run")), slower, adopt=False).notes == (
+        "optimizer.lr is 1e-06, was 0.0001",)
 
 
 def test_a_run_that_is_further_than_the_settings_end(begun, setup_of, tmp_path):
@@ -269,7 +271,7 @@ def test_settings_in_a_checkpoint_that_are_none_of_ours(begun, tmp_path):
     body.pop("self")
     path.write_bytes(seal({**body, "config": {"lora": {"rank": 1 << 60}}}))
     with pytest.raises(CacheError, match=r"state.json: lora.rank is \d+, expected 1 to 4096|expected a ") as caught:
-        find_start(tmp_path / "run")
+        find_start(Local(tmp_path / "run"))
     assert caught.value.hint.startswith("another version of this program may have written it; ")
 
 

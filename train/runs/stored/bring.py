@@ -14,6 +14,7 @@ from prep.cache.remote.documents import cache_above, places_above
 from prep.errors import PathError
 from prep.formatting import shell_name
 from prep.fs import atomic
+from prep.fs.place import Local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import Listed
 from prep.parse import Unparsed
@@ -71,12 +72,12 @@ def _check_outside(objects: Objects) -> None:
             raise PathError(f"run {objects.place} would lie in the run {place}", hint="name a place outside with -o")
 
 
-def continued(objects: Objects, folder: Path, there: Names, named: str | None) -> list[str]:
+def continued(objects: Objects, run: Local, there: Names, named: str | None) -> list[str]:
     """Brings what a resumed run needs; returns warnings. Raises `PathError`, `CacheError`."""
     if RUN not in there:
         raise PathError(f"{objects.place} is not a training run: it has no run.json",
                         hint="omit --resume to start this run")
-    steps, warnings = whole_steps(there), list[str]()
+    folder, steps, warnings = run.path, whole_steps(there), list[str]()
     ahead = _ahead(objects, folder, max(steps, default=None))
     if not ahead:
         moved = set_aside(folder, max(steps, default=0))
@@ -86,7 +87,7 @@ def continued(objects: Objects, folder: Path, there: Names, named: str | None) -
     if chosen in steps:
         bring_checkpoint(objects, folder, step_name(chosen), there)
     elif chosen is not None:
-        find_checkpoint(folder, step_name(chosen))
+        find_checkpoint(run, step_name(chosen))
     if not ahead:
         for path in list((folder / "samples").glob("step-*")):
             if pictured(path.name) and f"samples/{path.name}" not in there:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 
 from prep.cache.remote.quota import STALE, NotFetched, make_dirs
 from prep.cache.remote.shards import lock_copy
-from prep.errors import CacheError, PathError, UsageError
+from prep.errors import CacheError, PathError
 from prep.fs import atomic
-from prep.fs.place import Place, place_of
+from prep.fs.place import Local, Place, local_of
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import copy_of, run_root
 from prep.fs.remote.errors import StoreError
@@ -46,32 +47,50 @@ def _only_read() -> Iterator[None]:
         raise
 
 
-def for_report(place: Place) -> Path:
-    """The directory of a run of which a page is to be made: of checkpoints only what they say of themselves."""
-    return _run(place, lambda name: not name.startswith(CHECKPOINTS) or is_state(name),
-                lambda name: name.partition("/")[0] in RESULTS and not name.endswith("lora.safetensors"))
+def for_report(place: Place) -> Local:
+    """The run of which a page is to be made: of checkpoints only what they say of themselves."""
+    return _run(place, lambda name: (not name.startswith(CHECKPOINTS) or is_state(name))
+                and (name.partition("/")[0] not in RESULTS or name.endswith("lora.safetensors")))
 
 
-def for_losses(place: Place) -> Path:
-    """The directory of a run of which the losses of samples are to be read."""
+def for_losses(place: Place) -> Local:
+    """The run of which the losses of samples are to be read."""
     return _run(place, lambda name: name in (RUN, LOSSES, "manifest.json") or is_state(name))
 
 
-def for_resume(place: Place) -> Path:
-    """The directory of a run that is to be compared with the run that would continue it: of checkpoints only what they
-    say of themselves."""
+def for_resume(place: Place) -> Local:
+    """The run that is to be compared with one that would continue it: of checkpoints only what they say of themselves.
+    """
     return _run(place, lambda name: name in (RUN, "samples.bin", "manifest.json") or is_state(name))
 
 
-@_only_read()
-def for_weights(place: Place, checkpoint: str | None = None, *, result: bool = False) -> Path:
-    """The directory of a run with the weights of its newest checkpoint, or of the one named; with `result`, or if it
-    has no checkpoint, with its result. Rows of prompts that the run encoded come with them.
+def for_weights(place: Place, checkpoint: str | None = None) -> Local:
+    """The run with the weights of its newest checkpoint, or of the one named; if it has no checkpoint, with its result.
+    Rows of prompts that the run encoded come with them.
 
     Raises `PathError`, `CacheError`.
     """
-    if not isinstance(place, Bucket):
-        return place
+    return local_of(place, partial(_bring_weights, checkpoint=checkpoint))
+
+
+def for_merge(place: Place) -> Local:
+    """What `train merge` reads: a file, a run with its result, or one of its checkpoints with its run.json."""
+    return local_of(place, _bring_merged)
+
+
+def for_init(place: Place) -> Local:
+    """The weights at a place: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
+    return local_of(place, _bring_initial)
+
+
+def trained_here(place: Place) -> Local:
+    """The run that a program of this computer trains. Raises `PathError` if none does."""
+    return local_of(place, _working_copy, partial=False)
+
+
+@_only_read()
+def _bring_weights(place: Bucket, checkpoint: str | None = None, *, result: bool = False) -> Path:
+    """The directory of copies of a run; with `result`, or if it has no checkpoint, with its result."""
     for left in range(TRIES - 1, -1, -1):
         try:
             return _weights(place, checkpoint, result)
@@ -91,20 +110,16 @@ def _weights(place: Bucket, checkpoint: str | None, result: bool) -> Path:
     return folder
 
 
-def for_merge(place: Place) -> Path:
-    """What `train merge` reads at a URL: a file, a run with its result, or one of its checkpoints with its run.json."""
-    if not isinstance(place, Bucket) or place.suffix == ".safetensors":
-        return for_init(place)
+def _bring_merged(place: Bucket) -> Path:
+    if place.suffix == ".safetensors":
+        return _bring_initial(place)
     if place.parent.name == CHECKPOINTS.rstrip("/"):
-        return for_weights(place.parent.parent, place.name) / CHECKPOINTS / place.name
-    return for_weights(place, result=True)
+        return _bring_weights(place.parent.parent, place.name) / CHECKPOINTS / place.name
+    return _bring_weights(place, result=True)
 
 
 @_only_read()
-def for_init(place: Place) -> Path:
-    """The weights at a URL: a file, or the directory of a run, of one of its checkpoints or of a denoiser."""
-    if not isinstance(place, Bucket):
-        return place
+def _bring_initial(place: Bucket) -> Path:
     folder = copy_of(place)
     if folder.suffix == ".safetensors":
         _fetch_file(place.url, folder)
@@ -112,7 +127,7 @@ def for_init(place: Place) -> Path:
     objects = Objects(place)
     there = objects.list()
     if RUN in there:
-        return for_weights(place)
+        return _bring_weights(place)
     if STATE in there:
         run, root = Objects(place.parent.parent), folder.parent.parent
         if not has_weights(run, root, folder.name):
@@ -123,16 +138,7 @@ def for_init(place: Place) -> Path:
     return folder
 
 
-def not_written(named: Path, what: str) -> None:
-    """Raises `UsageError` if a place is in a store: `what` is written on this computer only."""
-    place = place_of(named)
-    if isinstance(place, Bucket):
-        raise UsageError(f"{place} is in an object store, but {what} is written to a disk",
-                         hint="name a place on this computer with -o, and upload it from there")
-
-
-def worked_on_here(place: Bucket) -> Path:
-    """The directory in which a program of this computer trains the run at a URL. Raises `PathError` if none does."""
+def _working_copy(place: Bucket) -> Path:
     folder = run_root(place)
     if read_heartbeat(folder) is None:
         data = Objects(place).read(WRITER)
@@ -142,12 +148,14 @@ def worked_on_here(place: Bucket) -> Path:
     return folder
 
 
-def _run(place: Place, wanted: Callable[[str], bool], but: Callable[[str], bool] = lambda name: False) -> Path:
-    if not isinstance(place, Bucket):
-        return place
-    objects, folder, there = _opened(place)
-    _keep(objects, folder, there, lambda name: wanted(name) and not but(name))
-    return folder
+def _run(place: Place, wanted: Callable[[str], bool]) -> Local:
+    """A run with the files that are `wanted`, by their names."""
+    def bring(stored: Bucket) -> Path:
+        objects, folder, listed = _opened(stored)
+        _keep(objects, folder, listed, wanted)
+        return folder
+
+    return local_of(place, bring)
 
 
 def _opened(place: Bucket) -> tuple[Objects, Path, Names]:

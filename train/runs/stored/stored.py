@@ -18,7 +18,7 @@ from prep.cache.remote.quota import make_dirs
 from prep.errors import CacheError, PathError, Problem, first_line
 from prep.formatting import shell_name
 from prep.fs import atomic
-from prep.fs.place import Place
+from prep.fs.place import Local, Place
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import run_root
 from prep.fs.remote.errors import Stopped
@@ -37,8 +37,13 @@ _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 class OnDisk:
     """Where a run is kept: a directory, which is all there is to do. `StoredRun` keeps one in a store."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, run: Local) -> None:
+        self.run = run
+
+    @property
+    def folder(self) -> Path:
+        """The directory in which the run is trained."""
+        return self.run.path
 
     def prepare(self, *, resume: bool, named: str | None) -> list[str]:
         """Makes the directory what the run's place has, before it is read; returns warnings."""
@@ -78,7 +83,7 @@ class OnDisk:
 
 def kept_in(place: Place) -> OnDisk:
     """Where the run `place` is kept: a directory, or a place in a store. Asks nothing yet."""
-    return StoredRun(place) if isinstance(place, Bucket) else OnDisk(place)
+    return StoredRun(place) if isinstance(place, Bucket) else OnDisk(Local(place))
 
 
 class _Superseded(Exception):
@@ -89,7 +94,7 @@ class StoredRun(OnDisk):
     """A run in a store. As a context manager, uploads what is left when training fails or is interrupted."""
 
     def __init__(self, place: Bucket) -> None:
-        super().__init__(run_root(place))
+        super().__init__(Local(run_root(place), place))
         self.place, self._objects = place, Objects(place)
         self._token, self._resume, self._keep = layout.new_token(), False, 0
         self._there: dict[str, Listed] = {}  # objects before this program wrote any
@@ -119,8 +124,8 @@ class StoredRun(OnDisk):
         if not resume:
             check_new(self._objects, there)
             return make_way(self.place, self.folder)
-        with only_one(self.folder):
-            return continued(self._objects, self.folder, there, named)
+        with only_one(self.run):
+            return continued(self._objects, self.run, there, named)
 
     def check_new(self) -> None:
         """Raises `PathError` unless a new run may begin there."""
