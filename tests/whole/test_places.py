@@ -17,24 +17,26 @@ ABOVE = {name: text for name, text in MODULES.items() if not name.startswith(("p
 
 SPELLED = re.compile(r"\bis_url\(|\burl_of\(|\blocal_path\(|\bis_object\(|\bfetcher is (?:not )?None|\"://\"|"
                      r"startswith\(\(?f?\"(?:s3|gs|az)\b")
-KINDS = re.compile(r"isinstance\([^\n]*?, (?:Bucket|Path)\)|\bcache\.store is (?:not )?None|\.origin is (?:not )?None")
+KINDS = re.compile(r"isinstance\([^\n]*?, (?:Bucket|Path)\)|\bcache\.store is (?:not )?None|\bcache\.fetches\b|"
+                   r"\.origin is (?:not )?None")
 
-# Hub ids, and words of a run's document; tars, of which a store gives the headers; shards that are fetched ahead.
-SPELL = {"prep/models/hub.py": 1, "prep/runs/document.py": 1, "prep/sources/tars.py": 1, "prep/sources/readers.py": 2,
-         "prep/loader/prefetch.py": 1, "prep/manifest/statistics.py": 1}
+# Hub ids, and words of a run's document; tars, of which a store gives the headers.
+SPELL = {"prep/models/hub.py": 1, "prep/runs/document.py": 1, "prep/sources/tars.py": 1,
+         "prep/sources/readers.py": 2}
 ASK = {
-    "prep/cli/view.py": 2, "prep/dataset/overlap.py": 1, "prep/encode/assemble.py": 4,
+    "prep/cli/verify.py": 1, "prep/cli/view.py": 2, "prep/dataset/overlap.py": 1, "prep/encode/assemble.py": 4,
     "prep/encode/engines/ray_worker.py": 1, "prep/encode/prompts.py": 1, "prep/encode/replaced.py": 2,
-    "prep/encode/run.py": 1, "prep/export/pack.py": 1, "prep/export/unpack.py": 1, "prep/maintenance/compact.py": 2,
-    "prep/maintenance/gc.py": 1, "prep/maintenance/gc_store.py": 1, "prep/maintenance/join.py": 1,
-    "prep/maintenance/others.py": 6, "prep/maintenance/pull.py": 1, "prep/maintenance/push.py": 1,
-    "prep/maintenance/recheck.py": 1, "prep/manifest/commands.py": 5, "prep/manifest/diff.py": 2,
-    "prep/manifest/document.py": 13, "prep/models/hub.py": 1, "prep/recipe/edits.py": 1, "prep/recipe/init.py": 1,
+    "prep/encode/run.py": 1, "prep/export/pack.py": 1, "prep/export/unpack.py": 1, "prep/loader/prefetch.py": 1,
+    "prep/maintenance/compact.py": 2, "prep/maintenance/gc.py": 1, "prep/maintenance/gc_store.py": 1,
+    "prep/maintenance/join.py": 1, "prep/maintenance/others.py": 6, "prep/maintenance/pull.py": 1,
+    "prep/maintenance/push.py": 1, "prep/maintenance/recheck.py": 1, "prep/maintenance/verify.py": 1,
+    "prep/manifest/commands.py": 5, "prep/manifest/diff.py": 2, "prep/manifest/document.py": 13,
+    "prep/manifest/statistics.py": 1, "prep/models/hub.py": 1, "prep/recipe/edits.py": 1, "prep/recipe/init.py": 1,
     "prep/recipe/load.py": 2, "prep/recipe/validate.py": 1, "prep/recipe/write.py": 1,
     "prep/report/snapshots/manifest.py": 1, "prep/runs/document.py": 1, "prep/sources/folders.py": 1,
-    "prep/sources/walk.py": 3, "prep/view/edit/places.py": 1, "train/card.py": 1, "train/cli/check.py": 2,
-    "train/cli/resumed.py": 1, "train/parallel/code.py": 1, "train/report/page.py": 1, "train/runs/directory.py": 6,
-    "train/runs/stored/stored.py": 1, "train/sampling/prompts.py": 1,
+    "prep/sources/walk.py": 3, "prep/view/edit/places.py": 1, "train/card.py": 1, "train/check/nodes.py": 1,
+    "train/cli/check.py": 2, "train/cli/resumed.py": 1, "train/parallel/code.py": 1, "train/report/page.py": 1,
+    "train/runs/directory.py": 6, "train/runs/stored/stored.py": 1, "train/sampling/prompts.py": 1,
 }
 
 
