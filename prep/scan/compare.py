@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from prep.parse import Unparsed
+from prep.scan.duplicates.compared import DIGEST, Compared, Link
 from prep.scan.duplicates.copies import ScannedPicture
 from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, near_duplicates, whole_correlation
+from prep.scan.duplicates.signature import BLOCK, Pair, likely_pairs
 from prep.scan.duplicates.signature import LIMIT as MOST
-from prep.scan.duplicates.signature import Pair, likely_pairs
 from prep.scan.examiner import Examiner
 from prep.scan.memo import ScanMemo
 from prep.scan.protocol import PictureMessage
@@ -25,6 +26,7 @@ from prep.workers.service import Task
 T = TypeVar("T")
 
 AT_ONCE = 256  # pairs whose thumbnails are in memory
+SAVED = 64 * BLOCK  # pictures after which a first comparison of many is remembered as far as it has come
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,20 +41,38 @@ class Decoders:
 
 def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], makers: Decoders,
               tick: Callable[[int], object]) -> Sequence[Near]:
-    """The near-duplicates among pictures sorted by rank, from memory if the same pictures were compared before.
+    """The near-duplicates among pictures sorted by rank. Only pictures that were not compared before are compared.
 
     `thumbs`: known thumbnails by digest of the file.
     """
-    name, known = makers.memory.nears(bytes.fromhex(one.identity.file) for one in distinct)
-    if known is not None and all(near.second < len(distinct) for near in known):
-        return known
     if len(distinct) > MOST:
         return ()
-    nears = (tuple(_among_many(distinct, makers, tick)) if len(distinct) > LIMIT
-             else near_duplicates(_thumbs(distinct, thumbs, makers), tick))
+    every = len(distinct) <= LIMIT
+    pictures = tuple(bytes.fromhex(one.identity.file)[:DIGEST] for one in distinct)
+    before = makers.memory.compared()
+    known, fresh = (before.among(pictures) if before is not None and before.every == every
+                    else ([], set(range(len(pictures)))))
+    links = known
+    if fresh and every:
+        nears = near_duplicates(_thumbs(distinct, thumbs, makers), tick, fresh)
+        links = [*known, *(Link(near=near) for near in nears)]
+    elif fresh:
+        links = []
+        for link in _among_many(distinct, makers, tick, known, fresh):
+            if not known and link.near.second // SAVED > (links[-1].near.second // SAVED if links else 0):
+                _note(Compared(every=False, pictures=pictures, links=tuple(links)).first(
+                    link.near.second // BLOCK * BLOCK), makers)  # pairs of later blocks come later
+                makers.memory.save()
+            links.append(link)
+    compared = Compared(every=every, pictures=pictures, links=tuple(links))
+    if compared != before:
+        _note(compared, makers)
+    return sorted((link.near for link in links if link.near.score >= SAME), key=lambda near: (near.first, near.second))
+
+
+def _note(compared: Compared, makers: Decoders) -> None:
     if not makers.lost:
-        makers.memory.note_nears(name, nears)
-    return nears
+        makers.memory.note_compared(compared)
 
 
 def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[str]:
@@ -66,20 +86,25 @@ def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[
     return [digest or found[one.identity.file] for one, digest in zip(pictures, known, strict=True)]
 
 
-def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Callable[[int], object]) -> Iterator[Near]:
-    """Near-duplicates of whole pictures; remakes thumbnails of likely pairs only."""
-    pairs = likely_pairs([one.identity.signature for one in distinct], tick)
+def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Callable[[int], object],
+                known: Sequence[Link], fresh: Collection[int]) -> Iterator[Link]:
+    """The likely pairs of whole pictures, measured; remakes thumbnails of new pairs only."""
+    measured = {(link.near.first, link.near.second, link.near.mirrored): link for link in known}
+    before = [Pair(first=link.near.first, second=link.near.second, mirrored=link.near.mirrored, product=link.product)
+              for link in known]
+    pairs = likely_pairs([one.identity.signature for one in distinct], tick, before, fresh)
     while some := list(islice(pairs, AT_ONCE)):
-        indices = sorted({index for pair in some for index in (pair.first, pair.second)})
+        unknown = [pair for pair in some if (pair.first, pair.second, pair.mirrored) not in measured]
+        indices = sorted({index for pair in unknown for index in (pair.first, pair.second)})
         thumbs = dict(zip(indices, _thumbs([distinct[index] for index in indices], {}, makers), strict=True))
         for pair in some:
-            yield from _measured(pair, thumbs)
+            yield measured.get((pair.first, pair.second, pair.mirrored)) or _measured(pair, thumbs)
 
 
-def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Iterator[Near]:
+def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Link:
     score = whole_correlation(thumbs[pair.first], thumbs[pair.second], mirrored=pair.mirrored)
-    if score >= SAME:
-        yield Near(first=pair.first, second=pair.second, score=score, mirrored=pair.mirrored)
+    near = Near(first=pair.first, second=pair.second, score=score, mirrored=pair.mirrored)
+    return Link(near=near, product=pair.product)
 
 
 def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], makers: Decoders) -> list[Thumb]:

@@ -12,7 +12,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from prep.fs.memo import Memo, is_at_rest, memo_path
 from prep.fs.stamps import blob_stamp
 from prep.images.plugins import decoders
 from prep.parse import Unparsed
-from prep.scan.duplicates.correlation import LIMIT, LONG, SIDE, Near, Thumb
+from prep.scan.duplicates.compared import Compared, compared_from
+from prep.scan.duplicates.correlation import LIMIT, LONG, SIDE, Thumb
 from prep.scan.duplicates.identity import Identity, smaller_half
 from prep.scan.examine import Examined
 from prep.scan.protocol import ExaminedMessage
@@ -43,10 +44,14 @@ Stamp = tuple[bytes, int]  # a record's name, and when one of its files last cha
 
 
 class ScanMemo:
-    """The memory of scans; for one thread. `save` writes new records. A damaged file raises nothing."""
+    """The memory of scans; for one thread. `save` writes new records. A damaged file raises nothing.
 
-    def __init__(self, path: Path | None, *, trust: bool = True) -> None:
+    `sources`: those that are scanned together.
+    """
+
+    def __init__(self, path: Path | None, *, trust: bool = True, sources: Iterable[str] = ()) -> None:
         self._memo = Memo(path, trust=trust)
+        self._scope = b"compared" + json.dumps(list(sources)).encode()
         self._thumbs = 0  # noted
 
     def is_current(self, item: Item, stamp: Stamp | None) -> bool:
@@ -93,23 +98,16 @@ class ScanMemo:
         if digest:
             self._memo.note(_name("pixels", identity), digest.encode("ascii", "replace"))
 
-    def nears(self, names: Iterable[bytes]) -> tuple[bytes, tuple[Near, ...] | None]:
-        """(name for `note_nears`, remembered near-duplicates or `None`) for pictures with these digests in order."""
-        running = hashlib.blake2b(b"near", digest_size=16)
-        for one in names:
-            running.update(one)
-        value = self._memo.recall(running.digest())
-        try:
-            found = None if value is None else tuple(
-                Near(first=int(first), second=int(second), score=float(score), mirrored=bool(mirrored))
-                for first, second, score, mirrored in json.loads(value))
-        except (ValueError, TypeError):
-            found = None
-        return running.digest(), found
+    def compared(self) -> Compared | None:
+        """What the last scan of the same sources compared; `None` if it is not remembered."""
+        value = self._memo.recall(self._scope)
+        with suppress(Unparsed):
+            return None if value is None else compared_from(value)
+        return None
 
-    def note_nears(self, name: bytes, nears: Sequence[Near]) -> None:
-        """Remembers near-duplicates under the name from `nears`."""
-        self._memo.note(name, json.dumps([[one.first, one.second, one.score, one.mirrored] for one in nears]).encode())
+    def note_compared(self, compared: Compared) -> None:
+        """Remembers what a scan of these sources compared, instead of what the last one did."""
+        self._memo.note(self._scope, compared.as_bytes())
 
     def save(self) -> None:
         """Writes new records."""

@@ -83,7 +83,9 @@ def run_scan(asked: ScanCall) -> ScanReport:
         return (*tokens(item, examined), short)
 
     elsewhere = nullcontext() if asked.cluster is None else on_cluster(asked.cluster, recipe, asked.notice)
-    with elsewhere as examiner, closing(ScanMemo(usual_path(), trust=not asked.rehash)) as memory:
+    sources = [str(source.path) for source in recipe.sources]
+    with (elsewhere as examiner,
+          closing(ScanMemo(usual_path(), trust=not asked.rehash, sources=sources)) as memory):
         report = scan(walk_recipe(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
                       memory=memory, check=check, compare=bool(wanted), examiner=examiner,
                       total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))

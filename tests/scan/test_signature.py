@@ -156,7 +156,7 @@ def test_more_than_are_ever_compared(many, monkeypatch):
 
 
 def test_a_picture_that_is_gone_when_it_is_looked_at_again(many, monkeypatch):
-    monkeypatch.setattr(alike, "likely_pairs", lambda signatures, tick: _removing(many, signatures, tick))
+    monkeypatch.setattr(alike, "likely_pairs", lambda *search: _removing(many, *search))
     report = scan(walk(many, source=0, mask_from="none"), jobs=1)
     assert codes(report) == {".": "duplicates-skipped", "turned.png": "mirrored-duplicate"}
 
@@ -174,9 +174,9 @@ def test_what_is_said_of_a_lost_picture_is_not_remembered(many, tmp_path):
 
 
 def test_a_picture_that_is_another_by_now_is_lost(many, tmp_path, monkeypatch):
-    def changing(signatures, tick):
+    def changing(*search):
         (many / "small.jpg").write_bytes((many / "3.png").read_bytes())
-        yield from likely_pairs(signatures, tick)
+        yield from likely_pairs(*search)
 
     monkeypatch.setattr(alike, "likely_pairs", changing)
     before = (many / "small.jpg").read_bytes()
@@ -190,9 +190,9 @@ def test_a_picture_that_is_another_by_now_is_lost(many, tmp_path, monkeypatch):
     assert codes(report)["small.jpg"] == "near-duplicate"
 
 
-def _removing(root, signatures, tick):
+def _removing(root, *search):
     (root / "small.jpg").unlink()
-    yield from likely_pairs(signatures, tick)
+    yield from likely_pairs(*search)
 
 
 def test_a_thumbnail_as_a_png_comes_out_the_same():

@@ -15,7 +15,7 @@ their remainders. The basis is the probes' own largest components.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ LIMIT = 10_000  # pictures; beyond, comparing all with all takes too long
 
 Gray = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,17 +71,25 @@ class _Axis:
     mirror: int  # the axis along which a mirror image is flipped
 
 
-def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lambda _: None) -> tuple[Near, ...]:
-    """All pairs of pictures of one photo, each once with its best score, in the order of indices."""
+def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lambda _: None,
+                    fresh: Collection[int] | None = None) -> tuple[Near, ...]:
+    """All pairs of pictures of one photo, each once with its best score, in the order of indices.
+
+    `fresh`: only pairs with one of these pictures (default: all).
+    """
+    count = len(thumbs)
+    new = range(count) if fresh is None else sorted(fresh)
+    old = [] if fresh is None else [index for index in range(count) if index not in fresh]
     best: dict[tuple[int, int], Near] = {}
     ways = _way([thumb.across for thumb in thumbs], 1), _way([thumb.down for thumb in thumbs], 0)
-    for indices in _blocks(len(thumbs)):
-        for way in ways:
-            for near in _search(way, indices):
+    for indices, probes in ((new, range(count)), (old, new)):
+        rows = np.array([*probes, *(count + index for index in probes)], np.int64)
+        for block in _blocks(indices, len(rows)):
+            for near in (near for way in ways for near in _search(way, block, rows)):
                 pair = near.first, near.second
                 if pair not in best or best[pair].score < near.score:
                     best[pair] = near
-        tick(len(indices))
+            tick(len(block))
     return tuple(best[pair] for pair in sorted(best))
 
 
@@ -94,11 +103,11 @@ def whole_correlation(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
     return max(_correlation(moved, fixed, offset) for offset in range(-wider - 1, wider + 2))
 
 
-def _blocks(count: int) -> Iterator[range]:
-    """All indices in blocks; a block is compared with all pictures at once."""
-    size = max(AT_ONCE // (2 * count * PLACES), 1) if count else 1
-    for start in range(0, count, size):
-        yield range(start, min(start + size, count))
+def _blocks(indices: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
+    """`indices` in blocks; a block is compared with this many rows at once."""
+    size = max(AT_ONCE // (rows * PLACES), 1) if rows else 1
+    for start in range(0, len(indices) if rows else 0, size):
+        yield indices[start : start + size]
 
 
 def _way(grays: Sequence[Gray], mirror: int) -> _Axis:
@@ -147,14 +156,15 @@ def _normalized(rows: Floats) -> Floats:
     return normalized
 
 
-def _search(way: _Axis, indices: range) -> Iterator[Near]:
-    """Near-duplicates: pictures whose middle occurs in one of the pictures `indices`."""
+def _search(way: _Axis, indices: Sequence[int], probes: Integers) -> Iterator[Near]:
+    """Near-duplicates: pictures whose middle, one of these probes, occurs in one of the pictures `indices`."""
     windows = [_windows(way.halves[index]) for index in indices]
     starts = np.cumsum([0, *map(len, windows)])
     places = np.concatenate(windows)
     if not len(places):
         return
-    rows, columns = np.nonzero(way.few @ _in_few(places, way.basis).T >= LIKELY - ROUNDING)
+    numbers, columns = np.nonzero(way.few[probes] @ _in_few(places, way.basis).T >= LIKELY - ROUNDING)
+    rows = probes[numbers]
     scores = np.einsum("ij,ij->i", way.probes[rows], places[columns])
     likely = scores >= LIKELY
     found: dict[tuple[int, int], tuple[float, int]] = {}  # probe and picture → the best place

@@ -13,7 +13,7 @@ the square of the number of pictures: `make bench` measures it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,10 +25,11 @@ from prep.scan.duplicates.correlation import FLAT, SIDE, Thumb
 FREQUENCIES = 8  # each way
 LENGTH = FREQUENCIES * FREQUENCIES - 1  # bytes of a signature
 LIKELY = 0.9  # product of two signatures from which their thumbnails are compared
-LIMIT = 200_000  # pictures; beyond, comparing all with all takes too long
+LIMIT = 1_000_000  # pictures; comparing so many for the first time takes half an hour of a processor
 BLOCK = 2048  # signatures compared with as many others at a time: 16 MiB of products
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class Pair:
     first: int
     second: int  # the larger index
     mirrored: bool
+    product: float  # of their signatures
 
 
 def signature_of(thumb: Thumb) -> bytes:
@@ -52,33 +54,58 @@ def signature_of(thumb: Thumb) -> bytes:
     return bytes(np.rint(low * (127 / most)).astype(np.int8)) if most >= FLAT else b""  # b"": only fine patterns
 
 
-def likely_pairs(signatures: Sequence[bytes], tick: Callable[[int], object] = lambda _: None) -> Iterator[Pair]:
-    """For each picture, the most similar earlier picture, and the one most similar to its mirror image, if likely."""
-    rows = _unit(signatures)
-    turned = rows * _mirror()
+def likely_pairs(signatures: Sequence[bytes], tick: Callable[[int], object] = lambda _: None,
+                 known: Sequence[Pair] = (), fresh: Collection[int] | None = None) -> Iterator[Pair]:
+    """For each picture, the most similar earlier picture, and the one most similar to its mirror image, if likely.
+
+    `fresh`: the pictures that were not compared before (default: all); the others are compared with them only, and
+    `known` are the pairs of these others.
+    """
+    rows, mirror = _unit(signatures), _mirror()
+    every = np.arange(len(rows))
+    new = every if fresh is None else np.array(sorted(fresh), np.int64)
+    is_new = np.zeros(len(rows), bool)
+    is_new[new] = True
     for start in range(0, len(rows), BLOCK):
-        block = slice(start, min(start + BLOCK, len(rows)))
-        for mirrored, those in ((False, rows), (True, turned)):
-            scores, places = _best_earlier(those[block], rows, start)
-            for offset in np.flatnonzero(scores >= LIKELY):
-                yield Pair(first=int(places[offset]), second=start + int(offset), mirrored=mirrored)
-        tick(block.stop - start)
+        places = np.arange(start, min(start + BLOCK, len(rows)))
+        for mirrored in (False, True):
+            best, earlier = _known_best(known, places, mirrored=mirrored)
+            for those, others in ((places[is_new[places]], every), (places[~is_new[places]], new)):
+                at, probes = those - start, rows[those] * mirror if mirrored else rows[those]
+                best[at], earlier[at] = _best_earlier(probes, those, rows, others, (best[at], earlier[at]))
+            for offset in np.flatnonzero(best >= LIKELY):
+                yield Pair(first=int(earlier[offset]), second=start + int(offset), mirrored=mirrored,
+                           product=float(best[offset]))
+        tick(len(places))
 
 
-def _best_earlier(those: Floats, rows: Floats, start: int) -> tuple[Floats, np.ndarray[Any, np.dtype[np.int64]]]:
-    """(largest products with an earlier row, indices of that row) for `those`, the first of which has index `start`."""
-    best = np.full(len(those), -1, np.float32)
-    places = np.zeros(len(those), np.int64)
-    for low in range(0, start + len(those), BLOCK):
-        products = those @ rows[low : min(low + BLOCK, start + len(those))].T
-        if low + products.shape[1] > start:  # excludes the row itself and later ones
-            later = np.arange(low, low + products.shape[1])[None] >= np.arange(start, start + len(those))[:, None]
-            products[later] = -1
-        found = products.argmax(axis=1)
-        scores = products[np.arange(len(those)), found]
+_Best = tuple[Floats, Integers]  # of each of some pictures: the largest product with an earlier one, and which that is
+
+
+def _known_best(known: Sequence[Pair], places: Integers, *, mirrored: bool) -> _Best:
+    best, earlier = np.full(len(places), -1, np.float32), np.zeros(len(places), np.int64)
+    for pair in known:
+        if pair.mirrored == mirrored and places[0] <= pair.second <= places[-1]:
+            best[pair.second - places[0]], earlier[pair.second - places[0]] = pair.product, pair.first
+    return best, earlier
+
+
+def _best_earlier(probes: Floats, those: Integers, rows: Floats, others: Integers, known: _Best) -> _Best:
+    """For each of `probes`, which have the indices `those`, the largest product with an earlier one of the rows
+    `others`, if it exceeds what is `known`. Both lists of indices are sorted."""
+    best, earlier = known
+    if not len(those):
+        return best, earlier
+    others = others[: np.searchsorted(others, those[-1])]
+    for low in range(0, len(others), BLOCK):
+        compared = others[low : low + BLOCK]
+        products = probes @ rows[compared].T
+        products[compared[None] >= those[:, None]] = -1  # the picture itself and later ones
+        largest = products.argmax(axis=1)
+        scores = products[np.arange(len(those)), largest]
         better = scores > best
-        best[better], places[better] = scores[better], low + found[better]
-    return best, places
+        best[better], earlier[better] = scores[better], compared[largest[better]]
+    return best, earlier
 
 
 def _unit(signatures: Sequence[bytes]) -> Floats:
