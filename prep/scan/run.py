@@ -83,9 +83,7 @@ def run_scan(asked: ScanCall) -> ScanReport:
         return (*tokens(item, examined), short)
 
     elsewhere = nullcontext() if asked.cluster is None else on_cluster(asked.cluster, recipe, asked.notice)
-    sources = [str(source.path) for source in recipe.sources]
-    with (elsewhere as examiner,
-          closing(ScanMemo(usual_path(), trust=not asked.rehash, sources=sources)) as memory):
+    with elsewhere as examiner, closing(_memory(asked)) as memory:
         report = scan(walk_recipe(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
                       memory=memory, check=check, compare=bool(wanted), examiner=examiner,
                       total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
@@ -117,6 +115,10 @@ def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
     finally:
         memory.close()
     return apply_policy([_with_policy(one, recipe, owners) for one in found], recipe.scan), unseen
+
+
+def _memory(asked: ScanCall) -> ScanMemo:
+    return ScanMemo(usual_path(), trust=not asked.rehash, sources=[str(one.path) for one in asked.recipe.sources])
 
 
 def _check(asked: ScanCall) -> None:

@@ -1,10 +1,10 @@
-"""prep scan of very many pictures: peak memory of the command and of its workers, and the time, the first and again.
+"""prep scan of very many pictures: peak memory and time, the first, again, and after a change.
 
     python -m tests.benchmarks --only bench_scan_many [--write] [--quick]
     python -m tests.benchmarks.bench_scan_many [--pictures 10000 100000] [--keep DIR]
 
 Pictures are JPEG files of 160x120 with a caption each, all different, in directories of a thousand; one in a thousand
-is a smaller copy of another. Each scan is a process of its own. What does not depend on the number of pictures is what
+is a smaller copy of another. Each scan is a process of its own: the first, another, and one after a picture was added. What does not depend on the number of pictures is what
 memory should be but for some hundred bytes a picture.
 """
 
@@ -61,10 +61,14 @@ def main() -> None:
             root = (options.keep or Path(scratch)) / f"pictures-{count}"
             fill(root, count)
             time.sleep(SETTLE)
-            for name in ("first", "again"):
+            extra = root / "another.jpg"
+            for name in ("first", "again", "one more"):
+                if name == "one more":
+                    Image.effect_noise((160, 120), 90).save(extra)
                 run = one_scan(root, Path(scratch))
                 rows.append((f"{count:,}, {name}", f"{run.seconds:.1f}", f"{run.cpu:.1f}",
                              f"{1e3 * run.seconds / run.pictures:.3f}", f"{run.memory:.0f}", str(run.near)))
+            extra.unlink()
     emit("prep scan of very many pictures", table(
         ("pictures", "s", "CPU s", "ms each", "peak MiB", "near-duplicates"), rows), options.write)
 
