@@ -4,8 +4,8 @@
     python -m tests.benchmarks.bench_scan_many [--pictures 10000 100000] [--keep DIR]
 
 Pictures are JPEG files of 160x120 with a caption each, all different, in directories of a thousand; one in a thousand
-is a smaller copy of another. Each scan is a process of its own: the first, another, and one after a picture was added. What does not depend on the number of pictures is what
-memory should be but for some hundred bytes a picture.
+is a smaller copy of another. Each scan is a process of its own: the first, another, and one after a picture was added.
+What does not depend on the number of pictures is what memory should be but for some hundred bytes a picture.
 """
 
 from __future__ import annotations
