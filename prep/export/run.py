@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Self
 
 from prep.digest import canonical, seal
 from prep.errors import PathError, UsageError
@@ -27,6 +28,8 @@ from prep.progress import Progress, Tick, silent
 
 MARKER, MARKED = ".latentry-export.json", "latentry/exporting"  # says of what a directory is an export
 MARKER_BYTES = 1 << 12
+THREADS = 16  # that sync files
+AT_ONCE, AT_ONCE_BYTES = 128, 1 << 28  # files, and bytes, synced together; macOS lets a process open 256 files
 LAYOUT = 2  # raised when files get other names, or tars other members
 _LEFT = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
@@ -58,23 +61,57 @@ class ExportReport:
 
 
 class _Files:
-    """Writes the files of an export, each atomically, but for those that are there."""
+    """Writes the files of an export, each atomically, but for those that are there.
+
+    They reach the disk together, by several threads: a file system that is asked so writes its journal once for many.
+    Measured on ext4, files of 40 kB: 4.8 ms each one after another, 0.25 ms each in batches.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.files = self.written = self.bytes = 0
+        self._staged: list[tuple[BinaryIO, Path]] = []  # complete files, not yet synced, and their paths
+        self._waiting = 0  # bytes of these
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._publish()
+        finally:
+            for handle, _ in self._staged:
+                handle.close()
+                atomic.forget(Path(handle.name))
 
     def write_lacking(self, files: Mapping[str, folder.Make]) -> None:
-        """Makes and writes those of the files that are not there."""
+        """Makes and writes those of the files that are not there; they are there when the block of `with` ends."""
         for name, make in files.items():
             self.files += 1
             path = self.root / name
             if not path.is_file():
                 data = make()
                 atomic.make_dirs(path.parent)
-                atomic.write_atomic(path, data)
+                handle = atomic.create(atomic.temporary_name(path))
+                self._staged.append((handle, path))
+                atomic.write(handle, data)
                 self.written += 1
                 self.bytes += len(data)
+                self._waiting += len(data)
+                if len(self._staged) >= AT_ONCE or self._waiting >= AT_ONCE_BYTES:
+                    self._publish()
+
+    def _publish(self) -> None:
+        """Syncs the staged files, gives them their names, and syncs these."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(atomic.sync, [handle for handle, _ in self._staged]))
+        for handle, path in self._staged:
+            handle.close()
+            atomic.rename(Path(handle.name), path)
+        for parent in sorted({path.parent for _, path in self._staged}):
+            atomic.sync_dir(parent)
+        self._staged, self._waiting = [], 0
 
 
 def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, held_out: bool = False,
@@ -103,8 +140,8 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
             picture.first.picture()
             tick(1)
     _begin(output, asked)
-    made, count = _Files(output), sum(len(one.samples) for one in pictures) if to in PICTURES else len(samples)
-    with progress(f"exporting as {to}", count, "samples") as tick:
+    count = sum(len(one.samples) for one in pictures) if to in PICTURES else len(samples)
+    with _Files(output) as made, progress(f"exporting as {to}", count, "samples") as tick:
         if to in PICTURES:
             _write_pictures(made, pictures, to, tick)
         elif to == "webdataset":

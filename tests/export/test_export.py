@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zipfile
 from pathlib import Path
@@ -288,3 +289,24 @@ def test_float16_rows_become_float32():
     row = Row(spec=ArraySpec(name="x", dtype="float16", shape=(2, 2)), data=values.view(np.uint8).reshape(-1))
     np.testing.assert_array_equal(row.values(), values.astype(np.float32))
     assert row.values().dtype == np.float32 and run.FORMATS[0] == "safetensors"
+
+
+def test_files_reach_the_disk_together(encoded, tmp_path, monkeypatch):
+    synced, directories, sync, sync_dir = [], [], atomic.sync, atomic.sync_dir
+    monkeypatch.setattr(atomic, "sync", lambda handle: (synced.append(handle.name), sync(handle)))
+    monkeypatch.setattr(atomic, "sync_dir", lambda path, **at: (directories.append(path), sync_dir(path, **at)))
+    report = export(encoded, "safetensors", tmp_path / "out")
+    assert len(synced) == report.files + 1 and report.files >= 3, "each file, and the mark of the export"
+    assert directories.count(tmp_path / "out") == 2, "once for the mark, and once for all files"
+
+
+def test_a_disk_that_fails_leaves_nothing_half_written(encoded, tmp_path, monkeypatch):
+    def fails(handle):
+        raise OSError(errno.EIO, "Input/output error", handle.name)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output error"):
+        patch.setattr("prep.export.run._begin", lambda output, _: output.mkdir())
+        patch.setattr(atomic, "sync", fails)
+        export(encoded, "safetensors", out)
+    assert files_of(out) == {}
