@@ -81,7 +81,7 @@ class _Files:
             if kind is None:
                 self._publish()
         finally:
-            for handle, _ in self._staged:
+            for handle, _target in self._staged:
                 handle.close()
                 atomic.forget(Path(handle.name))
 
