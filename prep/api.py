@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +77,14 @@ def preview_buckets(source: PathLike, *, choices: Choices | None = None, batch_s
     Raises `ConfigError`, `PathError`.
     """
     from prep.dataset.bucketing import buckets_for
+    from prep.dataset.facts import open_facts
     from prep.dataset.ingest import ingest
     from prep.dataset.preview import preview_epoch, train_samples
     from prep.dataset.samples import settle_masks
-    from prep.fs.memo import Memo
 
     recipe = read_recipe(source, choices)
-    surveyed = ingest(recipe, Memo(None), jobs=jobs)
+    with closing(open_facts()) as facts:
+        surveyed = ingest(recipe, facts, jobs=jobs)
     recipe = settle_masks(recipe, surveyed.items)
     bucketing = buckets_for(recipe, surveyed)
     return preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Annotated
@@ -44,11 +45,11 @@ def bucket(
     from prep.batching.plan import require_steps
     from prep.buckets.suggest import suggest_buckets
     from prep.dataset.bucketing import buckets_for, rules_of
+    from prep.dataset.facts import open_facts
     from prep.dataset.ingest import ingest
     from prep.dataset.preview import flag_extremes, preview_as_json, preview_epoch, sizes_of, train_samples
     from prep.dataset.samples import dataset_notes, settle_masks
     from prep.findings import rejected_lines
-    from prep.fs.memo import Memo
     from prep.pages.snapshot import origin_of
     from prep.progress import DeferredTotal
     from prep.report.snapshots.buckets import check_bucket_files, write_bucket_files
@@ -58,8 +59,9 @@ def bucket(
     recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # reports wrong rules before reading all pictures
-    with progress_unless(quiet)("reading", total := DeferredTotal(), "pictures") as tick:
-        surveyed = ingest(recipe, Memo(None), jobs=jobs, tick=tick, total=total)
+    with (progress_unless(quiet)("reading", total := DeferredTotal(), "pictures") as tick,
+          closing(open_facts()) as facts):
+        surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
     recipe = settle_masks(recipe, surveyed.items)
     bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
     view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,

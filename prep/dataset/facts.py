@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping
 
 from prep.captions.read import BadCaption, Format, read_caption
 from prep.digest import digest_bytes, digest_strings
-from prep.fs.memo import Fact
+from prep.fs.memo import Fact, Memo, memo_path
 from prep.images.decode import decode_picture, read_header
 from prep.images.formats.parts import BadPicture, NoDecoder
 from prep.images.mask import focus_in, mean_in
 from prep.images.plugins import decoders
 
 VERSION = 5  # of all facts; raised when the facts of a file or their meaning change
+NO_CACHE = "view"  # the scope of facts that were read without a cache: by previews and pages
+
+
+def open_facts(scope: str = NO_CACHE, *, trust: bool = True) -> Memo:
+    """What this user's earlier runs read from files; `scope`: the cache's path, if they were read for one."""
+    return Memo(memo_path("files", str(VERSION), scope=scope), trust=trust, preload=True)
 
 
 def _picture_facts(data: bytes) -> Fact:

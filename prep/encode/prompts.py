@@ -33,7 +33,7 @@ from prep.encode.limits import check_document_size, largest_prompts, read_small_
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.report import shortened
 from prep.encode.resolve import RememberedDigest, text_context_of
-from prep.encode.run import open_facts
+from prep.encode.run import facts_for
 from prep.encode.targets import Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated
@@ -145,7 +145,7 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
         check_disjoint([NamedPath(role="prompts", path=call.file), NamedPath(role=role, path=place)])
     opened = open_manifest(manifest)
     _ = opened.samples  # errors in the tables show before anything is encoded
-    facts = open_facts(manifest.cache, trust=True)
+    facts = facts_for(manifest.cache, trust=True)
     text = _text_of(call, manifest, facts)
     targets = prompt_targets(prompts, text.context)
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),

@@ -11,7 +11,7 @@ from typing import Any
 from prep.cache.ledger.ledger import is_finished, load_ledger
 from prep.cache.remote.working import check_can_encode_to, is_cache, open_to_encode, refresh
 from prep.cache.store import Cache, clear_leftovers, leftovers
-from prep.dataset.facts import VERSION
+from prep.dataset.facts import open_facts
 from prep.dataset.listing import picture_places
 from prep.dataset.texts import TextReading
 from prep.encode.assemble import assemble_manifest, fixed_fields, rejected_so_far
@@ -29,7 +29,7 @@ from prep.encode.truncation import Truncated, find_truncated
 from prep.errors import CacheError, ConfigError, EmptyPlanError, ModelError, PathError, StoppedError, UsageError
 from prep.formatting import counted
 from prep.fs.lock import PATIENCE, lock_directory
-from prep.fs.memo import Memo, dry_run, memo_path
+from prep.fs.memo import Memo, dry_run
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.fs.place import Place
 from prep.fs.remote.bucket import Bucket
@@ -133,7 +133,7 @@ def prepare(call: EncodeCall) -> Prepared:
     old = read_replaced(output)
     recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
     call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
-    facts = open_facts(cache, trust=not call.options.rehash)
+    facts = facts_for(cache, trust=not call.options.rehash)
     wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.options.jobs, latents_from=call.latents_from,
                             progress=call.progress)
     call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
@@ -160,9 +160,9 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
                      replaced=Replaced.of(ready.replaces, sealed))
 
 
-def open_facts(cache: Place, *, trust: bool) -> Memo:
-    """The memo of files that this user's earlier runs read for the cache at this path. Raises `PathError`."""
-    return Memo(memo_path("files", str(VERSION), scope=str(resolve(directory_of(cache)))), trust=trust, preload=True)
+def facts_for(cache: Place, *, trust: bool) -> Memo:
+    """What this user's earlier runs read from files for the cache at this path. Raises `PathError`."""
+    return open_facts(str(resolve(directory_of(cache))), trust=trust)
 
 
 def check_places(recipe: Recipe, cache: Place, output: Place) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +59,32 @@ def encoded(prep, words, monkeypatch):
     return result.json
 
 
+def opened_by(command, photos, *, hidden: bool = False) -> set[str]:
+    """The files of the source that a command opens, by name; it must end well."""
+    add_hook()
+    seen: list[str] = []
+    _watching.append(seen)
+    try:
+        done = command()
+    finally:
+        _watching.remove(seen)
+    assert done.code == 0, done.err
+    files = [Path(name) for name in seen]
+    assert hidden or any(path.name.startswith("files-") for path in files), "the hook sees them"
+    return {path.name for path in files if path.is_file() and photos in path.parents}
+
+
 @pytest.fixture
 def opened(words, photos, prep):
     """`opened(*options)`: the files of the source that one more run opens, by name; it must end well and make nothing.
     """
     def go(*options: str) -> set[str]:
-        add_hook()
-        seen: list[str] = []
-        _watching.append(seen)
-        try:
+        def run():
             done = prep(*words, *options)
-        finally:
-            _watching.remove(seen)
-        assert done.code == 0, done.err
-        assert sum(done.json["encoded"].values()) == 0
-        files = [Path(name) for name in seen]
-        assert "--rehash" in options or any(path.name.startswith("files-") for path in files)  # the hook sees them
-        return {path.name for path in files if path.is_file() and photos in path.parents}
+            assert sum(done.json["encoded"].values()) == 0
+            return done
+
+        return opened_by(run, photos, hidden="--rehash" in options)
 
     return go
 
@@ -220,3 +229,12 @@ def test_what_is_remembered_of_a_shard_of_other_rows_is_not_used(shelf, noted):
     known.get_digest = lambda kind, digest: noted
     shelf.ask(known, [100])
     assert shelf.read == [100]
+
+
+def test_a_second_preview_of_buckets_opens_only_what_changed(prep, photos, monkeypatch):
+    monkeypatch.setattr(facts, "REST_NS", 0)
+    bucket = partial(prep, "bucket", photos, "--json")
+    first = bucket()
+    assert opened_by(bucket, photos) == set() and bucket().json == first.json
+    (photos / "1.txt").write_text("another caption")
+    assert opened_by(bucket, photos) == {"1.txt"}

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from prep.dataset.bucketing import rules_of
-from prep.dataset.facts import VERSION, fact_kinds
+from prep.dataset.facts import fact_kinds, open_facts
 from prep.dataset.ingest import KnownItem, ingest
 from prep.dataset.reading import FactReader, NotRead
 from prep.dataset.samples import settle_masks
 from prep.findings import CODES, Finding, finding
 from prep.fs.blob import Blob
-from prep.fs.memo import Fact, Memo, memo_path
+from prep.fs.memo import Fact, Memo
 from prep.progress import DeferredTotal, Progress
 from prep.recipe.schema import Recipe
 from prep.scan.run import ScanCall, recall_scan, run_scan
@@ -37,11 +37,6 @@ class Survey:
     rejected: int  # pictures that cannot be used
     coverage: Mapping[str, float]  # of masks, 0 to 1, by label
     unseen: int  # pictures that no scan has decoded as they are
-
-
-def open_facts() -> Memo:
-    """What is remembered of files."""
-    return Memo(memo_path("files", str(VERSION), scope="view"), preload=True)
 
 
 def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) -> Survey:
