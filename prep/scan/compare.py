@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from prep.parse import Unparsed
+from prep.scan.crew import DecodeAgain, ScanCrew
 from prep.scan.duplicates.compared import DIGEST, Compared, Link
 from prep.scan.duplicates.copies import ScannedPicture
 from prep.scan.duplicates.correlation import LIMIT, SAME, SIDE, Near, Thumb, near_duplicates, whole_correlation
 from prep.scan.duplicates.signature import BLOCK, Pair, likely_pairs
 from prep.scan.duplicates.signature import LIMIT as MOST
-from prep.scan.examiner import Examiner
 from prep.scan.memo import ScanMemo
-from prep.scan.protocol import PictureMessage
+from prep.scan.protocol import ThumbMessage
 from prep.scan.worker import PIXELS, THUMB
+from prep.workers.crew import GivenUp
 from prep.workers.service import Task
 
 T = TypeVar("T")
@@ -31,10 +31,9 @@ SAVED = 64 * BLOCK  # pictures after which a first comparison of many is remembe
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoders:
-    """What it takes to decode a picture again: an examiner, threads, and the memory of earlier results."""
+    """What it takes to decode a picture again: a crew, and the memory of earlier results."""
 
-    examiner: Examiner
-    pool: Executor
+    crew: ScanCrew
     memory: ScanMemo
     lost: list[str] = field(default_factory=list)  # names of pictures that are gone, or whose worker was lost
 
@@ -79,8 +78,8 @@ def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[
     """A digest of all pixels of each picture, remembered or computed; "" if the picture can no longer be decoded."""
     known = [makers.memory.pixels(one.identity) for one in pictures]
     lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
-    made = makers.pool.map(lambda one: _asked(makers, PIXELS, one) or "", lacking)
-    found = {one.identity.file: digest for one, digest in zip(lacking, made, strict=True)}
+    made = _decoded_again(makers, PIXELS, lacking)
+    found = {one.identity.file: digest or "" for one, digest in zip(lacking, made, strict=True)}
     for one in lacking:
         makers.memory.note_pixels(one.identity, found[one.identity.file])
     return [digest or found[one.identity.file] for one, digest in zip(pictures, known, strict=True)]
@@ -111,20 +110,23 @@ def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], make
     """The thumbnail of each picture: known, remembered, or made again."""
     found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
     lacking = [one for one, thumb in zip(pictures, found, strict=True) if thumb is None]
-    made = makers.pool.map(lambda one: _made_again(one, makers), lacking)
+    messages = _decoded_again(makers, THUMB, lacking)
+    made = (_thumb(one, message, makers) for one, message in zip(lacking, messages, strict=True))
     return [thumb or next(made) for thumb in found]
 
 
-def _made_again(picture: ScannedPicture, makers: Decoders) -> Thumb:
+def _thumb(picture: ScannedPicture, message: ThumbMessage | None, makers: Decoders) -> Thumb:
     """A thumbnail; a flat one, which matches nothing, if the picture is lost meanwhile."""
     with suppress(Unparsed):
-        if (found := _asked(makers, THUMB, picture)) is not None:
-            return found.thumb()
+        if message is not None:
+            return message.thumb()
     makers.lost.append(picture.name)
     flat = np.zeros((SIDE, 2), np.uint8)
     return Thumb(across=flat, down=flat)
 
 
-def _asked(makers: Decoders, task: Task[PictureMessage, T], picture: ScannedPicture) -> T | None:
-    """A worker's answer about a picture; `None` if it can no longer be decoded, or the worker is lost."""
-    return makers.examiner.again(task, picture.picture, picture.identity.file)
+def _decoded_again(makers: Decoders, task: Task[Any, T], pictures: Sequence[ScannedPicture]) -> Iterator[T | None]:
+    """What a task makes of each picture; `None` if it can no longer be decoded, or the worker is lost."""
+    requests = [DecodeAgain(task.name, picture.picture, picture.identity.file) for picture in pictures]
+    for result in makers.crew.in_order(requests):
+        yield None if isinstance(result, GivenUp) else result

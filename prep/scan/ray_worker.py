@@ -1,6 +1,6 @@
 """A worker of a scan on a Ray cluster: on some node it examines pictures in processes of its own, with their limits.
 
-It reads pictures itself, from the disk or the store. Nothing here imports Ray: `ray.py` beside this makes an actor of
+It reads pictures itself, from the disk or the store. Nothing here imports Ray: `crew.py` beside this makes an actor of
 it.
 """
 
@@ -15,18 +15,19 @@ from typing import Any
 from prep.errors import PathError, Problem, UsageError
 from prep.fs.blob import Blob
 from prep.images.plugins import decoders
-from prep.scan.examiner import LocalExaminer, Looked
+from prep.scan.examiner import Examiner, Looked
 from prep.scan.worker import LIMITS, SERVICE
 from prep.sources.item import Item
+from prep.workers.crew import Failure
 from prep.workers.pool import WorkerPool
-from prep.workers.ray import Failure, check_version, failed, tried
+from prep.workers.ray import check_version, failed, tried
 
 
 class ScanWorker:
     """Some threads of Ray use it at the same time, and one more asks whether it still works."""
 
     def __init__(self) -> None:
-        self._examiner: LocalExaminer | None = None
+        self._examiner: Examiner | None = None
 
     def start(self, version: str, formats: str, directory: str, places: Mapping[str, int], cpus: int) -> Failure | None:
         """Gets ready, if this node judges pictures as the command does, and has the same ones.
@@ -41,18 +42,17 @@ class ScanWorker:
             _check_node(formats, places)
         except Problem as problem:
             return failed(problem)
-        self._examiner = LocalExaminer(WorkerPool(SERVICE, most=cpus), LIMITS, cpus)
+        self._examiner = Examiner(WorkerPool(SERVICE, most=cpus), LIMITS)
         return None
 
     def examine(self, items: Sequence[Item]) -> list[Looked] | Failure:
         """As `Examiner.examine`."""
-        found: list[Looked] | Failure = self._tried("examine", items)
-        return found
+        answer: list[Looked] | Failure = self._tried("examine", items)
+        return answer
 
-    def again(self, task: str, picture: Blob, file: str | None) -> Any:
-        """As `Examiner.again`, of a task by its name."""
-        (found,) = (one for one in SERVICE.tasks if one.name == task)
-        return self._tried("again", found, picture, file)
+    def decode_again(self, task: str, picture: Blob, file: str | None) -> Any:
+        """As `Examiner.decode_again`."""
+        return self._tried("decode_again", task, picture, file)
 
     def beat(self) -> int:
         """That it answers means that the process works."""

@@ -22,10 +22,10 @@ from prep.parse import Unparsed
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import Recipe
 from prep.runtime import defer_interrupts
+from prep.scan.crew import on_cluster
 from prep.scan.examine import Examined
 from prep.scan.memo import ScanMemo, usual_path
 from prep.scan.protocol import BlobMessage, PreviewMessage
-from prep.scan.ray import on_cluster
 from prep.scan.scanner import Check, ScanReport, nothing_else, scan
 from prep.scan.worker import LIMITS, PREVIEW, SERVICE
 from prep.sources.item import Item
@@ -83,9 +83,9 @@ def run_scan(asked: ScanCall) -> ScanReport:
         return (*tokens(item, examined), short)
 
     elsewhere = nullcontext() if asked.cluster is None else on_cluster(asked.cluster, recipe, asked.notice)
-    with elsewhere as examiner, closing(_memory(asked)) as memory:
+    with elsewhere as crew, closing(_memory(asked)) as memory:
         report = scan(walk_recipe(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
-                      memory=memory, check=check, compare=bool(wanted), examiner=examiner,
+                      memory=memory, check=check, compare=bool(wanted), crew=crew,
                       total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
     broken = {one.path for one in report.findings if one.severity == "error"}
     left = {one.path for one in report.findings if _left_out(one, recipe, owners)} - broken

@@ -8,20 +8,18 @@ progress at a time. The scan keeps 700 bytes per picture, and thumbnails only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 from prep.findings import Finding, finding
 from prep.progress import Progress, Tick, Total, silent
 from prep.scan.compare import Decoders, find_near, pixel_digests
+from prep.scan.crew import Examine, Request, ScanCrew, batch_size, local_crew, looked_at
 from prep.scan.duplicates.copies import ScannedPicture, exact_copies, near_findings, skipped_finding
 from prep.scan.duplicates.correlation import LIMIT, Thumb
 from prep.scan.examine import Examined
-from prep.scan.examiner import Examiner, LocalExaminer, Looked, group_of
+from prep.scan.examiner import Examiner
 from prep.scan.memo import ScanMemo, Stamp
 from prep.scan.quality import odd_lengths
 from prep.scan.worker import LIMITS, SERVICE
@@ -52,31 +50,17 @@ def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
 
 def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = silent, workers: WorkerPool | None = None,
          limits: Limits = LIMITS, memory: ScanMemo | None = None, check: Check = nothing_else, compare: bool = True,
-         total: Total = None, examiner: Examiner | None = None) -> ScanReport:
+         total: Total = None, crew: ScanCrew | None = None) -> ScanReport:
     """The report on `items`, which also contains the findings among them.
 
-    `jobs` of `workers` (default: a new pool) decode within `limits`, or `examiner` does; they end with the scan.
+    `jobs` of `workers` (default: a new pool) decode within `limits`, or `crew` does; they end with the scan.
     `compare`: search for near-duplicates. `total`: the number of items, for the progress bar.
     """
-    asked = examiner or LocalExaminer(workers or WorkerPool(SERVICE), limits, jobs)
-    with closing(asked), ThreadPoolExecutor(asked.calls) as pool:  # a thread may start one more while they end
-        work = _Work(examiner=asked, pool=pool, memory=memory or ScanMemo(None))
-        try:
-            with progress("scanning", total, "pictures") as tick:
-                findings, album, counts = _gather(_examined(items, work), check, tick)
-            return _report(findings, album, counts, work, progress, compare)
-        finally:
-            asked.close()  # first: threads of the pool may wait for its workers
-            pool.shutdown(cancel_futures=True)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """What the scan works with."""
-
-    examiner: Examiner
-    pool: ThreadPoolExecutor
-    memory: ScanMemo
+    memory = memory or ScanMemo(None)
+    with crew or local_crew(Examiner(workers or WorkerPool(SERVICE), limits), jobs) as hired:
+        with progress("scanning", total, "pictures") as tick:
+            findings, album, counts = _gather(_examined(items, hired, memory), check, tick)
+        return _report(findings, album, counts, Decoders(crew=hired, memory=memory), progress, compare)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -121,17 +105,16 @@ def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
     return findings, album, (pictures, samples)
 
 
-def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], work: _Work, progress: Progress,
-            compare: bool) -> ScanReport:
+def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], makers: Decoders,
+            progress: Progress, compare: bool) -> ScanReport:
     """The report, with findings on copies added."""
-    makers = Decoders(examiner=work.examiner, pool=work.pool, memory=work.memory)
     copied, distinct = exact_copies(album.seen, lambda suspects: pixel_digests(suspects, makers))
     findings += copied
     if compare:
         with progress("comparing", len(distinct), "pictures") as tick:
             nears = find_near(distinct, album.thumbs, makers, tick)
         findings += [*skipped_finding(distinct), *near_findings(nears, distinct)]
-    work.memory.save()
+    makers.memory.save()
     ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
     return ScanReport(pictures=counts[0], samples=counts[1], findings=tuple(ordered))
 
@@ -145,51 +128,39 @@ def as_json(report: ScanReport) -> dict[str, Any]:
 # ---- items -----------------------------------------------------------------------------------------------------------
 
 
-def _examined(items: Iterable[Item | Finding], work: _Work) -> Iterator[tuple[Item, Examined] | Finding]:
+def _examined(items: Iterable[Item | Finding], crew: ScanCrew,
+              memory: ScanMemo) -> Iterator[tuple[Item, Examined] | Finding]:
     """Findings as they arrive, and items once examined, in any order: a slow item does not delay the others."""
-    done: SimpleQueue[Future[list[_Found]]] = SimpleQueue()
     batch: list[tuple[Item, Stamp | None]] = []
-    sent = under_way = 0
-
-    def submit() -> None:
-        work.pool.submit(_examine, list(batch), work).add_done_callback(done.put)
-        batch.clear()
-
+    sent = 0
     for item in items:
         if isinstance(item, Finding):
             yield item
             continue
-        stamp, known = work.memory.get(item)
+        stamp, known = memory.get(item)
         if known is not None:
             yield item, known
             continue
         batch.append((item, stamp))
         sent += 1
-        if len(batch) >= group_of(work.examiner, sent):
-            submit()
-            under_way += 1
-        while under_way > 2 * work.examiner.calls or not done.empty():
-            yield from _noted(done.get(), work.memory)
-            under_way -= 1
+        if len(batch) >= batch_size(crew, sent):
+            crew.add(Examine(batch))
+            batch = []
+            yield from _noted(crew.step(0), memory)
+        while crew.full:
+            yield from _noted(crew.step(), memory)
     if batch:
-        submit()
-        under_way += 1
-    for _ in range(under_way):
-        yield from _noted(done.get(), work.memory)
+        crew.add(Examine(batch))
+    while crew.pending:
+        yield from _noted(crew.step(), memory)
 
 
-_Found = tuple[Item, Stamp | None, Looked]
-
-
-def _examine(batch: Sequence[tuple[Item, Stamp | None]], work: _Work) -> list[_Found]:
-    """The results of each item, with the stamps of those that still are as they were listed. Raises `StoreError`."""
-    found = work.examiner.examine([item for item, _ in batch])
-    return [(item, stamp if one.read is None or work.memory.is_current(one.read, stamp) else None, one)
-            for (item, stamp), one in zip(batch, found, strict=True)]
-
-
-def _noted(future: Future[list[_Found]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:
-    for item, stamp, looked in future.result():
-        if looked.lived:  # a lost worker is not remembered: memory or load may be at fault; the next scan tries again
-            memory.note(stamp, item, looked.examined)
-        yield item, looked.examined
+def _noted(completed: Iterable[tuple[Request, Any]], memory: ScanMemo) -> Iterator[tuple[Item, Examined]]:
+    """The items of requests that are completed; remembers the results of those that still are as they were listed."""
+    for request, result in completed:
+        assert isinstance(request, Examine), "pictures are compared when all are examined"
+        for item, stamp, looked in looked_at(request, result):
+            if looked.lived:  # a lost worker: memory or load may be at fault; the next scan tries again
+                same = looked.read is None or memory.is_current(looked.read, stamp)
+                memory.note(stamp if same else None, item, looked.examined)
+            yield item, looked.examined

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from prep.errors import Problem, UsageError, first_line
 from prep.runtime import safe_path
+from prep.workers.crew import Failure
 
 T = TypeVar("T")
 
@@ -32,14 +33,6 @@ class ClusterOptions:
 
     address: str = ""  # of a running cluster, or "auto"; "": one is started on this machine
     workers: int | None = None  # None: as many as the cluster has GPUs for, or one on each node
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """Why a worker could not start, or could not do what it was asked."""
-
-    problem: Problem | None  # None: an error that may not come again
-    said: str  # in a line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

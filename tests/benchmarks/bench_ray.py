@@ -59,19 +59,18 @@ def driver(root: Path, tasks: int) -> tuple[float, float]:
 
     from prep.encode.engines import ray as engine
     from prep.encode.engines.job import RayOptions
+    from prep.workers.crew import Crew
 
-    plain, spent = engine._Driver.run, []
+    plain, spent = Crew.as_completed, []
 
-    def run(self: Any) -> Any:
-        while not self._started:  # processes start before the clock does
-            self._spawn()
-            self._collect()
-        begun, cpu = time.perf_counter(), time.process_time()
-        outcome = plain(self)
+    def as_completed(self: Any, units: Any) -> Any:
+        for number, completed in enumerate(plain(self, units)):
+            if number == 0:  # processes start before the clock does
+                begun, cpu = time.perf_counter(), time.process_time()
+            yield completed
         spent.extend([1000 * (time.process_time() - cpu) / tasks, 1000 * (time.perf_counter() - begun) / tasks])
-        return outcome
 
-    engine.RayWorker, engine._Driver.run = IdleWorker, run  # type: ignore[misc,method-assign]
+    engine.RayWorker, Crew.as_completed = IdleWorker, as_completed  # type: ignore[misc,method-assign]
     outcome = engine.run(job_of(root, tasks), RayOptions(workers=2))
     assert outcome.encoded == {"latent": ROWS * tasks}, outcome
     return spent[0], spent[1]

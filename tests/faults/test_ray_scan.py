@@ -24,9 +24,9 @@ SUPPORT = ROOT / "tests" / "support"
 PICTURES = 40
 DRIVER = """
 from prep.fs import memo
-from prep.scan import ray
+from prep.scan import crew
 from ray_faults import FaultyScanner
-memo.REST_NS, memo.FLUSH, ray.ScanWorker = -10**12, 1, FaultyScanner
+memo.REST_NS, memo.FLUSH, crew.ScanWorker = -10**12, 1, FaultyScanner
 from prep.cli.main import main
 main()
 """

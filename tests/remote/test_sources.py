@@ -96,7 +96,7 @@ def test_workers_of_a_cluster_read_pictures_themselves(store, there, prep, monke
     (there / "dogs/broken.png").write_bytes(b"no picture")
     store.server.put(f"{store.prefix}/photos/dogs/broken.png", b"no picture")
     ray = NearRay()
-    monkeypatch.setattr("prep.scan.ray.library", lambda _: ray)
+    monkeypatch.setattr("prep.scan.crew.library", lambda _: ray)
     far = prep("scan", f"{store.url}/photos", "--json", "--engine", "ray", "--workers", 2)
     assert far.json == prep("scan", there, "--json").json and far.code == 1
     assert len(gets(store)) == len(set(gets(store))) == 10, "each object once"

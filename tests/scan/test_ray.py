@@ -15,14 +15,13 @@ from walking import walk
 
 from prep.errors import CacheError, PathError, Problem, UsageError
 from prep.images.plugins import decoders
-from prep.scan import ray as engine
-from prep.scan.examiner import Examiner
+from prep.scan.crew import ray_crew
 from prep.scan.memo import ScanMemo
-from prep.scan.ray import RayExaminer
 from prep.scan.ray_worker import ScanWorker
 from prep.scan.scanner import scan
-from prep.workers import actors
-from prep.workers.ray import Failure, Share
+from prep.workers import actors, crew
+from prep.workers.crew import Failure
+from prep.workers.ray import Share
 
 PICTURES = 20
 
@@ -30,7 +29,7 @@ PICTURES = 20
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Pictures, one of which is a copy, one almost, and one no picture."""
-    monkeypatch.setattr(engine, "PACE", 0.005)
+    monkeypatch.setattr(crew, "PACE", 0.005)
     root = tmp_path / "photos"
     for number in range(PICTURES - 3):
         draw(root / f"{number}.png", (64, 48), seed=number).with_suffix(".txt").write_text(f"words {number}")
@@ -42,13 +41,15 @@ def photos(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(photos):
-    """`run(behave, …)`: the report of a scan by such workers; `run.examiner` and `run.ray` are what made it."""
+    """`run(behave, …)`: the report of a scan by such workers; `run.crew` and `run.ray` made it, with `run.notes`."""
     def go(behave=lambda number, name: None, *, workers=2, memory=None, places=dict):
         go.ray = NearRay(behave)
-        go.examiner = RayExaminer(go.ray, Share.of(go.ray, workers, 0.0), places)
-        report = scan(walk(photos, source=0, mask_from="none"), jobs=9, examiner=go.examiner, memory=memory)
-        assert all(actor.dead.is_set() for actor in go.ray.actors), "all are ended"
-        return report
+        go.notes = []
+        go.crew = ray_crew(go.ray, Share.of(go.ray, workers, 0.0), places, go.notes.append)
+        try:
+            return scan(walk(photos, source=0, mask_from="none"), jobs=9, crew=go.crew, memory=memory)
+        finally:
+            assert all(actor.dead.is_set() for actor in go.ray.actors), "all are ended"
 
     return go
 
@@ -62,9 +63,9 @@ def test_the_report_is_that_of_this_computer(run, wanted):
     assert run() == wanted and wanted.pictures == PICTURES
     codes = {one.code for one in wanted.findings}
     assert codes == {"exact-duplicate", "near-duplicate", "not-an-image", "missing-caption"}
-    assert len(run.ray.actors) == 2 and not run.examiner.notices
+    assert len(run.ray.actors) == 2 and not run.notes
     assert run.ray.options["max_restarts"] == run.ray.options["max_task_retries"] == 0
-    assert run.ray.options["max_concurrency"] == 2 and run.examiner.calls == 4
+    assert run.ray.options["max_concurrency"] == 2 and run.crew.at_once == 4
 
 
 @pytest.mark.parametrize("point", range(0, 17, 8))
@@ -72,13 +73,13 @@ def test_a_worker_that_dies_is_replaced_and_its_items_are_sent_again(run, wanted
     asked = []
 
     def behave(number, name):
-        if name in ("examine", "again"):
+        if name in ("examine", "decode_again"):
             asked.append(number)
             if len(asked) == point + 1:
                 raise RayError("The actor died.\nIts node is gone.")
 
     assert run(behave) == wanted
-    assert run.examiner.notices == ["note: 1 worker of the Ray cluster lost and replaced"]
+    assert run.notes == ["note: 1 worker of the Ray cluster lost and replaced"]
     assert len(run.ray.actors) <= 3
 
 
@@ -124,14 +125,15 @@ def test_a_worker_that_dies_before_it_has_started(run, wanted):
             raise RayError("no")
 
     assert run(behave) == wanted
-    assert run.examiner.notices == ["note: 2 workers of the Ray cluster lost and replaced"]
+    assert run.notes == ["note: 2 workers of the Ray cluster lost and replaced"]
 
 
 def test_a_worker_that_does_not_answer_is_replaced(run, wanted, monkeypatch):
     monkeypatch.setattr(actors, "BEAT", 0.0)
     monkeypatch.setattr(actors, "SILENCE", 0.1)
-    assert run(lambda number, name: Never if number == 0 and name in ("examine", "again", "beat?") else None) == wanted
-    assert run.examiner.notices == ["note: 1 worker of the Ray cluster lost and replaced"]
+    silent = ("examine", "decode_again", "beat")
+    assert run(lambda number, name: Never if number == 0 and name in silent else None) == wanted
+    assert run.notes == ["note: 1 worker of the Ray cluster lost and replaced"]
 
 
 def test_a_worker_that_dies_while_it_is_asked(run, wanted, monkeypatch):
@@ -151,7 +153,7 @@ def test_workers_that_do_not_fit_their_nodes(run, wanted):
     other = UsageError("node x has Latentry 2, expected 1, as the command")
     refused = Failure(problem=other, said=other.message)
     assert run(lambda number, name: refused if name == "start" and number == 0 else None) == wanted
-    assert run.examiner.notices == [f"note: a worker of the Ray cluster was not used: {other.message}"]
+    assert run.notes == [f"note: a worker of the Ray cluster was not used: {other.message}"]
     assert len(run.ray.actors) == 2, "it is not replaced"
     with pytest.raises(UsageError, match="node x has Latentry 2"):
         run(lambda number, name: refused if name == "start" else None)
@@ -160,7 +162,7 @@ def test_workers_that_do_not_fit_their_nodes(run, wanted):
 def test_a_cluster_that_starts_no_worker(run, monkeypatch):
     monkeypatch.setattr(actors, "START", 0)
     with pytest.raises(UsageError, match="no worker started on the Ray cluster within 0 s; each needs 1 CPU and 0 "):
-        run(lambda number, name: Never if name == "start?" else None)
+        run(lambda number, name: Never if name == "start" else None)
 
 
 @pytest.mark.parametrize(("failure", "error", "said"), [
@@ -211,14 +213,6 @@ def test_an_error_of_a_worker_is_its_answer(monkeypatch, error, problem):
     answer = worker.examine([])
     assert isinstance(answer.problem, Problem) == problem
     assert answer.said == f"on node n7: {'no' if problem else 'RuntimeError: odd'}" and worker.beat() == 0
-
-
-def test_an_examiner_that_is_closed_gives_up(photos):
-    examiner: Examiner = RayExaminer(NearRay(), Share(workers=1, cpus=1, gpus=0.0, on_node=1), dict)
-    examiner.close()
-    item = next(one for one in walk(photos, source=0, mask_from="none") if hasattr(one, "picture"))
-    (looked,) = examiner.examine([item])
-    assert not looked.lived and looked.examined.findings[0].detail == "was not examined: the scan ended before"
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -58,7 +58,7 @@ def test_each_way_to_die_is_one_finding(tmp_path):
 
 @posix
 def test_whose_batch_a_worker_died_of_is_found_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("prep.scan.examiner.SINGLE", 0)
+    monkeypatch.setattr("prep.scan.crew.SINGLE", 0)
     items = pictures(tmp_path, "crash", "leave")
     workers = bad_pool()
     report = scan(items, jobs=1, workers=workers)

@@ -7,9 +7,10 @@ dead, return `Never`, or another answer than `None` in place of the worker's own
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Event, Lock
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ class Reference:
     actor: Actor
     name: str
     values: tuple[Any, ...]
+    answer: Any = Never
 
 
 @dataclass(eq=False)
@@ -43,7 +45,6 @@ class NearRay:
     actors: list[Actor] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
     exceptions = SimpleNamespace(RayError=RayError)
-    lock: Any = field(default_factory=Lock)
     travelled: list[bytes] = field(default_factory=list)
 
     def is_initialized(self) -> bool:
@@ -64,25 +65,34 @@ class NearRay:
 
         return of
 
-    def wait(self, references: list[Reference], timeout: float) -> tuple[list[Reference], list[Reference]]:
-        (one,) = references
-        there = one.actor.dead.is_set() or self.behave(one.actor.number, f"{one.name}?") is not Never
-        return (references, []) if there else ([], references)
+    def wait(self, references: list[Reference], num_returns: int = 1,
+             timeout: float = 0) -> tuple[list[Reference], list[Reference]]:
+        for one in references:
+            self._answer(one)
+        ready = [one for one in references if one.answer is not Never][:num_returns]
+        if not ready:
+            time.sleep(timeout)
+        return ready, [one for one in references if one not in ready]
 
     def get(self, one: Reference) -> Any:
-        try:
-            with self.lock:
-                answer = None if one.actor.dead.is_set() else self.behave(one.actor.number, one.name)
-        except RayError:
-            one.actor.dead.set()
-            raise
-        if answer is Never:
-            assert one.actor.dead.wait(30)
+        if isinstance(one.answer, RayError):
+            raise one.answer
+        return self._sent(one.answer)
+
+    def _answer(self, one: Reference) -> None:
+        if one.answer is not Never:
+            return
         if one.actor.dead.is_set():
-            raise RayError("The actor died.\nIts node is gone.")
-        if answer is None:
-            answer = getattr(one.actor.worker, one.name)(*self._sent(one.values))
-        return self._sent(answer)
+            one.answer = RayError("The actor died.\nIts node is gone.")
+            return
+        try:
+            answer = self.behave(one.actor.number, one.name)
+            if answer is None:
+                answer = getattr(one.actor.worker, one.name)(*self._sent(one.values))
+            one.answer = answer
+        except RayError as error:
+            one.answer = error
+            one.actor.dead.set()
 
     def _sent(self, value: Any) -> Any:
         self.travelled.append(pickle.dumps(value))

@@ -28,8 +28,8 @@ TEXTS = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(
          for package in ("prep", "train") for path in sorted((ROOT / package).rglob("*.py"))}
 STARTING = sorted(module for module, text in TEXTS.items() if WORDS.search(text))
 # Where a library starts processes, and what starts them there inside of `safe_path`.
-LIBRARIES = {"multiprocessing": {"prep.encode.engines.devices": {"SharedClaims", "_Worker"},
-                                 "prep.encode.engines.claims": set()}}
+LIBRARIES = {"multiprocessing": {"prep.encode.engines.devices": {"SharedClaims"}, "prep.encode.engines.claims": set(),
+                                 "prep.workers.processes": {"_Process"}}}
 INTERPRETER = {"prep.runtime", "prep.workers.pool", "prep.doctor.libraries"}  # who names it: the last two start nothing
 
 

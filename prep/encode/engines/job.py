@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,17 @@ class Outcome:
     transient: tuple[Finding, ...]
     notices: tuple[str, ...] = ()
     failed: int = 0  # rows that count against max_rejects
+
+    @classmethod
+    def sum(cls, outcomes: Sequence[Outcome]) -> Outcome:
+        """The outcome of several jobs; each notice once."""
+        encoded: Counter[str] = Counter()
+        for outcome in outcomes:
+            encoded.update(outcome.encoded)
+        return cls(encoded=dict(encoded),
+                   transient=tuple(chain.from_iterable(outcome.transient for outcome in outcomes)),
+                   notices=tuple(dict.fromkeys(chain.from_iterable(outcome.notices for outcome in outcomes))),
+                   failed=sum(outcome.failed for outcome in outcomes))
 
 
 def provenance(device: str, seconds: float) -> dict[str, Any]:

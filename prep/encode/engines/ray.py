@@ -8,12 +8,9 @@ committed, so the driver may die, too, and be run again.
 
 from __future__ import annotations
 
-import math
-import time
-from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,9 @@ from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs import atomic
 from prep.progress import Progress, Tick, silent
-from prep.workers.actors import ATTEMPTS, PACE, Lost, Worker, Workers
-from prep.workers.ray import Failure, Share, actors_of, connected, library
+from prep.workers.actors import Actors
+from prep.workers.crew import ATTEMPTS, Crew, GivenUp
+from prep.workers.ray import Share, actors_of, connected, library
 
 AHEAD = 2  # blocks that an actor has: one that it encodes, and the next
 # An actor works in a thread, and glibc gives a thread's large blocks back to the system at once, whatever `kept_heap`
@@ -37,19 +35,24 @@ ONE_ARENA = {"env_vars": {"MALLOC_ARENA_MAX": "1"}}
 
 
 def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
-    """Runs every task of `job` on the cluster. Raises as `local.run` does, and `UsageError` without a cluster."""
+    """Runs every task of `job` on the cluster; after a request to stop, those under way.
+
+    Raises as `local.run` does, and `UsageError` without a cluster.
+    """
     ray = library(options.address)
     if job.device == "all" or "," in job.device:
         raise UsageError(f"--device is '{job.device}' with --engine ray, expected one device",
                          hint="omit --device: each worker of the cluster uses the GPUs that Ray gives to it")
     with connected(ray, options.address), _token(job) as token:
-        cluster = Share.of(ray, options.workers, 0.0 if options.gpus is None and job.device == "cpu" else options.gpus)
+        share = Share.of(ray, options.workers, 0.0 if options.gpus is None and job.device == "cpu" else options.gpus)
+        notes: dict[str, None] = {}
         with ExitStack() as stack:
-            driver = _Driver(ray, job, cluster, token, options, _Bars(job, progress, stack))
-            try:
-                return driver.run()
-            finally:
-                driver.close()
+            bars = _Bars(job, progress, stack)
+            crew: Crew[_Block, Outcome] = stack.enter_context(Crew(
+                _actors(ray, job, share, token), note=notes.setdefault, split=_by_task, repeat=True, show=bars.show,
+                limit=lambda block: options.seconds * len(block.tasks), stopped=lambda: job.claims.stopped))
+            outcome = _encoded(job, crew, bars)
+        return replace(outcome, notices=(*outcome.notices, *notes))
 
 
 @contextmanager
@@ -68,7 +71,6 @@ class _Block:
     """Tasks that a worker gets at once."""
 
     tasks: tuple[Task, ...]
-    attempts: int = 0  # that failed
     shown: int = 0  # rows that the progress bar has counted
 
     @property
@@ -76,143 +78,59 @@ class _Block:
         return sum(len(task.rows) for task in self.tasks)
 
 
-@dataclass(eq=False, kw_only=True, slots=True)
-class _Worker(Worker):
-    """An actor, with what it was sent. `since` is when its first block was begun, if it has one."""
+def _blocks(tasks: Sequence[Task]) -> Iterator[_Block]:
+    """Masks, then text, then latents. Several text tasks go together, because text encoders may be loaded in turn."""
+    for name, size in (("mask", 1), ("text", TAKEN), ("latent", 1)):
+        some = [task for task in tasks if task.field == name]
+        yield from (_Block(tasks=tuple(some[start:start + size])) for start in range(0, len(some), size))
 
-    blocks: deque[tuple[Any, _Block]] = field(default_factory=deque)  # with the references of their outcomes
+
+def _by_task(block: _Block) -> Sequence[_Block]:
+    """What is sent again of a block that failed: each task alone, for only one of them may be to blame."""
+    return [block] if len(block.tasks) == 1 else [_Block((task,)) for task in block.tasks]
 
 
-class _Driver:
-    """Sends blocks to workers, collects what they answer, and replaces workers that are lost."""
+def _actors(ray: Any, job: Job, share: Share, token: Path) -> Actors[_Block]:
+    """The actors that encode blocks of a job, each with as many threads as its share of a node has."""
+    sent = replace(job, jobs=max(1, job.jobs // share.on_node))
+    empty = sent.share(())
+    made = actors_of(ray, RayWorker, share, runtime_env=ONE_ARENA)
 
-    def __init__(self, ray: Any, job: Job, cluster: Share, token: Path, options: RayOptions, bars: _Bars) -> None:
-        self._ray, self._token, self._limit = ray, token, options.seconds
-        self._job, self._bars = replace(job, jobs=max(1, job.jobs // cluster.on_node)), bars
-        self._empty = self._job.share(())
-        self._class = actors_of(ray, RayWorker, cluster, runtime_env=ONE_ARENA)
-        self._left = deque(_blocks(job.tasks))
-        self._workers = Workers(ray, cluster, self._new, self._note)
-        self._failed = 0
-        self._encoded: Counter[str] = Counter()
-        self._transient: list[Finding] = []
-        self._notices: dict[str, None] = {}
+    def new() -> tuple[Any, Any]:
+        actor = made.remote()
+        return actor, actor.start.remote(empty, token, version("latentry"), str(Path.cwd()))
 
-    def run(self) -> Outcome:
-        """Encodes all blocks, or after a request to stop, those that are under way."""
-        while self._left or any(worker.blocks for worker in self._workers.there):
-            if self._job.claims.stopped:
-                self._left.clear()
-            self._workers.spawn(len(self._left) + sum(len(worker.blocks) for worker in self._workers.there))
-            self._feed()
-            self._collect()
-            self._watch()
-        self._workers.note_lost()
-        return Outcome(encoded=dict(self._encoded), transient=tuple(self._transient), notices=tuple(self._notices),
-                       failed=self._failed)
+    return Actors(ray, share, new, lambda actor, block: actor.encode.remote(sent.share(block.tasks)), ahead=AHEAD)
 
-    def close(self) -> None:
-        """Ends all workers."""
-        self._workers.close()
 
-    def _new(self) -> _Worker:
-        actor = self._class.remote()
-        return _Worker(actor=actor, starting=actor.start.remote(self._empty, self._token, version("latentry"),
-                                                                str(Path.cwd())))
+def _encoded(job: Job, crew: Crew[_Block, Outcome], bars: _Bars) -> Outcome:
+    """The sum of the outcomes of all blocks, in the order of the tasks. Raises `CacheError` if too many rows failed."""
+    positions = {task.key: number for number, task in enumerate(job.tasks)}
+    outcomes: dict[int, Outcome] = {}
+    failed = 0
+    for block, result in crew.as_completed(_blocks(job.tasks)):
+        if isinstance(result, GivenUp):
+            last = f"a task failed {ATTEMPTS} times; the last time: {result.said}"
+            result = _given_up(job, block, result.said)
+        else:
+            bars.show(block, block.rows)
+            last = result.transient[-1].detail if result.transient else "it is not finite"
+        failed += result.failed
+        check_failed(failed, job.max_rejects, last)
+        outcomes[positions[block.tasks[0].key]] = result
+    return Outcome.sum([outcomes[number] for number in sorted(outcomes)])
 
-    def _feed(self) -> None:
-        """Sends blocks: first to workers that have none."""
-        for depth in range(AHEAD):
-            for worker in self._workers.there:
-                if worker.starting is None and len(worker.blocks) == depth and self._left:
-                    block = self._left.popleft()
-                    if not worker.blocks:
-                        worker.since = time.monotonic()
-                    worker.blocks.append((worker.actor.encode.remote(self._job.share(block.tasks)), block))
 
-    def _collect(self) -> None:
-        """Waits a moment for answers, and takes all there are."""
-        asked = {worker.starting or worker.blocks[0][0]: worker for worker in self._workers.there
-                 if worker.starting is not None or worker.blocks}
-        ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=PACE) if asked else ([], [])
-        if ready:
-            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
-        for reference in ready:
-            worker = asked[reference]
-            try:
-                if reference == worker.starting:
-                    self._workers.has_started(worker)
-                else:
-                    self._has_encoded(worker, self._workers.answer(reference))
-            except Lost as lost:
-                self._lose(worker, str(lost))
-
-    def _has_encoded(self, worker: _Worker, answer: Outcome | Failure) -> None:
-        """Takes the answer of a worker's first block."""
-        _, block = worker.blocks.popleft()
-        worker.since = time.monotonic()
-        if self._job.claims.stopped:
-            worker.blocks.clear()  # before it begins the next
-            self._workers.end(worker)
-        if isinstance(answer, Failure):
-            if answer.problem is not None:
-                raise answer.problem
-            self._retry(block, answer.said)
-            return
-        self._workers.finished()
-        self._bars.show(block, block.rows)
-        self._encoded.update(answer.encoded)
-        self._transient += answer.transient
-        for notice in answer.notices:
-            self._note(notice)
-        self._count(answer.failed, answer.transient[-1].detail if answer.transient else "it is not finite")
-
-    def _lose(self, worker: _Worker, said: str) -> None:
-        """Gives a lost worker's blocks to others; only the first was begun. Raises if too many workers are lost."""
-        self._workers.lose(worker)
-        blocks = [block for _, block in worker.blocks]
-        self._left.extendleft(reversed(blocks[1:]))
-        if blocks:
-            self._retry(blocks[0], said)
-        self._workers.check_lost(said)
-
-    def _retry(self, block: _Block, said: str) -> None:
-        """Has the tasks of a block done again, one by one; after the last attempt they become findings."""
-        attempts = block.attempts + 1
-        if attempts < ATTEMPTS:
-            self._left.extendleft(_Block(tasks=(task,), attempts=attempts)
-                                  for task in reversed(block.tasks))
-            return
-        self._workers.finished()
-        for task in block.tasks:
-            self._transient += _findings(self._job, task, said)
-            if task.field == "text":
-                self._note(f"note: {counted(len(task.rows), 'caption')} not encoded: the task failed {ATTEMPTS} times; "
-                           f"the last time: {said}")
-            self._count(1, f"a task failed {ATTEMPTS} times; the last time: {said}")
-
-    def _count(self, failed: int, last: str) -> None:
-        """Raises `CacheError` if more rows (or whole tasks) failed than may."""
-        self._failed += failed
-        check_failed(self._failed, self._job.max_rejects, last)
-
-    def _note(self, text: str) -> None:
-        self._notices[text] = None
-
-    def _watch(self) -> None:
-        """Replaces workers that hang, and shows how far the others are."""
-        now = time.monotonic()
-        for worker in list(self._workers.there):
-            limit = self._limit * len(worker.blocks[0][1].tasks) if worker.blocks else math.inf
-            try:
-                if worker.starting is None and now - worker.since > limit:
-                    raise Lost(f"it took more than {limit:g} s (--task-seconds)")
-                rows = self._workers.hear(worker, now)
-            except Lost as lost:
-                self._lose(worker, str(lost))
-                continue
-            if worker.blocks and rows is not None:
-                self._bars.show(worker.blocks[0][1], rows)
+def _given_up(job: Job, block: _Block, said: str) -> Outcome:
+    """The outcome of a task that failed in every attempt: a finding for each picture, a notice for captions."""
+    (task,) = block.tasks
+    rows = job.targets.latents if task.field == "latent" else job.targets.masks
+    findings = [Finding(path=rows[key].name, code="not-encoded", severity="error",
+                        detail=f"{rows[key].file} was not encoded: its task failed {ATTEMPTS} times, the last time "
+                               f"because {said}; run the command again") for key in task.rows if key in rows]
+    notices = [f"note: {counted(len(task.rows), 'caption')} not encoded: the task failed {ATTEMPTS} times; the last "
+               f"time: {said}"] if task.field == "text" else []
+    return Outcome(encoded={}, transient=tuple(findings), notices=tuple(notices), failed=1)
 
 
 class _Bars:
@@ -229,19 +147,3 @@ class _Bars:
             self._ticks[name] = self._stack.enter_context(bar_of(self._job, name, self._progress))
         self._ticks[name](max(0, min(rows, block.rows) - block.shown))
         block.shown = max(block.shown, min(rows, block.rows))
-
-
-def _blocks(tasks: Sequence[Task]) -> Iterator[_Block]:
-    """Masks, then text, then latents. Several text tasks go together, because text encoders may be loaded in turn."""
-    for name, size in (("mask", 1), ("text", TAKEN), ("latent", 1)):
-        some = [task for task in tasks if task.field == name]
-        yield from (_Block(tasks=tuple(some[start:start + size])) for start in range(0, len(some), size))
-
-
-def _findings(job: Job, task: Task, said: str) -> Iterator[Finding]:
-    """One for each picture of a task that is given up."""
-    works = job.targets.latents if task.field == "latent" else job.targets.masks
-    for work in (works[key] for key in task.rows if key in works):
-        yield Finding(path=work.name, code="not-encoded", severity="error",
-                      detail=f"{work.file} was not encoded: its task failed {ATTEMPTS} times, the last time because "
-                             f"{said}; run the command again")

@@ -21,7 +21,8 @@ from prep.encode.engines.tools import Tools
 from prep.errors import CacheError, Problem
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.progress import Tick, Total
-from prep.workers.ray import Failure, check_version, failed, tried
+from prep.workers.crew import Failure
+from prep.workers.ray import check_version, failed, tried
 
 
 class RayWorker:

@@ -14,7 +14,7 @@ import pytest
 
 from prep.cache.store import open_cache
 from prep.encode.engines import devices
-from prep.encode.engines.devices import _Bars
+from prep.encode.engines.devices import Bars
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--mask", "sidecar", "--shard-mib", 1)
 
@@ -86,7 +86,7 @@ def test_an_interruption_ends_all_processes(encode, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Bars, "told", interrupted)
+        patch.setattr(Bars, "report", interrupted)
         assert encode("cpu,cpu").code == 130
     assert not multiprocessing.active_children()
     result = encode("cpu,cpu")
@@ -95,15 +95,15 @@ def test_an_interruption_ends_all_processes(encode, monkeypatch, tmp_path):
 
 def test_a_signal_stops_all_processes_after_their_tasks(encode, monkeypatch, tmp_path):
     """It comes when the first of them begins."""
-    usual, asked = _Bars.told, []
+    usual, asked = Bars.report, []
 
-    def told(bars, kind, title, *values):
+    def report(bars, kind, title, *values):
         if kind == "stage" and not asked:
             asked.append(os.kill(os.getpid(), signal.SIGTERM))
         usual(bars, kind, title, *values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Bars, "told", told)
+        patch.setattr(Bars, "report", report)
         patch.setattr("prep.encode.plan.TASK_ROWS", 1)
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)]
         result = encode("cpu,cpu")
@@ -139,15 +139,15 @@ def test_stages_of_the_same_title_share_a_bar():
         seen.append(("close", title))
 
     with ExitStack() as stack:
-        bars = _Bars(progress, stack)
+        bars = Bars(progress, stack)
         for _ in range(2):
-            bars.told("phase", "loading")
-        bars.told("end", "loading")
+            bars.report("phase", "loading")
+        bars.report("end", "loading")
         assert seen == [("open", "loading", None, "")]
-        bars.told("stage", "encoding", 9, "rows")
-        bars.told("end", "loading")
-        bars.told("stage", "encoding", 9, "rows")
-        bars.told("tick", "encoding", 3)
-        bars.told("tick", "encoding", 6)
+        bars.report("stage", "encoding", 9, "rows")
+        bars.report("end", "loading")
+        bars.report("stage", "encoding", 9, "rows")
+        bars.report("tick", "encoding", 3)
+        bars.report("tick", "encoding", 6)
     assert seen == [("open", "loading", None, ""), ("open", "encoding", 9, "rows"), ("close", "loading"),
                     ("tick", "encoding", 3), ("tick", "encoding", 6), ("close", "encoding")]

@@ -26,7 +26,8 @@ from prep.errors import CacheError, ModelError, Problem, UsageError
 from prep.fs.remote.bucket import Bucket
 from prep.progress import silent
 from prep.workers.actors import SILENCE
-from prep.workers.ray import Failure, Share
+from prep.workers.crew import Failure
+from prep.workers.ray import Share
 
 FIELDS = ("mask", "mask", *["text"] * 10, *["latent"] * 6)
 
@@ -83,7 +84,7 @@ def run(tmp_path, monkeypatch):
         go.made = []
         go.ray = FakeRay(watched, **cluster)
         monkeypatch.setattr(engine, "library", lambda _: go.ray)
-        monkeypatch.setattr(engine.time, "monotonic", go.ray.monotonic)
+        monkeypatch.setattr("time.monotonic", go.ray.monotonic)
         outcome = engine.run(job or Job(cache=cache, tasks=TASKS), options or RayOptions(workers=2), progress)
         assert sorted(go.ray.killed) == sorted({actor.number for actor in go.ray.actors})
         assert not list((tmp_path / "cache" / "tmp").glob("*"))
