@@ -49,18 +49,15 @@ class Outlook:
 
 
 def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: bool, room: int | None = None,
-               samples: int | None = None, tables: int | None = None, part: int | None = None) -> Outlook:
+               samples: int | None = None) -> Outlook:
     """The outlook for a run with this plan on `nodes` computers with `world` ranks in all.
 
-    `room`: bytes for copies of shards on a node; `None`: enough. `samples`: of a larger data set like this one.
-    `tables`: bytes of the manifest's tables; `None`: those in the cache. `part`: bytes of the shards that a node's part
-    of a partitioned shuffle needs; `None`: in proportion to those here. Raises `EmptyPlanError` if the larger data set
-    has no step.
+    `room`: bytes for copies of shards on a node; `None`: enough. `samples`: of a larger data set like this one. Raises
+    `EmptyPlanError` if that has no step.
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
     asked, header_bytes = (sum(part) for part in zip(*(cost_of(facts.remote) for facts in index.shards), strict=True))
-    parts = None if not plan.partitioned else part if part is not None else (
-        sum(bytes_by_part(index, nodes, masked=masked)) / nodes * times)
+    parts = sum(bytes_by_part(index, nodes, masked=masked)) / nodes * times if plan.partitioned else None
     counts = plan.counts
     plan = replace(plan, counts=tuple(round(count * times) for count in counts))
     require_steps(plan, index.manifest.buckets)
@@ -80,7 +77,7 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
         begin=_to_begin(index, plan, counts, world=world, nodes=nodes, masked=masked),
         first=round(max(first, again)), later=round(again),
         memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan),
-        tables=round((_table_bytes(index) if tables is None else tables) * times),
+        tables=round(_table_bytes(index) * times),
         headers=round(header_bytes * times), requests=round(asked * times), rounds=ceil(asked * times / HEADERS))
 
 

@@ -28,10 +28,6 @@ UNDERFILL = get_args(policy.Underfill)
 SourceArg = Annotated[Path, typer.Argument(
     metavar="SOURCE", help="a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs "
     "allowed), or a recipe .toml", show_default=False)]
-SourceOrNone = Annotated[Path | None, typer.Argument(
-    metavar="SOURCE", help="a directory of pictures, here or in a store (s3://bucket/photos), a .tar (braces and globs "
-    "allowed), or a recipe .toml; none with --simulate, to plan for pictures that are not there yet",
-    show_default=False)]
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="a manifest.json, here or in an object store: "
                                              "s3://bucket/dataset/manifest.json", show_default=False)]
 CacheArg = Annotated[Path, typer.Argument(metavar="CACHE", help="a cache: a directory or a URL", show_default=False)]
@@ -47,16 +43,6 @@ Every = Annotated[bool, typer.Option("--all", help="list all findings and names,
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON on stdout")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress and no notices")]
 Given = Mapping[str, Any]  # values of recipe options by parameter name; None: not given
-
-
-def latency_of(text: str) -> float:
-    """The seconds of --store-latency. Raises `UsageError`."""
-    from prep.parse import Unparsed, seconds_of
-
-    try:
-        return seconds_of(text)
-    except Unparsed as error:
-        raise UsageError(f"--store-latency {error}") from None
 
 
 def with_recipe_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
@@ -106,11 +92,7 @@ def codes_option(*flags: str, help: str) -> Any:  # noqa: A002
     return typer.Option(*flags, help=help, metavar="CODE", autocompletion=completed)
 
 
-Family = Annotated[str | None, typer.Option(
-    "--family", help="with --simulate, without SOURCE or MANIFEST: the model family of the data set that is assumed "
-    "(default: sdxl)", show_default=False)]
 ENGINES = ("local", "ray")
-MOST_SAMPLES = 1e15  # of what is simulated
 Address = Annotated[str | None, typer.Option(
     metavar="ADDRESS", help="with --engine ray: the cluster, as HOST:PORT or auto; without, one is started on this "
     "machine", show_default=False)]

@@ -45,5 +45,5 @@ class EncodeOptions:
     download: bool = setting(False, flag="--download", help="download a Hub model that is not in the Hub's cache")
     dry_run: bool = setting(False, flag="--dry-run", help="show which rows are missing, their size and the weights of "
                             "the encoders; write nothing")
-    measure: bool = setting(False, flag="--measure", help="with --dry-run or --simulate: encode a few rows to estimate "
+    measure: bool = setting(False, flag="--measure", help="with --dry-run: encode a few rows to estimate "
                             "time and peak memory")

@@ -11,7 +11,6 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.encode.engines.job import Outcome
 from prep.encode.forecast.estimate import Estimate
-from prep.encode.forecast.simulate import Simulated
 from prep.encode.plan import EncodePlan, PlanPart
 from prep.encode.replaced import Replaced
 from prep.encode.resolve import ResolvedRecipe
@@ -41,7 +40,6 @@ class EncodeReport:
     masks: Mapping[str, int] | None = None  # how many were found and used; None: no masks requested
     truncated: Truncated = field(default_factory=Truncated)
     estimate: Estimate | None = None  # of a dry run: what the run would take
-    simulated: Simulated | None = None  # what many more pictures would take
     part: PlanPart | None = None  # what was encoded; None: everything, and the manifest was written
     replaced: Replaced | None = None  # the manifest that was replaced; None: none, or by the same
     unmade: int = 0  # rows that failed in this run, and that another run may make
@@ -56,7 +54,6 @@ class EncodeReport:
                 "truncated": [one.as_json() for one in self.truncated.findings],
                 "masks": None if self.masks is None else dict(self.masks),
                 "estimate": None if self.estimate is None else self.estimate.as_json(),
-                **({} if self.simulated is None else {"simulated": self.simulated.as_json()}),
                 **({} if self.replaced is None else {"replaced": self.replaced.as_json()}),
                 "bytes": self.bytes, "seconds": round(seconds, 3)}
 
@@ -67,7 +64,6 @@ class EncodeReport:
         kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
         lines = [f"{verb}: {done} ({size}); reused: {kept}"]
         lines += [] if self.estimate is None else self.estimate.as_lines()
-        lines += [] if self.simulated is None else self.simulated.as_lines()
         lines += rejected_lines(self.rejected, every=every)
         lines += self.truncated_lines(every=every)
         if self.part is not None and not self.dry_run:
@@ -98,13 +94,6 @@ class EncodeReport:
             return ""
         found, used = self.masks["found"], self.masks["used"]
         return f"; {counted(found, 'mask')} found, {grouped(used)} used" if found else "; no masks found"
-
-
-def assumed_report(told: Simulated, output: Place) -> EncodeReport:
-    """The report of a simulation for pictures that are not there."""
-    rows = {name: one.rows for name, one in told.fields.items()}
-    return EncodeReport(manifest=output, encoded=rows, reused=dict.fromkeys(rows, 0), rejected=(), notices=(),
-                        bytes=sum(one.bytes for one in told.fields.values()), samples={}, dry_run=True, simulated=told)
 
 
 def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:

@@ -17,7 +17,6 @@ from prep.dataset.texts import TextReading
 from prep.encode.assemble import assemble_manifest, fixed_fields, rejected_so_far
 from prep.encode.engines.job import Job, Outcome, RayOptions
 from prep.encode.forecast.estimate import estimate
-from prep.encode.forecast.simulate import Scale, simulate
 from prep.encode.limits import check_manifest_size
 from prep.encode.options import EncodeOptions
 from prep.encode.plan import EncodePlan, PlanPart, drop_plan, plan
@@ -57,7 +56,6 @@ class EncodeCall:
     output: Place
     options: EncodeOptions = field(default_factory=EncodeOptions)
     progress: Progress = silent
-    scale: Scale | None = None  # with dry_run: what to simulate
     part: PlanPart | None = None  # the share of the plan to encode, without a manifest; None: everything
     ray: RayOptions | None = None  # the cluster that encodes; None: this machine
     latents_from: LatentSource | None = None  # None: the VAE makes latents
@@ -308,11 +306,8 @@ def _dry_run(ready: Prepared) -> EncodeReport:
 
         with gc_enabled():
             measured = measure(_job(ready, planned, cache or Cache(root=directory_of(call.cache))), call.progress)
-    # Of everything, whatever the cache has: `measured` of what is missing says nothing about the rest.
-    whole = measured if not sum(planned.reused.values()) else None
     rejected = () if call.options.retry_rejects else rejected_so_far(wanted, planned.ledger)
-    simulated = None if call.scale is None else simulate(wanted, call.scale, call.options.shard_bytes, whole)
-    return EncodeReport(estimate=estimate(wanted, planned, cache, measured), simulated=simulated,
-                        manifest=call.output, encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
+    return EncodeReport(estimate=estimate(wanted, planned, cache, measured), manifest=call.output,
+                        encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                         rejected=(*errors_of(wanted.targets.findings), *rejected), notices=wanted.targets.notices,
                         samples={}, dry_run=True, part=call.part)

@@ -70,13 +70,6 @@ def write_table(cache: Cache, table: pa.Table) -> str:
     return digest
 
 
-def table_bytes(table: pa.Table) -> int:
-    """The size of the file that `write_table` makes of a table."""
-    sink = pa.MockOutputStream()
-    _write(sink, table)
-    return int(sink.size())
-
-
 def _write(sink: Any, table: pa.Table) -> None:
     whole = table.replace_schema_metadata(None).combine_chunks()
     with pa.ipc.new_file(sink, whole.schema, options=pa.ipc.IpcWriteOptions(compression=None)) as writer:

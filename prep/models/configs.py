@@ -20,13 +20,6 @@ class Configs:
         self.model = model
         self._read: dict[str, Mapping[str, Any]] = {}
 
-    @classmethod
-    def known(cls, configs: Mapping[str, Mapping[str, Any]]) -> Configs:
-        """These configs, by component ("": model_index.json), of a model that is not there."""
-        found = cls(Path("model"))
-        found._read = dict(configs)
-        return found
-
     def __call__(self, component: str) -> Mapping[str, Any]:
         """The config.json of `component`. Raises `ModelError`."""
         if component not in self._read:

@@ -193,9 +193,6 @@ class Family:
     sampling: SamplePipeline
     lora: LoraLayers
     labels: Labels | Callable[[str, Configs], Labels]  # or by what is predicted and the model's configs
-    # Of a published model, what `text.shapes` reads of its configs, by component ("": model_index.json); plans without
-    # a model are made with it. None: no such plans.
-    published: Mapping[str, Mapping[str, Any]] | None = None
 
     def labels_of(self, prediction: str, configs: Configs) -> Labels:
         """What a model's weights are called. Raises `ModelError` if that takes a config which cannot be read."""

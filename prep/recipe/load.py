@@ -21,7 +21,7 @@ from prep.recipe.checks import path_check
 from prep.recipe.edits import NONE, with_usual_edits
 from prep.recipe.elsewhere import check_keys
 from prep.recipe.options import FLAGS, SOURCES
-from prep.recipe.schema import MASKS, OWN, SECTIONS, SETTINGS, ImageOptions, ModelOptions, Recipe, Source, setting_of
+from prep.recipe.schema import MASKS, OWN, SECTIONS, SETTINGS, ModelOptions, Recipe, Source, setting_of
 from prep.recipe.validate import validate_recipe
 from prep.setting import rows_of
 from prep.sources.item import MaskFrom
@@ -54,19 +54,6 @@ def load_recipe(source: Place, *, choices: Mapping[str, Any]) -> Recipe:
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
-
-
-def assumed_recipe(family: str, resolution: int, *, choices: Mapping[str, Any]) -> Recipe:
-    """The recipe of pictures that are not there yet, for a plan: the defaults for `family` at `resolution`, with no
-    picture too small, overridden by the command's `choices`. Raises `ConfigError`.
-    """
-    recipe = Recipe(sources=(Source(path=Path("pictures")),), model=ModelOptions(family=family),
-                    image=ImageOptions(resolution=resolution, upscale="allow"))
-    try:
-        found = _overridden(recipe, {name: value for name, value in choices.items() if value is not None})
-    except Unparsed as error:
-        raise ConfigError(str(error)) from None
-    return found.settle_masks(found=False)
 
 
 def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:

@@ -20,6 +20,7 @@ from harness import FORKS, Launcher, Stage, words_of
 from pictures import draw, draw_mask
 from remote_rows import rows_of
 from s3_server import BUCKET
+from simulate import requests_of
 from small_manifest import write_small
 from small_rows import LATENT, draw_rows, put_shard
 
@@ -32,7 +33,6 @@ from prep.cache.remote.working import open_to_encode, refresh
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, seal
-from prep.encode.forecast.simulate import requests_of
 from prep.fs.remote import retry
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import DIRECTORY

@@ -38,7 +38,7 @@ def test_a_manifest_is_described_from_range_reads(prep, store, small_there):
 
 
 def test_a_header_costs_what_is_told_beforehand(store, small_there):
-    """As `train check --simulate --store-latency` counts it."""
+    """As `train check --store-latency` counts it."""
     manifest = read_manifest(Bucket.parse(f"{store.url}/manifest.json"))
     index = open_index(manifest)
     store.proxy.forget()

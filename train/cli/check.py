@@ -10,23 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
-from prep.cli.options import MOST_SAMPLES, Family, latency_of
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
 from prep.fs.place import Local, Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
+from train.cli.cluster import MOST_SAMPLES, Cluster, latency_of, room_of
 from train.cli.resumed import Resumed
 from train.cli.run import manifest_of, no_manifest, run_place, start_of
-from train.cli.simulation import (
-    Cluster,
-    cluster_of,
-    names_batch,
-    require_multiple,
-    require_world,
-    room_of,
-    tell_assumed,
-)
 from train.cli.summary import outlook_lines, plan_lines, step_sizes
 from train.parallel.ranks import ALONE
 
@@ -39,7 +30,7 @@ if TYPE_CHECKING:
 
 @opt.with_setting_options
 def check(
-    manifest: opt.ManifestOrNone = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
+    manifest: opt.ManifestOrRuns = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
     model: opt.ModelOpt = None, output: opt.Output = None,
     resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed
@@ -48,20 +39,15 @@ def check(
     world_size: Annotated[int | None, typer.Option(help="show what each node reads in an epoch, with so many ranks in "
                                                    "all", min=1)] = None,
     nodes: Annotated[int | None, typer.Option(
-        help="with --world-size: computers, with as many ranks each (default: 1; with --simulate, up to 8 ranks "
-        "each)", min=1, show_default=False)] = None,
+        help="with --world-size: computers, with as many ranks each (default: 1)", min=1, show_default=False)] = None,
     node_cache: Annotated[str | None, typer.Option(
         metavar="SIZE", help="with --world-size: what a node downloads if copies of shards may take so much, like 2TB",
         show_default=False)] = None,
     samples: Annotated[float | None, typer.Option(
         help="with --world-size: the same for a larger data set like this one, of so many samples: 1e9", min=1,
         max=MOST_SAMPLES, show_default=False)] = None,
-    simulated: Annotated[bool, typer.Option(
-        "--simulate", help="with --world-size: show steps, memory and downloads of a node, even without --samples and "
-        "--node-cache; without MANIFEST, but with --samples, for a data set that is assumed")] = False,
-    family: Family = None,
     store_latency: Annotated[str | None, typer.Option(
-        metavar="TIME", help="with --simulate, --samples or --node-cache: the time in which an object store answers a "
+        metavar="TIME", help="with --samples or --node-cache: the time in which an object store answers a "
         "request, like 30ms", show_default=False)] = None,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
@@ -72,17 +58,8 @@ def check(
     from prep.errors import CacheError, PathError
 
     config = config if resume else opt.settings_of(config, manifest)
-    cluster = cluster_of(world_size, nodes, given["micro_batch"], simulated=simulated,
-                         batch_named=resume or names_batch(config, given["batch_size"], settings))
-    options = {**given} | ({"batch_size": cluster.batch} if cluster.batch else {})
     latency = None if store_latency is None else latency_of(store_latency)
-    if manifest is None and not resume:
-        tell_assumed(opt.read_settings(config, settings, options), cluster, family=family, model=model, samples=samples,
-                     node_cache=node_cache, latency=latency, as_json=as_json, simulated=simulated, others={
-                         "--output": output, "--cache": cache, "--init-from": init_from,
-                         "--allow-other-encoders": allow_other_encoders, "--from": start_from, "--adopt": adopt})
-        return
-    _refuse_family(family)
+    cluster = Cluster(world=world_size, nodes=nodes or 1)
     place = run_place(manifest, output, resume, "train check")
     try:
         resumed = _resumed(place, resume, start_from, adopt, init_from)
@@ -90,16 +67,17 @@ def check(
     except (PathError, CacheError) as problem:
         _tell_none(problem, as_json)
         return
-    chosen = opt.read_settings(config, settings, options,
+    chosen = opt.read_settings(config, settings, given,
                                None if resumed is None or resumed.start is None else resumed.start.state.config)
     resumed, report = _report(resumed, opt.request_of(data, model, download, allow_other_encoders, init_from,
                                                       cache),
                               chosen)
     report = _completed(report, chosen, resumed, cluster, _check_device(device, chosen), place,
                         named=output is not None)
-    outlook = _outlook(report.setup, cluster, node_cache, samples, simulated=simulated)
+    outlook = _outlook(report.setup, cluster, node_cache, samples)
     if latency is not None and outlook is None and report.setup is not None:
-        raise UsageError("--store-latency is given without --simulate, expected both", hint="add --simulate")
+        raise UsageError("--store-latency is given without --node-cache and --samples, expected one of them",
+                         hint="add --node-cache, the space for copies of shards on a node")
     _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, as_json=as_json)
     opt.stop_at_faults(report.faults, told=as_json)
 
@@ -144,7 +122,7 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
 
     kind, unfit = found
     noted = () if named or resumed else _usual_place(report.setup, place)
-    report = replace(report, notes=(*report.notes, *cluster.notes, *unused_on(chosen, kind, cluster.world), *noted))
+    report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, cluster.world), *noted))
     begun = [] if resumed else [*_check_place(report.setup, place if named else None, place),
                                 *opt.prompt_faults(report.setup)]
     if more := begun + unfit + _check_ranks(chosen, cluster.world):
@@ -171,17 +149,12 @@ def _manifest_of(resumed: Resumed | None) -> Place:
     return manifest_of(resumed.start.run)
 
 
-def _refuse_family(family: str | None) -> None:
-    if family is not None:
-        raise UsageError("--family is given, but the manifest has its own", hint="omit --family")
-
-
 def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:
     """The bytes that each of several nodes reads in the first epoch; empty if that was not asked, or there are faults.
 
     Raises `UsageError` for numbers that do not fit.
     """
-    require_multiple(cluster.world, cluster.nodes)
+    cluster.require_multiple()
     if setup is None or cluster.world is None:
         return {}
     from prep.loader.prefetch import bytes_by_node
@@ -191,17 +164,16 @@ def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:
             "of": sum(shard.bytes for shard in setup.index.shards)}
 
 
-def _outlook(setup: Setup | None, cluster: Cluster, room: str | None, samples: float | None, *,
-             simulated: bool) -> Outlook | None:
+def _outlook(setup: Setup | None, cluster: Cluster, room: str | None, samples: float | None) -> Outlook | None:
     """What nodes of such a size, or for such a data set, would download; `None` if that was not asked.
 
     Raises `UsageError`.
     """
     from train.cluster_forecast import outlook_of
 
-    if room is None and samples is None and not simulated:
+    if room is None and samples is None:
         return None
-    world, most = require_world(cluster.world), room_of(room)
+    world, most = cluster.require_world(), room_of(room)
     return None if setup is None else outlook_of(
         setup.index, setup.plan, world=world, nodes=cluster.nodes, room=most, masked=setup.masked,
         samples=None if samples is None else int(samples))

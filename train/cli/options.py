@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 ManifestArg = Annotated[Path, typer.Argument(metavar="MANIFEST", help="the manifest.json that prep encode wrote, "
                                              "or that of prep push: s3://bucket/dataset/manifest.json",
                                              show_default=False)]
-ManifestOrNone = Annotated[Path | None, typer.Argument(
-    metavar="MANIFEST", help="the manifest.json that prep encode wrote, or that of prep push: "
-    "s3://bucket/dataset/manifest.json; none with --simulate, to plan for a data set that is not there yet, or with "
-    "--resume and -o, for the run's own",
-    show_default=False)]
 ManifestOrRuns = Annotated[Path | None, typer.Argument(
     metavar="MANIFEST", help="the manifest.json that prep encode wrote, or that of prep push: "
     "s3://bucket/dataset/manifest.json; with --resume and -o the run's, if it is not named", show_default=False)]

@@ -83,12 +83,6 @@ def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
     return lines
 
 
-def reading_line(told: Outlook) -> str:
-    """What a node reads of a store before its first download of a shard, if nobody knows how fast the store is."""
-    return (f"from an object store, a first start also {_reading(told)}, before its first step; --store-latency says "
-            "how long that takes")
-
-
 def _reading(told: Outlook) -> str:
     return (f"reads tables of {format_bytes(told.tables)} and the headers of all shards, "
             f"{counted(told.requests, 'request')} for {format_bytes(told.headers)}")

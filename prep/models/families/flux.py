@@ -156,7 +156,6 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT,
     predict=predict, takes_guidance=True, sampling=SAMPLING, lora=LORA,
-    published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"d_model": 4096}},
     labels=labels,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},

@@ -131,7 +131,6 @@ FAMILY = Family(
     name="sd15", models=("Stable Diffusion 1.x",), pipelines=("StableDiffusionPipeline",), fits=fits, denoiser="unet",
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=512, scaling_factor="0.18215",
     shift_factor="0", predictions=("epsilon", "v_prediction"), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
-    published={"text_encoder": {"hidden_size": 768}},
     labels=Labels(architecture="stable-diffusion-v1", version="sd_v1", v2=False),
     config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
 )

@@ -27,5 +27,4 @@ def labels(prediction: str, configs: Configs) -> Labels:
     return Labels(architecture="stable-diffusion-v2-512", version="sd_v2", v2=True)
 
 
-FAMILY = replace(sd15.FAMILY, name="sd21", labels=labels, models=("Stable Diffusion 2.x",), fits=fits, resolution=768,
-                 published={"text_encoder": {"hidden_size": 1024}})
+FAMILY = replace(sd15.FAMILY, name="sd21", labels=labels, models=("Stable Diffusion 2.x",), fits=fits, resolution=768)

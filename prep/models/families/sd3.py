@@ -156,8 +156,6 @@ FAMILY = Family(
     optional=frozenset({"text_encoder_3", "tokenizer_3"}),
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1.5305", shift_factor="0.0609",
     predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
-    published={"": {LAST: ["transformers", "T5EncoderModel"]}, "text_encoder": {"projection_dim": 768},
-               "text_encoder_2": {"projection_dim": 1280}, LAST: {"d_model": 4096}},
     labels=Labels(architecture="stable-diffusion-3"),
     config_widths={"in_channels": ("latent", 1), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)}, longest_side=longest_side,

@@ -107,7 +107,6 @@ FAMILY = Family(
     components=COMPONENTS, latent_channels=4, factor=8, patch=1, step=64, resolution=1024, scaling_factor="0.13025",
     shift_factor="0", predictions=("epsilon", "v_prediction"), upcasts_vae=True, text=TEXT, predict=predict,
     sampling=SAMPLING, lora=LORA,
-    published={"text_encoder": {"hidden_size": 768}, "text_encoder_2": {"hidden_size": 1280, "projection_dim": 1280}},
     labels=Labels(architecture="stable-diffusion-xl-v1-base", version="sdxl_base_v1-0", v2=False),
     config_widths={"in_channels": ("latent", 1), "cross_attention_dim": ("hidden", 1)},
 )

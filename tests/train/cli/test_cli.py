@@ -142,8 +142,8 @@ def test_check_tells_what_nodes_take(train, make, capsys):
     assert re.search(r"a node downloads [0-9.]+ [KM]iB for its first step \(0\.0 s at 1 GB/s\), about", result.out)
     told = train("check", path, "--world-size", 2, "--node-cache", "1G", "--json").json["outlook"]
     assert told["later"] == 0 and told["first"] == told["bytes"] > 0 and told["samples"] == 7
-    assert "2 ranks on 1 node: 7 samples" in train("check", path, "--world-size", 2, "--simulate").out
-    said = train("check", path, "--world-size", 2, "--simulate", "--store-latency", "30ms").out
+    assert "2 ranks on 1 node: 7 samples" in train("check", path, "--world-size", 2, "--node-cache", "1G").out
+    said = train("check", path, "--world-size", 2, "--node-cache", "1G", "--store-latency", "30ms").out
     seconds = ceil(told["requests"] / 32) * 0.03
     assert (f"the headers of all shards, {told['requests']} requests for " in said
             and f": {seconds:.1f} s, if the store answers in 30 ms" in said and "is the limit" not in said)
@@ -153,11 +153,12 @@ def test_check_tells_what_nodes_take(train, make, capsys):
     assert ("note: reading the headers of all shards is the limit of the start: a cache of larger shards has fewer "
             "(prep compact --shard-mib), and so have several manifests") in said
     assert "note: memory for the index is the limit: each rank holds that of all samples; fewer ranks" in said
-    for given, said in [(("--samples", 9), "--simulate, --node-cache or --samples is given without --world-size"),
-                        (("--simulate",), "--simulate, --node-cache or --samples is given without --world-size"),
+    for given, said in [(("--samples", 9), "--node-cache or --samples is given without --world-size"),
+                        (("--nodes", 2), "--nodes is 2, but --world-size is not given"),
+                        (("--world-size", 8, "--nodes", 3), "--world-size is 8, expected a multiple of --nodes, which"),
                         (("--world-size", 2, "--samples", "inf"), "Invalid value for '--samples'"),
-                        (("--world-size", 2, "--store-latency", "1s"), "--store-latency is given without --simulate"),
-                        (("--world-size", 2, "--simulate", "--store-latency", "3h"),
+                        (("--world-size", 2, "--store-latency", "1s"), "--store-latency is given without --node-cache"),
+                        (("--world-size", 2, "--samples", 9, "--store-latency", "3h"),
                          "--store-latency is '3h', expected a time like 30ms or 0.1s"),
                         (("--world-size", 2, "--node-cache", "much"), "--node-cache is 'much', expected a size like")]:
         result = train("check", path, *given)
@@ -451,8 +452,8 @@ def test_check_says_how_a_run_would_be_continued_and_writes_nothing(train, make)
     assert told[0] == f"continues {place} from step-000003 and has no step left"
     assert train("check", *words[2:]).out.splitlines() == told, "the run knows its manifest"
     assert told[1].startswith("a LoRA of rank 2 on "), "the settings are the run's"
-    planned = train(*words, "--simulate", "--world-size", 2)
-    assert planned.code == 0 and "are assumed" not in planned.out.replace("node of 2 ranks is assumed", ""), planned.err
+    planned = train(*words, "--world-size", 2, "--samples", 1000)
+    assert planned.code == 0 and "\n2 ranks on 1 node: " in planned.out, planned.err
     told = train(*words, *more, "--adopt", "--from", "step-2")
     assert told.code == 0 and told.out.startswith(f"continues {place} from step-000002 to step 8\n"), told.err
     assert told.out.endswith(

@@ -1,9 +1,9 @@
-"""Simulates `prep encode` for very many pictures like those of the source, on many devices: `--simulate`.
+"""What `prep encode` would take for very many pictures on many devices, where there are none yet.
 
-The code that plans and seals runs on synthetic metadata, samples and keys like the real ones, and is measured. What it
-takes for more samples is computed from that as if linear in their number, which memory is (a million: within 6 %). Time
-grows faster: one of a million samples takes twice as long to plan as one of 20,000, as sorting and memory get slower.
-Files and requests of shards follow from their format, and how long they are waited for, from the store's latency.
+The code that plans and seals runs on assumed samples and keys, and is measured. What it takes for more samples is
+computed from that as if linear in their number, which memory is (a million: within 6 %). Time grows faster: one of a
+million samples takes twice as long to plan as one of 20,000, as sorting and memory get slower. Files and requests of
+shards follow from their format, and how long they are waited for, from the store's latency.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from assumed import assumed, lines_of
+
 from prep.cache.records import RowRef
 from prep.cache.remote import working
 from prep.cache.remote.upload import AT_ONCE, FILES
 from prep.digest import digest_strings
-from prep.encode.forecast.assumed import Assumed, assumed, assumptions, family_of
-from prep.encode.forecast.estimate import Measured
+from prep.encode.options import SHARD_BYTES
 from prep.encode.plan import plan, rows_of_task
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import Targets
@@ -30,7 +31,6 @@ from prep.formatting import counted, duration, format_bytes, grouped
 from prep.fs.remote.objects import LISTED, UPLOAD_PART
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.shards import MOST_OF_A_MANIFEST, manifests_for
-from prep.models.hub import locate
 
 TIMED, TRACED = 20_000, 4_000  # synthetic samples that are planned to measure time, and memory
 ASSUMED = 1000  # pictures that are made where there are none; they are as many of each aspect ratio
@@ -45,7 +45,7 @@ class Scale:
     pictures: int
     gpus: int = 1
     latency: float | None = None  # seconds that a request to the store takes; None: the cache is on a disk
-    rate: float | None = None  # pictures that a device encodes in a second; None: not known, or measured
+    rate: float | None = None  # pictures that a device encodes in a second; None: not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class Simulated:
     """What encoding so many pictures would take."""
 
     scale: Scale
-    like: int  # samples of the source
+    like: int  # samples that are planned
     fields: Mapping[str, FieldScale]
     planning: float  # CPU seconds at least, in each process that plans
     planning_memory: int  # bytes
@@ -81,32 +81,15 @@ class Simulated:
     sealing: float  # CPU seconds at least, to make the table of samples
     table: int  # its bytes in memory
     store: StoreScale | None
-    seconds: float | None  # of encoding on all devices together; None: not measured
+    seconds: float | None  # of encoding on all devices together; None: not known
     per_shard: float | None  # seconds that a device takes for a shard, on average
-    assumed: Assumed | None = None  # what the pictures are assumed to be; None: like those of the source
-
-    def as_json(self) -> dict[str, Any]:
-        """Its part of the document of `--json`."""
-        store = self.store
-        return {
-            "pictures": self.scale.pictures, "gpus": self.scale.gpus, "like": self.like,
-            "fields": {name: {"rows": one.rows, "shards": one.shards, "bytes": one.bytes}
-                       for name, one in self.fields.items()},
-            "planning": {"seconds": round(self.planning, 1), "memory": self.planning_memory, "ledger": self.ledger},
-            "sealing": {"seconds": round(self.sealing, 1), "table": self.table},
-            "store": None if store is None else {
-                "objects": store.objects, "requests": store.requests, "waited": round(store.waited, 3),
-                "listing": round(store.listing, 1), "catching_up": round(store.catching_up, 1)},
-            "seconds": None if self.seconds is None else round(self.seconds, 1),
-            **({} if self.assumed is None else {"assumed": self.assumed.as_json()})}
+    assumed: tuple[str, ...] = ()  # what the pictures are assumed to be
 
     def as_lines(self) -> list[str]:
         """The same for people."""
         shards = sum(one.shards for one in self.fields.values())
-        like = f"the {counted(self.like, 'sample')} here" if self.assumed is None else "those assumed"
-        lines = [] if self.assumed is None else self.assumed.as_lines()
-        lines += [f"simulated: {counted(self.scale.pictures, 'picture')} like {like}, on "
-                  f"{counted(self.scale.gpus, 'device')}"]
+        lines = [*self.assumed, f"simulated: {counted(self.scale.pictures, 'picture')} on "
+                 f"{counted(self.scale.gpus, 'device')}"]
         lines += [f"{name}: {counted(one.rows, 'row')} in {counted(one.shards, 'shard')}, {format_bytes(one.bytes)}"
                   for name, one in self.fields.items()]
         lines += [f"commits: {grouped(shards)}, one for each shard",
@@ -128,13 +111,8 @@ class Simulated:
         if scale.rate is not None and self.seconds is not None:
             return [f"time: about {duration(self.seconds)} on {devices} that encode "
                     f"{_pictures(scale.rate)} a second each"]
-        if self.seconds is not None:
-            return [f"time: about {duration(self.seconds)} on {devices} like this one"]
-        if self.assumed is None:
-            return []
         lines = [f"time: {duration(scale.pictures / scale.gpus)} on {devices} if each encodes 1 picture a second, and "
-                 "less in proportion if more: name it with --pictures-per-second, or see what --measure says of a "
-                 "SOURCE"]
+                 "less in proportion if more: name it with --pictures-per-second"]
         if self.store is not None and self.store.waited:
             shards = sum(one.shards for one in self.fields.values())
             most = scale.pictures / shards / self.store.waited
@@ -164,20 +142,15 @@ class Simulated:
         return found
 
 
-def simulate_assumed(family: str | None, model: str, scale: Scale, shard_bytes: int, choices: Mapping[str, Any]
+def simulate_assumed(family: str, scale: Scale, choices: Mapping[str, Any], shard_bytes: int = SHARD_BYTES
                      ) -> Simulated:
-    """What encoding `scale` pictures of a family would take, none of which is there; `model`: one of it, or "".
-
-    Raises `UsageError`, `ConfigError`, `ModelError`, `EmptyPlanError`.
-    """
-    path = locate(model, download=None) if model else None
-    wanted = assumed(family_of(family, path), path, min(scale.pictures, ASSUMED), choices=choices)
-    return replace(simulate(wanted, scale, shard_bytes, None), assumed=assumptions(wanted, model, shard_bytes))
+    """What encoding `scale` pictures of a family would take, none of which is there."""
+    wanted = assumed(family, min(scale.pictures, ASSUMED), choices)
+    return replace(simulate(wanted, scale, shard_bytes), assumed=tuple(lines_of(wanted, shard_bytes)))
 
 
-def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: Measured | None) -> Simulated:
-    """What encoding `scale` pictures like those of `wanted` would take; `measured`: all rows of `wanted`, encoded here.
-    """
+def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int = SHARD_BYTES) -> Simulated:
+    """What encoding `scale` pictures like those of `wanted` would take."""
     like = len(wanted.targets.samples)
     times = scale.pictures / len({one.index for one in wanted.bucketing.pictures})  # of several resolutions, once
     samples = round(like * times)
@@ -203,13 +176,11 @@ def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int, measured: M
     store = None if scale.latency is None else StoreScale(
         objects=objects, requests=requests, waited=rounds / shards * scale.latency,
         listing=objects / LISTED * scale.latency, catching_up=ceil(2 * shards / working.JOBS) * scale.latency)
-    work = scale.pictures / scale.rate if scale.rate is not None else None if measured is None else (
-        measured.seconds - measured.loading) * times  # of one device
-    loading = 0.0 if measured is None else measured.loading
+    work = scale.pictures / scale.rate if scale.rate is not None else None  # of one device
     return Simulated(scale=scale, like=like, fields=fields, planning=_planning(wanted, shard_bytes) * samples,
                      planning_memory=round(_planning_memory(wanted, shard_bytes) * samples),
                      ledger=rows * LEDGER_ROW, store=store,
-                     seconds=None if work is None else work / scale.gpus + loading,
+                     seconds=None if work is None else work / scale.gpus,
                      per_shard=None if work is None else work / shards, **_sealing(wanted, samples))
 
 
