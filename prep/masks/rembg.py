@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ class Matting:
 
     def __init__(self, name: str, *, download: bool) -> None:
         self._name = name
-        self._rembg: Any = _imported()
         home = _home()
+        if not _is_installed():
+            raise _not_installed()
         if not re.fullmatch(r"[a-z0-9_-]+", name):
             raise ModelError(f"model '{name[:60]}' is not a rembg model name, expected one like u2net")
         if not download and not (home / f"{name}.onnx").is_file():
             raise ModelError(f"rembg model '{name}' is not in {home}", hint="add --download to let rembg download it")
+        self._rembg: Any = _imported()  # last: it takes 40 s of a processor where its code is not yet compiled
         try:
             self._session = self._rembg.new_session(name)
         except Exception as error:  # unknown names, broken files, no network
@@ -51,13 +55,24 @@ class Matting:
         return found.astype(np.uint8)
 
 
+def _is_installed() -> bool:
+    """Whether there is such a package, without importing it."""
+    if "rembg" in sys.modules:
+        return sys.modules["rembg"] is not None
+    return find_spec("rembg") is not None
+
+
 def _imported() -> Any:
     try:
         import rembg
     except (ImportError, SystemExit):  # rembg exits if onnxruntime is missing
-        raise UsageError("--with rembg needs the package rembg with onnxruntime, which is not installed",
-                         hint="pip install 'latentry[rembg]'") from None
+        raise _not_installed() from None
     return rembg
+
+
+def _not_installed() -> UsageError:
+    return UsageError("--with rembg needs the package rembg with onnxruntime, which is not installed",
+                      hint="pip install 'latentry[rembg]'")
 
 
 def _home() -> Path:

@@ -273,6 +273,15 @@ def test_rembg_downloads_nothing_unasked(prep, photos, rembg, tmp_path):
                                             "u2net\n")
 
 
+def test_a_model_that_is_missing_is_said_before_the_package_is_imported(prep, photos, tmp_path, monkeypatch):
+    (tmp_path / "packages" / "rembg").mkdir(parents=True)
+    (tmp_path / "packages" / "rembg" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    monkeypatch.setenv("U2NET_HOME", str(tmp_path))
+    result = prep("mask", photos, "--with", "rembg", "-o", tmp_path / "out", "--quiet")
+    assert result.code == 6 and f"error: rembg model 'u2net' is not in {tmp_path}\n" in result.err
+
+
 def test_rembg_models_of_several_masks(prep, photos, rembg, tmp_path, monkeypatch):
     (rembg / "u2net.onnx").touch()
     monkeypatch.setattr(sys.modules["rembg"], "remove", lambda picture, **_: np.zeros((288, 96), np.uint8))
@@ -291,6 +300,8 @@ def test_without_rembg(prep, tmp_path, monkeypatch, ending):
         (tmp_path / "path" / "rembg.py").write_text("raise SystemExit(1)")
         monkeypatch.syspath_prepend(tmp_path / "path")
     draw(tmp_path / "in" / "a.png", (32, 32), seed=1)
+    monkeypatch.setenv("U2NET_HOME", str(tmp_path))
+    (tmp_path / "u2net.onnx").touch()
     result = prep("mask", tmp_path / "in", "--with", "rembg", "-o", tmp_path / "out", "--quiet")
     assert result.code == 2
     assert result.err == ("error: --with rembg needs the package rembg with onnxruntime, which is not installed\n"
