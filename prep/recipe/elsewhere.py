@@ -5,21 +5,23 @@ The names were looked up in sd-scripts v0.10.1 (library/config_util.py) and Simp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from prep.parse import BRIEF, Unparsed, known_keys
+from prep.recipe.schema import SETTINGS as RECIPE
+from prep.training import table as training
 
-# Training settings that people write into a recipe, and their names in train.toml.
-TRAINING: Mapping[str, str] = {
-    **{name: name for name in ("method", "steps", "epochs", "batch_size", "micro_batch", "underfill", "seed",
-                               "precision", "prediction", "caption_dropout", "gradient_checkpointing")},
-    **{name: f"[{name}]" for name in ("lora", "optimizer", "schedule", "loss", "ema", "sample", "checkpoint")},
+NEAR = 0.85  # of difflib's ratio, from which on a key is rather a slip: size for sizes
+
+# Other tools' names for training settings.
+_OTHERS: Mapping[str, str] = {
     "caption_dropout_rate": "caption_dropout", "train_batch_size": "batch_size", "max_train_steps": "steps",
-    "max_train_epochs": "epochs", "mixed_precision": "precision", "learning_rate": "[optimizer] lr",
-    "lr": "[optimizer] lr", "network_dim": "[lora] rank", "rank": "[lora] rank", "network_alpha": "[lora] alpha",
-    "masked": "[loss] masked", "masked_loss": "[loss] masked", "masked_training": "[loss] masked",
-    "unmasked_weight": "[loss] unmasked_weight", "min_snr": "[loss] min_snr", "min_snr_gamma": "[loss] min_snr",
+    "max_train_epochs": "epochs", "mixed_precision": "precision", "learning_rate": "optimizer.lr",
+    "network_dim": "lora.rank", "network_alpha": "lora.alpha", "masked_loss": "loss.masked",
+    "masked_training": "loss.masked", "min_snr_gamma": "loss.min_snr",
 }
 
 # Other tools' names for recipe keys.
@@ -39,6 +41,31 @@ _RECIPE: Mapping[str, str] = {
     "datasets": "[[source]]; prep init --from converts the file", "general": "[image] and [caption]; prep init --from "
     "converts the file",
 }
+
+
+def _training() -> dict[str, str]:
+    """Where train.toml has a key that people write into a recipe: settings, tables, and other tools' names for them.
+
+    A setting in a table goes by its last name, unless another one, or one of a recipe, is called so or nearly so.
+    """
+    ours = {part for name in RECIPE for part in name.split(".")}
+    last = Counter(name.rpartition(".")[2] for name in training.SETTINGS)
+    places = {}
+    for name in training.SETTINGS:
+        table, _, key = name.rpartition(".")
+        if key not in ours and not (table and (last[key] > 1 or get_close_matches(key, ours, 1, NEAR))):
+            places[key] = _spelled(name)
+    tables = {table: f"[{table}]" for table in training.SECTIONS if table not in ours}
+    return places | tables | {key: _spelled(name) for key, name in _OTHERS.items()}
+
+
+def _spelled(name: str) -> str:
+    """A training setting as it stands in train.toml."""
+    table, _, key = training.SETTINGS[name].name.rpartition(".")
+    return f"[{table}] {key}" if table else key
+
+
+TRAINING: Mapping[str, str] = _training()
 
 
 def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
