@@ -144,10 +144,10 @@ def test_the_file_that_is_converted_is_never_replaced(prep, folder):
     ("[caption]\ncaption_dropout = 0.1", "'caption_dropout' in [caption]; it is a training setting: in train.toml "
      "it is caption_dropout"),
     ("[lora]\nrank = 4", "'lora' in the recipe; it is a training setting: in train.toml it is [lora]"),
-    ("[image]\nmin_snr_gamma = 5", "'min_snr_gamma' in [image]; it is a training setting: in train.toml it is [loss] "
-     "min_snr"),
-    ("[image]\nrslora = true", "'rslora' in [image]; it is a training setting: in train.toml it is [lora] rslora"),
-    ("[image]\nsize = 512", "unknown key 'size' in [image]"),
+    ("[image]\nmin_snr_gamma = 5\n[[source]]\npath = 'x'", "in [image]; it is a training setting: in train.toml it is "
+     "[loss] min_snr"),
+    ("[image]\nrslora = true\n[[source]]\npath = 'x'", "it is a training setting: in train.toml it is [lora] rslora"),
+    ("[image]\nsize = 512\n[[source]]\npath = 'x'", "unknown key 'size' in [image]"),
     ("[image]\nflip_aug = true\n[[source]]\npath = 'x'", "'flip_aug' in [image]; here it is [image] flip = \"both\""),
     ("[[source]]\npath = 'x'\nnum_repeats = 3", "'num_repeats' in [source[0]]; here it is [[source]] repeats"),
     ("[[datasets]]\nresolution = 3", "prep init --from converts the file")])
@@ -169,7 +169,7 @@ def test_every_training_setting_has_one_place_unless_a_recipe_has_its_name():
     ours = {part for name in SETTINGS for part in name.split(".")}
     for name in training.SETTINGS:
         table, _, key = name.rpartition(".")
-        assert TRAINING.get(key, "") in ("", f"[{key}]", f"[{table}] {key}" if table else key)
+        assert TRAINING.get(key, "") in ("", key, f"[{key}]", f"[{table}] {key}"), name
         assert (key in TRAINING) == (key not in ours) or table, name
     assert [TRAINING[key] for key in ("lr", "rank", "tf32", "timesteps")] == [
         "[optimizer] lr", "[lora] rank", "tf32", "[timesteps]"]
