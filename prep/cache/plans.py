@@ -81,7 +81,7 @@ def read_plan(cache: Cache, wanted: str) -> StoredPlan | None:
 
 
 def plans_of(cache: Cache) -> dict[str, float]:
-    """When each plan was written, seconds since 1970, by its digest: in the store, if this is a working copy."""
+    """When each plan was written, seconds since 1970, by its digest, where the cache is."""
     found, end = dict[str, float](), SUFFIX["plans"]
     if cache.store is None:
         for name in cache.names("plans"):

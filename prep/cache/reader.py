@@ -129,7 +129,9 @@ class Reader:
         return same
 
     def array_info(self, shard: str, array: str) -> tuple[ArraySpec, int]:
-        """The dtype and shape of a row, and the number of rows."""
+        """The dtype and shape of a row, and the number of rows. No shard is fetched for that if its header is here."""
+        if (found := self.fetcher.described(shard, array)) is not None:
+            return found
         opened = self._array(shard, array)
         return opened.spec, opened.rows
 
@@ -223,7 +225,8 @@ class Reader:
 
     def keys(self, shard: str) -> Bytes:
         """The keys of a shard's rows, uint8 [N, 32], sorted; checks their checksum."""
-        return read_keys(ensure_headers(self._cache, [shard]), shard)
+        ensure_headers(self._cache, [shard])
+        return read_keys(self._cache, shard)
 
     def close(self) -> None:
         """Closes all files; the next read opens and checks them again."""
@@ -279,7 +282,7 @@ class Reader:
             try:
                 return self._opened_by_force(root, shard, array)
             except FileNotFoundError:
-                if not self._cache.fetches or (not left and Path(root).is_dir()):
+                if self._cache.store is None or (not left and Path(root).is_dir()):
                     raise
         raise NotFetched(f"the copy of shard {shard} was removed {OPENINGS} times before it was read: other processes "
                          "need the room", hint=f"allow copies more room with {LIMIT}=200GB, or free some space; then "

@@ -31,7 +31,7 @@ class Header:
 
 def read_header(cache: Cache, shard: str) -> Header:
     """The header of a shard whose documents agree; does not read the arrays' data. Raises `CacheError`."""
-    root = cache.shard(shard)
+    root = Path(cache.header_path(shard))
     keys = read_keys(cache, shard)
     array, arrays = "", []
     try:
@@ -85,7 +85,7 @@ def check_index(path: Path | str, spec: ArraySpec, rows: int) -> None:
 
 def read_keys(cache: Cache, shard: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A shard's keys, uint8 [N, 32], sorted, checksum checked. Raises `CacheError`."""
-    root = cache.shard_path(shard)
+    root = cache.header_path(shard)
     try:
         _, rows = read_array_header(root, shard_format.KEY)
         most = rows * shard_format.KEY_BYTES + shard_format.CRC_BYTES

@@ -46,24 +46,23 @@ FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """An opened cache: a directory with the marker of a cache.
+    """An opened cache: a directory with the marker of a cache, or the copies of one in an object store.
 
-    The working copy of a cache in an object store is a cache, too. There, commits and plans are in the store first.
+    Of such a cache, commits and plans are in the store first, and shards are fetched when they are read.
     """
 
     root: Path
-    store: Bucket | None = None  # the cache whose working copy this is; None: it is nobody's
-    original: Bucket | None = None  # the cache of whose shards and tables these are copies, fetched when they are read
+    store: Bucket | None = None  # where it is; None: in its directory
 
     @property
     def place(self) -> Place:
-        """Where the cache is, for people: of a copy, in its store."""
-        return self.store or self.original or self.root
+        """Where the cache is, for people."""
+        return self.store or self.root
 
     @property
-    def fetches(self) -> bool:
-        """Whether its shards are fetched from a store when they are read."""
-        return self.original is not None
+    def unsent(self) -> Cache:
+        """The cache whose shards are made here: itself; of a cache in a store, those that wait for their upload."""
+        return self if self.store is None else Cache(root=self.root / "unsent")
 
     def shard(self, digest: str) -> Path:
         """The directory of a shard.
@@ -75,11 +74,24 @@ class Cache:
 
     def shard_path(self, digest: str) -> str:
         """As `shard`, for thousands of shards: with paths it would take three times as long."""
+        return self._directory("shards", digest)
+
+    def header_path(self, digest: str) -> str:
+        """As `shard_path`, the directory of a shard's documents and keys: of a shard in a store, it has nothing else.
+        """
+        return self._directory(self.headers, digest)
+
+    @property
+    def headers(self) -> str:
+        """The name of the directory below which those are."""
+        return "shards" if self.store is None else "headers"
+
+    def _directory(self, kind: str, digest: str) -> str:
         name = _checked(digest)
-        shards = f"{self.root}{os.sep}shards"
-        parent = f"{shards}{os.sep}{name[:2]}"
+        top = f"{self.root}{os.sep}{kind}"
+        parent = f"{top}{os.sep}{name[:2]}"
         path = f"{parent}{os.sep}{name}"
-        check_directories(shards, parent, path)
+        check_directories(top, parent, path)
         return path
 
     def file(self, kind: Kind, digest: str) -> Path:
@@ -174,7 +186,7 @@ class Cache:
         return data
 
     def object(self, path: Path) -> str:
-        """The URL of the object that a file of a working copy is, or would be."""
+        """The URL of the object that a file of a cache in a store is, or would be."""
         return f"{self.store}/{path.relative_to(self.root).as_posix()}"
 
     def closed(self, kind: Kind) -> list[Path]:
@@ -189,16 +201,16 @@ class Cache:
                 if name.endswith(SUFFIX[kind]):
                     yield digest_of(name.removesuffix(SUFFIX[kind]), kind)
 
-    def shards(self) -> Iterator[str]:
-        """The digests of all shard directories, sorted; skips `closed` directories."""
-        for name in self._listed("shards"):
+    def shards(self, kind: str = "shards") -> Iterator[str]:
+        """The digests of all shards, or of all whose `headers` are here, sorted; skips `closed` directories."""
+        for name in self._listed(kind):
             with contextlib.suppress(Unparsed):
-                yield digest_of(name, "shards")
+                yield digest_of(name, kind)
 
     def _listed(self, kind: Kind) -> Iterator[str]:
         """The names below the directory of a kind, sorted; skips linked directories, and names in a wrong directory."""
         found = entries(self.root / kind)
-        if kind not in FANNED and kind != "shards":
+        if kind in SUFFIX and kind not in FANNED:
             yield from (entry.name for entry in found)
             return
         for fan in found:
@@ -212,7 +224,7 @@ def cache_at(place: Place) -> Cache:
 
     Raises `PathError` for a user without a directory for copies.
     """
-    return Cache(root=directory_of(place), original=place if isinstance(place, Bucket) else None)
+    return Cache(root=directory_of(place), store=place if isinstance(place, Bucket) else None)
 
 
 def open_cache(path: Path, *, create: bool) -> Cache:

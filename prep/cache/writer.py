@@ -45,7 +45,7 @@ class ShardWriter:
         if len({spec.name for spec in self.arrays}) != len(arrays) or not arrays:
             raise ValueError(f"arrays are {[spec.name for spec in arrays]}, expected at least one, each name once")
         self._keys = bytearray()
-        self._staged = cache.stage()
+        self._staged = cache.unsent.stage()
         self._files: dict[str, _Growing] = {}
         for spec in self.arrays:
             self._grow(shard_format.data_path(spec))
@@ -76,7 +76,8 @@ class ShardWriter:
     def finish(self, *, stop: threading.Event = NEVER) -> Shard:
         """Completes and publishes the shard: synced and read-only. Raises `ValueError` for no rows or too many.
 
-        In a working copy it waits for other processes that work on the same shard; raises `Stopped` if `stop` is set.
+        Of a cache in a store it waits for other processes that work on the same shard; raises `Stopped` if `stop` is
+        set.
         """
         rows = self.rows
         if not 1 <= rows <= shard_format.MAX_ROWS:

@@ -11,8 +11,7 @@ from prep.batching.split import Role
 from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
-from prep.cache.remote.working import ensure_rows
-from prep.cache.store import Cache, cache_at
+from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes
 from prep.encode.mask_coverage import coverage
 from prep.encode.plan import EncodePlan
@@ -99,7 +98,7 @@ def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: 
 
 def _require_shards(cache: Cache, manifest: Manifest) -> None:
     """Raises `CacheError` if commits of a manifest's shards are gone from a store: `prep gc` ran there meanwhile."""
-    table = read_table(cache_at(manifest.cache), manifest.document["tables"]["shards"], SHARDS)
+    table = read_table(cache, manifest.document["tables"]["shards"], SHARDS)
     lost = {digest.as_py().hex() for digest in table["digest"]} - {one.digest for one in load_ledger(cache).shards}
     if lost:
         raise CacheError(f"{manifest.path} was written, but {_uncommitted(cache, lost)}: prep gc may have "
@@ -123,8 +122,7 @@ def _uncommitted(cache: Cache, lost: Collection[str]) -> str:
 
 
 def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
-    masks = {refs[view.mask].shard for sample in samples for view in sample.views if view.mask is not None}
-    reader = Reader(ensure_rows(cache, masks))
+    reader = Reader(cache)
     try:
         return coverage(reader, facts, samples, refs)
     finally:

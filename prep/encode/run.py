@@ -202,10 +202,10 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
 def _clean_up(cache: Cache) -> None:
     """Clears leftovers and salvages damaged shards, unless another process is using the cache."""
     damaged = damaged_shards(cache)
-    if not damaged and not leftovers(cache):
+    if not damaged and not leftovers(cache.unsent):
         return
     with suppress(CacheError), lock_directory(cache.root, exclusive=True):
-        clear_leftovers(cache)
+        clear_leftovers(cache.unsent)
         for shard in damaged:
             salvage(cache, shard)
 
@@ -270,7 +270,7 @@ def _executed(job: Job, call: EncodeCall) -> Outcome:
         from prep.encode.engines import ray  # here: it needs an extra
 
         outcome = ray.run(job, call.ray, call.progress)
-        refresh(job.cache)  # workers have working copies of their own
+        refresh(job.cache)  # workers have copies of their own
         return outcome
     from prep.encode.engines import devices  # here: a run with nothing to do loads no engine and no torch
 

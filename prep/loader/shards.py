@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prep.cache.damage import UnrecordedDamage
-from prep.cache.ledger.ledger import shard_bytes
 from prep.cache.reader import Reader
 from prep.cache.remote.headers import ensure_headers
+from prep.cache.remote.shards import shard_bytes
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.formatting import counted, shell_name
@@ -37,15 +37,16 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
     Sizes, headers and shard indexes are read; rows are checked when they are read. Returns how the shards' files look;
     given to a later call as `before`, it leaves out those that look the same (0.04 ms a shard instead of 0.3).
     """
-    cache, known = ensure_headers(index.cache, [shard.digest for shard in index.shards]), before or {}
+    cache, known = index.cache, before or {}
+    ensure_headers(cache, [shard.digest for shard in index.shards])
     looks, shards = dict[str, Look](), list[ShardFacts]()
     for shard in index.shards:
         then = known.get(shard.digest)
-        look = _look(cache.shard_path(shard.digest), then) if ctime_is_reliable() else None
+        look = _look(cache.header_path(shard.digest), then) if ctime_is_reliable() else None
         if look is not None and look.settled:
             looks[shard.digest] = look
         if look is None or look != then:
-            _check_size(index, cache, shard, look)
+            _check_size(index, cache, shard)
             shards.append(shard)
     arrays = [(shard, array) for shard in shards for array in shard.shapes]
     try:
@@ -76,9 +77,9 @@ def _look(root: str, before: Look | None) -> Look | None:
     return Look(tree, stamp, stamp.at_rest())
 
 
-def _check_size(index: Index, cache: Cache, shard: ShardFacts, look: Look | None) -> None:
+def _check_size(index: Index, cache: Cache, shard: ShardFacts) -> None:
     try:
-        size = shard_bytes(cache.shard(shard.digest)) if look is None else look.stamp.bytes
+        size = shard_bytes(cache, shard.digest)
     except FileNotFoundError:
         raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
                          hint=encode_command(index.manifest)) from None

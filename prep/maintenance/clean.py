@@ -13,7 +13,9 @@ from typing import Any
 
 from prep.errors import PathError
 from prep.formatting import format_bytes
+from prep.fs.atomic import remove_tree
 from prep.fs.memo import memory_files, memory_folder
+from prep.fs.remote.copies import EARLIER, mirror
 from prep.fs.user_cache import user_cache, why_not_private
 
 KINDS = {"files": "digests, sizes and captions of files", "scan": "results of scans", "tars": "listings of tars",
@@ -66,6 +68,8 @@ def clean(*, dry_run: bool) -> CleanReport:
             continue
         files[kind] = files.get(kind, 0) + 1
         sizes[kind] = sizes.get(kind, 0) + size
+    for folder in () if dry_run or failed else _earlier_trees():
+        remove_tree(folder)  # which has empty directories now
     if failed:
         first, others = failed[0], len(failed) - 1
         raise PathError(f"{first.filename} cannot be removed ({first.strerror}), nor can {others} others",
@@ -87,6 +91,12 @@ def _remembered(folder: Path) -> Iterator[tuple[str, Path, int]]:
 
 def _earlier(root: Path) -> Iterator[tuple[str, Path, int]]:
     """(kind, path, bytes) of each file of earlier versions; only from directories that nobody else can write to."""
+    for top in _earlier_trees():
+        for inside, _, names in os.walk(top):
+            for path in (Path(inside, name) for name in names):
+                status = path.lstat()
+                taken = getattr(status, "st_blocks", status.st_size) * 512  # less than its size: rows were holes
+                yield "earlier", path, min(status.st_size, taken)
     for folder, pattern in ((root, _EARLIER), (root / "tars", _EARLIER_TAR)):
         with suppress(FileNotFoundError):
             if why_not_private(folder):
@@ -96,6 +106,14 @@ def _earlier(root: Path) -> Iterator[tuple[str, Path, int]]:
                     status = entry.stat(follow_symlinks=False)
                     if pattern.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
                         yield "earlier", Path(entry.path), status.st_size
+
+
+def _earlier_trees() -> list[Path]:
+    """Directories of earlier versions beside the copies of what is in stores."""
+    with suppress(FileNotFoundError):
+        if not why_not_private(mirror()):
+            return [folder for kind in EARLIER if (folder := mirror() / kind).is_dir()]
+    return []
 
 
 def _count(number: int) -> str:

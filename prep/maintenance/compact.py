@@ -1,6 +1,6 @@
 """Implements `prep compact`: joins small shards while other processes may use the cache, and reports the result.
 
-A cache in a store is worked on in its working copy, like by `prep encode`. Nothing is ever removed there, or replaced.
+Small shards of a cache in a store are downloaded, joined here, and uploaded. Nothing there is removed, or replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prep.cache.ledger.ledger import Ledger, load_ledger
-from prep.cache.records import Reject
+from prep.cache.remote.gather import downloaded
 from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache, clear_leftovers
 from prep.errors import CacheError
@@ -82,7 +82,7 @@ def compact(path: Place, *, shard_bytes: int, dry_run: bool, progress: Progress)
         return CompactReport(fields=_expected(parts), lost=(), dry_run=True)
     if cache.store is not None:
         with suppress(CacheError), lock_directory(cache.root, exclusive=True):  # unless another process works there
-            clear_leftovers(cache)
+            clear_leftovers(cache.unsent)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
@@ -91,18 +91,20 @@ def compact(path: Place, *, shard_bytes: int, dry_run: bool, progress: Progress)
 
 def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], progress: Progress) -> CompactReport:
     rejects = rejects_by_shard(cache) if parts else {}
-    sources = sources_of(parts)
-    with progress("checking", len(sources), "shards") as tick:
-        shunned = unverifiable(cache, sources, tick)
+    sizes = {shard.digest: shard.bytes for shard in ledger.shards}
+    sources = {digest: sizes[digest] for digest in sources_of(parts)}
     fields: dict[str, Tally] = {}
     lost: list[LostRow] = []
-    with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
-        for part in parts:
-            said: list[Reject] = [one for source in part.sources for one in rejects.pop(source, ())]  # store each once
-            shard, missing = join(cache, ledger, part, said, tick, shunned)
-            lost += missing
-            if shard is not None:
-                _add(fields, part, rows=shard.rows, size=shard.bytes)
+    with downloaded(cache, sources, progress) as there:
+        with progress("checking", len(sources), "shards") as tick:
+            shunned = unverifiable(there, list(sources), tick)
+        with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
+            for part in parts:
+                said = [one for source in part.sources for one in rejects.pop(source, ())]  # store each once
+                shard, missing = join(cache, there, ledger, part, said, tick, shunned)
+                lost += missing
+                if shard is not None:
+                    _add(fields, part, rows=shard.rows, size=shard.bytes)
     return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, in_store=cache.store is not None)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.cache.ledger.ledger import shard_bytes
+from prep.cache.remote.shards import shard_bytes
 from prep.cache.remote.working import open_to_encode
-from prep.cache.store import Cache, cache_at, open_cache
+from prep.cache.store import Cache, open_cache
 from prep.errors import CacheError, UsageError
 from prep.formatting import counted, format_bytes, join_names, printable
 from prep.fs import atomic
@@ -147,8 +147,7 @@ def _collect_in_store(path: Bucket, keep: Sequence[Place], *, guard: float, aske
         if manifest.cache != path:
             raise _of_another_cache(manifest, cache)
         named = manifest.document["tables"]
-        copy = cache_at(manifest.cache)
-        shards |= {row["digest"].hex(): row["bytes"] for row in read_table(copy, named["shards"], SHARDS).to_pylist()}
+        shards |= {row["digest"].hex(): row["bytes"] for row in read_table(cache, named["shards"], SHARDS).to_pylist()}
         tables |= set(named.values())
     found = find_garbage_in_store(cache, Needed(shards=frozenset(shards), tables=frozenset(tables)), shards,
                                   guard=guard, abandon=abandon)
@@ -196,7 +195,7 @@ def _of_another_cache(manifest: Manifest, cache: Cache) -> CacheError:
 def _check_shard(cache: Cache, path: Place, digest: str, size: int) -> None:
     """Raises unless a shard has its full size: otherwise its rows may be in shards that no manifest names yet."""
     try:
-        found = shard_bytes(cache.shard(digest))
+        found = shard_bytes(cache, digest)
     except OSError:
         raise CacheError(f"{path} needs shard {digest}, which is missing, so nothing is removed", hint=MEND) from None
     if found != size:

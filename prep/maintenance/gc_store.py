@@ -25,7 +25,6 @@ from prep.cache.remote.working import JOBS, refresh
 from prep.cache.store import SUFFIX, Cache
 from prep.errors import CacheError
 from prep.formatting import clock, join_texts
-from prep.fs.remote.copies import copy_of
 from prep.fs.remote.objects import Listed, delete_object, list_objects, read_object
 from prep.fs.remote.retry import side_by_side
 from prep.maintenance.sweep import ABANDONED, KINDS, SHORT, SHOWN, Needed, Sweep, made_any, named_plans
@@ -58,7 +57,7 @@ class _Look:
 def find_garbage_in_store(cache: Cache, needed: Needed, sizes: Mapping[str, int], *, guard: float,
                           abandon: Sequence[str] = ()) -> Garbage:
     """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed, except the plans that
-    `abandon` names by their first digits. `sizes`: bytes of the needed shards. `cache` is a working copy.
+    `abandon` names by their first digits. `sizes`: bytes of the needed shards. `cache` is in a store.
 
     Raises `CacheError` if a needed shard is not whole, if there is another plan that may go on, or a commit of another
     version; `UsageError` if `abandon` names no plan; `StoreError`.
@@ -219,10 +218,8 @@ def _young_shards(at: _Look, needed: Needed) -> set[str]:
     for task in at.young["commits"]:
         commit = at.commits[task]
         found |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
-    assert at.cache.store is not None
-    copy = Cache(root=copy_of(at.cache.store))
     for digest in at.young["tables"] - needed.tables:
         with suppress(CacheError):  # damaged, or another kind of table
-            fetch_tables(at.cache.store, [digest])
-            found |= {name.as_py().hex() for name in read_table(copy, digest, SHARDS)["digest"]}
+            fetch_tables(at.cache.place, [digest])
+            found |= {name.as_py().hex() for name in read_table(at.cache, digest, SHARDS)["digest"]}
     return found

@@ -3,7 +3,7 @@
 A shard is small if it has less than half of the rows that fit a shard of the wanted size. The rows of small shards that
 no larger shard has are sorted by key and split into even parts, none of them small if there are two or more: so a
 second call has nothing to do, and after an interruption only missing parts are made. Memory: 40 bytes per row for the
-ledger, and one row. Rows of a cache in a store are brought here for one part at a time.
+ledger, and one row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from prep.cache.ledger.columns import Column
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.reader import Reader
 from prep.cache.records import Reject, Shard, Task
-from prep.cache.remote.gather import fetch_rows, misplaced
 from prep.cache.shard_check import verify_shard
 from prep.cache.shard_format import ENTRY_BYTES, KEY_BYTES, row_stride
 from prep.cache.shard_header import Header, read_header
@@ -85,10 +84,8 @@ def unverifiable(cache: Cache, sources: Sequence[str], tick: Tick = lambda _: No
     """The shards with damage that no checksum locates: their bytes do not match their digests.
 
     Their rows may match their checksums and still belong to another shard; a copy would be trusted forever. Damage is
-    recorded in a cache on a disk. Calls `tick(1)` for each shard.
+    recorded. Calls `tick(1)` for each shard.
     """
-    if cache.store is not None:
-        return misplaced(cache, sources, tick)
     found = set()
     for source in sources:
         if any(one.array is None for one in verify_shard(cache, source)):
@@ -97,9 +94,10 @@ def unverifiable(cache: Cache, sources: Sequence[str], tick: Tick = lambda _: No
     return frozenset(found)
 
 
-def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
+def join(cache: Cache, there: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
          shunned: Collection[str] = ()) -> tuple[Shard | None, list[LostRow]]:
-    """Writes the shard of a part and its commit, which contains `rejects`; checks the checksum of each row it copies.
+    """Writes the shard of a part and its commit, which contains `rejects`; checks the checksum of each row it copies
+    from `there`, which has the small shards.
 
     A row that is damaged in one shard, or that is in a `shunned` shard, is copied from another; a row that is damaged
     everywhere is recorded as damaged and dropped. Returns None for the shard if all rows are dropped. Calls `tick(1)`
@@ -108,8 +106,7 @@ def join(cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], ti
     kept: list[str] = []
     lost: list[LostRow] = []
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
-    with (fetch_rows(cache, _rows_by_shard(ledger, part, shunned)) as there,
-          ShardWriter(cache, part.field, part.arrays) as writer):
+    with ShardWriter(cache, part.field, part.arrays) as writer:
         reader = Reader(there)
         for key, places in _places(ledger, part):
             if any(place[0] not in shunned and _read(reader, place, values) for place in places):
@@ -175,16 +172,6 @@ def _spread(first: Column, past: Column) -> Column:
     counts = past - first
     places: Column = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
     return places
-
-
-def _rows_by_shard(ledger: Ledger, part: Part, shunned: Collection[str]) -> dict[str, Column]:
-    """All rows of a part, sorted, in each shard that has any."""
-    places = _spread(part.first, part.past)
-    shards, rows = ledger.shard[places], ledger.row[places]
-    order = np.lexsort((rows, shards))
-    numbers, starts = np.unique(shards[order], return_index=True)
-    found = zip(numbers.tolist(), np.split(rows[order], starts[1:]), strict=True)
-    return {digest: mine for number, mine in found if (digest := ledger.shards[number].digest) not in shunned}
 
 
 def _places(ledger: Ledger, part: Part) -> Iterator[tuple[str, tuple[tuple[str, int], ...]]]:

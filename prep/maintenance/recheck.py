@@ -13,7 +13,7 @@ from prep.cache.damage import Damage
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.remote.headers import as_stored
-from prep.cache.remote.working import ensure_rows, forget_shard
+from prep.cache.remote.working import forget_shard
 from prep.cache.shard_check import is_recorded, verify_shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
@@ -58,10 +58,10 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
 
 
 def _look(cache: Cache, digest: str, tick: Tick, stop: threading.Event) -> list[Damage]:
-    """The damage of a shard; in the store, if `cache` is a working copy: there it then counts as missing."""
+    """The damage of a shard; in a store it then counts as missing."""
     if cache.store is None:
         return verify_shard(cache, digest, tick=tick)
-    with as_stored(ensure_rows(cache, [digest]), digest, rows=True, stop=stop) as stored:
+    with as_stored(cache, digest, rows=True, stop=stop) as stored:
         found = verify_shard(stored, digest, tick=tick)
     if found:
         forget_shard(cache, digest)

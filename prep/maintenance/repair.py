@@ -13,7 +13,7 @@ from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
 from prep.cache.records import Shard, Task
-from prep.cache.remote.working import rows_kept
+from prep.cache.remote.working import forget_commit, orphans, rows_kept
 from prep.cache.shard_check import bad_rows, is_transient, read_rows, verify_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache, retire_shard
@@ -26,8 +26,8 @@ from prep.progress import Progress, Tick, phase, silent
 
 
 def damaged_shards(cache: Cache) -> list[str]:
-    """The digests of shards with a damage record."""
-    return list(cache.names("damaged"))
+    """The digests of shards with a damage record; none in a store, of whose shards the copies are fetched again."""
+    return list(cache.names("damaged")) if cache.store is None else []
 
 
 def incomplete_commits(cache: Cache, ledger: Ledger) -> list[str]:
@@ -45,7 +45,7 @@ def repair_commits(cache: Cache, tasks: Iterable[str]) -> None:
         if found is None:
             if is_damaged(cache, task):
                 atomic.remove_tree(cache.commit(task))
-        elif found.shard is not None:
+        elif found.shard is not None and not forget_commit(cache, found):
             _mend_shard(cache, found, found.shard)
 
 
@@ -64,18 +64,17 @@ def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str], progres
 
     Such shards come from a damaged commit, or a crash before the commit. Their digests are verified first.
     """
-    known = {shard.digest for shard in ledger.shards}
-    found = [digest for digest in cache.shards() if digest not in known]
+    made, found = cache.unsent, orphans(cache, {shard.digest for shard in ledger.shards})
     if found:
         with phase(progress, "looking for rows without a commit"):
             keys = ordered(packed(wanted))  # once: there may be thousands of shards, and millions of keys
-            found = [digest for digest in found if _holds(cache, digest, keys)]
+            found = [digest for digest in found if _holds(made, digest, keys)]
     if found:  # another process may have written commits meanwhile
         named = tasks_by_shard(cache)
         found = [digest for digest in found if digest not in named]
     if not found:
         return []
-    with progress("verifying", sum(_bytes(cache, digest) for digest in found), "bytes") as tick:
+    with progress("verifying", sum(_bytes(made, digest) for digest in found), "bytes") as tick:
         return [shard for digest in found if (shard := _adopted(cache, digest, tick)) is not None]
 
 
@@ -97,7 +96,7 @@ def _bytes(cache: Cache, digest: str) -> int:
 
 def _adopted(cache: Cache, digest: str, tick: Tick) -> Shard | None:
     with rows_kept(cache, digest) as kept:  # else another process has just finished with it, and nothing is damaged
-        if not kept or verify_shard(cache, digest, tick=tick):
+        if not kept or verify_shard(cache.unsent, digest, tick=tick):
             return None
     try:
         return write_salvaged(cache, digest)
@@ -107,7 +106,7 @@ def _adopted(cache: Cache, digest: str, tick: Tick) -> Shard | None:
 
 def write_salvaged(cache: Cache, digest: str) -> Shard:
     """Writes a commit for an intact shard that no commit names. Raises `CacheError`, `OSError` if it cannot be read."""
-    shard, tasks = salvaged_tasks(cache, digest)
+    shard, tasks = salvaged_tasks(cache.unsent, digest)
     for task in tasks:
         write_commit(cache, task, shard, [], {"salvaged": digest})
         written = read_commit(cache, task.key)

@@ -15,8 +15,9 @@ from typing import Any
 
 from prep.cache.damage import Damage, is_lost, record_if_writable, recorded
 from prep.cache.ledger.index import drop_index
-from prep.cache.ledger.ledger import load_ledger, shard_bytes
+from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.remote.headers import as_stored, ensure_headers
+from prep.cache.remote.shards import shard_bytes
 from prep.cache.shard_check import NOT_THERE, is_lasting, is_recorded, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache
@@ -57,7 +58,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
-        broken, stored = {one["field"] for one in damaged}, audit.cache.fetches  # whose copies have no commits
+        broken, stored = {one["field"] for one in damaged}, audit.cache.store is not None  # where commits are not read
         uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
@@ -156,7 +157,7 @@ def _check_at(cache: Cache, shard: Mapping[str, Any], uses: References | None, n
 def _quick(cache: Cache, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
-        size = shard_bytes(cache.shard(digest))
+        size = shard_bytes(cache, digest)
     except CacheError as error:  # its directory was replaced by something else
         return [whole_shard(digest, error.message)]
     except OSError as error:
@@ -211,7 +212,7 @@ def _cost(audit: OpenedManifest, uses: References | None, looks: Iterable[ShardR
     lost = {} if uses is None else {look.number: rows for look in looks if (rows := _lost(audit, uses, look))}
     if not lost:
         return cost
-    ledger = load_ledger(audit.cache)
+    ledger = ledger_at_hand(audit.cache)
     spoiled = {audit.shards[number]["digest"] for number in lost}
     for number, rows in lost.items():
         places = ledger.resolve(key for keys in rows.values() for key in keys)
@@ -229,7 +230,8 @@ def _lost(audit: OpenedManifest, uses: References, look: ShardResult) -> dict[in
     found = {need.row: need.keys for need in uses.needs(look.number)}
     try:
         digest = audit.shards[look.number]["digest"]
-        stored = [(bytes(key).hex(),) for key in read_keys(ensure_headers(audit.cache, [digest]), digest)]
+        ensure_headers(audit.cache, [digest])
+        stored = [(bytes(key).hex(),) for key in read_keys(audit.cache, digest)]
     except CacheError:
         stored = []
     return {row: found[row] or (stored[row] if row < len(stored) else ()) for row in rows}

@@ -76,7 +76,7 @@ def manifests_for(shards: int, table: int) -> int:
 def keys_at(cache: Cache, digests: Sequence[str], shard: Column, row: Column) -> Column:
     """The keys (S32) of rows given as shard number and row; empty bytes where the number is -1. Raises `CacheError`."""
     found = np.zeros(len(shard), KEY)
-    cache = ensure_headers(cache, [digests[number] for number in np.unique(shard).tolist() if number >= 0])
+    ensure_headers(cache, [digests[number] for number in np.unique(shard).tolist() if number >= 0])
     order = np.argsort(shard, kind="stable")
     numbers, starts = np.unique(shard[order], return_index=True)
     for number, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):

@@ -62,7 +62,7 @@ FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), det
 
 
 def write_table(cache: Cache, table: pa.Table) -> str:
-    """Writes the table to the cache, or to the store of a working copy, and returns the digest of its file."""
+    """Writes the table to the cache, also to its store, and returns the digest of its file."""
     sink = pa.BufferOutputStream()
     _write(sink, table)
     digest = publish_table(cache, sink.getvalue())

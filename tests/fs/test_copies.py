@@ -10,11 +10,9 @@ from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import (
     copied,
     copy_of,
-    headers_root,
     mirror,
     original_of,
     run_root,
-    work_root,
 )
 from prep.runs.document import place_in
 
@@ -31,8 +29,7 @@ def test_the_directory_of_copies_may_be_named_in_any_way(tmp_path, monkeypatch, 
     assert copy.is_absolute() and ".." not in mirror().parts
     assert copied(copy) == AT
     assert copied(copy.parent / ".." / "a" / "manifest.json") == AT
-    for root in (headers_root(AT), work_root(AT), run_root(AT)):
-        assert root.is_relative_to(mirror()) and copied(root) is None
+    assert run_root(AT).is_relative_to(mirror()) and copied(run_root(AT)) is None
 
 
 def test_a_directory_of_the_users_cache_may_be_named_in_any_way(tmp_path, monkeypatch):

@@ -53,6 +53,22 @@ def test_what_is_remembered_goes_and_nothing_else(prep, root):
     assert prep("clean").out == f"nothing is remembered in {root}\n"
 
 
+def test_what_earlier_versions_kept_of_stores_goes(prep, root, monkeypatch):
+    """And no copy."""
+    for name in ("work/s3/bucket/cache/latentry.json", "headers/s3/bucket/cache/shards/ab/x/zarr.json",
+                 "whole/s3/bucket/cache/latentry.json"):
+        path = root / "remote" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * 10)
+    (root / "remote").chmod(0o700)
+    assert prep("clean", "--dry-run", "--json").json["removed"]["earlier"]["files"] == 4
+    assert (root / "remote/work").is_dir()
+    done = prep("clean", "--json").json
+    assert done["removed"]["earlier"]["files"] == 4
+    assert [path.name for path in (root / "remote").iterdir()] == ["whole"]
+    assert (root / "remote/whole/s3/bucket/cache/latentry.json").is_file()
+
+
 def test_after_it_the_next_run_reads_again(prep, photos, tmp_path, monkeypatch):
     monkeypatch.setenv("LATENTRY_USER_CACHE", str(tmp_path / "caches"))
     monkeypatch.setattr(memo, "REST_NS", 0)

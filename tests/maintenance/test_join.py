@@ -62,7 +62,7 @@ def run(cache: Cache, shard_bytes: int = TEN) -> tuple[list[Shard], list[LostRow
     shunned = compact.unverifiable(cache, compact.sources_of(parts))
     for part in parts:
         said = [r for one in part.sources for r in rejects.get(one, ())]
-        shard, missing = join(cache, found, part, said, tick, shunned)
+        shard, missing = join(cache, cache, found, part, said, tick, shunned)
         made += [shard] if shard else []
         lost += missing
     return made, lost

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +22,11 @@ from prep.cache.commits import parse_commit
 from prep.cache.ledger.ledger import write_commit
 from prep.cache.records import Reject, Task
 from prep.cache.remote import gather
-from prep.cache.remote.working import open_to_encode, refresh
-from prep.cache.shard_check import verify_shard
 from prep.cache.store import open_cache
 from prep.digest import digest_bytes, digest_json
 from prep.errors import CacheError
 from prep.fs.place import place_of
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import work_root
 from prep.fs.remote.objects import list_objects
 from prep.fs.tree import listing_digest
 from prep.maintenance.compact import compact
@@ -101,12 +99,11 @@ def is_complete(store, wanted):
     return True
 
 
-def sound(store):
+def sound(store, but=""):
     """Whether each commit in the store names a shard whose bytes match its digest."""
     there = objects(store)
     for name, data in there.items():
-        if "/commits/" in name:
-            shard = parse_commit(data, Path(name).stem, name).shard.digest
+        if "/commits/" in name and (shard := parse_commit(data, Path(name).stem, name).shard.digest) != but:
             prefix = f"cache/shards/{shard[:2]}/{shard}/"
             assert shard == listing_digest([
                 {"path": one.removeprefix(prefix), "size": len(bytes_), "sha256": digest_bytes(bytes_)}
@@ -114,54 +111,50 @@ def sound(store):
     return there
 
 
-@pytest.mark.parametrize("limit", ["", pytest.param("9000", marks=pytest.mark.slow)])
-def test_the_store_has_what_a_disk_would_have(small, store, tmp_path, monkeypatch, limit):
-    """Shards and commits, byte for byte; also where copies of all small shards are more than there may be."""
-    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", limit)
-    monkeypatch.setattr(gather, "JOBS", 1 if limit else gather.JOBS)  # what is under way is not among the copies
+def test_the_store_has_what_a_disk_would_have(small, store, tmp_path):
+    """Shards and commits, byte for byte; each small shard is downloaded once."""
     here, wanted = as_on_a_disk(small, tmp_path)
     before = objects(store)
     dry = compact(Bucket.parse(f"{store.url}/cache"), shard_bytes=SMALL, dry_run=True, progress=silent)
     assert objects(store) == before and not store.proxy.count("PUT")
     there = joined(f"{store.url}/cache")
-    ranged = store.proxy.ranges
+    rows = [path for method, path, _ in store.proxy.asked if method == "GET" and "/latent/c." in path]
+    assert len(rows) >= 10 and max(Counter(rows).values()) <= 2, "what was made is read back, too"
     assert objects(store) == wanted and len(wanted) > len(before)
     assert there.as_json() == here.as_json() and not there.lost
     assert {name: tally.into for name, tally in there.fields.items()} == {"latent": 2, "text": 1}
     assert {name: (tally.into, tally.rows) for name, tally in dry.fields.items()} == {
         name: (tally.into, tally.rows) for name, tally in there.fields.items()}
-    assert bool(ranged) == bool(limit), "rows whose shards had to go were asked for again, and no others"
-    work = work_root(Bucket.parse(f"{store.url}/cache"))
-    assert not list((work / "tmp").iterdir()) and not list(store.copies.glob("whole/**/tmp/*"))
+    assert not list(store.copies.glob("**/tmp/*")) and not list(store.copies.glob("**/unsent/*/*/*"))
     assert joined(f"{store.url}/cache").as_text() == "nothing to join"
 
 
-def test_the_room_for_copies_is_kept(small, store, tmp_path, monkeypatch):
-    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "9000")
-    monkeypatch.setattr(gather, "JOBS", 1)
-    most, write = 0, gather.write_hollow
+def test_the_small_shards_take_room_of_copies(small, store, monkeypatch):
+    """They are downloaded all at once, or nothing is done; what is made is kept as a copy if there is room."""
+    most, download = 0, gather.download_shard
 
-    def measured(scratch, *args):
+    def measured(*words, **options):
         nonlocal most
-        write(scratch, *args)
-        copies = sum(path.stat().st_size for path in store.copies.glob("whole/**/shards/*/*/**/*") if path.is_file())
-        most = max(most, copies)
+        download(*words, **options)
+        most = max(most, sum(path.stat().st_size for path in store.copies.rglob("c.0*")))
 
-    monkeypatch.setattr(gather, "write_hollow", measured)
+    monkeypatch.setattr(gather, "download_shard", measured)
+    monkeypatch.setattr(gather, "JOBS", 1)
+    before = objects(store)
+    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "9000")
+    with pytest.raises(CacheError, match=r"there is no room for .*: 8\.8 KiB are allowed"):
+        joined(f"{store.url}/cache")
+    assert objects(store) == before and not most
+    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "60000")
     joined(f"{store.url}/cache")
-    assert 0 < most <= 9000, most
-    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "1")
-    add(open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False), draw_rows([LATENT], 3, seed=9))
-    with pytest.raises(CacheError, match="there is no room for"):
-        joined(f"{store.url}/cache", shard_bytes=1 << 20)
+    assert 9000 < most < 60000 and len(objects(store)) > len(before)
 
 
 @pytest.mark.parametrize("fault", ["flip", *(pytest.param(fault, marks=pytest.mark.slow) for fault in (
     "500", "drop", "lose", "truncate", "flip sent"))])
 def test_each_request_goes_wrong_once(small, store, tmp_path, monkeypatch, fault):
-    for module in ("gather", "shards", "working", "upload"):
+    for module in ("headers", "shards", "working", "upload"):
         monkeypatch.setattr(f"prep.cache.remote.{module}.TRIES", 9)
-    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "9000")
     wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST")
     here, wanted = as_on_a_disk(small, tmp_path)
     # Lists of objects have no checksum; TLS has.
@@ -222,8 +215,7 @@ def test_a_killed_process_leaves_nothing_half_visible(small, store, tmp_path, pa
         assert without_rejects(sound(store)).items() <= without_rejects(wanted).items()
     joined(f"{store.url}/cache")
     assert is_complete(store, wanted)
-    work = work_root(Bucket.parse(f"{store.url}/cache"))
-    assert not list((work / "tmp").glob("*")), "what the killed ones left is removed"
+    assert not list(store.copies.glob("**/unsent/tmp/*")), "what the killed ones left is removed"
 
 
 def test_damaged_rows_are_told_and_shards_of_another_digest_are_not_trusted(small, store, tmp_path):
@@ -250,16 +242,19 @@ def test_damaged_rows_are_told_and_shards_of_another_digest_are_not_trusted(smal
     assert "as it was first run\n" in here.as_text()
 
 
-def test_rows_beyond_the_end_of_an_object_are_damaged(small, store):
-    """As of a file on a disk that ends before them."""
-    cache = open_to_encode(Bucket.parse(f"{store.url}/cache"), create=False)
-    refresh(cache)
-    digest = next(cache.shards())
-    (name,) = (f"cache/{name}" for name in store.keys(small, f"{digest}/latent/c.0"))
-    store.server.put(f"{store.prefix}/{name}", store.server.get(f"{store.prefix}/{name}")[:100])
-    with gather.fetch_rows(cache, {digest: np.array([2, 3])}) as found:
-        (one,) = verify_shard(found, digest)[:1]
-    assert one.array == "latent" and "do not match their checksum" in one.what
+def test_rows_of_an_object_that_became_shorter_are_told(small, store, monkeypatch):
+    """After the store was listed: before, its shard would not count."""
+    name = next(f"cache/{name}" for name in store.keys(small, "/latent/c.0") if (small / name).stat().st_size < 2000)
+    digest, data, download = name.split("/")[3], store.server.get(f"{store.prefix}/{name}")[:100], gather.download_shard
+
+    def shorter(*words, **options):
+        store.server.put(f"{store.prefix}/{name}", data)
+        download(*words, **options)
+
+    monkeypatch.setattr(gather, "download_shard", shorter)
+    told = joined(f"{store.url}/cache")
+    assert told.lost and all((digest in dict(one.places)) for one in told.lost)
+    sound(store, but=digest)
 
 
 def test_a_shard_that_goes_meanwhile_is_told(small, store):

@@ -182,10 +182,9 @@ def test_an_error_while_shards_are_verified(audit, away, soon, quick):
 
 
 def test_an_error_while_shards_are_verified_before_they_are_reused(audit, away, soon, monkeypatch):
-    """As `test_an_error_while_shards_are_verified`, of a working copy."""
+    """As `test_an_error_while_shards_are_verified`."""
     digests = [shard["digest"] for shard in audit.shards]
     asked = away(digests[-1])
-    monkeypatch.setattr(recheck, "ensure_rows", lambda cache, _: audit.cache)
     monkeypatch.setattr(recheck, "forget_shard", lambda *_: None)
 
     def tick(_):
@@ -193,7 +192,7 @@ def test_an_error_while_shards_are_verified_before_they_are_reused(audit, away, 
         raise Broken
 
     with pytest.raises(Broken):
-        recheck._verify(SimpleNamespace(store="s3://bucket/cache"), digests, len(digests), tick)
+        recheck._verify(audit.cache, digests, len(digests), tick)
 
 
 def test_a_reader_that_fetches_a_shard_again(audit, away, soon):

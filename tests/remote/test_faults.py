@@ -287,8 +287,8 @@ FREE = ("hint: free some space, or name a directory on another disk with LATENTR
 @pytest.mark.parametrize(("words", "last"), [
     (("encode", "photos"), "latentry.json"), (("encode", "photos"), "zarr.json"), (("compact",), "latentry.json"),
     (("compact",), "zarr.json"), (("gc",), "latentry.json"), (("gc",), "zarr.json")])
-def test_a_disk_of_working_copies_that_is_full_is_told_with_the_options(store, small_there, photos, tiny_model, prep,
-                                                                        monkeypatch, words, last):
+def test_a_disk_of_copies_that_is_full_is_told_with_the_options(store, small_there, photos, tiny_model, prep,
+                                                                monkeypatch, words, last):
     """Of whatever writes among the copies: the first file of all, and one of a shard."""
     create, full = quota.atomic.create, list[str]()
 

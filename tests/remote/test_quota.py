@@ -150,6 +150,18 @@ def test_what_is_measured_serves_other_processes_for_a_while(store, monkeypatch)
     assert len(looks) == 3, "another limit"
 
 
+def test_what_earlier_versions_kept_goes_unless_one_of_them_may_be_running(store, monkeypatch):
+    monkeypatch.setattr(quota, "RESCAN", 0.0)
+    old, used = (store.copies / kind / "s3" / "bucket" / "cache" for kind in ("headers", "work"))
+    for root in (old, used):
+        (root / "shards").mkdir(parents=True)
+        (root / quota.MARKER).write_bytes(b"{}")
+    for path in (old / "shards", old / quota.MARKER, old):
+        os.utime(path, (0, 0))
+    quota.Quota().make(1)
+    assert not old.exists() and (used / "shards").is_dir()
+
+
 def test_a_directory_that_another_process_removes_is_passed_over(audit, monkeypatch):
     rows = Reader(audit.cache)
     rows.array_info(audit.shards[0]["digest"], next(iter(audit.shards[0]["shapes"])))

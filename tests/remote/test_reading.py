@@ -13,10 +13,10 @@ from remote_rows import rows_of
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
 from prep.cache.remote.headers import cost_of, ensure_headers
-from prep.cache.shard_format import row_stride
+from prep.cache.shard_format import data_bytes, row_stride
 from prep.errors import CacheError
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import copied, copy_of, headers_root
+from prep.fs.remote.copies import copied, copy_of
 from prep.fs.remote.retry import PATIENCE
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
@@ -42,13 +42,13 @@ def test_a_header_costs_what_is_told_beforehand(store, small_there):
     manifest = read_manifest(Bucket.parse(f"{store.url}/manifest.json"))
     index = open_index(manifest)
     store.proxy.forget()
-    headers = ensure_headers(index.cache, [shard.digest for shard in index.shards])
+    ensure_headers(index.cache, [shard.digest for shard in index.shards])
     told = [cost_of(shard.remote) for shard in index.shards]
     assert store.proxy.count(part="shards") == sum(requests for requests, _ in told) > len(told)
     for shard, (_, size) in zip(index.shards, told, strict=True):
-        rows = sum(shard.rows * row_stride(spec) for spec in shard.remote.arrays)
-        files = [path for path in headers.shard(shard.digest).rglob("*") if path.is_file()]
-        assert size == sum(path.stat().st_size for path in files) - rows
+        indexes = sum(data_bytes(spec, shard.rows) - shard.rows * row_stride(spec) for spec in shard.remote.arrays)
+        files = [path for path in Path(index.cache.header_path(shard.digest)).rglob("*") if path.is_file()]
+        assert size == sum(path.stat().st_size for path in files) + indexes
 
 
 @pytest.mark.parametrize("options", [(), ("--quick",)], ids=["every byte", "quick"])
@@ -113,9 +113,9 @@ def test_processes_of_one_computer_download_each_table_once(store, small_there):
 
 def test_headers_that_are_not_all_read_leave_nothing(store, small_there, monkeypatch):
     """What a killed process left goes after a day."""
-    audit, left = open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json"))), store.copies / "headers"
-    digests = [shard["digest"] for shard in audit.shards]
-    old, new = (headers_root(audit.manifest.cache) / "tmp" / name for name in ("old", "new"))
+    audit = open_manifest(read_manifest(Bucket.parse(f"{store.url}/manifest.json")))
+    digests, left = [shard["digest"] for shard in audit.shards], audit.cache.root / "tmp"
+    old, new = (left / name for name in ("old", "new"))
     for folder in (old, new):
         folder.mkdir(parents=True)
     os.utime(old, (0, 0))
@@ -123,10 +123,11 @@ def test_headers_that_are_not_all_read_leave_nothing(store, small_there, monkeyp
     store.proxy.rule = lambda method, path, before: "503" if "/key/c" in path else ""
     with pytest.raises(CacheError, match="the store answered 503"):
         ensure_headers(audit.cache, digests)
-    assert list(left.rglob("tmp/*")) == [new]
+    assert list(left.iterdir()) == [new]
     store.proxy.forget()
-    assert set(ensure_headers(audit.cache, digests).shards()) == set(digests)
-    assert list(left.rglob("tmp/*")) == [new]
+    ensure_headers(audit.cache, digests)
+    assert set(audit.cache.shards("headers")) == set(digests) and not list(audit.cache.shards())
+    assert list(left.iterdir()) == [new]
 
 
 def test_a_copy_that_was_damaged_is_fetched_again_within_the_run(store, small_there):

@@ -17,7 +17,7 @@ ABOVE = {name: text for name, text in MODULES.items() if not name.startswith(("p
 
 SPELLED = re.compile(r"\bis_url\(|\burl_of\(|\blocal_path\(|\bis_object\(|\bfetcher is (?:not )?None|\"://\"|"
                      r"startswith\(\(?f?\"(?:s3|gs|az)\b")
-KINDS = re.compile(r"isinstance\([^\n]*?, (?:Bucket|Path)\)|\bcache\.store is (?:not )?None|\bcache\.fetches\b|"
+KINDS = re.compile(r"isinstance\([^\n]*?, (?:Bucket|Path)\)|\bcache\.store is (?:not )?None|"
                    r"\.origin is (?:not )?None")
 
 # Hub ids, and words of a run's document; tars, of which a store gives the headers.
@@ -27,9 +27,10 @@ ASK = {
     "prep/cli/verify.py": 1, "prep/cli/view.py": 2, "prep/dataset/overlap.py": 1, "prep/encode/assemble.py": 4,
     "prep/encode/engines/ray_worker.py": 1, "prep/encode/prompts.py": 1, "prep/encode/replaced.py": 2,
     "prep/encode/run.py": 1, "prep/export/pack.py": 1, "prep/export/unpack.py": 1, "prep/loader/prefetch.py": 1,
-    "prep/maintenance/compact.py": 2, "prep/maintenance/gc.py": 1, "prep/maintenance/gc_store.py": 1,
-    "prep/maintenance/join.py": 1, "prep/maintenance/others.py": 6, "prep/maintenance/pull.py": 1,
-    "prep/maintenance/push.py": 1, "prep/maintenance/recheck.py": 1, "prep/maintenance/verify.py": 1,
+    "prep/maintenance/compact.py": 2, "prep/maintenance/gc.py": 1,
+    "prep/maintenance/others.py": 6, "prep/maintenance/pull.py": 1,
+    "prep/maintenance/push.py": 1, "prep/maintenance/recheck.py": 1, "prep/maintenance/repair.py": 1,
+    "prep/maintenance/verify.py": 1,
     "prep/manifest/commands.py": 5, "prep/manifest/diff.py": 2, "prep/manifest/document.py": 13,
     "prep/manifest/statistics.py": 1, "prep/models/hub.py": 1, "prep/recipe/edits.py": 1, "prep/recipe/init.py": 1,
     "prep/recipe/load.py": 2, "prep/recipe/validate.py": 1, "prep/recipe/write.py": 1,

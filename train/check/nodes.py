@@ -17,7 +17,7 @@ def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str
     That what a node reads does not fit on this computer all at once; and, if the run `begins`, by which order of
     samples a node would read less.
     """
-    if not setup.index.cache.fetches:
+    if setup.index.cache.store is None:
         return []
     whole, room = sum(shard.bytes for shard in setup.index.shards), quota()
     partitioned = setup.plan.partitioned

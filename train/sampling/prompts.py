@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prep.cache.ledger.ledger import load_ledger
+from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import ConfigError, Problem
@@ -134,7 +134,7 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, kept: Kept | No
         if prompt.negative is not None:
             texts[prompt].setdefault(negative_key(prompt.negative, context), (prompt.negative, True))
     wanted = {key: text for each in texts.values() for key, text in each.items()}
-    ledger = load_ledger(index.cache)
+    ledger = ledger_at_hand(index.cache)
     rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
     if kept is not None:
         rows |= kept([key for key in wanted if key not in rows])

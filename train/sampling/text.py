@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from prep.cache.ledger.ledger import load_ledger
+from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.records import RowRef
 from prep.errors import ModelError
 from prep.keys import negative_key, text_key
@@ -36,7 +36,7 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
     for prompt in prompts:
         if prompt.negative is not None:
             wanted.setdefault(negative_key(prompt.negative, context), (prompt.negative, True))
-    ledger = load_ledger(index.cache)
+    ledger = ledger_at_hand(index.cache)
     rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
     lacking = {key: text for key, text in wanted.items() if key not in rows}
     if lacking:

@@ -110,16 +110,16 @@ def _read(cache: Cache) -> bytes:
     """The file's bytes. Raises `OSError`, and `Unparsed` if the file is larger than the cache accounts for."""
     path = cache.root / NAME
     size = path.lstat().st_size
-    if size > FREE_BYTES and size > min(MOST_BYTES, FREE_BYTES + 2 * _accounted(cache.root)):
+    if size > FREE_BYTES and size > min(MOST_BYTES, FREE_BYTES + 2 * _accounted(cache)):
         raise Unparsed(f"{NAME} has {size} bytes, more than commits and keys of its cache account for")
     return read_regular(path, size)
 
 
-def _accounted(root: Path) -> int:
+def _accounted(cache: Cache) -> int:
     """Bytes of all commits and of the keys of all shards, which bound the size of a look-up file."""
     total = 0
-    for kind, inner in (("commits", ""), ("shards", shard_format.KEY_PATH)):
-        for fan in entries(root / kind):
+    for kind, inner in (("commits", ""), (cache.headers, shard_format.KEY_PATH)):
+        for fan in entries(cache.root / kind):
             for entry in entries(Path(fan.path)) if fan.is_dir(follow_symlinks=False) else ():
                 with contextlib.suppress(OSError):
                     total += Path(entry.path, inner).lstat().st_size

@@ -58,8 +58,8 @@ def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
     """
     commits = list(_commits(cache, known))
     named = {commit.shard.digest: (commit.shard, commit.field) for _, commit in commits if commit.shard is not None}
-    damaged = set(cache.names("damaged"))
-    fans = {fan.name: fan.path for fan in entries(cache.root / "shards") if fan.is_dir(follow_symlinks=False)}
+    damaged = set(cache.names("damaged")) if cache.store is None else set()  # of copies, which are fetched again
+    fans = {fan.name: fan.path for fan in entries(cache.root / cache.headers) if fan.is_dir(follow_symlinks=False)}
     held: dict[str, _Rows] = {}
     for digest in sorted(digest for digest in named if digest[:2] in fans):
         damages = recorded(cache, digest) if digest in damaged else ()
@@ -76,8 +76,8 @@ def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
 
 def sound_rows(cache: Cache, shard: Shard) -> int:
     """How many rows of a shard are intact, without the look-up file."""
-    root = str(cache.shard(shard.digest))
-    return _rows(cache, EMPTY_INDEX, shard, recorded(cache, shard.digest), root).count
+    damages = recorded(cache, shard.digest) if cache.store is None else ()
+    return _rows(cache, EMPTY_INDEX, shard, damages, cache.header_path(shard.digest)).count
 
 
 def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit]]:
@@ -98,7 +98,7 @@ def is_of_its_field(cache: Cache, commit: Commit) -> bool:
     if commit.shard is None:
         return True
     try:
-        return parse_group(read_document(cache.shard(commit.shard.digest)), "zarr.json") == commit.field
+        return parse_group(read_document(cache.header_path(commit.shard.digest)), "zarr.json") == commit.field
     except (OSError, Unparsed, CacheError):
         return True
 
@@ -107,10 +107,10 @@ def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], 
     entry = known.shards.get(shard.digest)
     before = None if entry is None else _tree_stamp(root, entry.tree)
     if entry is not None and before is not None and before.digest == entry.stamp and not damages:
-        return _Rows(entry.rows, entry, None) if before.bytes == shard.bytes else _NONE
+        return _Rows(entry.rows, entry, None) if _is_whole(cache, before, shard) else _NONE
     tree = _tree(root)
     before = _tree_stamp(root, tree)
-    if before is None or before.bytes != shard.bytes or any(damage.row is None for damage in damages):
+    if before is None or not _is_whole(cache, before, shard) or any(damage.row is None for damage in damages):
         return _NONE
     try:
         keys = read_keys(cache, shard.digest).view(KEY).reshape(-1)
@@ -123,6 +123,11 @@ def _rows(cache: Cache, known: Lookup, shard: Shard, damages: Sequence[Damage], 
     stamp = _stamp_to_keep(before, _tree_stamp(root, tree))
     entry = Entry(stamp, len(rows), tree) if stamp is not None and is_known_layout(tree) else None
     return _Rows(len(rows), entry, (keys, rows))
+
+
+def _is_whole(cache: Cache, stamp: Stamp, shard: Shard) -> bool:
+    """Whether a shard has its size; in a store, it had when its header came here."""
+    return cache.store is not None or stamp.bytes == shard.bytes
 
 
 def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:

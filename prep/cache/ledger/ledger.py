@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import islice
 from operator import lt
-from pathlib import Path
 from typing import Any
 
 from prep.cache.commits import VERSION, as_json, read_commit
@@ -18,13 +17,12 @@ from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, p
 from prep.cache.ledger.index import load_index
 from prep.cache.ledger.inventory import Inventory, is_of_its_field, sound_rows, take_inventory
 from prep.cache.records import Reject, RowRef, Shard, Task
-from prep.cache.remote.working import evict_rows, refresh, refresh_task, upload_shard
+from prep.cache.remote.working import refresh, refresh_task, settle, upload_shard
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, seal
 from prep.fs import atomic
 from prep.fs.remote.retry import NEVER
-from prep.fs.tree import tree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +77,15 @@ def empty_ledger() -> Ledger:
 def load_ledger(cache: Cache, *, remember: bool = False) -> Ledger:
     """Loads the ledger of a cache: checks the stamp of every commit and shard, reads those the look-up file lacks.
 
-    `remember` rewrites the look-up file if enough has changed. A working copy first learns what is in its store.
+    `remember` rewrites the look-up file if enough has changed. What is in a store is asked for first.
     """
     refresh(cache)
     return _ledger(take_inventory(cache, load_index(cache), remember=remember))
+
+
+def ledger_at_hand(cache: Cache) -> Ledger:
+    """As `load_ledger`, and asks no store: of a cache there, no row counts."""
+    return load_ledger(cache) if cache.store is None else empty_ledger()
 
 
 def write_commit(
@@ -91,8 +94,8 @@ def write_commit(
 ) -> bool:
     """Records a finished task, after its shard is published; returns False if another process has already done so.
 
-    Replaces a commit whose shard is missing or damaged. In a working copy, the shard is uploaded before: `CacheError`
-    if that fails, `Stopped`.
+    Replaces a commit whose shard is missing or damaged. To a store, the shard is uploaded before: `CacheError` if that
+    fails, `Stopped`.
     """
     document = commit_document(task.key, task.field, shard, rejects, provenance)
     target = cache.commit(task.key)
@@ -103,7 +106,7 @@ def write_commit(
         cache.replace(target, document, stop=stop)
         new = True
     if shard is not None:
-        evict_rows(cache, shard.digest)
+        settle(cache, shard.digest)
     return new
 
 
@@ -113,7 +116,7 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
     The next run then plans them again, and its commits replace the old ones: however often a row is rejected, there is
     at most one more commit. If this is interrupted, the next run tries the rows that were dropped so far.
 
-    A working copy first learns what is in its store: another computer may have rejected them, or replaced a commit.
+    What is in a store is asked for first: another computer may have rejected them, or replaced a commit.
     """
     refresh(cache)
     for task in list(cache.names("commits")):
@@ -129,7 +132,7 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
 
 
 def is_done(cache: Cache, task: str) -> bool:
-    """Like `is_finished`, and asks the store of a working copy."""
+    """Like `is_finished`, and asks the store of a cache there."""
     refresh_task(cache, task)
     return is_finished(cache, task)
 
@@ -157,11 +160,6 @@ def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
             keys |= {bytes(key).hex() for key in read_keys(cache, found.shard.digest)}
         if found.field != task.field or not keys.issuperset(task.rows) or not is_of_its_field(cache, found):
             atomic.remove(cache.commit(task.key))
-
-
-def shard_bytes(root: Path) -> int:
-    """The total size of a shard's files on the disk. Raises `FileNotFoundError`, `NotRegularFile`."""
-    return sum(size for _, size in tree(root))
 
 
 def commit_document(

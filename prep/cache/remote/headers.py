@@ -1,10 +1,14 @@
-"""Reads of shards in object stores only what is not rows: documents, keys and shard indexes, by range reads."""
+"""Headers of shards in object stores: their documents and keys, which are kept here without their rows.
+
+Both are files as in a shard, in a directory of its own (`Cache.header_path`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from prep.cache import shard_format
 from prep.cache.remote.quota import make_dirs, remove_leftovers
@@ -17,14 +21,14 @@ from prep.cache.remote.shards import (
     lock_shard,
     lookup,
     move_in,
+    shard_of,
     staging,
     url_in,
 )
 from prep.cache.shard_check import quick_check
-from prep.cache.store import Cache, retire_shard
+from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.remote.copies import headers_root
 from prep.fs.remote.objects import read_range, size_of
 from prep.fs.remote.retry import NEVER, side_by_side
 from prep.fs.tree import tree
@@ -32,43 +36,71 @@ from prep.fs.tree import tree
 JOBS = 32  # headers fetched at a time: small requests, which mostly wait
 
 
-def ensure_headers(cache: Cache, digests: Sequence[str]) -> Cache:
-    """A cache that has documents, keys and shard indexes of these shards: `cache` itself unless it is a copy.
+def ensure_headers(cache: Cache, digests: Sequence[str]) -> None:
+    """Makes sure that documents and keys of these shards are here. A cache on this computer has them.
 
-    Of a copy, what is lacking is fetched by range reads: some hundred bytes a shard, and its keys. Rows are holes.
+    What is lacking is fetched and checked by range reads, with shard indexes: some hundred bytes a shard, and its keys.
     Raises `CacheError` for a shard whose header is damaged in the store, or missing there.
     """
-    if cache.original is None:
-        return cache
-    headers = Cache(root=headers_root(cache.original))
-    lacking = [digest for digest in dict.fromkeys(digests) if not headers.shard(digest).is_dir()]
+    if cache.store is None:
+        return
+    lacking = [digest for digest in dict.fromkeys(digests) if not has_header(cache, digest)]
     if lacking:
-        make_dirs(headers.root)
-        remove_leftovers(headers.root / "tmp")
+        make_dirs(cache.root)
+        remove_leftovers(cache.root / "tmp")
         stop = threading.Event()
-        side_by_side(lambda digest: _keep_header(cache, headers, digest, stop), lacking, JOBS, stop)
-    return headers
+        side_by_side(lambda digest: _fetch_header(cache, digest, stop), lacking, JOBS, stop)
 
 
-def _keep_header(cache: Cache, headers: Cache, digest: str, stop: threading.Event) -> None:
+def has_header(cache: Cache, digest: str) -> bool:
+    """Whether the header of a shard in a store is here."""
+    return Path(cache.header_path(digest)).is_dir()
+
+
+def _fetch_header(cache: Cache, digest: str, stop: threading.Event) -> None:
     with lock_shard(digest, stop):
-        if headers.shard(digest).is_dir():
+        if has_header(cache, digest):
             return
         for _ in range(TRIES):
-            if missing := fetch_header(cache, headers, digest, stop=stop):
-                retire_shard(headers, digest)
-                raise incomplete(cache, digest, missing[0])
-            if not (found := quick_check(headers, digest)):
-                return
-            retire_shard(headers, digest)
+            with staging(cache) as scratch:
+                stored = Cache(root=scratch)
+                if missing := _read_header(cache, stored, digest, stop=stop):
+                    raise incomplete(cache, digest, missing[0])
+                if not (found := quick_check(stored, digest)):
+                    keep_header(cache, shard_of(stored, digest), keys_of(stored, digest))
+                    return
         raise CacheError(f"shard {digest} in {cache.place} is damaged: {found[0].what}", hint=AGAIN)
 
 
-def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.Event = NEVER) -> list[str]:
-    """Fetches a shard's header as a shard of `headers`, whatever it has in the store; returns the missing files."""
+def keys_of(cache: Cache, digest: str) -> bytes:
+    """The file of a shard's keys. Raises `OSError`."""
+    return Path(cache.header_path(digest), shard_format.KEY_PATH).read_bytes()
+
+
+def keep_header(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
+    """Keeps the header of a shard in a store, whose lock is held; `keys` is their file."""
+    with staging(cache) as staged:
+        for name, data in {**shard.documents, shard_format.KEY_PATH: keys}.items():
+            if not (staged / name).parent.is_dir():
+                atomic.make_dir((staged / name).parent, mode=cache.dir_mode)
+            with atomic.create(staged / name, mode=cache.file_mode) as handle:
+                atomic.write(handle, data)
+        move_in(cache, staged, Path(cache.header_path(shard.digest)))
+
+
+def drop_header(cache: Cache, digest: str) -> None:
+    """Removes the header of a shard in a store, whose lock is held, if it is here."""
+    if has_header(cache, digest):
+        with staging(cache) as aside:
+            atomic.rename(Path(cache.header_path(digest)), aside / digest)
+
+
+def _read_header(cache: Cache, into: Cache, digest: str, *, stop: threading.Event = NEVER) -> list[str]:
+    """Fetches a shard's documents, keys and shard indexes as a shard whose rows are holes, whatever it has in the
+    store; returns the missing files."""
     shard, missing = lookup(cache, digest), list[str]()
     data_files = {shard_format.data_path(spec): spec for spec in shard.arrays}
-    with staging(headers) as staged:
+    with staging(into) as staged:
         for name, size in shard.files.items():
             url = url_in(cache, digest, name)
             atomic.make_dirs((staged / name).parent)
@@ -85,7 +117,7 @@ def fetch_header(cache: Cache, headers: Cache, digest: str, *, stop: threading.E
                 atomic.write(handle, data)
                 if name in data_files:
                     handle.truncate(there)
-        move_in(headers, staged, digest)
+        move_in(into, staged, into.shard(digest))
     return missing
 
 
@@ -98,12 +130,12 @@ def cost_of(shard: RemoteShard) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def as_stored(cache: Cache, digest: str, *, rows: bool, stop: threading.Event = NEVER) -> Iterator[Cache]:
-    """A cache that has a shard as it is stored now: `cache` itself unless it is a copy.
+    """A cache that has a shard as it is stored now: `cache` itself unless it is in a store.
 
-    Of a copy, the shard is fetched for the time of the block, with all its `rows` or only its header, however damaged
+    From there the shard is fetched for the time of the block, with all its `rows` or only its header, however damaged
     it is. Raises `CacheError` if the store does not answer, `Stopped`.
     """
-    if not cache.fetches:
+    if cache.store is None:
         yield cache
         return
     scratch = Cache(root=cache.stage())
@@ -111,7 +143,7 @@ def as_stored(cache: Cache, digest: str, *, rows: bool, stop: threading.Event = 
         if rows:
             fetch_shard(cache, scratch, digest, check=False, stop=stop)
         else:
-            fetch_header(cache, scratch, digest, stop=stop)
+            _read_header(cache, scratch, digest, stop=stop)
         if not any(tree(scratch.shard(digest))):
             atomic.remove_tree(scratch.shard(digest))  # nothing of it is there: it is missing
         yield scratch

@@ -23,7 +23,7 @@ from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.lock import BUSY, try_exclusive, try_lock
 from prep.fs.paths import MARKER
-from prep.fs.remote.copies import COMING, DIRECTORY, LIMIT, WHOLE, mirror
+from prep.fs.remote.copies import COMING, DIRECTORY, EARLIER, LIMIT, WHOLE, mirror
 from prep.fs.remote.errors import Stopped
 from prep.fs.tree import tree
 from prep.fs.user_cache import make_private
@@ -156,6 +156,7 @@ def _note(known: Path, room: _Measured, taken: int = 0) -> None:
 
 def _make_room(size: int) -> int:
     """Removes copies until there is room for `size` bytes; returns how much there is: less if downloads take it."""
+    _remove_earlier()
     for _ in range(LOOKS):
         under_way = _under_way()  # first: a download that ends meanwhile counts twice, and not never
         used, copies = _copies()
@@ -213,6 +214,14 @@ def _no_room(size: int, why: str) -> NotFetched:
     return NotFetched(f"there is no room for {format_bytes(size)} in {mirror()}: {why}",
                       hint=f"free some space, or name a directory on another disk with {DIRECTORY}=DIR, or allow more "
                       f"with {LIMIT}=200GB; then run the same command again")
+
+
+def _remove_earlier() -> None:
+    """Removes what earlier versions kept beside the copies, unless one of them may be running. Nobody reads it."""
+    for root in (root for kind in EARLIER for root in _caches(mirror() / kind)):
+        with contextlib.suppress(OSError):
+            if time.time() - max(path.stat().st_mtime for path in (root, *root.iterdir())) > STALE:
+                atomic.remove_tree(root)
 
 
 def _copies() -> tuple[int, list[tuple[float, int, Path]]]:

@@ -1,9 +1,8 @@
 """Local copies of a cache in an object store: whole shards, each fetched once per computer and checked by its digest.
 
-The copy of a cache lies where `prep.fs.remote.copies` says and is a cache itself, so what reads caches reads it
-unchanged. Its shards come when they are first needed. A shard's files follow from the manifest's table of shards
-(`register`), so nothing is ever listed. Files are not synced to the disk: what a power failure spoils does not match
-its checksum, and is fetched again.
+Copies lie where `prep.fs.remote.copies` says, as in any cache, so what reads caches reads them unchanged. They come
+when they are first needed. A shard's files follow from the manifest's table of shards (`register`), so nothing is ever
+listed. Files are not synced to the disk: what a power failure spoils does not match its checksum, and is fetched again.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.remote.quota import QUOTA, NotFetched, make_dirs
+from prep.cache.shard_header import read_header
 from prep.cache.store import FULL, Cache, publish_dir, retire_shard
 from prep.digest import digest_bytes
 from prep.errors import CacheError
@@ -29,7 +29,7 @@ from prep.fs.remote.copies import LOCKS, mirror
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import read_range, stream
 from prep.fs.remote.retry import NEVER
-from prep.fs.tree import listing_digest
+from prep.fs.tree import listing_digest, tree
 
 GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole
 TRIES = 3  # downloads of a shard whose bytes do not match its digest
@@ -66,12 +66,12 @@ class RemoteShard:
                 **{shard_format.data_path(spec): shard_format.data_bytes(spec, self.rows) for spec in self.arrays}}
 
 
-_learned: dict[Path, dict[str, RemoteShard]] = {}  # of each copy of a cache, what manifests said of its shards
+_learned: dict[Path, dict[str, RemoteShard]] = {}  # of the copies of each cache, what manifests said of its shards
 
 
 def register(cache: Cache, shards: Iterable[RemoteShard]) -> None:
-    """Notes what a manifest says of shards, if `cache` is a copy: from then on they can be fetched."""
-    if cache.fetches:
+    """Notes what a manifest says of shards, if `cache` is in a store: from then on they can be fetched."""
+    if cache.store is not None:
         _learned.setdefault(cache.root, {}).update({shard.digest: shard for shard in shards})
 
 
@@ -83,6 +83,7 @@ class Fetcher:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
+        self._described: dict[str, RemoteShard] = {}
 
     def ensure(self, digest: str, *, stop: threading.Event = NEVER) -> bool:
         """Makes sure that a shard is here, without recorded damage; returns whether it had to be fetched.
@@ -100,7 +101,7 @@ class Fetcher:
 
     def touch(self, digest: str) -> bool:
         """Whether a shard is here, without recorded damage. Its copy then counts as used last now."""
-        if not self._cache.fetches:
+        if self._cache.store is None:
             return True
         if not self._has(digest):
             return False
@@ -136,15 +137,28 @@ class Fetcher:
 
     def is_damaged(self, digest: str) -> bool:
         """Whether a reader found damage in the copy of a shard."""
-        return self._cache.fetches and self._cache.damaged(digest).exists()
+        return self._cache.store is not None and self._cache.damaged(digest).exists()
+
+    def described(self, digest: str, array: str) -> tuple[ArraySpec, int] | None:
+        """The dtype and shape of a row, and the number of rows, as the header of a shard in a store says, if that is
+        here."""
+        if self._cache.store is None:
+            return None
+        if digest not in self._described:
+            try:
+                self._described[digest] = shard_of(self._cache, digest)
+            except CacheError:
+                return None
+        shard = self._described[digest]
+        return next(((spec, shard.rows) for spec in shard.arrays if spec.name == array), None)
 
 
 def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, stop: threading.Event = NEVER) -> None:
-    """Fetches a shard of which `remote` is the copy's cache into the cache `into`, and checks its digest.
+    """Fetches a shard of a cache in a store into `into`, and checks its digest.
 
-    `into` is a copy, too: there is room in it, or room is made. Nothing is half-visible: the shard is renamed to its
-    name when all of it is there. `check` is False: a damaged shard is kept as the store has it, without files that are
-    missing. Raises `CacheError`, `Stopped`.
+    That is among the copies, too: there is room in it, or room is made. Nothing is half-visible: the shard is renamed
+    to its name when all of it is there. `check` is False: a damaged shard is kept as the store has it, without files
+    that are missing. Raises `CacheError`, `Stopped`.
     """
     shard, attempt = lookup(remote, digest), 0
     while attempt < TRIES:
@@ -152,7 +166,7 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
             with QUOTA.reserved(shard.bytes, stop), staging(into) as staged:
                 found = _download(remote, shard, staged, check, stop)
                 if not check or found == digest:
-                    move_in(into, staged, digest)
+                    move_in(into, staged, into.shard(digest))
                     return
             attempt += 1
         except OSError as error:
@@ -162,15 +176,18 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
     raise _spoiled(remote, digest)
 
 
-def download_shard(remote: Cache, into: Cache, digest: str, *, stop: threading.Event = NEVER) -> None:
-    """Fetches a shard of which `remote` is the copy's cache into a cache that is kept: synced to the disk.
+def download_shard(remote: Cache, into: Cache, digest: str, *, damaged: bool = False, stop: threading.Event = NEVER
+                   ) -> None:
+    """Fetches a shard of a cache in a store into a cache that is no copy: synced to the disk.
 
-    Raises `CacheError`, `Stopped`, and `OSError`, also for a full disk.
+    With `damaged`, one that is damaged in the store is taken as it is, for a while. Raises `CacheError`, `Stopped`, and
+    `OSError`, also for a full disk.
     """
     shard = lookup(remote, digest)
-    for _ in range(TRIES):
+    for left in range(TRIES - 1, -1, -1):
         with staging(into) as staged:
-            if _download(remote, shard, staged, check=True, stop=stop, sync=True) == digest:
+            found = _download(remote, shard, staged, check=True, stop=stop, sync=not damaged)
+            if found == digest or (damaged and not left):
                 publish_dir(into, staged, digest)
                 return
     raise _spoiled(remote, digest)
@@ -224,9 +241,8 @@ def incomplete(cache: Cache, digest: str, name: str) -> NotFetched:
     return NotFetched(f"shard {digest} in {cache.place} is missing or incomplete: it has no {name}", hint=AGAIN)
 
 
-def move_in(cache: Cache, staged: Path, digest: str) -> None:
-    """Renames a staged shard to its name; one that is there already has the same bytes."""
-    target = cache.shard(digest)
+def move_in(cache: Cache, staged: Path, target: Path) -> None:
+    """Renames a staged shard or header to its name; one that is there already has the same bytes."""
     cache.make_dirs(target.parent)
     try:
         atomic.rename(staged, target)
@@ -237,10 +253,29 @@ def move_in(cache: Cache, staged: Path, digest: str) -> None:
 
 
 def lookup(cache: Cache, digest: str) -> RemoteShard:
-    found = _learned.get(cache.root, {}).get(digest)
-    if found is None:
-        raise CacheError(f"shard {digest} is not in the table of shards of any manifest that was read here", hint=AGAIN)
-    return found
+    """What a manifest or its header says of a shard in a store. Raises `CacheError`."""
+    if (found := _learned.get(cache.root, {}).get(digest)) is not None:
+        return found
+    try:
+        return shard_of(cache, digest)
+    except CacheError:
+        raise CacheError(f"shard {digest} is not in the table of shards of any manifest that was read here",
+                         hint=AGAIN) from None
+
+
+def shard_of(cache: Cache, digest: str) -> RemoteShard:
+    """What the header of a shard says. Raises `CacheError`."""
+    header = read_header(cache, digest)
+    shard = RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=0, arrays=header.arrays)
+    return replace(shard, bytes=sum(shard.files.values()))
+
+
+def shard_bytes(cache: Cache, digest: str) -> int:
+    """The total size of a shard's files; of one in a store, as its header says. Raises `CacheError`,
+    `FileNotFoundError`, `NotRegularFile`."""
+    if cache.store is not None:
+        return shard_of(cache, digest).bytes
+    return sum(size for _, size in tree(cache.shard(digest)))
 
 
 def url_in(cache: Cache, digest: str, name: str) -> str:

@@ -1,17 +1,23 @@
-"""Working copies of caches in object stores, into which `prep encode` encodes as into any cache.
+"""Caches in object stores, into which `prep encode` encodes as into any cache.
 
-A working copy has the commits of the store, and of the shards that they name all but rows, which are holes: so a ledger
-is loaded from it as from any other cache. What counts is what the store has. `refresh` lists commits and shards there,
-and fetches commits and keys that are new. A shard that was encoded here is uploaded, read back, and only then named by
-a commit, which is created on the condition that there is none (`prep.cache.ledger.ledger.write_commit`). The store
-has no locks, and needs none: objects are only added, and what no commit names is not seen.
+    COPIES/latentry.json  tables/  plans/  damaged/  tmp/    as in any cache
+           shards/ab/ab12…/   copies of whole shards, fetched when they are read, removed to make room
+           headers/ab/ab12…/  documents and keys of shards
+           commits/ab/ab12….json  those of the store whose shards are whole there
+           unsent/            a cache of shards that were made here, until they are uploaded
+
+So a ledger is loaded from it as from any other cache. What counts is what the store has. `refresh` lists commits and
+shards there, and fetches commits and headers that are new. A shard that was encoded here is uploaded, read back, and
+only then named by a commit, which is created on the condition that there is none
+(`prep.cache.ledger.ledger.write_commit`). The store has no locks, and needs none: objects are only added, and what no
+commit names is not seen.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -19,10 +25,10 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
 from prep.cache.remote.documents import check_alone
+from prep.cache.remote.headers import drop_header, has_header, keep_header, keys_of
 from prep.cache.remote.quota import QUOTA, make_dirs
-from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, lock_shard, move_in, register
+from prep.cache.remote.shards import GROUP, TRIES, Fetcher, RemoteShard, lock_shard, move_in, shard_of
 from prep.cache.remote.upload import Uploader
-from prep.cache.shard_header import read_header
 from prep.cache.store import (
     MARKER_BYTES,
     SUFFIX,
@@ -39,10 +45,9 @@ from prep.fs import atomic
 from prep.fs.paths import MARKER
 from prep.fs.place import Place
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import copy_of, work_root
 from prep.fs.remote.objects import create_checked, delete_object, list_objects, read_object
 from prep.fs.remote.retry import NEVER, side_by_side
-from prep.fs.tree import file_digest, tree
+from prep.fs.tree import tree
 from prep.parse import Unparsed, digest_of
 
 JOBS = 32  # commits and keys fetched at a time: small requests, which mostly wait
@@ -54,7 +59,7 @@ Files = Mapping[str, int]  # names and sizes of a shard's objects
 
 
 def open_to_encode(path: Place, *, create: bool) -> Cache:
-    """Opens the cache at `path` for encoding: a directory, or the working copy of what is at a URL.
+    """Opens the cache at `path` for encoding.
 
     Raises as `open_cache` does, and `StoreError`.
     """
@@ -67,12 +72,12 @@ def open_to_encode(path: Place, *, create: bool) -> Cache:
             raise CacheError(f"there is no cache in {url}: it has no {MARKER}",
                              hint="prep encode SOURCE --cache URL creates one")
         marker = create_checked(f"{url}/{MARKER}", new_marker(), MARKER_BYTES)
-    for root in (work_root(path), copy_of(path)):  # the other is for whole shards
-        make_dirs(root)
-        if not (root / MARKER).is_file() or (root / MARKER).read_bytes() != marker:
-            atomic.write_atomic(root / MARKER, marker)
-        open_cache(root, create=False)  # checks the marker
-    return Cache(root=work_root(path), store=path)
+    cache = cache_at(path)
+    make_dirs(cache.unsent.root)
+    if not (cache.root / MARKER).is_file() or (cache.root / MARKER).read_bytes() != marker:
+        atomic.write_atomic(cache.root / MARKER, marker)
+    open_cache(cache.root, create=False)  # checks the marker
+    return cache
 
 
 def check_can_encode_to(path: Place) -> None:
@@ -112,16 +117,16 @@ def _marker(path: Bucket) -> bytes | None:
 
 
 def refresh(cache: Cache) -> None:
-    """Makes a working copy know the commits in its store whose shards are whole there, and no others.
+    """Makes known here the commits in the store of a cache whose shards are whole there, and no others.
 
-    Other caches are what they are. Raises `CacheError` for a commit of another version, `StoreError`.
+    Caches on this computer are what they are. Raises `CacheError` for a commit of another version, `StoreError`.
     """
     if cache.store is None:
         return
-    for digest in list(cache.names("damaged")):  # of what is here: the store has it, or it is encoded again
+    for digest in list(cache.unsent.names("damaged")):  # the store has it, or it is encoded again
         with lock_shard(digest, NEVER):
-            if cache.damaged(digest).exists():  # else another process has replaced it meanwhile
-                retire_shard(cache, digest)
+            if cache.unsent.damaged(digest).exists():  # else another process has replaced it meanwhile
+                retire_shard(cache.unsent, digest)
     before = set(cache.names("commits"))  # first: what is here now was in the store, so it is in the list, or gone
     commits = dict(_commits(cache))
     shards = _shards(cache)
@@ -130,28 +135,25 @@ def refresh(cache: Cache) -> None:
     side_by_side(lambda task: _fetch(cache, task, shards, stop), new, JOBS, stop)
     for task in before - commits.keys():
         atomic.remove_tree(cache.commit(task))
-    _retire_hollow(cache, shards)
+    _drop_headers(cache, shards)
 
 
-def _retire_hollow(cache: Cache, shards: Mapping[str, Files]) -> None:
-    """Removes shards without rows that are gone from the store: `prep gc` ran there.
-
-    A shard that was encoded here and not uploaded yet has its rows, and stays.
-    """
+def _drop_headers(cache: Cache, shards: Mapping[str, Files]) -> None:
+    """Removes the headers of shards that are gone from the store: `prep gc` ran there."""
     stop = threading.Event()
 
-    def retire(digest: str) -> None:
+    def drop(digest: str) -> None:
         with lock_shard(digest, stop):
             # Asked now: another process may have uploaded or taken it since the shards were listed.
-            if _is_hollow(cache, digest) and GROUP not in _files(cache, digest, stop):
-                retire_shard(cache, digest)
+            if GROUP not in _files(cache, digest, stop):
+                drop_header(cache, digest)
 
-    hollow = [digest for digest in cache.shards() if GROUP not in shards.get(digest, {}) and _is_hollow(cache, digest)]
-    side_by_side(retire, hollow, JOBS, stop)
+    gone = [digest for digest in cache.shards(cache.headers) if GROUP not in shards.get(digest, {})]
+    side_by_side(drop, gone, JOBS, stop)
 
 
 def refresh_task(cache: Cache, task: str) -> None:
-    """Makes a working copy know whether its store has the commit of a task. Raises as `refresh` does."""
+    """Makes known here whether the store of a cache has the commit of a task. Raises as `refresh` does."""
     if cache.store is None or read_commit(cache, task) is not None:
         return
     with suppress(FileNotFoundError):
@@ -197,7 +199,7 @@ def _is_known(cache: Cache, task: str, size: int, shards: Mapping[str, Files]) -
     commit = read_commit(cache, task)
     if commit is None or cache.commit(task).stat().st_size != size:
         return False
-    return commit.shard is None or (_is_whole(commit, shards) and cache.shard(commit.shard.digest).is_dir())
+    return commit.shard is None or (_is_whole(commit, shards) and has_header(cache, commit.shard.digest))
 
 
 def _is_whole(commit: Commit, shards: Mapping[str, Files]) -> bool:
@@ -228,7 +230,7 @@ def _read(cache: Cache, task: str, stop: threading.Event) -> tuple[bytes, Commit
 
 def _take(cache: Cache, task: str, data: bytes, commit: Commit, shards: Mapping[str, Files],
           stop: threading.Event) -> bool:
-    """Adds a commit to the working copy, after the keys of its shard, unless its shard is not whole in the store."""
+    """Makes a commit known here, after the header of its shard, unless its shard is not whole in the store."""
     if commit.shard is not None and not (_is_whole(commit, shards) and
                                          _take_shard(cache, commit, shards[commit.shard.digest], stop)):
         return False
@@ -240,17 +242,16 @@ def _take(cache: Cache, task: str, data: bytes, commit: Commit, shards: Mapping[
 
 
 def _take_shard(cache: Cache, commit: Commit, files: Files, stop: threading.Event) -> bool:
-    """Makes the working copy have a shard without rows; returns whether that was possible."""
+    """Makes sure that the header of a commit's shard is here; returns whether that was possible."""
     assert commit.shard is not None
     digest = commit.shard.digest
     with lock_shard(digest, stop):
-        if cache.shard(digest).is_dir():
+        if has_header(cache, digest):
             return True
         for _ in range(TRIES):
             with suppress(Unparsed, FileNotFoundError):
                 shard = _described(cache, commit, files, stop)
-                keys = _keys(cache, shard, stop)
-                write_hollow(cache, shard, keys)
+                keep_header(cache, shard, _keys(cache, shard, stop))
                 return True
     return False
 
@@ -284,168 +285,101 @@ def _keys(cache: Cache, shard: RemoteShard, stop: threading.Event) -> bytes:
     return data
 
 
-# ---- shards without rows ---------------------------------------------------------------------------------------------
-
-
-def write_hollow(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
-    """Adds a shard to the working copy with documents, keys and shard indexes; rows are holes."""
-    staged = cache.stage()
-    try:
-        for name, data in {**shard.documents, shard_format.KEY_PATH: keys}.items():
-            _make(staged / name, data, cache)
-        for spec in shard.arrays:
-            _write_hole(staged / shard_format.data_path(spec), spec, shard.rows, cache)
-        move_in(cache, staged, shard.digest)
-    finally:
-        atomic.remove_tree(staged)
-
-
-def _make(path: Path, data: bytes, cache: Cache) -> None:
-    if not path.parent.is_dir():
-        atomic.make_dir(path.parent, mode=cache.dir_mode)
-    with atomic.create(path, mode=cache.file_mode) as handle:
-        atomic.write(handle, data)
-
-
-def _write_hole(path: Path, spec: ArraySpec, rows: int, cache: Cache) -> None:
-    with atomic.create(path, mode=cache.file_mode) as handle:
-        handle.seek(rows * shard_format.row_stride(spec))
-        for part in shard_format.index_parts(spec, rows):
-            atomic.write(handle, part)
-
-
-def _is_hollow(cache: Cache, digest: str) -> bool:
-    """Whether the first row of a shard is a hole: not even a row of zeros is, since its checksum is not zero."""
-    try:
-        for spec in read_header(cache, digest).arrays:
-            with (cache.shard(digest) / shard_format.data_path(spec)).open("rb") as data:
-                return not any(data.read(shard_format.row_stride(spec)))
-    except (CacheError, OSError):
-        pass
-    return False
-
-
-def evict_rows(cache: Cache, digest: str) -> None:
-    """Frees the space of an uploaded shard's rows in a working copy; all else of it stays. Other caches keep them."""
-    if cache.store is None:
-        return
-    with lock_shard(digest, NEVER), suppress(CacheError):  # another process has removed it: then it is fetched again
-        header = read_header(cache, digest)
-        for spec in header.arrays:
-            hollow = atomic.temporary_name(cache.root, cache.staging())
-            _write_hole(hollow, spec, header.rows, cache)
-            atomic.rename(hollow, cache.shard(digest) / shard_format.data_path(spec))
-
-
-@contextmanager
-def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
-    """Whether a shard has its rows here, which no process drops until the block ends; outside working copies, it has.
-    """
-    if cache.store is None:
-        yield True
-        return
-    with lock_shard(digest, NEVER):
-        yield not _is_hollow(cache, digest)
-
-
-def ensure_rows(cache: Cache, digests: Iterable[str]) -> Cache:
-    """A cache that has the rows of these shards: `cache` itself, or the copy that fetches whole shards when read."""
-    if cache.store is None:
-        return cache
-    copy = cache_at(cache.store)
-    register(copy, [shard_of(cache, digest) for digest in digests])
-    return copy
-
-
-def shard_of(cache: Cache, digest: str) -> RemoteShard:
-    """What the header of a shard in a working copy says. Raises `CacheError`."""
-    header = read_header(cache, digest)
-    shard = RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=0, arrays=header.arrays)
-    return RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=sum(shard.files.values()),
-                       arrays=header.arrays)
-
-
 # ---- what is encoded here --------------------------------------------------------------------------------------------
 
 
 def publish_shard(cache: Cache, staged: Path, digest: str, *, stop: threading.Event = NEVER) -> None:
-    """Moves a staged and synced shard to its name, as `publish_dir` does. Raises `Stopped`.
-
-    Two processes may encode the same task. In a working copy, who is first has uploaded the shard and dropped its rows
-    when the second publishes it: then it gets its rows file by file, because others, for whom it is finished, must find
-    it at every moment.
-    """
+    """Moves a staged and synced shard to its name, as `publish_dir` does; of a cache in a store, to those that wait for
+    their upload. Raises `Stopped`."""
     if cache.store is None:
         publish_dir(cache, staged, digest)
         return
     with lock_shard(digest, stop):
-        target, names = cache.shard(digest), _names_in(staged)
-        if names and names == _names_in(target):
-            for name in sorted(names, reverse=True):  # the first array last: by it `_is_hollow` judges
-                if file_digest(staged / name) != file_digest(target / name):
-                    atomic.rename(staged / name, target / name)
-                    atomic.sync_dir((target / name).parent)
-        publish_dir(cache, staged, digest)
-
-
-def _names_in(root: Path) -> set[str]:
-    """The names of a shard's files; none of what is missing, or is no shard."""
-    try:
-        return {name for name, _ in tree(root)}
-    except OSError:
-        return set()
+        publish_dir(cache.unsent, staged, digest)
 
 
 def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) -> None:
-    """Makes sure that the store of a working copy has a shard that was encoded here; keeps a copy if there is room.
+    """Makes sure that the store of a cache has a shard that was encoded here, and that its header is known.
 
     Raises `CacheError`, `Stopped`.
     """
     if cache.store is None:
         return
     with lock_shard(digest, stop):
-        shard, there = shard_of(cache, digest), _files(cache, digest, stop)
-        if there == shard.files:  # its group document comes last
+        # Another process may have encoded the same, and be done with it.
+        made = cache.unsent if cache.unsent.shard(digest).is_dir() else cache
+        shard, there = shard_of(made, digest), _files(cache, digest, stop)
+        if there != shard.files:  # its group document comes last
+            Uploader(made, str(cache.store), repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
+        if not has_header(cache, digest):
+            keep_header(cache, shard, keys_of(made, digest))
+
+
+def settle(cache: Cache, digest: str) -> None:
+    """Makes an uploaded shard one of the copies if there is room, else it goes. Caches on this computer keep theirs."""
+    if cache.store is None:
+        return
+    with lock_shard(digest, NEVER):
+        made = cache.unsent.shard(digest)
+        if not made.is_dir():  # another process has done it
             return
-        Uploader(cache, str(cache.store), repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
-        _keep(cache, shard)
+        if not Fetcher(cache).touch(digest) and _has_room(sum(size for _, size in tree(made))):
+            retire_shard(cache, digest)
+            move_in(cache, made, cache.shard(digest))
+        retire_shard(cache.unsent, digest)
 
 
-def _keep(cache: Cache, shard: RemoteShard) -> None:
-    """Adds an uploaded shard to the whole shards that this computer has, unless there is no room."""
-    assert cache.store is not None
-    copy = cache_at(cache.store)
-    if copy.shard(shard.digest).is_dir():
-        return
+def _has_room(size: int) -> bool:
     try:
-        QUOTA.make(shard.bytes)
+        QUOTA.make(size)
     except CacheError:
+        return False
+    return True
+
+
+def orphans(cache: Cache, known: Container[str]) -> list[str]:
+    """The shards made here that are not among the `known` ones, which commits name."""
+    made = list(cache.unsent.shards())
+    for digest in made:
+        if digest in known:
+            settle(cache, digest)  # a process died before it did
+    return [digest for digest in made if digest not in known]
+
+
+@contextmanager
+def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
+    """Whether a shard made here is still where it was made, from where no process moves it until the block ends."""
+    if cache.store is None:
+        yield True
         return
-    root, staged = cache.shard(shard.digest), copy.stage()
-    try:
-        data = {shard_format.data_path(spec) for spec in shard.arrays}
-        for name in shard.files.keys() - data:
-            _make(staged / name, (root / name).read_bytes(), copy)
-        for name in data:
-            atomic.link(root / name, staged / name)
-        move_in(copy, staged, shard.digest)
-    finally:
-        atomic.remove_tree(staged)
+    with lock_shard(digest, NEVER):
+        yield cache.unsent.shard(digest).is_dir()
 
 
 def upload_table(cache: Cache, digest: str) -> None:
-    """Makes sure that the store of a working copy has a table that was made here. Raises `CacheError`."""
+    """Makes sure that the store of a cache has a table that was made here. Raises `CacheError`."""
     if cache.store is not None:
         Uploader(cache, str(cache.store), repair=AGAIN).table(digest)
 
 
 def forget_shard(cache: Cache, digest: str) -> None:
-    """Makes a shard that is damaged in the store of a working copy count as missing, so that it is encoded again."""
+    """Makes a shard that is damaged in the store of a cache count as missing, so that it is encoded again."""
     for task in list(cache.names("commits")):
         commit = read_commit(cache, task)
         if commit is not None and commit.shard is not None and commit.shard.digest == digest:
             cache.discard(cache.commit(task))
     with lock_shard(digest, NEVER):
         delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
-        if _is_hollow(cache, digest):  # else another process has just encoded it, and uploads it next
-            retire_shard(cache, digest)
+        drop_header(cache, digest)
+
+
+def forget_commit(cache: Cache, commit: Commit) -> bool:
+    """Removes what is known here of a commit in a store, whose header is damaged here: it is fetched again. Returns
+    whether `cache` is in a store."""
+    if cache.store is None:
+        return False
+    atomic.remove_tree(cache.commit(commit.task))
+    if commit.shard is not None:
+        with lock_shard(commit.shard.digest, NEVER):
+            drop_header(cache, commit.shard.digest)
+    return True

@@ -69,7 +69,7 @@ class RayWorker:
 
 
 def _cache_on_node(cache: Cache, token: Path, wanted: str) -> Cache:
-    """The cache of a job on this node; of one in an object store, a working copy of the node's own.
+    """The cache of a job on this node; of one in an object store, with copies of the node's own.
 
     Raises `UsageError` for another version, `CacheError` if this node has no cache at that path, or another one.
     """

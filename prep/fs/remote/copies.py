@@ -1,12 +1,11 @@
 """Where this computer keeps copies of what is in stores.
 
-    DIR/whole/s3/BUCKET/KEY…    copies: manifests, tables, whole shards
-    DIR/headers/s3/BUCKET/KEY…  caches whose shards have documents, keys and shard indexes, but no rows
-    DIR/work/s3/BUCKET/KEY…     caches like those, into which prep encode encodes
-    DIR/runs/s3/BUCKET/KEY…     runs that train run trains and uploads
-    DIR/coming/                 how much room there is, and downloads under way: an empty, locked file each, whose name
-                                says how many bytes it will take
-    DIR/locks/000…fff           locks, each for all shards whose digest begins so, and other copies whose path's does
+    DIR/whole/s3/BUCKET/KEY…  copies: manifests, and of caches whole shards, tables, commits, documents and keys
+                              (`prep.cache.remote.working`)
+    DIR/runs/s3/BUCKET/KEY…   runs that train run trains and uploads
+    DIR/coming/               how much room there is, and downloads under way: an empty, locked file each, whose name
+                              says how many bytes it will take
+    DIR/locks/000…fff         locks, each for all shards whose digest begins so, and other copies whose path's does
 
 Pictures, captions and masks have no copies: they are read when they are needed (`prep.fs.blob`).
 
@@ -24,7 +23,8 @@ from prep.fs.remote.bucket import SCHEMES, Bucket, store_name
 
 DIRECTORY = "LATENTRY_REMOTE_DIR"
 LIMIT = "LATENTRY_REMOTE_LIMIT"
-WHOLE, HEADERS, WORK, RUNS, LOCKS, COMING = "whole", "headers", "work", "runs", "locks", "coming"
+WHOLE, RUNS, LOCKS, COMING = "whole", "runs", "locks", "coming"
+EARLIER = ("headers", "work")  # of earlier versions, which kept keys and what they encoded beside the copies
 
 
 def mirror() -> Path:
@@ -64,16 +64,6 @@ def directory_of(place: Path | Bucket) -> Path:
 def copy_of(place: Bucket) -> Path:
     """Where the local copy of an object lies. Raises `PathError`."""
     return _root(WHOLE, place)
-
-
-def headers_root(place: Bucket) -> Path:
-    """The cache of headers that belongs to a cache in a store. Raises `PathError`."""
-    return _root(HEADERS, place)
-
-
-def work_root(place: Bucket) -> Path:
-    """The directory in which this computer works on a cache in a store. Raises `PathError`."""
-    return _root(WORK, place)
 
 
 def run_root(place: Bucket) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from synthetic import Scale, build
 
 from prep.batching.plan import step_plan
 from prep.formatting import format_bytes
+from prep.fs.remote.bucket import Bucket
 from prep.loader.index import open_index
 from prep.loader.prefetch import bytes_by_node, bytes_by_part
 from train.check.nodes import notes_on_nodes
@@ -24,10 +26,10 @@ def index(tmp_path_factory):
 def told(index, monkeypatch):
     """`told(shuffle, nodes, room)`: the notes on a copy of the cache with so much room."""
     def notes(shuffle, nodes, room=1 << 40, **how):
-        monkeypatch.setattr("prep.cache.store.Cache.fetches", True)
         monkeypatch.setattr("train.check.nodes.quota", lambda: room)
         plan = step_plan(index.counts, seed=1, batch_size=48, shuffle=shuffle)
-        return notes_on_nodes(SimpleNamespace(index=index, plan=plan, masked=True), nodes, **how)
+        there = replace(index, cache=replace(index.cache, store=Bucket.parse("s3://bucket/cache")))
+        return notes_on_nodes(SimpleNamespace(index=there, plan=plan, masked=True), nodes, **how)
 
     return notes
 
