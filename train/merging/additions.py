@@ -1,4 +1,4 @@
-"""What a LoRA, LoHa or LoKr, or a whole difference, adds to the weights of the denoiser, read from its file."""
+"""What an adapter of any kind, or a whole difference, adds to the weights of the denoiser, read from its file."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from train.runs.safetensors.reader import STORED, read_safetensors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Added:
-    """What a LoRA adds to one weight: scale x up @ down, or another product."""
+    """What an adapter adds to one weight: scale x up @ down, or another product."""
 
     where: LayerSlice  # the weight's rows among those of the product
-    parts: Mapping[str, Tensor]  # by kind: down and up, or those of LoHa or LoKr, or diff; empty for a bias alone
+    parts: Mapping[str, Tensor]  # by kind: down and up, or those of another adapter, or diff; empty for a bias alone
     scale: float
     lengths: Tensor | None  # of DoRA, the length of each row of the sum, or column; else the sum is left as it is
     columns: bool = False  # whether the lengths are those of columns
@@ -61,6 +61,8 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
                  if kind not in ("alpha", "magnitude", "diff_b")}
         bias = adapter.tensors.get("diff_b")
         lengths = adapter.tensors.get("magnitude")
+        if adapter.kind == "ia3":
+            _require_axis(path, parts, layers[adapter.parts[0][1]], adapter.rows(layers))
         for where, layer in adapter.parts:
             found[layer] = Added(where=where, parts=parts, scale=scales[adapter.name],
                                  bias=None if bias is None else _rows(where, tensors[bias].float(), layers[layer]),
@@ -75,7 +77,7 @@ def changed(value: Tensor, part: Added, strength: float) -> Tensor:
     strength is then the way from the weight to the result, as ComfyUI takes it."""
     if not part.parts:
         return value
-    added = part.scale * _rows(part.where, _product(part.parts), value.shape).reshape(value.shape)
+    added = part.scale * _added(value, part)
     if part.lengths is None:
         return value + strength * added
     summed, ones = value + added, (1 for _ in value.shape[2:])
@@ -87,6 +89,29 @@ def changed(value: Tensor, part: Added, strength: float) -> Tensor:
         lengths = _rows(part.where, part.lengths.float().flatten(), value.shape)
         factor = (lengths / rows).reshape(-1, 1, *ones)
     return value + strength * (summed * factor - value)
+
+
+def _added(value: Tensor, part: Added) -> Tensor:
+    """What is added to a weight, before it is scaled. GLoRA (Chavan et al. 2023) also adds W @ a1 @ a2, IA3 (Liu et
+    al. 2022), as LyCORIS has it, W times factors of its rows or columns."""
+    parts = part.parts
+    if "ia3" in parts:
+        factors, ones = parts["ia3"].float().flatten(), (1 for _ in value.shape[2:])
+        if parts["ia3_input"]:
+            return value * factors.reshape(1, -1, *ones)
+        return value * _rows(part.where, factors, value.shape).reshape(-1, 1, *ones)
+    found = _rows(part.where, _product(parts), value.shape).reshape(value.shape)
+    if "glora_a1" in parts:
+        first, second = (parts[f"glora_{name}"].float().flatten(1) for name in ("a1", "a2"))
+        found = found + torch.einsum("oi...,ir,rj->oj...", value, first, second)
+    return found
+
+
+def _require_axis(path: Path, parts: Mapping[str, Tensor], layer: tuple[int, ...], rows: int) -> None:
+    """Raises `ModelError` unless IA3 has as many factors as the axis that its flag says."""
+    wanted, found = layer[1] if parts["ia3_input"] else rows, parts["ia3"].numel()
+    if found != wanted:
+        raise unfit(path, Unparsed(f"it has {found} factors of IA3 for an axis of {wanted}"))
 
 
 def _rows(where: LayerSlice, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -113,6 +138,8 @@ def _product(given: Mapping[str, Tensor]) -> Tensor:
 
     if "down" in parts:
         return product("up", "down", "mid")
+    if "glora_b1" in parts:
+        return parts["glora_b1"] @ parts["glora_b2"]
     if any(kind in parts for kind in LOHA):
         return product(*LOHA[:2], "hada_t1") * product(*LOHA[2:], "hada_t2")
     small, large = (parts[name] if name in parts else product(f"{name}_a", f"{name}_b", core)

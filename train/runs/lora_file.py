@@ -85,7 +85,7 @@ def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, nam
         found = contents_of(tensors, table_of(layers, naming))
         for adapter in found.adapters:
             for kind, name in adapter.tensors.items():
-                known = NUMBERS if kind == "alpha" else FLOATS
+                known = NUMBERS if kind in ("alpha", "ia3_input") else FLOATS
                 if tensors[name].dtype not in known:
                     raise Unparsed(f"it has '{name[:120]}' of dtype {tensors[name].dtype}, expected one of the dtypes "
                                    f"{', '.join(known)}")

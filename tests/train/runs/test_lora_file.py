@@ -81,7 +81,8 @@ def test_values_and_shapes_that_no_adapter_has(spoil, said, tmp_path):
 @pytest.mark.parametrize(("ends", "said"), [
     ({"oft_blocks": (2, 2, 2)}, "names of OFT, BOFT or VeRA, not read"),
     ({"set_weight": (32, 32)}, "names of whole weights, not read"),
-    ({"on_input": (32,)}, "names of IA3, not read"), ({"a1.weight": (2, 32)}, "names of GLoRA, not read"),
+    ({"ia3_l": (32, 1)}, "names of PEFT's IA3, not read"),
+    ({"bm.weight": (2, 2)}, "names of another form of GLoRA, not read"),
     ({"lora_B.bias": (32,)}, "names of LoRA with biases, not read"),
     ({"something": (1,)}, "expected names of a LoRA of this model, like 'lora_unet_"),
 ], ids=str)
@@ -104,6 +105,14 @@ def test_what_is_merged_but_not_trained(ends, tmp_path):
     save_file({f"{BLOCK}.norm1.w_norm": torch.ones(32)}, path)
     with pytest.raises(ModelError, match="names of trained norms"):
         begin(path)
+
+
+@pytest.mark.parametrize(("flag", "count", "wanted"), [(0, 4, 32), (1, 32, 4)])
+def test_factors_of_the_other_axis_are_refused(flag, count, wanted, tmp_path):
+    tensors = {"conv_in.weight": torch.ones(1, count, 1, 1), "conv_in.on_input": torch.tensor(flag)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(ModelError, match=f"x.safetensors has {count} factors of IA3 for an axis of {wanted}$"):
+        read_lora(tmp_path / "x.safetensors", LAYERS, NAMING)
 
 
 def test_a_layer_of_another_model_is_told_as_that(tmp_path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prep.training.schema import Lora
 from train.models.naming import Naming
 
-KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr", "diff": "difference"}  # by lora.kind, and what is merged
+KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr",  # by lora.kind
+         "glora": "GLoRA", "ia3": "set of IA3 factors", "diff": "difference"}  # what is only merged
 
 
 def unread_by_diffusers(lora: Lora, naming: Naming) -> str:

@@ -24,6 +24,8 @@ ENDS: Mapping[str, str] = {
         "magnitude": (".dora_scale", ".lora_magnitude_vector", ".lora_magnitude_vector.weight",
                       ".lora_magnitude_vector.default.weight"),
     }.items() for end in ends},
+    **{f".{end}.weight": f"glora_{end}" for end in ("a1", "a2", "b1", "b2")},
+    ".weight": "ia3", ".on_input": "ia3_input",  # the first only beside the second: `contents_of` looks
     **{f".{kind}{end}": kind for kind in (*PRODUCTS, "lokr_w1_a", "lokr_w1_b", *CORES) for end in ("", ".default")},
 }
 _LONGEST = sorted(ENDS, key=len, reverse=True)
@@ -33,7 +35,7 @@ _OTHERS: Mapping[str, str] = {
     r"\.(set_weight|reshape_weight)$": "whole weights",
     r"\.(diff|diff_b)$": "a whole difference of a norm or of another layer",
     r"\.(w_norm|b_norm)$": "trained norms (LyCORIS' train_norm)",
-    r"\.([ab][12]|bm[12]?)(\.weight)?$": "GLoRA", r"\.(on_input|ia3_l|ia3_l\.default)$": "IA3",
+    r"\.([ab][12]|bm[12]?)(\.weight)?$": "another form of GLoRA", r"\.ia3_l(\.default)?$": "PEFT's IA3",
     r"\.(lora_E|lora_ranknum|ranknum)\b": "AdaLoRA",
     r"\.lora_B(\.default)?\.bias$|\.lora_up\.bias$": "LoRA with biases",
     r"\.(scale_weight|weight_scale|lora_[ABupdown]+\.scale)\b": "scaled fp8 weights",

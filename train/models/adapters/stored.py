@@ -16,8 +16,10 @@ from train.models.products import CORES, LOHA
 from train.models.targets import Shapes
 
 # How kinds of tensors begin, by kind of adapter.
-_BEGIN = {"loha": ("hada_",), "lokr": ("lokr_",), "lora": ("down", "up", "mid"), "diff": ("diff",)}
-_MERGED = ("mid", *CORES, "diff", "diff_b")  # kinds of tensors that no run trains
+_BEGIN = {"loha": ("hada_",), "lokr": ("lokr_",), "glora": ("glora_",), "ia3": ("ia3",),
+          "lora": ("down", "up", "mid"), "diff": ("diff",)}
+_BESIDE = {"glora": ("alpha",), "ia3": (), "diff": ("alpha", "diff_b")}  # further tensors; of others all
+_MERGED = ("mid", *CORES, "glora_a1", "ia3", "diff", "diff_b")  # kinds of tensors that no run trains
 Table = Mapping[str, "tuple[tuple[LayerSlice, str], ...]"]  # layers of the denoiser, by how they are called in files
 _SCALARS = ((), (1,))
 
@@ -32,7 +34,7 @@ class Stored:
 
     @property
     def kind(self) -> str:
-        """lora, loha or lokr; diff: a whole difference of weights, or of a bias alone."""
+        """lora, loha, lokr, glora or ia3; diff: a whole difference of weights, or of a bias alone."""
         return next((one for one, begins in _BEGIN.items() if any(kind.startswith(begins) for kind in self.tensors)),
                     "lora")
 
@@ -72,7 +74,7 @@ def table_of(layers: Iterable[str], naming: Naming) -> Table:
 
 def contents_of(names: Iterable[str], table: Table) -> Contents:
     """The adapters whose tensors have these names. Raises `Unparsed` for a tensor that nothing here reads."""
-    example = min(table, default="")
+    example, names = min(table, default=""), dict.fromkeys(names)
     called_as: dict[str, str] = {}
     tensors: dict[str, dict[str, str]] = {}
     text = []
@@ -81,6 +83,8 @@ def contents_of(names: Iterable[str], table: Table) -> Contents:
             text.append(name)
             continue
         stem, kind = split(name) or ("", "")
+        if kind == "ia3" and f"{stem}.on_input" not in names:  # a weight as models have it
+            stem = ""
         called = next((one for one in candidates(stem) if spelled(one) in table), None) if stem else None
         if called is None:
             raise Unparsed(_unread(name, example, found_end=bool(stem)))
@@ -117,7 +121,7 @@ def _unread(name: str, example: str, *, found_end: bool) -> str:
 
 def rank_of(adapter: Stored, shapes: Shapes) -> int:
     """The rank of an adapter; of LoKr's whole matrices 1. Raises `Unparsed`."""
-    for kind in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+    for kind in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "glora_a2"):
         if name := adapter.tensors.get(kind):
             if not shapes[name] or not shapes[name][0]:
                 raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected a rank of 1 or more")
@@ -131,7 +135,7 @@ def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
     rows, columns = adapter.rows(layers), prod(layers[layer][1:])
     if name := next((name for kind, name in tensors.items() if kind == "alpha" and shapes[name] not in _SCALARS), None):
         raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected one number")
-    own = (*_BEGIN[adapter.kind], "alpha", "diff_b", *(() if adapter.kind == "diff" else ("magnitude",)))
+    own = (*_BEGIN[adapter.kind], *_BESIDE.get(adapter.kind, ("alpha", "diff_b", "magnitude")))
     if extra := [name for kind, name in tensors.items() if not kind.startswith(own)]:
         raise Unparsed(f"it has '{extra[0][:120]}' beside a {KINDS[adapter.kind]} of the same layer")
     if len(layers[layer]) < 2 and adapter.kind != "diff":
@@ -139,8 +143,10 @@ def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
     for kind, wanted in (("diff", layers[layer]), ("diff_b", layers[layer][:1])):
         if kind in tensors:
             _check_whole(tensors[kind], shapes[tensors[kind]], (rows, *wanted[1:]))
-    if adapter.kind == "lora":
-        _check_lora(adapter, shapes, rows, layers[layer])
+    if adapter.kind in ("lora", "glora"):
+        _check_matrices(adapter, shapes, rows, layers[layer])
+    elif adapter.kind == "ia3":
+        _check_factors(adapter, shapes, (rows, layers[layer][1]))
     elif adapter.kind != "diff":
         _check_product(adapter, shapes, layers[layer], (rows, columns))
     if name := tensors.get("magnitude"):
@@ -163,18 +169,37 @@ def _check_product(adapter: Stored, shapes: Shapes, layer: tuple[int, ...], want
         raise Unparsed(f"it has '{first[:120]}' and others that do not make a weight of shape {list(layer)}")
 
 
-def _check_lora(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int, ...]) -> None:
-    for kind in ("down", "up"):
-        if kind not in adapter.tensors:
-            raise Unparsed(f"it has no tensor '{kind}' of {adapter.name[:120]}")
+def _check_matrices(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int, ...]) -> None:
+    """Raises `Unparsed` unless the matrices of a LoRA or GLoRA are there, and have these shapes."""
     rank, ones = rank_of(adapter, shapes), tuple(1 for _ in layer[2:])
-    wanted_shapes = {"down": (rank, *layer[1:]), "up": (rows, rank, *ones)}
-    if "mid" in adapter.tensors:  # it has the sides of the kernel
-        wanted_shapes |= {"down": (rank, layer[1], *ones), "mid": (rank, rank, *layer[2:])}
+    if adapter.kind == "glora":
+        wanted_shapes = {"glora_a1": (layer[1], rank, *ones), "glora_a2": (rank, layer[1], *ones),
+                         "glora_b1": (rows, rank, *ones), "glora_b2": (rank, *layer[1:])}
+    elif "mid" in adapter.tensors:  # it has the sides of the kernel
+        wanted_shapes = {"down": (rank, layer[1], *ones), "mid": (rank, rank, *layer[2:]), "up": (rows, rank, *ones)}
+    else:
+        wanted_shapes = {"down": (rank, *layer[1:]), "up": (rows, rank, *ones)}
     for kind, wanted in wanted_shapes.items():
+        _require(adapter, kind)
         shape = shapes[adapter.tensors[kind]]
         if _without_ones(shape) != _without_ones(wanted):
             raise Unparsed(f"it has '{kind}' of {adapter.name[:120]} with shape {list(shape)}, expected {list(wanted)}")
+
+
+def _check_factors(adapter: Stored, shapes: Shapes, wanted: tuple[int, int]) -> None:
+    """Raises `Unparsed` unless IA3 has a factor for each row, or for each column; which, its values say."""
+    _require(adapter, "ia3")
+    name, flag = adapter.tensors["ia3"], adapter.tensors["ia3_input"]
+    if shapes[flag] not in _SCALARS:
+        raise Unparsed(f"it has '{flag[:120]}' with shape {list(shapes[flag])}, expected one number")
+    if prod(shapes[name]) not in wanted or max(shapes[name], default=1) != prod(shapes[name]):
+        raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected {wanted[0]} or {wanted[1]} "
+                       "numbers")
+
+
+def _require(adapter: Stored, kind: str) -> None:
+    if kind not in adapter.tensors:
+        raise Unparsed(f"it has no tensor '{kind}' of {adapter.name[:120]}")
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

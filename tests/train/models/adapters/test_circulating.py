@@ -223,6 +223,38 @@ def test_tucker_s_decomposition_and_whole_differences_of_the_authors_layers(fami
         assert torch.allclose(found[name], value, atol=1e-3), name
 
 
+@pytest.mark.parametrize("family", ("sd15", "sdxl", "flux"))
+def test_glora_and_ia3_of_the_authors_layers(family, tmp_path):
+    """As LyCORIS writes them: factors are what is added to 1, of outputs or of inputs, and have no alpha."""
+    weights, _ = model_of(family)
+    theirs, rows = as_published(family, weights), as_published(family, row_numbers(weights))
+    drawn, tensors, sums = torch.Generator().manual_seed(0), {}, {}
+    for number, (name, value) in enumerate(theirs.items()):
+        stem = f"lora_unet_{underscored(name.removesuffix('.weight'))}"
+        (whole, across, *sides), ones = value.shape, tuple(1 for _ in value.shape[2:])
+
+        def draw(*shape):
+            return torch.randn(shape, generator=drawn)
+
+        if number % 3 == 0:
+            parts = {"a1.weight": draw(across, 3, *ones), "a2.weight": draw(3, across, *ones), "alpha": torch.tensor(6),
+                     "b1.weight": draw(whole, 3, *ones), "b2.weight": draw(3, across, *sides)}
+            mixed = parts["a1.weight"].flatten(1) @ parts["a2.weight"].flatten(1)
+            add = 2 * (value.movedim(1, -1) @ mixed).movedim(-1, 1)
+            add += 2 * (parts["b1.weight"].flatten(1) @ parts["b2.weight"].flatten(1)).reshape(value.shape)
+        elif number % 3 == 1:
+            parts = {"weight": draw(1, whole, *ones) if sides else draw(whole), "on_input": torch.tensor(0)}
+            add = value * parts["weight"].reshape(-1, 1, *ones)
+        else:
+            parts = {"weight": draw(1, across, *ones) if sides else draw(across), "on_input": torch.tensor(1.0)}
+            add = value * parts["weight"].reshape(1, -1, *ones)
+        tensors |= {f"{stem}.{end}": part for end, part in parts.items()}
+        sums[name] = add
+    wanted, found = added_to(weights, sums, rows), merged(tmp_path / "x.safetensors", tensors, family)
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, atol=1e-3), name
+
+
 def test_lengths_of_columns(tmp_path):
     """As OneTrainer writes DoRA: a length for each input channel of the sum."""
     weights, _ = model_of("sd15")

@@ -15,6 +15,9 @@ LORA = {"b.out.lora_down.weight": (2, 6), "b.out.lora_up.weight": (4, 2)}
 LOHA = {f"b.out.hada_w{number}_{side}": shape for number in (1, 2) for side, shape in (("a", (4, 2)), ("b", (2, 6)))}
 TUCKER = {"c.lora_down.weight": (2, 6, 1, 1), "c.lora_up.weight": (4, 2, 1, 1), "c.lora_mid.weight": (2, 2, 3, 3)}
 LOKR = {"b.out.lokr_w1": (2, 2), "b.out.lokr_w2": (2, 3)}
+GLORA = {"c.a1.weight": (6, 2, 1, 1), "c.a2.weight": (2, 6, 1, 1), "c.b1.weight": (4, 2, 1, 1),
+         "c.b2.weight": (2, 6, 3, 3)}
+IA3 = {"b.out.weight": (6,), "b.out.on_input": ()}
 
 
 def check(shapes):
@@ -24,7 +27,9 @@ def check(shapes):
 
 @pytest.mark.parametrize("shapes", [LORA, LOHA, LOKR, {**LORA, "b.out.dora_scale": (4, 1), "b.out.alpha": ()}, TUCKER,
                                     {"b.out.diff": (4, 6), "b.out.diff_b": (4,)}, {"norm.w_norm": (4,)},
-                                    {**LORA, "b.out.diff_b": (4,)}, {"a.qkv.diff_b": (12,)}])
+                                    {**LORA, "b.out.diff_b": (4,)}, {"a.qkv.diff_b": (12,)}, GLORA,
+                                    {**GLORA, "c.alpha": ()}, IA3, {**IA3, "b.out.weight": (1, 4, 1, 1)},
+                                    {"a.qkv.weight": (12,), "a.qkv.on_input": (1,)}])
 def test_whole_adapters_fit(shapes):
     check(shapes)
 
@@ -49,6 +54,18 @@ def test_whole_adapters_fit(shapes):
     ({**LORA, **LOKR}, "it has 'b.out.lora_down.weight' beside a LoKr of the same layer"),
     ({**LOKR, "b.out.lokr_w1_a": (2, 1), "b.out.lokr_w1_b": (1, 2)},
      "it has 'b.out.lokr_w1_a' beside 'b.out.lokr_w1', expected one of them"),
+    ({name: shape for name, shape in GLORA.items() if "b2" not in name}, "it has no tensor 'glora_b2' of c"),
+    ({**GLORA, "c.a1.weight": (2, 6, 1, 1)}, "it has 'glora_a1' of c with shape [2, 6, 1, 1], expected [6, 2, 1, 1]"),
+    ({**GLORA, "c.dora_scale": (4, 1, 1, 1)}, "it has 'c.dora_scale' beside a GLoRA of the same layer"),
+    ({**IA3, "b.out.weight": (5,)}, "it has 'b.out.weight' with shape [5], expected 4 or 6 numbers"),
+    ({**IA3, "b.out.weight": (2, 3)}, "it has 'b.out.weight' with shape [2, 3], expected 4 or 6 numbers"),
+    ({**IA3, "b.out.weight": ()}, "it has 'b.out.weight' with shape [], expected 4 or 6 numbers"),
+    ({**IA3, "b.out.on_input": (2,)}, "it has 'b.out.on_input' with shape [2], expected one number"),
+    ({**IA3, "b.out.alpha": ()}, "it has 'b.out.alpha' beside a set of IA3 factors of the same layer"),
+    ({"b.out.on_input": ()}, "it has no tensor 'ia3' of b.out"),
+    ({"b.out.weight": (4, 6)}, "it has the tensor 'b.out.weight', expected names of a LoRA of this model, like "
+                               "'lora_unet_a_qkv.lora_down.weight'"),
+    ({"norm.weight": (4,), "norm.on_input": ()}, "it has a set of IA3 factors of norm, which is a norm"),
     ({**LOHA, **LOKR}, "it has 'b.out.lokr_w1' beside a LoHa of the same layer"),
     ({"a.qkv.lora_A.weight": (2, 6), "a.qkv.lora_B.weight": (12, 2), "a.to_k.lora_A.weight": (2, 6)},
      "it adapts 'a.to_k' twice, as 'a.qkv' and as 'a.to_k'"),
