@@ -15,13 +15,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from prep.buckets.sizes import step_buckets
 from prep.export.layout import Picture
 from prep.export.masks import is_masked
+from prep.formatting import counted
 from prep.geometry import Placement, Size
 
 NAME = "dataset.toml"
 SMALL = 1.5  # as much smaller is a bucket that was made for pictures which are not enlarged
 STEP = 64  # pixels, sd-scripts' default of bucket_reso_steps
+# What its trainers demand bucket_reso_steps to be a multiple of, by family.
+LEAST_STEP = {"sd15": 64, "sd21": 64, "sdxl": 32, "sd3": 32, "flux": 32, "lumina2": 16}
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,9 @@ class Plan:
 
     def config(self) -> bytes:
         """dataset.toml."""
-        lines = list(self._head())
-        for size in sizes_of(self._trained):
+        sizes = sizes_of(self._trained)
+        lines = list(self._head(sizes))
+        for size in sizes:
             lines += ["[[datasets]]", *_lines(size.options())]
             for name, some in self._folders.items():
                 shown = [count for bucket, count in some[0].repeats.items() if bucket in size.buckets]
@@ -95,7 +100,7 @@ class Plan:
                 **({"flip_aug": True} if all(map(_is_mirrored, self._folders[name])) else {}),
                 **({"enable_wildcard": True} if name in self._several else {})}
 
-    def _head(self) -> Iterator[str]:
+    def _head(self, sizes: Sequence[Resolution]) -> Iterator[str]:
         masks = " --masked_loss" if self.as_pictures else ""
         yield "# Written by prep export. Paths are relative to this directory, so start sd-scripts in it, with"
         yield f"#   --dataset_config dataset.toml --cache_latents --cache_latents_to_disk{masks}"
@@ -106,7 +111,21 @@ class Plan:
             yield "# Masks are in the caches alone: without --cache_latents_to_disk, all of each picture trains."
         if any(one.first.facts()["weight"] != 1 for one in self._trained):
             yield "# Pictures have weights here, which sd-scripts does not know."
+        yield from self._differences(sizes)
         yield from ("", "[general]", 'caption_extension = ".txt"', "")
+
+    def _differences(self, sizes: Sequence[Resolution]) -> Iterator[str]:
+        """What sd-scripts would refuse, or do otherwise than the caches say."""
+        least = LEAST_STEP[self._trained[0].first.of.manifest.document["family"]] if self._trained else 1
+        if steps := sorted({size.step for size in sizes if size.step % least}):
+            yield (f"# sd-scripts trains this family with bucket_reso_steps of {least} or its multiples only, not "
+                   f"{steps[0]}: encode with --step {least}.")
+        other = [picture.name for picture in self._trained
+                 if any(size.chosen(picture.first.size) != bucket for size in sizes
+                        for bucket in picture.repeats.keys() & size.buckets)]
+        if other:
+            yield f"# sd-scripts would choose other buckets for {counted(len(other), 'picture')}, like {other[0]}:"
+            yield "# delete their .npz files, so that it encodes them itself, or keep batch_size at 1."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +135,42 @@ class Resolution:
     buckets: frozenset[Size]
     no_upscale: bool
 
+    @property
+    def step(self) -> int:
+        """Pixels between sides of buckets."""
+        return math.gcd(STEP, *(side for bucket in self.buckets for side in bucket))
+
+    def chosen(self, size: Size) -> Size:
+        """The bucket that sd-scripts chooses for a picture of this size with these options (`BucketManager`): that of
+        the nearest quotient of sides, where Latentry compares logarithms, and enlarged to it."""
+        options, aspect = self.options(), size[0] / size[1]
+        side: int = options["resolution"]
+        if self.no_upscale:
+            return self._cut(size, side)
+        buckets = step_buckets(side, self.step, options["min_bucket_reso"], options["max_bucket_reso"])
+        return size if size in buckets else min(buckets, key=lambda each: abs(each[0] / each[1] - aspect))
+
+    def _cut(self, size: Size, side: int) -> Size:
+        """The bucket with bucket_no_upscale: the picture, made smaller to the area if it is larger, cut to whole steps.
+        """
+        (width, height), aspect = size, size[0] / size[1]
+        if width * height > side * side:
+            wide, high = self._whole(side * math.sqrt(aspect)), self._whole(side / math.sqrt(aspect))
+            by_width, by_height = (wide, self._whole(wide / aspect)), (self._whole(high * aspect), high)
+            nearer = min((by_height, by_width), key=lambda each: abs(each[0] / max(each[1], 1) - aspect))
+            width, height = ((wide, int(wide / aspect + 0.5)) if nearer is by_width else
+                             (int(high * aspect + 0.5), high))
+        return self._whole(width), self._whole(height)
+
+    def _whole(self, pixels: float) -> int:
+        rounded = int(pixels + 0.5)
+        return rounded - rounded % self.step
+
     def options(self) -> dict[str, Any]:
         """The keys of [[datasets]] with which sd-scripts chooses these buckets."""
-        step = math.gcd(STEP, *(side for bucket in self.buckets for side in bucket))
         side = math.sqrt(max(map(_area, self.buckets)))
-        side = max(round(side / step), 1) * step
-        return {"resolution": side, "enable_bucket": True, "bucket_reso_steps": step,
+        side = max(round(side / self.step), 1) * self.step
+        return {"resolution": side, "enable_bucket": True, "bucket_reso_steps": self.step,
                 "min_bucket_reso": min(side, *(min(bucket) for bucket in self.buckets)),
                 "max_bucket_reso": max(side, *(max(bucket) for bucket in self.buckets)),
                 "bucket_no_upscale": self.no_upscale}

@@ -15,6 +15,7 @@ from sd_scripts import read_config
 from tarred import member, tar_of
 
 from prep.errors import UsageError
+from prep.export.kohya_config import Resolution
 from prep.export.run import export
 from prep.export.sample import Samples
 from prep.manifest.document import read_manifest
@@ -74,6 +75,7 @@ def test_roles_have_directories_of_their_own(encoded, sets, prep):
     found = names_of(sets / "out")
     assert found == [f"regularization/4_people/people.tar_{one}.png" for one in "xyz"] + PICTURES
     assert (sets / "out" / found[0]).read_bytes() == (sets / "more" / "x.png").read_bytes()
+    assert "other buckets" not in (sets / "out" / "dataset.toml").read_text()
     (dataset,) = read_config(sets / "out" / "dataset.toml")
     assert (dataset["resolution"], dataset["bucket_reso_steps"], dataset["bucket_no_upscale"]) == (96, 16, False)
     assert {name: shown[:2] for name, shown in dataset["shown"].items()} == {
@@ -116,6 +118,29 @@ def test_masks_are_as_their_readers_want_them(encoded, sets, prior):
     with Image.open(sets / "kohya" / ".masks" / "3_sks dog" / "b.png") as mask:
         assert mask.size == (96, 96) and mask.getextrema() == (255, 255)
     assert (sets / "kohya" / ".masks" / "3_sks dog" / "a.png").read_bytes() == (sets / "folder" / masks[0]).read_bytes()
+
+
+AROUND = frozenset({(1024, 1024), (512, 2048), (2048, 512)})
+
+
+@pytest.mark.parametrize(("never_enlarged", "size", "bucket"), [
+    (False, (3000, 2000), (1216, 832)), (False, (700, 500), (1216, 832)), (False, (1025, 1024), (1024, 1024)),
+    (False, (4000, 900), (2048, 512)), (False, (1210, 1000), (1152, 896)),
+    (True, (3000, 2000), (1216, 832)), (True, (700, 500), (640, 448)), (True, (4000, 900), (1984, 448)),
+])
+def test_the_bucket_that_sd_scripts_chooses(never_enlarged, size, bucket):
+    """As its `BucketManager` did, asked for these."""
+    resolution = Resolution(buckets=AROUND, no_upscale=never_enlarged)
+    assert resolution.options()["bucket_reso_steps"] == 64 and resolution.chosen(size) == bucket
+
+
+def test_what_sd_scripts_would_do_otherwise_is_said(encoded, sets):
+    """A picture of 100 x 80 fits into 96 x 80, which is none of its buckets; its trainers take steps of 64 alone."""
+    draw(sets / "10_sks dog" / "w.png", (100, 80), seed=9).with_suffix(".txt").write_text("dog")
+    export(encoded(TRAIN), "kohya", sets / "out")
+    text = (sets / "out" / "dataset.toml").read_text()
+    assert "# sd-scripts trains this family with bucket_reso_steps of 64 or its multiples only, not 16: encode" in text
+    assert "# sd-scripts would choose other buckets for 1 picture, like train/3_sks dog/w.png:\n# delete" in text
 
 
 def test_several_captions_are_drawn_and_braces_kept(encoded, sets):

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "manifest": ("fs", "cache", "batching", "models"),
     "recipe": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "workers", "training"),
     "dataset": ("fs", "images", "captions", "sources", "buckets", "batching", "models", "recipe", "workers"),
-    "maintenance": ("fs", "cache", "manifest"), "export": ("fs", "images", "sources", "cache", "manifest"),
+    "maintenance": ("fs", "cache", "manifest"), "export": ("fs", "images", "buckets", "sources", "cache", "manifest"),
     "loader": ("fs", "cache", "manifest", "batching", "models", "training"), "doctor": ("fs", "models"),
     "scan": ("fs", "images", "captions", "sources", "models", "recipe", "dataset", "workers"),
     "masks": ("fs", "images", "sources", "models", "recipe", "dataset"),
