@@ -51,7 +51,7 @@ def bucket(
     from prep.dataset.samples import dataset_notes, settle_masks
     from prep.findings import rejected_lines
     from prep.pages.snapshot import origin_of
-    from prep.progress import DeferredTotal
+    from prep.progress import DeferredTotal, phase
     from prep.report.snapshots.buckets import check_bucket_files, write_bucket_files
     from prep.report.terminal.buckets import outlook_tables, suggestion_table
 
@@ -59,25 +59,25 @@ def bucket(
     recipe = opt.without_caption_stop(opt.recipe_from_options(source, **given))
     check_bucket_files(recipe, html, png)
     rules_of(recipe)  # reports wrong rules before reading all pictures
-    with (progress_unless(quiet)("reading", total := DeferredTotal(), "pictures") as tick,
-          closing(open_facts()) as facts):
+    progress = progress_unless(quiet)
+    with progress("reading", total := DeferredTotal(), "pictures") as tick, closing(open_facts()) as facts:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
-    recipe = settle_masks(recipe, surveyed.items)
-    bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
-    view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
-                         micro_batch=micro_batch, seed=seed, world=world,
-                         underfill=underfill)  # type: ignore[arg-type]  # checked there
+    with phase(progress, "planning"):
+        recipe = settle_masks(recipe, surveyed.items)
+        bucketing = flag_extremes(buckets_for(recipe, surveyed), crop=max_crop, upscale=max_upscale)
+        view = preview_epoch(bucketing, train_samples(recipe, surveyed.items, bucketing), batch_size=batch_size,
+                             underfill=underfill,  # type: ignore[arg-type]  # checked there
+                             micro_batch=micro_batch, seed=seed, world=world)
     for line in () if quiet else dataset_notes(recipe, surveyed, bucketing):
         say(line)
-    rejected = [one for one in surveyed.findings if one.severity == "error"]
+    rejected = [found for found in surveyed.findings if found.severity == "error"]
     write_bucket_files(view, html, png, origin=origin_of(recipe, date.today()), rejected=rejected)
-    sizes_seen = sizes_of(recipe, surveyed.items) if suggest else {}
-    suggestions = [one.as_json() for one in suggest_buckets(sizes_seen, rules_of(recipe))] if suggest else []
+    sizes = sizes_of(recipe, surveyed.items) if suggest else {}
+    suggestions = [row.as_json() for row in suggest_buckets(sizes, rules_of(recipe))] if suggest else []
     if as_json:
         put_json(preview_as_json(view) | {"rejected": [one.as_json() for one in rejected]}
                  | ({"suggestions": suggestions} if suggest else {}))
     else:
-        width = screen_width()
-        put("\n".join([outlook_tables(view, width=width, every=every), *rejected_lines(rejected, every=every),
-                       *([suggestion_table(suggestions, batch_size, width=width)] if suggest else [])]))
+        put("\n".join([outlook_tables(view, width=screen_width(), every=every), *rejected_lines(rejected, every=every),
+                       *([suggestion_table(suggestions, batch_size, width=screen_width())] if suggest else [])]))
     require_steps(view.plan, bucketing.buckets, view.left_out)

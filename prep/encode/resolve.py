@@ -88,17 +88,18 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
-    recipe = settle_masks(recipe, surveyed.items)
-    if recipe.mask_origin == "none":
-        contexts = replace(contexts, mask=None)
-    notes: tuple[str, ...] = ()
-    if latents_from is None:
-        buckets = buckets_for(recipe, surveyed)
-    else:
-        contexts = replace(contexts, latent=latents_from.context(contexts.latent))
-        surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
-    targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
-    targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, missing)))
+    with phase(progress, "planning"):
+        recipe = settle_masks(recipe, surveyed.items)
+        if recipe.mask_origin == "none":
+            contexts = replace(contexts, mask=None)
+        notes: tuple[str, ...] = ()
+        if latents_from is None:
+            buckets = buckets_for(recipe, surveyed)
+        else:
+            contexts = replace(contexts, latent=latents_from.context(contexts.latent))
+            surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
+        targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
+        targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, missing)))
     if denoiser is not None:
         check_sizes(model, specs.family, denoiser, sorted({sample.bucket for sample in targets.samples}))
     return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,

@@ -39,7 +39,7 @@ from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.device.named import require_device
 from prep.models.hub import locate
 from prep.parse import Unparsed
-from prep.progress import Progress, silent
+from prep.progress import Progress, phase, silent
 from prep.recipe.schema import Recipe
 from prep.runtime import GraceOver, StopRequest, gc_disabled, gc_enabled
 from prep.setting import check_values
@@ -150,9 +150,10 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
 
     Raises `CacheError`, `EmptyPlanError`.
     """
-    sealed = assemble_manifest(ready.wanted, cache, ready.output, frame=ready.frame,
-                               prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
-                               replaces=ready.replaces, found=None if planned.tasks else planned)
+    with phase(ready.call.progress, "writing the manifest"):
+        sealed = assemble_manifest(ready.wanted, cache, ready.output, frame=ready.frame,
+                                   prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
+                                   replaces=ready.replaces, found=None if planned.tasks else planned)
     drop_plan(cache, planned, ready.output)
     return report_of(ready.call.output, ready.wanted, planned, outcome, sealed, masks_asked=ready.masks_asked,
                      replaced=Replaced.of(ready.replaces, sealed))
@@ -234,8 +235,9 @@ def _plan(ready: Prepared, cache: Cache) -> EncodePlan:
     call = ready.call
 
     def planned() -> EncodePlan:
-        return plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects,
-                    part=call.part)
+        with phase(call.progress, "looking up rows"):
+            return plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects,
+                        part=call.part)
 
     first = planned()
     missing = {key for task in first.tasks for key in task.rows}

@@ -16,6 +16,7 @@ import pytest
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef
 from prep.cache.store import Cache
+from prep.cli.ticker import Ticker
 from prep.encode.mask_coverage import coverage
 from prep.fs import memo as facts
 from prep.fs.memo import Memo, memory_folder
@@ -238,3 +239,19 @@ def test_a_second_preview_of_buckets_opens_only_what_changed(prep, photos, monke
     assert opened_by(bucket, photos) == set() and bucket().json == first.json
     (photos / "1.txt").write_text("another caption")
     assert opened_by(bucket, photos) == {"1.txt"}
+
+
+def test_each_stage_of_a_run_that_makes_nothing_is_named(encoded, words, photos, prep, monkeypatch):
+    stages = []
+    opened_stage = Ticker.__init__
+
+    def named(self, title, *settings, **options):
+        stages.append(title)
+        opened_stage(self, title, *settings, **options)
+
+    monkeypatch.setattr(Ticker, "__init__", named)
+    assert prep(*words).code == 0
+    assert [stage for stage in stages if stage != "counting tokens"] == [
+        "hashing the model", "reading", "planning", "looking up rows", "writing the manifest"]
+    stages.clear()
+    assert prep("bucket", photos).code == 0 and stages == ["reading", "planning"]

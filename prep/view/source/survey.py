@@ -19,7 +19,7 @@ from prep.dataset.samples import settle_masks
 from prep.findings import CODES, Finding, finding
 from prep.fs.blob import Blob
 from prep.fs.memo import Fact, Memo
-from prep.progress import DeferredTotal, Progress
+from prep.progress import DeferredTotal, Progress, phase
 from prep.recipe.schema import Recipe
 from prep.scan.run import ScanCall, recall_scan, run_scan
 
@@ -52,7 +52,8 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
         faults = _facts_of(cut, "fault", "pictures", facts, jobs=jobs, progress=progress) if cut else []
     finally:
         facts.close()
-    scanned, unseen = recall_scan(settled)
+    with phase(progress, "recalling earlier scans"):
+        scanned, unseen = recall_scan(settled)
     if scan or not unseen:  # if all is remembered, a scan decodes nothing
         scanned = run_scan(ScanCall(recipe=settled, jobs=jobs, model=None, select=(), ignore=(), show=None,
                                     rehash=False, progress=progress)).findings
