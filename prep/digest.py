@@ -41,7 +41,7 @@ def digest_parts(parts: Iterable[bytes]) -> str:
     return running.hexdigest()
 
 
-def seal(document: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
     """`document` with `self`: the SHA-256 of its canonical bytes without that key."""
     body = {key: value for key, value in document.items() if key != "self"}
     return {**body, "self": digest_json(body)}

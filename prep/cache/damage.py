@@ -12,7 +12,7 @@ from typing import Any
 
 from prep.cache.shard_format import MAX_ROWS
 from prep.cache.store import Cache
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.lock import Release, is_current, try_lock
@@ -120,7 +120,7 @@ def _write(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
     rows = sorted((_as_json(damage) for damage in damages), key=canonical)
     document = {"format": "latentry/damage", "version": 1, "shard": shard, "damages": rows}
     atomic.remove_directory_in_way(cache.damaged(shard))
-    cache.write(cache.damaged(shard), canonical(seal(document)))
+    cache.write(cache.damaged(shard), canonical(with_checksum(document)))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.digest import canonical, digest_bytes, seal
+from prep.digest import canonical, digest_bytes, with_checksum
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.paths import MARKER, cache_around, resolve
@@ -390,7 +390,7 @@ def clear_leftovers(cache: Cache) -> None:
 
 def new_marker() -> bytes:
     """The marker of a cache of this version."""
-    return canonical(seal({"format": "latentry/cache", "version": VERSION}))
+    return canonical(with_checksum({"format": "latentry/cache", "version": VERSION}))
 
 
 def _create(path: Path, create: bool) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import PathError, UsageError
 from prep.export import folder, kohya, kohya_config, safetensors, webdataset
 from prep.export.formats import FORMATS, PICTURES
@@ -177,7 +177,7 @@ def _begin(output: Path, asked: Mapping[str, Any]) -> None:
                 atomic.remove(left)
         return
     atomic.make_dirs(output.absolute())
-    atomic.write_atomic(output / MARKER, canonical(seal({"format": MARKED, "version": 1, **asked})))
+    atomic.write_atomic(output / MARKER, canonical(with_checksum({"format": MARKED, "version": 1, **asked})))
 
 
 def _write_pictures(made: _Files, pictures: Sequence[Picture], to: str, tick: Tick) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prep.cache.remote.documents import fetch_tables, read_sealed
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import ManifestError, ModelError, PathError
 from prep.formatting import shell_name
 from prep.fs.labels import source_prefixes
@@ -212,7 +212,7 @@ def check_manifest_place(path: Place) -> None:
 
 def _new(path: Place, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
     """A new manifest, as a reader would see it, and its bytes. Raises `ManifestError`."""
-    whole = seal(document)
+    whole = with_checksum(document)
     try:
         manifest = _checked(path, whole)
     except Unparsed as error:

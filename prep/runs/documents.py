@@ -2,7 +2,7 @@
 
 A document is JSON with sorted keys and an indent of one, so it has exactly one spelling; `self` is the digest of that
 spelling without the key `self`. Unlike documents of a cache, those of a run hold floats, in Python's shortest spelling.
-The digest detects accidents, not intent (anyone can seal a document again), so callers check the values as well.
+The digest detects accidents, not intent (anyone can compute the digest of a changed document), so callers check the values as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST = 1 << 25
 ELSEWHERE = "to keep a run elsewhere, name that directory, or a link to the whole run"
 
 
-def seal(body: Mapping[str, Any]) -> bytes:
+def with_checksum(body: Mapping[str, Any]) -> bytes:
     """The bytes of a document with its `self`."""
     return _spell({**body, "self": digest_bytes(_spell(body))})
 

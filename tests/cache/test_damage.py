@@ -14,7 +14,7 @@ import pytest
 from prep.cache import damage
 from prep.cache.damage import Damage
 from prep.cache.store import Cache, open_cache
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.fs import atomic
 
 A, B = "ab" * 32, "cd" * 32
@@ -44,10 +44,10 @@ def test_forgotten(cache: Cache) -> None:
     [
         b"",
         b"{}",
-        canonical(seal({"format": "latentry/damage", "version": 1, "shard": B, "damages": []})),
-        canonical(seal({"format": "latentry/damage", "version": 2, "shard": A, "damages": []})),
-        canonical(seal({"format": "latentry/damage", "version": 1, "shard": A, "damages": [{"row": "1"}]})),
-        canonical(seal({"format": "latentry/damage", "version": 1, "shard": A, "damages": 3})),
+        canonical(with_checksum({"format": "latentry/damage", "version": 1, "shard": B, "damages": []})),
+        canonical(with_checksum({"format": "latentry/damage", "version": 2, "shard": A, "damages": []})),
+        canonical(with_checksum({"format": "latentry/damage", "version": 1, "shard": A, "damages": [{"row": "1"}]})),
+        canonical(with_checksum({"format": "latentry/damage", "version": 1, "shard": A, "damages": 3})),
     ],
 )
 def test_a_damaged_record_counts_against_the_whole_shard(cache: Cache, data: bytes) -> None:

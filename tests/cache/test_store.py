@@ -14,7 +14,7 @@ from prep.cache.ledger.ledger import write_commit
 from prep.cache.plans import write_plan
 from prep.cache.records import Shard, Task
 from prep.cache.store import Cache, open_cache
-from prep.digest import canonical, digest_bytes, seal
+from prep.digest import canonical, digest_bytes, with_checksum
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.lock import lock_directory
@@ -107,7 +107,7 @@ def test_a_file_is_no_cache(tmp_path: Path) -> None:
 
 
 def test_another_version(tmp_path: Path) -> None:
-    (tmp_path / MARKER).write_bytes(canonical(seal({"format": "latentry/cache", "version": 2})))
+    (tmp_path / MARKER).write_bytes(canonical(with_checksum({"format": "latentry/cache", "version": 2})))
     with pytest.raises(CacheError, match=r"is 'latentry/cache' version 2, expected 'latentry/cache' version 1"):
         open_cache(tmp_path, create=True)
 

@@ -11,7 +11,7 @@ from model_files import change_json
 from pictures import draw, draw_mask
 from safetensors.torch import load_file, save_file
 
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.loader.identity import identify
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
@@ -166,7 +166,7 @@ def test_contexts_that_this_program_does_not_write(encode, prompts, place, chang
     found = document(place)
     del found["self"]
     found["fields"]["text"]["context"].update(change)
-    (place / "m.json").write_bytes(canonical(seal(found)))
+    (place / "m.json").write_bytes(canonical(with_checksum(found)))
     result = prompts()
     assert result.code in (3, 4, 6) and message in result.err
 

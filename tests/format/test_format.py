@@ -21,7 +21,7 @@ from prep.cache.damage import Damage
 from prep.cache.records import Task
 from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
-from prep.digest import canonical, digest_json, seal
+from prep.digest import canonical, digest_json, with_checksum
 from prep.fs.paths import MARKER
 from prep.geometry import Placement
 from prep.images.decode import POLICY
@@ -444,7 +444,7 @@ def test_formats_of_documents_are_named():
     for number, kind in ((4, "manifest"), (8, "commit"), (10, "damage")):
         told = {row[0]: row[2] for row in rows(section(number), "key")}
         assert (told["format"], told["version"]) == (f"latentry/{kind}", "1")
-    assert seal({"format": "x"})["self"] == digest_json({"format": "x"})
+    assert with_checksum({"format": "x"})["self"] == digest_json({"format": "x"})
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from prep.cache.ledger.index import NAME
 from prep.cache.reader import Reader
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import CacheError
 from prep.maintenance.verify import WRONG_ROW, verify
 from prep.manifest import describe as audit
@@ -181,7 +181,7 @@ def test_a_damaged_commit_is_named(small, quick):
 @pytest.mark.parametrize("change", [{"rows": 2}, {"bytes": 1}, {"field": "latent"}])
 def test_a_commit_that_says_something_else_is_named(small, change):
     path, document = commit_of(small, "mask")
-    path.write_bytes(canonical(seal({**document, **change})))
+    path.write_bytes(canonical(with_checksum({**document, **change})))
     (damaged,) = verify(small)["damaged"]
     assert damaged["field"] == "commit" and damaged["what"].startswith(f"commit {path.stem}: ")
     assert f"bytes of shard {document['shard']}" in damaged["what"]
@@ -194,7 +194,7 @@ def test_a_commit_under_another_name_or_of_another_version_is_named(small):
     other.write_bytes(path.read_bytes())
     (damaged,) = verify(small)["damaged"]
     assert f"commit is of task {path.stem}, expected the task in its file name" in damaged["what"]
-    other.write_bytes(canonical(seal({**document, "version": 2})))
+    other.write_bytes(canonical(with_checksum({**document, "version": 2})))
     (damaged,) = verify(small)["damaged"]
     assert "version 2, expected 'latentry/commit' version 1" in damaged["what"]
 
@@ -204,7 +204,7 @@ def test_what_costs_nothing_is_a_note(small):
     nowhere, task = "cd" * 32, "ef" * 32
     path = small.cache.commit(task)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(canonical(seal({**document, "shard": nowhere, "task": task})))
+    path.write_bytes(canonical(with_checksum({**document, "shard": nowhere, "task": task})))
     for kind in ("plans", "damaged"):
         (small.cache.root / kind).mkdir(exist_ok=True)
         small.cache.file(kind, nowhere).write_bytes(b"half a docum")

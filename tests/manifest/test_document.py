@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import ManifestError
 from prep.manifest.document import read_manifest, write_manifest
 
@@ -63,7 +63,7 @@ def test_a_manifest_too_large_to_be_read_is_not_written(tmp_path):
 
 
 def test_the_schema_accepts_it():
-    jsonschema.validate(seal(DOCUMENT), SCHEMA)
+    jsonschema.validate(with_checksum(DOCUMENT), SCHEMA)
 
 
 def test_a_real_manifest_fits_the_schema_and_is_small(prep, photos, tiny_model, tmp_path):
@@ -129,25 +129,25 @@ WRONG = {
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG.keys())
 def test_what_is_wrong_is_said(tmp_path, change, message):
     path = tmp_path / "m.json"
-    path.write_bytes(canonical(seal({**DOCUMENT, **change})))
+    path.write_bytes(canonical(with_checksum({**DOCUMENT, **change})))
     with pytest.raises(ManifestError) as error:
         read_manifest(path)
     assert message in error.value.message and error.value.exit_code == 4
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(seal({**DOCUMENT, **change}), SCHEMA)
+        jsonschema.validate(with_checksum({**DOCUMENT, **change}), SCHEMA)
 
 
 @pytest.mark.parametrize("key", sorted(DOCUMENT))
 def test_every_key_is_needed(tmp_path, key):
     path = tmp_path / "m.json"
-    path.write_bytes(canonical(seal({name: value for name, value in DOCUMENT.items() if name != key})))
+    path.write_bytes(canonical(with_checksum({name: value for name, value in DOCUMENT.items() if name != key})))
     with pytest.raises(ManifestError):
         read_manifest(path)
 
 
 def test_other_bytes_are_refused(tmp_path):
     path = tmp_path / "m.json"
-    whole = canonical(seal(DOCUMENT))
+    whole = canonical(with_checksum(DOCUMENT))
     for spoiled in (b"", b"{}", whole[:-1], whole + b"\n", whole.replace(b'"rejected":0', b'"rejected":1'),
                     json.dumps(json.loads(whole), indent=1).encode(), b"\x00" * 100, b"[" * 100000, b"1" * (2 << 20)):
         path.write_bytes(spoiled)
@@ -184,7 +184,7 @@ def test_any_value_anywhere_is_accepted_or_a_clean_error(tmp_path_factory, place
         target = target[name]
     target[place[-1]] = value
     path = tmp_path_factory.mktemp("hostile") / "m.json"
-    path.write_bytes(canonical(seal(document)))
+    path.write_bytes(canonical(with_checksum(document)))
     try:
         found = read_manifest(path)
     except ManifestError:

@@ -32,7 +32,7 @@ from prep.cache.remote import working
 from prep.cache.remote.working import open_to_encode, refresh
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
-from prep.digest import canonical, digest_bytes, seal
+from prep.digest import canonical, digest_bytes, with_checksum
 from prep.fs.remote import retry
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import DIRECTORY
@@ -440,7 +440,7 @@ def test_a_manifest_here_of_a_cache_there(prep, train, here, store, setting, tin
     del document["self"]
     for wrong in ("s3://bucket", "s3://bucket/a/../b", "s3://key@bucket/cache"):
         for name, value in (("cache", wrong), ("sources", [wrong + "/."])):
-            Path("m.json").write_bytes(canonical(seal({**document, name: value})))
+            Path("m.json").write_bytes(canonical(with_checksum({**document, name: value})))
             told = prep("inspect", "m.json")
             assert told.code == 4 and f"{name} is '{wrong}" in told.err
             assert any(says in told.err for says in ("expected a URL like s3://bucket/cache", "was given with a user",

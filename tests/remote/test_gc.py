@@ -17,7 +17,7 @@ from prep.cache.plans import write_plan
 from prep.cache.records import Reject, Task
 from prep.cache.remote.working import open_to_encode, refresh
 from prep.cache.shard_header import read_keys
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.encode import run as encoding
 from prep.errors import CacheError
 from prep.fs.remote.bucket import Bucket
@@ -101,7 +101,7 @@ def test_manifests_that_would_lose_rows_are_named_first(both, store, prep, tmp_p
     document = json.loads((both / "other.json").read_bytes())
     del document["self"]
     for name, cache in (("here", f"{store.url}/cache"), ("another", f"{store.url}/elsewhere")):
-        (tmp_path / f"{name}.json").write_bytes(canonical(seal({**document, "cache": cache})))
+        (tmp_path / f"{name}.json").write_bytes(canonical(with_checksum({**document, "cache": cache})))
     shutil.copy(tmp_path / "here.json", tmp_path / "kept here.json")
     asked = len(store.proxy.asked)
     lines = prep("gc", f"{store.url}/cache", "--keep", f"{store.url}/kept.json", "--older-than", 0).out.splitlines()

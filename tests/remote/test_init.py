@@ -11,7 +11,7 @@ import pytest
 from s3_server import BUCKET
 
 from prep.fs.remote.bucket import Bucket
-from prep.runs.documents import seal
+from prep.runs.documents import with_checksum
 from train.runs.stored.reading import for_init
 
 RANKS = 4
@@ -23,8 +23,9 @@ FILES = {name: bytes(range(256)) * 4096 + name.encode()
 def url(store):
     """A run of one checkpoint."""
     facts = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in FILES.items()}
-    state = seal({"format": "latentry/checkpoint", "version": 3, "step": 5, "manifest": "", "data": {}, "base": {},
-                  "config": {}, "micro_batch": 1, "adopted": [], "init": {}, "meaning": 2, "files": facts})
+    state = with_checksum({"format": "latentry/checkpoint", "version": 3, "step": 5, "manifest": "", "data": {},
+                           "base": {}, "config": {}, "micro_batch": 1, "adopted": [], "init": {}, "meaning": 2,
+                           "files": facts})
     place = f"{store.prefix}/runs/cat"
     for name, data in {**FILES, "state.json": state}.items():
         store.server.put(f"{place}/checkpoints/step-000005/{name}", data)

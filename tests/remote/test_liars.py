@@ -18,7 +18,7 @@ from s3_server import ENVIRONMENT
 from small_manifest import write_small
 
 from prep.cache.remote.quota import NotFetched
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.fs.remote import client, objects, retry, waiting
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.client import open_store
@@ -209,7 +209,7 @@ def dataset(serve, tmp_path):
 
     def go(lie=Liar.lie, change=None):
         if change is not None:
-            files[manifest] = canonical(seal({**json.loads(files[manifest]), **change}))
+            files[manifest] = canonical(with_checksum({**json.loads(files[manifest]), **change}))
         return serve(files, lie), f"s3://bucket/{manifest}"
 
     return go

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prep.cache.store import open_cache, publish_table
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 
 LARGE = 32 << 20  # bytes
 
@@ -20,7 +20,7 @@ def enlarge(home: Path) -> None:
     cache.table(document["tables"]["findings"]).unlink()
     digest = publish_table(cache, bytes(LARGE))
     tables = {**document["tables"], "findings": digest}
-    (home / "manifest.json").write_bytes(canonical(seal({**document, "tables": tables})))
+    (home / "manifest.json").write_bytes(canonical(with_checksum({**document, "tables": tables})))
 
 
 def peak_of(action: Callable[[], object]) -> int:

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch.distributed import checkpoint as dcp
 
 from prep.digest import digest_bytes
-from prep.runs.documents import seal
+from prep.runs.documents import with_checksum
 
 NAMES = ("unet/diffusion_pytorch_model", "optimizer", "ema")
 
@@ -37,7 +37,7 @@ def make_whole(checkpoint):
         body["files"] = {each: facts for each, facts in body["files"].items() if not each.startswith(f"{name}/")} | {
             f"{name}.safetensors": {"bytes": len(data), "sha256": digest_bytes(data)}}
     body.pop("self")
-    (checkpoint / "state.json").write_bytes(seal({**body, "version": 3}))
+    (checkpoint / "state.json").write_bytes(with_checksum({**body, "version": 3}))
 
 
 def flip(path):

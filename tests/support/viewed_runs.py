@@ -13,7 +13,7 @@ from small_manifest import write_small
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.runs.document import FORMAT
-from prep.runs.documents import seal
+from prep.runs.documents import with_checksum
 from prep.runs.losses import HEAD, RECORD, short_ids
 
 WORDS = ("a red circle", "a blue square", "<b>a prompt</b>", "a caption", "another", "a third", "bad.png")
@@ -25,7 +25,7 @@ def write_run(root: Path, texts: Sequence[str] = (), words: Sequence[str] = WORD
     manifest = read_manifest(write_small(root, texts))
     run, events = root / "run", told(words)
     run.mkdir()
-    (run / "run.json").write_bytes(seal({
+    (run / "run.json").write_bytes(with_checksum({
         "format": FORMAT, "version": 2, "manifest": "../manifest.json", "manifest_digest": manifest.digest,
         "data": "a" * 64, "model": {"hub": "some/model"}, "base": {}, "other_encoders": False, "config": {},
         "adopted": []}))

@@ -14,7 +14,7 @@ from runs import go
 from safetensors.torch import load_file, save
 
 from prep.errors import CacheError
-from prep.runs.documents import seal
+from prep.runs.documents import with_checksum
 
 SETTINGS = {"validation": {"every": 0}, "sample": {"every": 0}, "batch_size": 4, "micro_batch": 4,
             "lora": {"rank": 2}, "checkpoint": {"every": 2, "keep": 0}, "ema": {"decay": 0.9}}
@@ -135,4 +135,4 @@ def sealed_again(at):
     body.pop("self")
     body["files"] = {name: {"bytes": (at / name).stat().st_size, "sha256": digest_bytes((at / name).read_bytes())}
                      for name in body["files"]}
-    (at / "state.json").write_bytes(seal(body))
+    (at / "state.json").write_bytes(with_checksum(body))

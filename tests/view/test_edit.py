@@ -23,7 +23,7 @@ from viewing import viewing, viewing_source
 from prep.cli.options import without_caption_stop
 from prep.cli.view import _recipe, _sources_of
 from prep.dataset.ingest import ingest
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import ConfigError, PathError, UsageError
 from prep.fs.below import Below
 from prep.fs.blob import Blob
@@ -791,7 +791,7 @@ def two_sources(small):
     """The small manifest, as of two sources and no recipe."""
     document = json.loads(small.manifest.path.read_text())
     path = small.manifest.path.with_name("two.json")
-    path.write_bytes(canonical(seal({**document, "sources": ["one", "two"], "recipe": None})))
+    path.write_bytes(canonical(with_checksum({**document, "sources": ["one", "two"], "recipe": None})))
     return path
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from one_key import latent_key, mask_key
 
 from prep import keys
-from prep.digest import BLOCK, HOLE, canonical, digest_json, digest_parts, digest_strings, seal
+from prep.digest import BLOCK, HOLE, canonical, digest_json, digest_parts, digest_strings, with_checksum
 from prep.geometry import Placement
 from prep.images.decode import POLICY
 from prep.parse import Unparsed, sealed_json
@@ -173,7 +173,7 @@ def test_copies_of_a_picture_are_samples_of_their_own():
 
 
 def test_a_sealed_document_reads_back_and_any_edit_shows():
-    data = canonical(seal({"format": "x", "rows": 3}))
+    data = canonical(with_checksum({"format": "x", "rows": 3}))
     assert sealed_json(data, "x")["rows"] == 3
     for spoiled in (data.replace(b"3", b"4"), data + b" ", data.replace(b'"format"', b'"Format"'), b"[]", b"\xff", b"{",
                     json.dumps(json.loads(data), indent=1).encode()):

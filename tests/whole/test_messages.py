@@ -21,7 +21,7 @@ from real_manifest import build
 from small_manifest import write_small
 
 from prep import errors
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.errors import CacheError, ManifestError, ModelError, Problem
 from prep.fs.place import Local
 from prep.parse import Unparsed, sealed_json
@@ -204,7 +204,7 @@ def test_manifests_that_are_none(prep, tmp_path):
     result = prep("inspect", path)
     assert (result.code, result.err) == (4, f"error: {path} is larger than 1048576 bytes, so it is not a manifest\n"
                                          "hint: name the manifest.json that prep encode wrote\n")
-    path.write_bytes(canonical(seal({"format": "latentry/manifest", "version": 1})))
+    path.write_bytes(canonical(with_checksum({"format": "latentry/manifest", "version": 1})))
     result = prep("inspect", path)
     assert result.code == 4 and result.err.startswith(f"error: {path} lacks 'cache'\nhint: run the prep encode command")
 
@@ -277,7 +277,7 @@ def test_damage_records_of_another_shard(cache):
     shard = "ab" * 32
     cache.damaged(shard).parent.mkdir()
     body = {"format": "latentry/damage", "version": 2, "shard": shard, "damages": []}
-    cache.damaged(shard).write_bytes(canonical(seal(body)))
+    cache.damaged(shard).write_bytes(canonical(with_checksum(body)))
     (found,) = recorded(cache, shard)
     assert found.what == f"damage record has another shard or version, expected version 1 for shard {shard}"
 

@@ -14,7 +14,7 @@ from prep.digest import digest_bytes
 from prep.fs import atomic
 from prep.loader.device import to_device, to_host
 from prep.parse import Unparsed
-from prep.runs.documents import refused, seal
+from prep.runs.documents import refused, with_checksum
 from train.runs.checkpoint import (
     FORMAT,
     STATE,
@@ -58,7 +58,7 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
 
 def state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
-    return Part(name=STATE, data=seal({
+    return Part(name=STATE, data=with_checksum({
         "format": FORMAT, "version": version, "step": state.step, "manifest": state.manifest,
         "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
         "config": dict(state.config), "init": dict(state.init), "meaning": state.meaning,

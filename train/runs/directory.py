@@ -48,7 +48,7 @@ from prep.manifest.document import Manifest, read_copy, read_manifest
 from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
 from prep.runs import heartbeat
 from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_in, read_document
-from prep.runs.documents import check_links, seal
+from prep.runs.documents import check_links, with_checksum
 from prep.training.schema import Config
 from train.config.load import as_table, parse
 from train.optim.optimizers import TABLE
@@ -132,7 +132,7 @@ def claim_run(run: Local, setup: Setup, *, step: int | None = None) -> list[str]
     warnings = _abandon(run, -1 if step is None else step)
     checkpoint.remove_partial(folder)
     make_dirs(folder)
-    write_atomic(folder / "run.json", seal(_document(run, setup)))  # first: it makes the directory a run's
+    write_atomic(folder / "run.json", with_checksum(_document(run, setup)))  # first: it makes the directory a run's
     write_atomic(folder / "samples.bin", setup.identity.records)
     write_atomic(folder / "manifest.json", canonical(dict(setup.manifest.document)))
     return warnings

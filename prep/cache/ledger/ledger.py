@@ -20,7 +20,7 @@ from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.remote.working import refresh, refresh_task, settle, upload_shard
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
-from prep.digest import canonical, seal
+from prep.digest import canonical, with_checksum
 from prep.fs import atomic
 from prep.fs.remote.retry import NEVER
 
@@ -166,7 +166,7 @@ def commit_document(
     task: str, field: str, shard: Shard | None, rejects: Iterable[Reject], provenance: Mapping[str, Any]
 ) -> bytes:
     """The bytes of a commit."""
-    return canonical(seal({
+    return canonical(with_checksum({
         **provenance,
         "format": "latentry/commit", "version": VERSION, "task": task, "field": field,
         "shard": shard.digest if shard else None,

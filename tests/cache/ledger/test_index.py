@@ -29,7 +29,7 @@ from prep.cache.ledger.index import EMPTY_INDEX, NAME, SCHEMA, _parse, drop_inde
 from prep.cache.ledger.ledger import Ledger, load_ledger, write_commit
 from prep.cache.records import Reject, Shard, Task
 from prep.cache.store import Cache, open_cache
-from prep.digest import canonical, digest_bytes, seal
+from prep.digest import canonical, digest_bytes, with_checksum
 from prep.fs import atomic, stamps
 from prep.parse import Unparsed
 
@@ -171,7 +171,7 @@ def harm_replace_commit(cache: Cache, digest: str) -> None:
     assert document is not None and document.shard is not None
     said = {"format": "latentry/commit", "version": 1, "task": task_of(1).key, "field": "latent", "shard": digest,
             "rows": 6, "bytes": document.shard.bytes + 1, "rejects": []}
-    atomic.write_atomic(path, canonical(seal(said)))
+    atomic.write_atomic(path, canonical(with_checksum(said)))
 
 
 HARMS = [harm_lose, harm_retire, harm_collect, harm_tear, harm_empty, harm_lose_file, harm_add_file, harm_link_file,

@@ -19,7 +19,7 @@ from prep.cache.ledger.inventory import Inventory
 from prep.cache.ledger.ledger import _ledger, forget_rejects, is_finished, load_ledger, write_commit
 from prep.cache.records import Reject, RowRef, Shard, Task
 from prep.cache.store import Cache
-from prep.digest import canonical, digest_bytes, seal
+from prep.digest import canonical, digest_bytes, with_checksum
 from prep.errors import CacheError
 
 A, B = "ab" * 32, "cd" * 32
@@ -102,11 +102,11 @@ def flip_commit(cache: Cache, digest: str, edit: Edit) -> None:
 def misname_commit(cache: Cache, digest: str, edit: Edit) -> None:
     document = {"format": "latentry/commit", "version": 1, "task": B, "field": "latent", "shard": digest, "rows": 7,
                 "bytes": 1705, "rejects": []}
-    edit(cache.commit(A), lambda data: canonical(seal(document)))
+    edit(cache.commit(A), lambda data: canonical(with_checksum(document)))
 
 
 def misspell_commit(cache: Cache, digest: str, edit: Edit) -> None:
-    edit(cache.commit(A), lambda data: canonical(seal({"format": "latentry/commit", "version": 1, "task": A})))
+    edit(cache.commit(A), lambda data: canonical(with_checksum({"format": "latentry/commit", "version": 1, "task": A})))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_row_made_after_all_is_rejected_no_more(cache: Cache, committed: Shard
 
 
 def test_another_version_is_an_error(cache: Cache, committed: Shard, edit: Edit) -> None:
-    edit(cache.commit(A), lambda data: canonical(seal({"format": "latentry/commit", "version": 2})))
+    edit(cache.commit(A), lambda data: canonical(with_checksum({"format": "latentry/commit", "version": 2})))
     with pytest.raises(CacheError, match=r"is 'latentry/commit' version 2, expected 'latentry/commit' version 1"):
         load_ledger(cache)
 

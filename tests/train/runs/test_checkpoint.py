@@ -12,7 +12,7 @@ from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.place import Local
 from prep.parse import Unparsed
-from prep.runs.documents import MOST, seal
+from prep.runs.documents import MOST, with_checksum
 from train.config.load import as_table, parse
 from train.runs import checkpoint
 from train.runs import checkpoint_files as files
@@ -43,7 +43,7 @@ def reseal(folder, **changes):
     """Edits state.json as somebody would who knows how."""
     body = json.loads((folder / "state.json").read_text())
     body.pop("self", None)
-    (folder / "state.json").write_bytes(seal({**body, **changes}))
+    (folder / "state.json").write_bytes(with_checksum({**body, **changes}))
 
 
 def test_what_is_saved_comes_back(tmp_path):

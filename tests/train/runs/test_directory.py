@@ -17,7 +17,7 @@ from prep.errors import CacheError, PathError
 from prep.fs.place import Local
 from prep.manifest.document import read_manifest
 from prep.models.families.sd15 import PRESETS
-from prep.runs.documents import seal
+from prep.runs.documents import with_checksum
 from train.config.load import as_table
 from train.models.targets import read_weights, trained_shapes
 from train.runs import checkpoint_files as files
@@ -213,7 +213,7 @@ def test_a_damaged_run_json_is_refused(claim, tmp_path, changes, said):
     with pytest.raises(CacheError, match=r"run.json: it does not match its own digest"):
         read_run(Local(tmp_path / "run"))
     body.pop("self")
-    path.write_bytes(seal(body))
+    path.write_bytes(with_checksum(body))
     with pytest.raises(CacheError) as caught:
         read_run(Local(tmp_path / "run"))
     assert said in caught.value.message and caught.value.hint.startswith("remove it; --resume then takes the settings")

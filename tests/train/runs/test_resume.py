@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from prep.errors import CacheError
 from prep.fs.place import Local
 from prep.manifest.document import write_manifest
-from prep.runs.documents import seal
+from prep.runs.documents import with_checksum
 from train.check import check
 from train.runs import checkpoint_files as files
 from train.runs.directory import claim_run
@@ -269,7 +269,7 @@ def test_settings_in_a_checkpoint_that_are_none_of_ours(begun, tmp_path):
     path = tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"
     body = json.loads(path.read_text())
     body.pop("self")
-    path.write_bytes(seal({**body, "config": {"lora": {"rank": 1 << 60}}}))
+    path.write_bytes(with_checksum({**body, "config": {"lora": {"rank": 1 << 60}}}))
     with pytest.raises(CacheError, match=r"state.json: lora.rank is \d+, expected 1 to 4096|expected a ") as caught:
         find_start(Local(tmp_path / "run"))
     assert caught.value.hint.startswith("another version of this program may have written it; ")
@@ -300,7 +300,7 @@ def test_a_checkpoint_with_another_meaning_of_the_loss_is_refused_unless_adopted
     path = tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"
     body = json.loads(path.read_text())
     body = {name: body[name] for name in body if name not in ("self", "init", "meaning")}
-    path.write_bytes(seal({**body, "version": 2}))
+    path.write_bytes(with_checksum({**body, "version": 2}))
     (fault,) = again().faults
     assert fault.message == ("step-000004 was trained by an earlier version, in another way. Now the loss of a "
                              "step is the sum of its samples' means, divided by batch_size; was: the loss of a step is "
