@@ -158,7 +158,7 @@ def list_of(value: Any, each: Callable[[Any, str], T], where: str) -> list[T]:
 def sealed_json(data: bytes, where: str) -> dict[str, Any]:
     """The document in `data`, if its bytes are canonical and its `self` digest matches. Raises `Unparsed`.
 
-    This detects accidental edits; anyone can compute the digest of a changed document, so its values must still be checked.
+    This detects accidental edits; anyone can give an edited document its digest, so its values must still be checked.
     """
     try:
         document = json.loads(data)

@@ -1,6 +1,6 @@
 """Reads a manifest's tables and checks them against the manifest and each other, for inspect, verify and train.
 
-The tables are untrusted, even with a valid seal. After the checks every index is in range, every row has its bucket's
+The tables are untrusted, even with a valid digest. After the checks every index is in range, every row has its bucket's
 shape, and no number is NaN. Vectorized: a million samples take a tenth of a second.
 """
 

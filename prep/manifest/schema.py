@@ -1,4 +1,4 @@
-"""Checks every value of a manifest, which is untrusted even with a valid seal.
+"""Checks every value of a manifest, which is untrusted even with a valid digest.
 
 Afterwards numbers are in bounds, paths are relative, fields and arrays are the known ones, and contexts are nested at
 most once, so other modules need no further checks. Everything here raises `Unparsed` with the place of the error.

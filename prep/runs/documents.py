@@ -2,7 +2,8 @@
 
 A document is JSON with sorted keys and an indent of one, so it has exactly one spelling; `self` is the digest of that
 spelling without the key `self`. Unlike documents of a cache, those of a run hold floats, in Python's shortest spelling.
-The digest detects accidents, not intent (anyone can compute the digest of a changed document), so callers check the values as well.
+The digest detects accidents, not intent (anyone can give an edited document its digest), so callers check the values as
+well.
 """
 
 from __future__ import annotations
