@@ -16,11 +16,11 @@ from pathlib import Path
 from threading import Event
 
 from prep.cache.remote.documents import fetch_tables
-from prep.cache.store import Cache, cache_at
+from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError, PathError
 from prep.formatting import printable
 from prep.fs.paths import resolve
-from prep.fs.place import Place, require_disk
+from prep.fs.place import Place, place_of, require_disk
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.errors import StoreError
 from prep.fs.remote.objects import list_folder, read_range
@@ -47,65 +47,44 @@ class OtherManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Others:
-    """What `find_others_in_store` found, and where it looked."""
+    """What `find_others` found, and where it looked."""
 
-    found: tuple[OtherManifest, ...]
-    searched: tuple[Place, ...]
+    found: tuple[OtherManifest, ...]  # sorted by path
+    searched: tuple[Place, ...]  # directories and prefixes, each once, sorted; not those inside of them
     notices: tuple[str, ...]  # on places that could not be searched
 
 
-def searched_folders(cache: Cache, keep: Sequence[Manifest]) -> tuple[Path, ...]:
-    """The directories that `find_others` searches, each once, sorted; it does not search those inside of them."""
-    beside = (path for manifest in keep for path in (manifest.path.parent, manifest.folder))
-    places = (path for path in (*beside, cache.root.parent) if isinstance(path, Path))
-    return tuple(sorted({path.resolve(): path for path in places}.values()))
-
-
-def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> tuple[OtherManifest, ...]:
-    """The manifests that lose shards or tables by `sweep`, sorted by path. Skips what cannot be read."""
-    known = {_mark(manifest.path) for manifest in keep if isinstance(manifest.path, Path)}
-    found: list[OtherManifest] = []
-    for path in _candidates(searched_folders(cache, keep)):
-        with contextlib.suppress(OSError, ManifestError, CacheError):
-            if _mark(path) in known:
-                continue
-            known.add(_mark(path))
-            manifest = read_manifest(path, fetch=False)
-            if manifest.cache_root.samefile(cache.root):
-                found += _losing(path, manifest, sweep)
-    return tuple(sorted(found, key=lambda one: str(one.path)))
-
-
-def find_others_in_store(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
-    """As `find_others`, of a cache in a store. Skips places that may not be listed, and says so."""
-    assert cache.store is not None
-    folders = {str(folder): folder for folder in (cache.store.parent, *(one for manifest in keep
-                                                                        for one in _folders(manifest)))}
-    known, found = {str(resolve(one.path)) for one in keep}, list[OtherManifest]()
+def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
+    """The manifests that lose shards or tables by `sweep`. Skips what cannot be read, and says which places and names
+    of a store."""
+    known, found = {_mark(manifest.path) for manifest in keep}, list[OtherManifest]()
     searched, notices = list[Place](), list[str]()
-    for name, folder in sorted(folders.items()):
+    for folder in _folders(cache, keep):
         try:
-            names = _stored_candidates(folder) if isinstance(folder, Bucket) else [
-                one.name for one in _candidates([folder])]
+            names = _candidates(folder)
             searched.append(folder)
         except StoreError as error:
-            notices.append(f"note: other manifests were not searched for in {name}: {error.message}")
+            notices.append(f"note: other manifests were not searched for in {folder}: {error.message}")
             continue
-        bad = [name for name in names if isinstance(folder, Bucket) and not _is_nameable(folder / name)]
+        bad = [name for name in names if not _is_nameable(folder / name)]
         notices += [f"note: {folder}/{printable(name)} begins like a manifest, but has a name that no URL can "
                     "have (with ?, # or a backslash), so it was not read: rename it, then run prep gc again"
                     for name in bad]
         for path in (folder / name for name in names if name not in bad):
             with contextlib.suppress(OSError, ManifestError, CacheError):
-                if str(resolve(path)) in known:
-                    continue
-                known.add(str(resolve(path)))
-                manifest = read_manifest(path, fetch=False)
-                if manifest.cache == cache.store:
-                    fetch_tables(manifest.cache, [manifest.document["tables"]["shards"]])
-                    found += _losing(path, manifest, sweep)
+                if (mark := _mark(path)) not in known:
+                    known.add(mark)
+                    found += _losing(cache, read_manifest(path, fetch=False), sweep)
     return Others(found=tuple(sorted(found, key=lambda one: str(one.path))), searched=tuple(searched),
                   notices=tuple(notices))
+
+
+def is_of(manifest: Manifest, cache: Cache) -> bool:
+    """Whether a manifest is of a cache."""
+    try:
+        return manifest.cache == cache.store if cache.store is not None else manifest.cache_root.samefile(cache.root)
+    except OSError:
+        return False
 
 
 def replaced_name(manifest: Manifest) -> Path:
@@ -114,29 +93,51 @@ def replaced_name(manifest: Manifest) -> Path:
     return require_disk(manifest.path).with_name(f"{manifest.path.name}.replaced-{manifest.digest[:12]}")
 
 
-def replaced_in(folders: Iterable[Path], cache: Cache) -> Iterator[Path]:
-    """Replaced manifests of a cache directly in these directories."""
-    for folder in folders:
+def replaced_in(folders: Iterable[Place], cache: Cache) -> Iterator[Path]:
+    """Replaced manifests of a cache directly in these directories; none are kept in a store."""
+    for folder in (folder for folder in folders if isinstance(folder, Path) and cache.store is None):
         with contextlib.suppress(OSError):
             names = sorted(os.listdir(folder))  # noqa: PTH208  # quicker
-            yield from (folder / name for name in names if _REPLACED.fullmatch(name) and _is_of(folder / name, cache))
+            yield from (folder / name for name in names if _REPLACED.fullmatch(name) and
+                        _is_replaced(folder / name, cache))
 
 
-def _is_of(path: Path, cache: Cache) -> bool:
+def _is_replaced(path: Path, cache: Cache) -> bool:
     with contextlib.suppress(OSError, ManifestError, CacheError):
-        return (not path.is_symlink() and _begins_as_manifest(path)
-                and read_manifest(path, fetch=False).cache_root.samefile(cache.root))
+        return not path.is_symlink() and _begins_as_manifest(path) and is_of(read_manifest(path, fetch=False), cache)
     return False
 
 
-def _folders(manifest: Manifest) -> tuple[Place, ...]:
-    """The directories of a kept manifest, or its prefix in a store."""
-    return (manifest.path.parent,) if isinstance(manifest.path, Bucket) else (
-        manifest.path.parent.resolve(), manifest.folder.resolve())
+def _folders(cache: Cache, keep: Sequence[Manifest]) -> list[Place]:
+    """The places to search, each once, sorted."""
+    places: list[Place] = [cache.place.parent]
+    for manifest in keep:
+        places += [manifest.path.parent] if isinstance(manifest.path, Bucket) else [manifest.path.parent,
+                                                                                     manifest.folder]
+    found = {str(resolve(place)): place for place in places}
+    return [found[name] for name in sorted(found)]
+
+
+def _mark(path: Place) -> object:
+    """What tells a manifest from others, whatever leads there. Raises `OSError`."""
+    if isinstance(path, Bucket):
+        return path
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _candidates(folder: Place) -> list[str]:
+    """The names of files or objects directly in a place that start like a manifest; never blocks on a pipe. Raises
+    `StoreError`."""
+    if isinstance(folder, Bucket):
+        return _stored_candidates(folder)
+    with contextlib.suppress(OSError):
+        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208  # quicker
+        return [name for name in names[:MOST_FILES] if _begins_as_manifest(folder / name)]
+    return []
 
 
 def _stored_candidates(folder: Bucket) -> list[str]:
-    """The names of objects directly below a place that start like a manifest. Raises `StoreError`."""
     stop = Event()
     names = [name for name, size in list_folder(folder.url).items() if name.endswith(".json") and 0 < size <= LIMIT]
 
@@ -150,20 +151,12 @@ def _stored_candidates(folder: Bucket) -> list[str]:
     return [name for name, good in zip(names, side_by_side(begins, names, JOBS, stop), strict=True) if good]
 
 
-def _is_nameable(place: Bucket) -> bool:
-    """Whether a URL that is given can name an object that was listed: not one with ?, # or a backslash in its key."""
+def _is_nameable(place: Place) -> bool:
+    """Whether a person can name what was listed: in a store, not what has ?, # or a backslash in its key."""
     try:
-        return Bucket.parse(str(place)) == place
+        return place_of(str(place)) == place
     except PathError:
         return False
-
-
-def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
-    """Files that start like a manifest; never blocks on a pipe."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208  # quicker
-            yield from (folder / name for name in names[:MOST_FILES] if _begins_as_manifest(folder / name))
 
 
 def _begins_as_manifest(path: Path) -> bool:
@@ -176,16 +169,14 @@ def _begins_as_manifest(path: Path) -> bool:
         return False
 
 
-def _losing(path: Place, manifest: Manifest, sweep: Sweep) -> Iterator[OtherManifest]:
-    """A manifest of the cache, if it loses something. Raises `CacheError`."""
-    tables = manifest.document["tables"]
-    shards = read_table(cache_at(manifest.cache), tables["shards"], SHARDS)
-    lost = {digest.as_py().hex() for digest in shards["digest"]} & set(sweep.remove["shards"])
-    loses = OtherManifest(path=path, shards=len(lost), tables=len(set(tables.values()) & set(sweep.remove["tables"])))
-    if loses.shards or loses.tables:
-        yield loses
-
-
-def _mark(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
+def _losing(cache: Cache, manifest: Manifest, sweep: Sweep) -> Iterator[OtherManifest]:
+    """A manifest, if it is of the cache and loses something. Raises `CacheError`."""
+    if is_of(manifest, cache):
+        tables = manifest.document["tables"]
+        fetch_tables(cache.place, [tables["shards"]])
+        shards = read_table(cache, tables["shards"], SHARDS)
+        lost = {digest.as_py().hex() for digest in shards["digest"]} & set(sweep.remove["shards"])
+        loses = OtherManifest(path=manifest.path, shards=len(lost),
+                              tables=len(set(tables.values()) & set(sweep.remove["tables"])))
+        if loses.shards or loses.tables:
+            yield loses

@@ -1,4 +1,4 @@
-"""Finds what no kept manifest needs, and removes it: commits before shards, shards renamed before deleted.
+"""Finds what no kept manifest needs in a cache, on a disk or in a store.
 
 Needed is what kept manifests name, what unfinished plans refer to, and everything young: the finished work of an
 interrupted encode, or of a recent manifest that was not named. Commits without a shard only list rows that cannot be
@@ -8,41 +8,41 @@ encoded; they are kept.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from threading import Event
 
 import numpy as np
 
-from prep.cache.commits import Commit, checked_commit
+from prep.cache.commits import MOST, Commit, checked_commit, parse_commit
 from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
-from prep.cache.ledger.index import drop_index
 from prep.cache.plans import read_plan
+from prep.cache.remote.documents import fetch_tables
+from prep.cache.remote.working import JOBS, refresh
 from prep.cache.shard_header import read_keys
-from prep.cache.store import FANNED, Cache, clear_leftovers, leftovers, retire_shard
+from prep.cache.store import Cache
 from prep.errors import CacheError, UsageError
-from prep.formatting import join_names
-from prep.fs import atomic
-from prep.fs.untrusted import NotRegularFile, is_link
+from prep.formatting import clock, join_names, join_texts
+from prep.fs.remote.objects import read_object
+from prep.fs.remote.retry import side_by_side
+from prep.fs.untrusted import NotRegularFile
+from prep.maintenance.stock import KINDS, Stock, group_of, stock_of
 from prep.manifest.tables import SHARDS, read_table
 from prep.parse import Unparsed
-from prep.progress import Tick
 
 ABANDONED = 7 * 86400.0  # seconds without progress after which a plan counts as abandoned
 SHOWN = 8  # plans in a message
 SHORT = 12  # digits of a plan's digest by which messages name it
-KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in order of removal; staging comes last
+MEND = "to repair, run prep encode again as it was first run; then run prep gc again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needed:
-    """The digests that kept manifests name."""
+    """What kept manifests name."""
 
-    shards: frozenset[str]
+    shards: Mapping[str, tuple[int, str]]  # bytes, and the manifest, by digest
     tables: frozenset[str]
 
 
@@ -50,12 +50,29 @@ class Needed:
 class Sweep:
     """What to remove and what to keep, at the time of the search."""
 
+    stock: Stock
     remove: Mapping[str, tuple[str, ...]]  # digests by kind, sorted
     keep: Mapping[str, tuple[str, ...]]
-    sizes: Mapping[str, int]  # bytes to free, by kind and for staging
-    kept_bytes: int
-    staging: int  # leftovers in tmp/
     guarded: int  # objects kept only because they are young
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes to free, by kind and for staging."""
+        return {**{kind: self._bytes(kind, self.remove[kind]) for kind in KINDS},
+                "staging": self._bytes("staging", self.stock["staging"])}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(self._bytes(kind, self.keep[kind]) for kind in KINDS)
+
+    @property
+    def staging(self) -> int:
+        """The number of leftovers in tmp/."""
+        return len(self.stock["staging"])
+
+    def _bytes(self, kind: str, names: Iterable[str]) -> int:
+        return sum(self.stock[kind][name].bytes for name in names if name in self.stock[kind])
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,43 +82,44 @@ class _Look:
     cache: Cache
     guard: float  # seconds
     now: float
-    found: dict[str, list[str]]
+    stock: Stock
     commits: Mapping[str, Commit | None]  # None: damaged
     young: dict[str, set[str]] = field(default_factory=dict)
+
+    def age(self, kind: str, name: str) -> float:
+        """Seconds since a thing was written."""
+        return self.now - self.stock[kind][name].written
 
 
 def find_garbage(cache: Cache, needed: Needed, *, guard: float, abandon: Sequence[str] = ()) -> Sweep:
     """Finds what nobody needs; everything written less than `guard` seconds ago counts as needed, except the plans that
     `abandon` names by their first digits.
 
-    Raises `CacheError` for a commit of another version, which this version cannot interpret, and if something
-    cannot be read, because it may state what is needed; `UsageError` if `abandon` names no plan.
+    Raises `CacheError` if a needed shard is not whole, for a commit of another version, which this version cannot
+    interpret, if something cannot be read, because it may state what is needed, and in a store, which has no locks, if
+    a plan may go on; `UsageError` if `abandon` names no plan.
     """
-    _require_all_seen(cache)
-    found = {kind: list(_names(cache, kind)) for kind in KINDS}
-    given_up = named_plans(str(cache.root), found["plans"], abandon)
-    at = _Look(cache=cache, guard=guard, now=time.time(), found=found,
-               commits={task: _commit(cache, task) for task in found["commits"]})
-    at.young = {kind: {name for name in found[kind] if _is_young(at, _path(cache, kind, name))} for kind in KINDS}
+    stock = stock_of(cache)
+    given_up = named_plans(str(cache.place), stock["plans"], abandon)
+    _require_whole(cache, stock, needed)
+    refresh(cache)
+    at = _Look(cache=cache, guard=guard, now=time.time(), stock=stock, commits=_commits(cache, stock))
+    at.young = {kind: {name for name in stock[kind] if guard > 0 and at.age(kind, name) < guard} for kind in KINDS}
     plans = _living_plans(at, given_up)
-    firm = set(needed.shards) | _shards_of_plans(at, plans, needed.shards)
-    shards = (firm | _young_shards(at, needed)) & set(found["shards"])
+    if plans and cache.store is not None:
+        raise _unfinished(cache, {plan: age for plan, (age, _) in plans.items()})
+    firm = set(needed.shards) | _shards_of_plans(at, [rows for _, rows in plans.values()], needed.shards)
+    shards = (firm | _young_shards(at, needed)) & stock["shards"].keys()
     stays: dict[str, set[str]] = {
         "commits": at.young["commits"] | {task for task, commit in at.commits.items() if _says(commit, shards)},
         "shards": shards,
-        "tables": (set(needed.tables) & set(found["tables"])) | at.young["tables"],
+        "tables": at.young["tables"] | (stock["tables"].keys() & needed.tables),
         "plans": (set(plans) | at.young["plans"]) - given_up,
-        "damaged": set(found["damaged"]) & shards,
+        "damaged": stock["damaged"].keys() & shards,
     }
-    gone = {kind: tuple(name for name in found[kind] if name not in stays[kind]) for kind in KINDS}
-    left = leftovers(cache)
-    return Sweep(
-        remove=gone, keep={kind: tuple(sorted(stays[kind])) for kind in KINDS}, staging=len(left),
-        sizes={**{kind: _bytes(_path(cache, kind, name) for name in gone[kind]) for kind in KINDS},
-               "staging": _bytes(left)},
-        kept_bytes=sum(_bytes(_path(cache, kind, name) for name in stays[kind]) for kind in KINDS),
-        guarded=_guarded(at, stays, firm, needed, plans),
-    )
+    return Sweep(stock=stock, remove={kind: tuple(sorted(stock[kind].keys() - stays[kind])) for kind in KINDS},
+                 keep={kind: tuple(sorted(stays[kind])) for kind in KINDS},
+                 guarded=_guarded(at, stays, firm, needed, plans))
 
 
 def named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> set[str]:
@@ -120,81 +138,72 @@ def named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> set
     return found
 
 
-def remove(cache: Cache, sweep: Sweep, tick: Tick = lambda _: None) -> None:
-    """Removes what `find_garbage` found, and leftovers; calls `tick(1)` for each. Needs the exclusive lock.
-
-    Needs no space on the disk. After a crash, everything needed is intact, and some garbage may remain.
-    """
-    if any(sweep.remove.values()):
-        drop_index(cache)
-    for kind in KINDS:
-        for name in sweep.remove[kind]:
-            if kind == "shards":
-                retire_shard(cache, name)
-            else:
-                atomic.remove_tree(cache.file(kind, name))
-            tick(1)
-        for parent in sorted({_path(cache, kind, name).parent for name in sweep.remove[kind]}):
-            atomic.sync_dir(parent)
-    clear_leftovers(cache)
+def check_no_plan(cache: Cache, found: Sweep) -> None:
+    """Raises `CacheError` if a store has a plan besides those to remove, or a run has begun to follow one of them."""
+    there, known = stock_of(cache, "plans")["plans"], found.stock["plans"]
+    if new := sorted(plan for plan in there if plan not in found.remove["plans"] or there[plan] != known[plan]):
+        raise _unfinished(cache, dict.fromkeys(new, 0.0))
 
 
-def _require_all_seen(cache: Cache) -> None:
-    for kind in ("shards", *sorted(FANNED)):
-        for folder in cache.closed(kind):
-            raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
-                             hint="run prep gc as a user with read and write access to the whole cache")
+def _unfinished(cache: Cache, plans: Mapping[str, float]) -> CacheError:
+    """The error for plans, with the seconds since the last progress of each."""
+    named = join_texts([f"plan {plan[:SHORT]}, last progress {clock(max(age, 0))} ago" for plan, age in plans.items()],
+                       SHOWN)
+    return CacheError(f"{cache.place} has encodes that go on or were interrupted, so nothing is removed: {named}",
+                      hint="let them finish: prep encode, or prep seal, removes its plan once the manifest is written; "
+                      "one that nobody can finish, because captions, pictures or options have changed since, is given "
+                      f"up by {' '.join(f'--abandon {plan[:SHORT]}' for plan in list(plans)[:SHOWN])}; without "
+                      "progress for 7 days it counts as abandoned")
 
 
-def _names(cache: Cache, kind: str) -> Iterator[str]:
-    """The digests of a kind whose files are at their proper paths."""
-    every = cache.shards() if kind == "shards" else cache.names(kind)
-    return (name for name in every if _path(cache, kind, name).exists())
+def _require_whole(cache: Cache, stock: Stock, needed: Needed) -> None:
+    """Raises unless every needed shard has its full size: otherwise its rows may be in shards that no manifest names
+    yet."""
+    for digest, (size, manifest) in needed.shards.items():
+        thing = stock["shards"].get(digest)
+        if thing is None or (thing.objects and group_of(digest) not in thing.objects):
+            raise CacheError(f"{manifest} needs shard {digest}, which is missing, so nothing is removed", hint=MEND)
+        if thing.bytes != size:
+            raise CacheError(f"{manifest} needs shard {digest} of {size} bytes, which has {thing.bytes}, so nothing is "
+                             "removed", hint=MEND)
 
 
-def _commit(cache: Cache, task: str) -> Commit | None:
-    """The commit; `None` if it is damaged. Raises `OSError` if this user may not read it."""
-    try:
-        return checked_commit(cache, task)
-    except (FileNotFoundError, NotRegularFile, Unparsed):
+def _commits(cache: Cache, stock: Stock) -> dict[str, Commit | None]:
+    """All commits; `None` for a damaged one. Raises `OSError` if this user may not read one."""
+    stop = Event()
+
+    def read(task: str) -> Commit | None:
+        with contextlib.suppress(FileNotFoundError, NotRegularFile, Unparsed):
+            return checked_commit(cache, task)
+        for name in stock["commits"][task].objects:  # whose shard is not whole there, so it is not known here
+            with contextlib.suppress(FileNotFoundError, Unparsed):
+                return parse_commit(read_object(f"{cache.store}/{name}", MOST, stop=stop), task, name)
         return None
 
-
-def _path(cache: Cache, kind: str, name: str) -> Path:
-    return cache.shard(name) if kind == "shards" else cache.file(kind, name)
-
-
-def _written(path: Path) -> float:
-    """When a file, or a shard's last file, was written; infinity if that is not known."""
-    try:
-        inner = path / "zarr.json"
-        return max(path.stat().st_mtime, inner.stat().st_mtime if inner.exists() else 0)
-    except OSError:
-        return float("inf")
+    tasks = sorted(stock["commits"])
+    return dict(zip(tasks, side_by_side(read, tasks, JOBS, stop), strict=True))
 
 
-def _is_young(at: _Look, path: Path) -> bool:
-    return at.guard > 0 and at.now - _written(path) < at.guard
-
-
-def _says(commit: Commit | None, shards: set[str]) -> bool:
+def _says(commit: Commit | None, shards: Collection[str]) -> bool:
     """Whether a commit is still useful: intact, and its shard, if any, is kept."""
     return commit is not None and (commit.shard is None or commit.shard.digest in shards)
 
 
-def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, Column]:
-    """The rows (S32, sorted) of each plan that may still be continued, by digest."""
-    living: dict[str, Column] = {}
+def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, tuple[float, Column]]:
+    """The seconds since the last progress of each plan that may still be continued, and its rows (S32, sorted)."""
+    living: dict[str, tuple[float, Column]] = {}
     limit = max(at.guard, ABANDONED)
-    recent = {task: commit for task, commit in at.commits.items() if at.now - _written(at.cache.commit(task)) < limit}
-    for name in set(at.found["plans"]).difference(given_up):
+    ages = {task: at.age("commits", task) for task in at.commits}
+    for name in sorted(at.stock["plans"].keys() - given_up):
         plan = read_plan(at.cache, name)
         if plan is None:
             continue
         rows = ordered(plan.row)
-        if (at.now - _written(at.cache.plan(name)) < limit or any(key in recent for key in plan.task_keys())
-                or any(made_any(at.cache, commit, rows) for commit in recent.values())):
-            living[name] = rows
+        age = min([at.age("plans", name), *(ages[key] for key in plan.task_keys() if key in ages)])
+        newer = sorted((task for task in ages if ages[task] < min(age, limit)), key=ages.__getitem__)
+        age = next((ages[task] for task in newer if made_any(at.cache, at.commits[task], rows)), age)
+        if age < limit:
+            living[name] = age, rows
     return living
 
 
@@ -214,13 +223,13 @@ def made_any(cache: Cache, commit: Commit | None, rows: Column) -> bool:
     return False
 
 
-def _shards_of_plans(at: _Look, plans: Mapping[str, Column], known: Iterable[str]) -> set[str]:
+def _shards_of_plans(at: _Look, plans: Sequence[Column], known: Collection[str]) -> set[str]:
     """Shards other than `known` that hold a row of a living plan."""
     if not plans:
         return set()
-    wanted = ordered(np.concatenate(list(plans.values())))
+    wanted = ordered(np.concatenate(plans))
     found = set()
-    for shard in set(at.found["shards"]).difference(known):
+    for shard in at.stock["shards"].keys() - known:
         with contextlib.suppress(CacheError):  # damaged: nobody can use its rows
             if among(wanted, read_keys(at.cache, shard).view(KEY).reshape(-1)).any():
                 found.add(shard)
@@ -235,6 +244,7 @@ def _young_shards(at: _Look, needed: Needed) -> set[str]:
         found |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
     for digest in at.young["tables"] - needed.tables:
         with contextlib.suppress(CacheError):  # damaged, or another kind of table
+            fetch_tables(at.cache.place, [digest])
             found |= {name.as_py().hex() for name in read_table(at.cache, digest, SHARDS)["digest"]}
     return found
 
@@ -244,18 +254,3 @@ def _guarded(at: _Look, stays: Mapping[str, set[str]], firm: set[str], needed: N
     commits = {task for task in stays["commits"] if not _says(at.commits[task], firm)}
     return (len(stays["shards"] - firm) + len(commits) + len(stays["tables"] - needed.tables)
             + len(stays["plans"].difference(plans)))
-
-
-def _bytes(paths: Iterable[Path]) -> int:
-    """Total bytes of files and directory trees; does not follow links, and counts what cannot be read as 0."""
-    total, left = 0, list(paths)
-    while left:
-        path = left.pop()
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode) and not is_link(status):
-                with os.scandir(path) as found:
-                    left += [Path(entry.path) for entry in found]
-            else:
-                total += status.st_size
-    return total

@@ -23,9 +23,10 @@ from prep.digest import digest_json
 from prep.errors import CacheError, UsageError
 from prep.fs import atomic
 from prep.fs.lock import lock_directory
-from prep.maintenance import repair, sweep
-from prep.maintenance.sweep import ABANDONED, Needed
+from prep.maintenance import repair, stock, sweep
+from prep.maintenance.sweep import ABANDONED, Needed, Sweep
 from prep.manifest import tables
+from prep.progress import Tick
 
 SPEC = ArraySpec(name="latent", dtype="bfloat16", shape=(4, 3, 2))
 DAY = 86400.0
@@ -63,7 +64,11 @@ def shard_table(cache: Cache, *shards: Shard) -> str:
 
 
 def needed(*shards: Shard, names: tuple[str, ...] = ()) -> Needed:
-    return Needed(shards=frozenset(shard.digest for shard in shards), tables=frozenset(names))
+    return Needed(shards={shard.digest: (shard.bytes, "m.json") for shard in shards}, tables=frozenset(names))
+
+
+def remove(cache: Cache, found: Sweep, tick: Tick = lambda _: None) -> None:
+    stock.remove(cache, found.remove, found.stock, lambda: None, tick)
 
 
 def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
@@ -88,7 +93,7 @@ def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
     assert (found.keep["shards"], found.keep["tables"]) == ((kept.digest,), (table,))
     assert set(found.keep["commits"]) == {kept_task.key, nothing.key} and found.guarded == 0
     ticks: list[int] = []
-    sweep.remove(cache, found, ticks.append)
+    remove(cache, found, ticks.append)
     assert len(ticks) == 2 + 1 + 1 + 2
     assert list(cache.shards()) == [kept.digest] and list(cache.names("tables")) == [table]
     assert list(cache.names("damaged")) == [kept.digest] and not (cache.root / "tmp").exists()
@@ -228,13 +233,13 @@ def test_a_crash_anywhere_takes_nothing_needed_and_a_second_run_ends_it(
         return Cache(root=root)
 
     def clean(cache: Cache, need: Needed) -> None:
-        sweep.remove(cache, sweep.find_garbage(cache, need, guard=DAY))
+        remove(cache, sweep.find_garbage(cache, need, guard=DAY))
 
     cache = begun(tmp_path / "whole")
     disk.left = 1 << 30
     clean(cache, need)
     steps, wanted = (1 << 30) - disk.left, state(cache.root)
-    assert steps > 30 and set(cache.shards()) == need.shards
+    assert steps > 30 and set(cache.shards()) == need.shards.keys()
     for point in range(0, steps, stride):
         cache = begun(tmp_path / str(point))
         disk.left = point
@@ -242,7 +247,7 @@ def test_a_crash_anywhere_takes_nothing_needed_and_a_second_run_ends_it(
             clean(cache, need)
         disk.left = 1 << 30
         sound(cache)  # no commit is left without its shard
-        assert need.shards <= set(cache.shards()) and need.tables <= set(cache.names("tables"))
+        assert need.shards.keys() <= set(cache.shards()) and need.tables <= set(cache.names("tables"))
         clean(cache, need)
         assert state(cache.root) == wanted, f"crash before step {point}"
         assert not (cache.root / "tmp").exists()
@@ -266,7 +271,7 @@ def test_a_disk_without_a_free_block_is_freed(
     for name in ("create", "make_dir", "rename", "link"):
         monkeypatch.setattr(atomic, name, full)
     with lock_directory(cache.root, exclusive=True):
-        sweep.remove(cache, sweep.find_garbage(cache, needed(kept), guard=0))
+        remove(cache, sweep.find_garbage(cache, needed(kept), guard=0))
     assert list(cache.shards()) == [kept.digest] and list(cache.names("commits")) == [kept_task.key]
     assert not cache.table(table).exists() and not cache.damaged(gone.digest).exists()
     assert not (cache.root / "tmp").exists()
@@ -285,7 +290,7 @@ def test_leftovers_of_any_depth_are_counted_and_removed(cache: Cache) -> None:
         os.chdir(here)
     found = sweep.find_garbage(cache, needed(), guard=0)
     assert found.staging == 1
-    sweep.remove(cache, found)
+    remove(cache, found)
     assert not (cache.root / "tmp").exists()
 
 

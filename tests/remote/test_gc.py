@@ -23,8 +23,9 @@ from prep.errors import CacheError
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import DIRECTORY
 from prep.fs.remote.objects import list_objects
-from prep.maintenance import gc_store
-from prep.maintenance.sweep import Needed
+from prep.maintenance import stock
+from prep.maintenance import sweep as sweeping
+from prep.maintenance.sweep import Needed, find_garbage
 
 PLAN = "has encodes that go on or were interrupted, so nothing is removed: plan abababababab, last progress 0:00:"
 
@@ -163,7 +164,7 @@ def test_with_a_plan_nothing_is_removed(both, store, prep, monkeypatch):
     told = sweep(store, prep, "--yes")
     assert told.code == 7 and f"{store.url}/cache {PLAN}" in told.err
     assert set(list_objects(store.url)) == before
-    monkeypatch.setattr(gc_store, "ABANDONED", 0)
+    monkeypatch.setattr(sweeping, "ABANDONED", 0)
     assert sweep(store, prep, "--yes")["removed"]["plans"] == 1
 
 
@@ -182,7 +183,7 @@ def aged(store, monkeypatch):
             return {name: replace(one, written=one.written - days * 86400) if name in old else one
                     for name, one in found.items()}
 
-        monkeypatch.setattr(gc_store, "list_objects", listed)
+        monkeypatch.setattr(stock, "list_objects", listed)
         monkeypatch.setattr(plans, "list_objects", listed)
 
     return age
@@ -208,7 +209,7 @@ def test_an_old_plan_that_a_run_follows_again_is_not_abandoned(both, store, prep
 
     def collecting(ready, planned, cache, stop):
         with pytest.raises(CacheError, match=f"so nothing is removed: plan {plan[:12]}, last progress 0:00:") as told:
-            gc_store.find_garbage_in_store(cache, Needed(shards=frozenset(), tables=frozenset()), {}, guard=86400.0)
+            find_garbage(cache, Needed(shards={}, tables=frozenset()), guard=86400.0)
         said.append(told.value)
         return run(ready, planned, cache, stop)
 
@@ -347,8 +348,8 @@ def test_what_is_refused(both, store, prep):
     for name in [name for name in list_objects(f"{store.url}/cache/shards") if "/latent/" in name]:
         store.server.delete(f"{store.prefix}/cache/shards/{name}")
     told = sweep(store, prep, "--yes")
-    assert told.code == 7 and "a kept manifest needs a shard that is not whole in the store, " in told.err
-    assert ": nothing was deleted" in told.err
+    assert told.code == 7 and f"{store.url}/kept.json needs shard " in told.err
+    assert ", so nothing is removed" in told.err
     told = prep("gc", f"{store.url}/none", "--keep", f"{store.url}/manifest.json")
     assert told.code == 7 and f"there is no cache in {store.url}/none: it has no latentry.json" in told.err
     assert prep("gc", f"{store.url}/cache").code == 2

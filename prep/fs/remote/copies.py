@@ -80,11 +80,6 @@ def original_of(path: Path) -> Path | Bucket:
     return copied(path) or path
 
 
-def is_copy(path: Path) -> bool:
-    """Whether a path is in the directory of copies, which may have only a part of what the store has."""
-    return copied(path) is not None
-
-
 def copied(path: Path) -> Bucket | None:
     """The object whose local copy `path` is, or would be; `None` for any other path."""
     try:

@@ -1,0 +1,186 @@
+"""What a cache has, on a disk or in a store: listed with sizes and times, and removed.
+
+A store has no locks, so a removal there stops for whoever else works there. An encoder that has something to encode has
+a plan in the store until its manifest is written: with a plan, nothing is removed. Whoever writes a manifest looks
+afterwards whether the store still has commits for all of its shards (`prep.encode.assemble.write_new`), and fails if
+not. Here commits go first; then, again and again before shards go, kept manifests and plans are read again, and another
+one ends it. So either the encoder sees that commits are gone, or this sees its manifest or plan, and leaves the shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+from prep.cache.ledger.index import drop_index
+from prep.cache.remote.shards import GROUP
+from prep.cache.remote.working import JOBS
+from prep.cache.store import FANNED, SUFFIX, Cache, clear_leftovers, leftovers, retire_shard
+from prep.errors import CacheError
+from prep.fs import atomic
+from prep.fs.remote.objects import Listed, delete_object, list_objects
+from prep.fs.remote.retry import side_by_side
+from prep.fs.untrusted import is_link
+from prep.parse import Unparsed, digest_of
+from prep.progress import Tick
+
+KINDS = ("commits", "shards", "tables", "plans", "damaged")  # in order of removal; staging comes last
+BATCH = 64  # shards that are removed from a store before manifests and plans are read again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thing:
+    """A shard, or another file of a cache."""
+
+    written: float  # seconds since 1970, of its last file; infinity if that is not known
+    bytes: int
+    objects: Mapping[str, Listed] = field(default_factory=dict)  # in a store, by their names below the cache
+
+
+Stock = Mapping[str, Mapping[str, Thing]]  # by kind and digest; leftovers, of the kind "staging", by path
+Names = Mapping[str, Sequence[str]]  # digests by kind
+
+
+def stock_of(cache: Cache, below: str = "") -> Stock:
+    """What a cache has; in a store, `below` names a kind to list alone. Raises `CacheError`, also for what cannot be
+    listed, because it may state what is needed."""
+    return _on_disk(cache) if cache.store is None else _in_store(cache, below)
+
+
+def remove(cache: Cache, gone: Names, stock: Stock, unchanged: Callable[[], None], tick: Tick = lambda _: None) -> None:
+    """Removes what is named, commits before shards, and leftovers; calls `tick(1)` for each, or for several.
+
+    On a disk this needs the exclusive lock, and no space; after a crash, everything else is intact, and some garbage
+    may remain. In a store `unchanged` raises if somebody has begun to need something. Raises `CacheError`.
+    """
+    if cache.store is None:
+        _remove_here(cache, gone, tick)
+    else:
+        _remove_there(cache, gone, stock, unchanged, tick)
+
+
+# ---- on a disk -------------------------------------------------------------------------------------------------------
+
+
+def _on_disk(cache: Cache) -> Stock:
+    for kind in ("shards", *sorted(FANNED)):
+        for folder in cache.closed(kind):
+            raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
+                             hint="run prep gc as a user with read and write access to the whole cache")
+    found = {kind: {name: _thing(path) for name, path in _paths(cache, kind)} for kind in KINDS}
+    return {**found, "staging": {str(path): _thing(path) for path in leftovers(cache)}}
+
+
+def _paths(cache: Cache, kind: str) -> Iterator[tuple[str, Path]]:
+    """The digests of a kind whose files are at their proper paths, and these."""
+    every = cache.shards() if kind == "shards" else cache.names(kind)
+    return ((name, path) for name in every if (path := _path(cache, kind, name)).exists())
+
+
+def _path(cache: Cache, kind: str, name: str) -> Path:
+    return cache.shard(name) if kind == "shards" else cache.file(kind, name)
+
+
+def _thing(path: Path) -> Thing:
+    try:
+        inner = path / "zarr.json"
+        written = max(path.stat().st_mtime, inner.stat().st_mtime if inner.exists() else 0)
+    except OSError:
+        written = float("inf")
+    return Thing(written=written, bytes=_bytes(path))
+
+
+def _bytes(path: Path) -> int:
+    """Total bytes of a file or a directory tree; does not follow links, and counts what cannot be read as 0."""
+    total, left = 0, [path]
+    while left:
+        path = left.pop()
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and not is_link(status):
+                with os.scandir(path) as found:
+                    left += [Path(entry.path) for entry in found]
+            else:
+                total += status.st_size
+    return total
+
+
+def _remove_here(cache: Cache, gone: Names, tick: Tick) -> None:
+    if any(gone.values()):
+        drop_index(cache)
+    for kind in KINDS:
+        for name in gone[kind]:
+            if kind == "shards":
+                retire_shard(cache, name)
+            else:
+                atomic.remove_tree(cache.file(kind, name))
+            tick(1)
+        for parent in sorted({_path(cache, kind, name).parent for name in gone[kind]}):
+            atomic.sync_dir(parent)
+    clear_leftovers(cache)
+
+
+# ---- in a store ------------------------------------------------------------------------------------------------------
+
+
+def _in_store(cache: Cache, below: str) -> Stock:
+    """The objects of the cache by kind and digest; other objects are nobody's here, and stay."""
+    found: dict[str, dict[str, dict[str, Listed]]] = {kind: defaultdict(dict) for kind in KINDS}
+    start = f"{below}/" if below else ""
+    for name, one in list_objects(f"{cache.store}/{below}".rstrip("/")).items():
+        kind, _, rest = f"{start}{name}".partition("/")
+        if kind in found and (digest := _digest_in(cache, kind, rest)):
+            found[kind][digest][f"{start}{name}"] = one
+    stock = {kind: {name: Thing(written=max(one.written for one in objects.values()),
+                                bytes=sum(one.size for one in objects.values()), objects=objects)
+                    for name, objects in named.items()} for kind, named in found.items()}
+    return {**stock, "staging": {}}
+
+
+def _digest_in(cache: Cache, kind: str, rest: str) -> str:
+    """The digest of what an object of a kind belongs to; "" for one that is none of ours."""
+    parts = rest.split("/")
+    with contextlib.suppress(Unparsed, IndexError):
+        if kind == "shards":
+            digest = digest_of(parts[1], kind)
+            return digest if rest.startswith(f"{digest[:2]}/{digest}/") else ""
+        if kind != "damaged" and parts[-1].endswith(SUFFIX[kind]):
+            digest = digest_of(parts[-1].removesuffix(SUFFIX[kind]), kind)
+            return digest if f"{kind}/{rest}" == cache.file(kind, digest).relative_to(cache.root).as_posix() else ""
+    return ""
+
+
+def group_of(digest: str) -> str:
+    """The name in a store of the document without which a shard does not count."""
+    return f"shards/{digest[:2]}/{digest}/{GROUP}"
+
+
+def _remove_there(cache: Cache, gone: Names, stock: Stock, unchanged: Callable[[], None], tick: Tick) -> None:
+    """After an interruption, what is left is found again."""
+    unchanged()
+    _delete(cache, stock["commits"], gone["commits"], tick)
+    for start in range(0, len(gone["shards"]), BATCH):
+        unchanged()
+        _delete(cache, stock["shards"], gone["shards"][start : start + BATCH], tick)
+    unchanged()
+    for kind in ("tables", "plans"):
+        _delete(cache, stock[kind], gone[kind], tick)
+
+
+def _delete(cache: Cache, things: Mapping[str, Thing], names: Iterable[str], tick: Tick) -> None:
+    found = [(name, one) for name in names for one in things[name].objects]
+    first = [(name, one) for name, one in found if one == group_of(name)]
+    for part in (first, sorted(set(found) - set(first))):
+        stop = Event()
+
+        def delete(named: tuple[str, str], stop: Event = stop) -> None:
+            delete_object(f"{cache.store}/{named[1]}", stop=stop)
+
+        side_by_side(delete, part, JOBS, stop)
+    tick(len({name for name, _ in found}))
