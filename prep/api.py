@@ -118,7 +118,8 @@ def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json"
 
     The keywords are the fields of `prep.encode.options.EncodeOptions`. Raises every kind of `Problem`.
     """
-    from prep.encode.run import EncodeCall, run_encode
+    from prep.encode.prepare import EncodeCall
+    from prep.encode.run import run_encode
 
     options = EncodeOptions(
         device=device, batch_size=batch_size, jobs=jobs, encoder_memory=encoder_memory, compiled=compiled, grace=grace,

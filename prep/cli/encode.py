@@ -50,7 +50,8 @@ def encode(
 ) -> None:
     """Encode latents, masks and text, and write the manifest. Rows already in the cache are reused."""
     from prep.encode.plan import parse_part
-    from prep.encode.run import EncodeCall, run_encode
+    from prep.encode.prepare import EncodeCall
+    from prep.encode.run import run_encode
 
     quiet_pillow()
     begun = time.monotonic()

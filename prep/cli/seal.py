@@ -51,7 +51,7 @@ def seal(
 
     Takes the source and options of prep encode, encodes nothing, and needs no GPU.
     """
-    from prep.encode.run import EncodeCall
+    from prep.encode.prepare import EncodeCall
     from prep.encode.seal import run_seal
 
     quiet_pillow()

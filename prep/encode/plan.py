@@ -3,7 +3,7 @@
     want    sources → surveyed items → buckets → samples with the keys of all their rows
     plan    the rows that the ledger lacks, split into tasks of one shard; stored, and followed by later runs
     run     an executor makes the tasks' shards and commits (prep.encode.engines)
-    seal    commits → tables → manifest (prep.encode.assemble); the plan is removed
+    seal    commits → tables → manifest (prep.encode.manifest.assemble); the plan is removed
 """
 
 from __future__ import annotations

@@ -20,20 +20,16 @@ from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache
 from prep.dataset.texts import TextReading, text_options_of
 from prep.digest import canonical
-from prep.encode.assemble import (
-    NOT_ENCODED,
-    prompt_document,
-    require_commits,
-    shard_row,
-    split_prompts,
-    write_new,
-)
 from prep.encode.engines.job import Job
-from prep.encode.limits import check_document_size, largest_prompts, read_small_prompts
+from prep.encode.manifest.assemble import shard_row, write_new
+from prep.encode.manifest.commits import require_commits
+from prep.encode.manifest.document import prompt_document
+from prep.encode.manifest.limits import check_document_size, largest_prompts, read_small_prompts
+from prep.encode.manifest.rejected import NOT_ENCODED, split_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
+from prep.encode.prepare import facts_for
 from prep.encode.report import shortened
 from prep.encode.resolve import RememberedDigest, text_context_of
-from prep.encode.run import facts_for
 from prep.encode.targets import Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated

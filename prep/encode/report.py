@@ -11,8 +11,8 @@ import numpy as np
 from prep.batching.split import ROLES
 from prep.encode.engines.job import Outcome
 from prep.encode.forecast.estimate import Estimate
+from prep.encode.manifest.replaced import Replaced
 from prep.encode.plan import EncodePlan, PlanPart
-from prep.encode.replaced import Replaced
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.truncation import Truncated
 from prep.findings import LISTED, Finding, rejected_lines

@@ -10,8 +10,9 @@ from prep.cache.remote.working import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.engines.job import Outcome
 from prep.encode.plan import EncodePlan, parts_left, plan
+from prep.encode.prepare import EncodeCall, Prepared, prepare
 from prep.encode.report import EncodeReport
-from prep.encode.run import EncodeCall, Prepared, prepare, write_manifest
+from prep.encode.run import write_manifest
 from prep.errors import CacheError
 from prep.formatting import counted, grouped, join_names
 from prep.fs.lock import PATIENCE, lock_directory

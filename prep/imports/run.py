@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prep.encode.options import EncodeOptions
+from prep.encode.prepare import EncodeCall, Prepared
 from prep.encode.report import EncodeReport
-from prep.encode.run import EncodeCall, Prepared, run_encode
+from prep.encode.run import run_encode
 from prep.errors import UsageError
 from prep.findings import rejected_lines
 from prep.formatting import counted, grouped, printable

@@ -13,7 +13,7 @@ import numpy as np
 from prep.cache.values import Values
 from prep.dataset.ingest import KnownItem
 from prep.digest import digest_bytes
-from prep.encode.run import Prepared
+from prep.encode.prepare import Prepared
 from prep.encode.targets import PictureTarget
 from prep.errors import CacheError
 from prep.formatting import counted, join_texts, shell_name

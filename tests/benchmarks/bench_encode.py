@@ -30,7 +30,8 @@ from results import emit, parser_of, table
 from prep.cli.ticker import progress
 from prep.demo.tiny_model import build_random
 from prep.encode.options import EncodeOptions
-from prep.encode.run import EncodeCall, run_encode
+from prep.encode.prepare import EncodeCall
+from prep.encode.run import run_encode
 from prep.models.device.allocator import kept_heap
 from prep.models.loading import quiet_libraries
 from prep.recipe.load import load_recipe

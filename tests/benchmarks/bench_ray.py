@@ -34,9 +34,10 @@ def job_of(root: Path, tasks: int) -> Any:
     """A job of so many tasks, whose pictures are not there."""
     from prep.cache.records import Task
     from prep.cache.store import open_cache
+    from prep.encode.execute import job_of
     from prep.encode.options import EncodeOptions
     from prep.encode.plan import plan
-    from prep.encode.run import EncodeCall, _job, prepare
+    from prep.encode.prepare import EncodeCall, prepare
     from prep.recipe.load import load_recipe
 
     recipe = load_recipe(root / "photos", choices={"model.path": str(root / "model"), "image.buckets": "list",
@@ -44,7 +45,7 @@ def job_of(root: Path, tasks: int) -> Any:
     ready = prepare(EncodeCall(recipe=recipe, cache=root / "driver", output=root / "driver.json",
                                options=EncodeOptions(device="cpu", jobs=2)))
     cache = open_cache(root / "driver", create=True)
-    job = _job(ready, plan(ready.wanted, cache), cache)
+    job = job_of(ready, plan(ready.wanted, cache), cache)
     target = next(iter(job.targets.latents.values()))
     keys = [f"{number:064x}" for number in range(tasks * ROWS)]
     latents = {key: replace(target, key=key, name=f"directory/{key[-8:]}.jpg", digest=key) for key in keys}

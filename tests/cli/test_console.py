@@ -170,7 +170,7 @@ def test_names_of_files_never_reach_the_terminal_raw(prep, tmp_path):
 
 
 def test_rejected_names_are_spelled_out_in_the_report_of_encode(capsys):
-    from prep.encode.run import EncodeReport
+    from prep.encode.report import EncodeReport
 
     finding = Finding(path=f"{NASTY}.png", code="truncated", severity="error", detail="ends early")
     console.put(EncodeReport(manifest=finding.path, encoded={}, reused={}, rejected=(finding,), notices=(), bytes=0,

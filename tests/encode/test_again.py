@@ -17,7 +17,7 @@ from prep.cache.reader import Reader
 from prep.cache.records import RowRef
 from prep.cache.store import Cache
 from prep.cli.ticker import Ticker
-from prep.encode.mask_coverage import coverage
+from prep.encode.manifest.mask_coverage import coverage
 from prep.fs import memo as facts
 from prep.fs.memo import Memo, memory_folder
 from prep.geometry import Placement

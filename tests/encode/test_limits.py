@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from prep.digest import canonical
-from prep.encode import limits as ceiling
-from prep.encode.limits import PROMPT_BYTES
+from prep.encode.manifest import limits as ceiling
+from prep.encode.manifest.limits import PROMPT_BYTES
 from prep.manifest import schema as document
 from prep.manifest.document import LIMIT, read_manifest
 
@@ -58,7 +58,7 @@ def test_prompts_that_canonical_json_spells_at_length_are_refused(encode, tmp_pa
 def test_many_sources_are_refused(encode, photos, tmp_path, monkeypatch):
     """The limit is lowered: five thousand directories would take long to make."""
     source = recipe(tmp_path, photos, 30)
-    for module in ("encode.limits", "manifest.document"):
+    for module in ("encode.manifest.limits", "manifest.document"):
         monkeypatch.setattr(f"prep.{module}.LIMIT", 6000)
     result = encode(source=source)
     assert result.code == 3 and "of them are its sources" in result.err and "name fewer sources" in result.err

@@ -288,7 +288,7 @@ def test_a_task_that_another_process_finished_is_not_run_again(encode, tmp_path,
     whole = (tmp_path / "m.json").read_bytes()
     from prep.cache.ledger.ledger import empty_ledger
 
-    for module in ("plan", "assemble"):
+    for module in ("plan", "manifest.assemble"):
         monkeypatch.setattr(f"prep.encode.{module}.load_ledger", lambda *_, **__: empty_ledger())  # it ended just now
     monkeypatch.setattr("prep.encode.engines.rows._decoded", lambda *_: pytest.fail("decoded again"))
     monkeypatch.setattr("prep.models.text.encoder.TextEncoder.encode", lambda *_, **__: pytest.fail("encoded again"))
@@ -455,7 +455,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(encode, tmp_path, monkeypa
     encode("--mask", "sidecar", cache="whole", manifest="whole.json")
     from prep.encode.engines import local
 
-    finish, calls = local._finish, []
+    finish, calls = local.commit_task, []
 
     def interrupted(*args):
         if len(calls) == 3:
@@ -464,7 +464,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(encode, tmp_path, monkeypa
         finish(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(local, "_finish", interrupted)
+        patch.setattr(local, "commit_task", interrupted)
         result = encode("--mask", "sidecar", code=130)
     assert "Run the same command again" in result.err and not (tmp_path / "m.json").exists()
     rest = encode("--mask", "sidecar")
@@ -638,7 +638,7 @@ def test_a_cache_that_does_not_give_back_what_was_encoded_is_an_error(encode, tm
 
     real = inventory.read_keys
     with monkeypatch.context() as patch:
-        patch.setattr("prep.encode.assemble.load_ledger", load)
+        patch.setattr("prep.encode.manifest.assemble.load_ledger", load)
         failed = encode(code=7)
     assert "0.png were encoded, but cannot be read from the cache" in failed.err
     assert not (tmp_path / "m.json").exists()

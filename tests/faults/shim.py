@@ -49,7 +49,7 @@ def install(plan: dict[str, Any]) -> Shim:
     """Puts the plan's faults into this process."""
     shim = Shim(plan)
     from prep.encode import plan as encode
-    from prep.encode.engines import local, tools
+    from prep.encode.engines import commit, order, tools
     from prep.encode.engines.writing import WritingThread
     from prep.fs import atomic
 
@@ -69,9 +69,9 @@ def install(plan: dict[str, Any]) -> Shim:
     if "watch" in plan:
         shim.watch(Path(plan["watch"]))
     if "trace" in plan:
-        _trace(local, Path(plan["trace"]))
+        _trace(order, commit, Path(plan["trace"]))
     if not plan.get("anywhere"):
-        local.start_at = lambda tasks: 0
+        order.start_at = lambda tasks: 0
     return shim
 
 
@@ -243,9 +243,9 @@ def fail_pass(last: int, where: str, name: str) -> None:
     setattr(module, attribute, passing)
 
 
-def _trace(local: Any, file: Path) -> None:
+def _trace(order: Any, commit: Any, file: Path) -> None:
     """Notes when each task was looked at, and when it was committed; all processes have one clock."""
-    notes, look, commit = file.open("a"), local.is_done, local.write_commit
+    notes, look, write = file.open("a"), order.is_done, commit.write_commit
 
     def note(*what: Any) -> None:
         print(json.dumps(what), file=notes, flush=True)
@@ -257,11 +257,11 @@ def _trace(local: Any, file: Path) -> None:
         return bool(finished)
 
     def committed(cache: Any, task: Any, *rest: Any, **options: Any) -> Any:
-        result = commit(cache, task, *rest, **options)
+        result = write(cache, task, *rest, **options)
         note("committed", task.key, time.monotonic())
         return result
 
-    local.is_done, local.write_commit = looked, committed
+    order.is_done, commit.write_commit = looked, committed
 
 
 def _take_away(files: Any) -> None:

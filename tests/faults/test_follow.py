@@ -10,7 +10,7 @@ import pytest
 from prep.cache import plans
 from prep.digest import digest_json
 from prep.encode import plan as encode
-from prep.encode.engines import local
+from prep.encode.engines import order
 from prep.encode.engines.claims import Claims
 
 SMALL = ("--resolution", 96, "--step", 16, "--dtype", "float32", "--device", "cpu", "--json")
@@ -46,11 +46,11 @@ class Task:
 def in_turn(tasks, writers, seed, monkeypatch):
     """What `writers` of one plan do when one finishes after the other, in any order: how often each task is made."""
     draw, done, made = random.Random(seed), set(), []
-    monkeypatch.setattr(local, "is_done", lambda _, key: key in done)
-    monkeypatch.setattr(local, "start_at", lambda left: draw.randrange(len(left)) if left else 0)
+    monkeypatch.setattr(order, "is_done", lambda _, key: key in done)
+    monkeypatch.setattr(order, "start_at", lambda left: draw.randrange(len(left)) if left else 0)
     at = dict.fromkeys(range(writers))
     all_tasks = [Task(key) for key in range(tasks)]
-    orders = {number: local._unfinished(Job, local._from_somewhere(all_tasks)) for number in at}
+    orders = {number: order.unfinished(Job, order.from_random_start(all_tasks)) for number in at}
     while orders:
         number = draw.choice(sorted(orders))
         if at[number] is not None:

@@ -249,9 +249,9 @@ def test_the_work_of_an_interrupted_encode_is_safe(prep, encode, gc, photos, tin
     for number in range(8):
         (photos / f"{number}.txt").write_text(f"a new caption {number}")
         draw(photos / f"{number}.png", (96, 96), seed=50 + number)
-    from prep.encode.engines import local
+    from prep.encode.engines import commit
 
-    plain = local.write_commit
+    plain = commit.write_commit
     made: list[str] = []
 
     def one_and_no_more(*args, **options):
@@ -260,7 +260,7 @@ def test_the_work_of_an_interrupted_encode_is_safe(prep, encode, gc, photos, tin
         made.append(args[1].key)
         return plain(*args, **options)
 
-    monkeypatch.setattr(local, "write_commit", one_and_no_more)
+    monkeypatch.setattr(commit, "write_commit", one_and_no_more)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "new.json",
                   *SMALL, "--mask", "none")
     assert result.code == 130 and made

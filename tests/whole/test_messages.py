@@ -172,7 +172,7 @@ def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_p
     from prep.manifest.document import relative_to_manifest
 
     real = relative_to_manifest
-    for module in ("encode.assemble", "manifest.document"):
+    for module in ("encode.manifest.document", "manifest.document"):
         monkeypatch.setattr(f"prep.{module}.relative_to_manifest",
                             lambda target, path: None if target.name == lost else real(target, path))
     (photos / "0-masklabel.png").unlink()
@@ -302,7 +302,7 @@ def test_tables_that_cannot_be_read_or_are_others(cache):
 
 
 def test_no_manifest_without_the_unconditional_row(cache):
-    from prep.encode.assemble import assemble_manifest as seal_manifest
+    from prep.encode.manifest.assemble import assemble_manifest as seal_manifest
     from prep.fs.memo import Memo
 
     wanted = SimpleNamespace(targets=SimpleNamespace(keys=list, samples=(), unconditional="ab" * 32))

@@ -24,9 +24,10 @@ KINDS = re.compile(r"isinstance\([^\n]*?, (?:Bucket|Path)\)|\bcache\.store is (?
 SPELL = {"prep/models/hub.py": 1, "prep/runs/document.py": 1, "prep/sources/tars.py": 1,
          "prep/sources/readers.py": 2}
 ASK = {
-    "prep/cli/verify.py": 1, "prep/cli/view.py": 2, "prep/dataset/overlap.py": 1, "prep/encode/assemble.py": 4,
-    "prep/encode/engines/ray_worker.py": 1, "prep/encode/prompts.py": 1, "prep/encode/replaced.py": 2,
-    "prep/encode/run.py": 1, "prep/export/pack.py": 1, "prep/export/unpack.py": 1, "prep/loader/prefetch.py": 1,
+    "prep/cli/verify.py": 1, "prep/cli/view.py": 2, "prep/dataset/overlap.py": 1, "prep/encode/manifest/assemble.py": 1,
+    "prep/encode/manifest/commits.py": 1, "prep/encode/manifest/document.py": 2,
+    "prep/encode/engines/ray_worker.py": 1, "prep/encode/prompts.py": 1, "prep/encode/manifest/replaced.py": 2,
+    "prep/encode/prepare.py": 1, "prep/export/pack.py": 1, "prep/export/unpack.py": 1, "prep/loader/prefetch.py": 1,
     "prep/maintenance/compact.py": 2, "prep/maintenance/others.py": 6, "prep/maintenance/pull.py": 1,
     "prep/maintenance/push.py": 1, "prep/maintenance/recheck.py": 1, "prep/maintenance/repair.py": 1,
     "prep/maintenance/stock.py": 2, "prep/maintenance/sweep.py": 1, "prep/maintenance/verify.py": 1,

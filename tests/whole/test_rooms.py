@@ -118,8 +118,8 @@ LIBRARIES = {
 # Where an import inside a function is right: commands, so that --help is quick; what only some runs need; what only
 # POSIX has.
 LAZY = {
-    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.remote.*", "prep.encode.run",
-    "prep.encode.text_groups",
+    "prep.api", "prep.cli.*", "train.cli.*", "prep.fs.atomic", "prep.fs.remote.*", "prep.encode.execute",
+    "prep.encode.dry_run", "prep.encode.text_groups",
     "prep.dataset.texts", "prep.encode.prompts",
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",
     "prep.workers.ray", "prep.models.hub", "prep.runtime",

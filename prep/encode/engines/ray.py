@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache.records import Task
+from prep.encode.engines.commit import check_failed
 from prep.encode.engines.job import Job, Outcome, RayOptions
-from prep.encode.engines.local import TAKEN, bar_of, check_failed
+from prep.encode.engines.local import bar_of
+from prep.encode.engines.order import TAKEN
 from prep.encode.engines.ray_worker import RayWorker
 from prep.errors import UsageError
 from prep.findings import Finding

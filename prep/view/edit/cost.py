@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from prep.cache.remote.working import is_cache, open_to_encode
 from prep.encode.options import EncodeOptions
 from prep.encode.plan import plan
-from prep.encode.run import EncodeCall, prepare
+from prep.encode.prepare import EncodeCall, prepare
 from prep.fs.memo import dry_run
 from prep.fs.place import Place
 from prep.recipe.schema import Recipe

@@ -38,7 +38,7 @@ _HINTS = {
 def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> None:
     """Raises `ConfigError` if the manifest at `path` may become too large, or invalid for readers.
 
-    `frame` comes from `prep.encode.assemble.fixed_fields`.
+    `frame` comes from `prep.encode.manifest.document.fixed_fields`.
     """
     check_document_size(_largest(wanted, frame, path), path)
 
@@ -61,7 +61,7 @@ def check_document_size(document: Mapping[str, Any], path: Place) -> None:
 
 
 def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> dict[str, Any]:
-    """A document at least as long as that of `prep.encode.assemble`: nothing rejected, unknown numbers at maximum."""
+    """A document at least as long as the one that is assembled: nothing rejected, unknown numbers at their maximum."""
     counts = Counter((one.bucket, one.role) for one in wanted.targets.samples)
     sizes = sorted({bucket for bucket, _ in counts})
     buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.batching.split import ROLES
-from prep.encode.limits import read_small_prompts
+from prep.encode.manifest.limits import read_small_prompts
 from prep.errors import Problem
 from prep.formatting import counted, grouped, shell_name
 from prep.fs import atomic

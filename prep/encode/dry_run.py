@@ -1,0 +1,35 @@
+"""Says what an encode would do, and estimates what it takes; writes nothing."""
+
+from __future__ import annotations
+
+from prep.cache.remote.working import is_cache, open_to_encode
+from prep.cache.store import Cache
+from prep.encode.execute import job_of
+from prep.encode.forecast.estimate import estimate
+from prep.encode.manifest.rejected import rejected_so_far
+from prep.encode.plan import plan
+from prep.encode.prepare import Prepared
+from prep.encode.report import EncodeReport, errors_of
+from prep.fs.remote.copies import directory_of
+from prep.maintenance.recheck import recheck
+from prep.runtime import gc_enabled
+
+
+def report_dry_run(ready: Prepared) -> EncodeReport:
+    call, wanted = ready.call, ready.wanted
+    cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
+    if call.options.recheck and cache is not None:
+        recheck(cache, wanted.targets.keys(), jobs=call.options.jobs, progress=call.progress)
+    planned = plan(wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects, store=False,
+                   part=call.part)
+    measured = None
+    if call.options.measure and planned.tasks:
+        from prep.encode.engines.measure import measure  # here: it imports torch
+
+        with gc_enabled():
+            measured = measure(job_of(ready, planned, cache or Cache(root=directory_of(call.cache))), call.progress)
+    rejected = () if call.options.retry_rejects else rejected_so_far(wanted, planned.ledger)
+    return EncodeReport(estimate=estimate(wanted, planned, cache, measured), manifest=call.output,
+                        encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
+                        rejected=(*errors_of(wanted.targets.findings), *rejected), notices=wanted.targets.notices,
+                        samples={}, dry_run=True, part=call.part)

@@ -1,0 +1,61 @@
+"""Runs the tasks of a plan: on this computer's devices, or on a Ray cluster."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from prep.cache.ledger.ledger import is_finished
+from prep.cache.remote.working import refresh
+from prep.cache.store import Cache
+from prep.encode.engines.job import Job, Outcome
+from prep.encode.plan import EncodePlan
+from prep.encode.prepare import EncodeCall, Prepared
+from prep.errors import StoppedError
+from prep.formatting import counted
+from prep.runtime import GraceOver, StopRequest, gc_enabled
+
+AGAIN = "finished work is kept; run the same command again to continue"
+
+
+def run_tasks(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequest) -> Outcome:
+    """Runs the tasks. Raises `StoppedError` if a signal ended the run before all were finished."""
+    outcome = Outcome(encoded={}, transient=())
+    if not planned.tasks:
+        return outcome
+    job = job_of(ready, planned, cache)
+    with gc_enabled(), suppress(GraceOver), stop.completing(job.claims.stop):
+        outcome = _run_engine(job, ready.call)
+    left = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
+    if left:
+        raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(left)} of "
+                           f"{counted(len(planned.tasks), 'task')} finished; "
+                           f"{counted(sum(len(task.rows) for task in left), 'row')} left to encode", hint=AGAIN)
+    return outcome
+
+
+def _run_engine(job: Job, call: EncodeCall) -> Outcome:
+    if call.ray is not None:
+        from prep.encode.engines import ray  # here: it needs an extra
+
+        outcome = ray.run(job, call.ray, call.progress)
+        refresh(job.cache)  # workers have copies of their own
+        return outcome
+    from prep.encode.engines import devices  # here: a run with nothing to do loads no engine and no torch
+
+    return devices.run(job, call.progress)
+
+
+def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
+    call, wanted, source, options = ready.call, ready.wanted, ready.wanted.latents_from, ready.call.options
+    return Job(cache=cache, model=ready.model,
+              latents=None if source is None else source.rows(wanted.specs.family, wanted.specs.dtype,
+                                                              ready.frame["latents"]),
+               vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
+              specs=wanted.specs, targets=wanted.targets, tasks=planned.tasks,
+              text_options=wanted.text_options, text_groups=wanted.text_groups,
+              alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
+              compute={name: str(wanted.contexts.by_field()[name].get("compute", "")) for name in ("latent", "text")},
+              tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
+              batch_size=options.batch_size, jobs=options.jobs, compiled=options.compiled,
+              max_rejects=max(10, len(wanted.targets.samples) // 100) if options.max_rejects is None
+              else options.max_rejects)

@@ -1,0 +1,117 @@
+"""Assembles a manifest from the ledger: each row's place, tables, counts. The same inputs give the same bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prep.cache.ledger.ledger import Ledger, load_ledger
+from prep.cache.reader import Reader
+from prep.cache.records import RowRef, Shard
+from prep.cache.store import Cache
+from prep.digest import canonical
+from prep.encode.manifest.commits import require_shards
+from prep.encode.manifest.document import buckets_of, fields_of, prompt_document, roles_of
+from prep.encode.manifest.mask_coverage import coverage
+from prep.encode.manifest.rejected import keys_of, require_training, split_prompts, split_samples
+from prep.encode.manifest.replaced import keep_replaced
+from prep.encode.plan import EncodePlan
+from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import PromptTarget
+from prep.errors import CacheError
+from prep.findings import Finding
+from prep.fs.memo import Memo
+from prep.fs.place import Place
+from prep.manifest.document import Manifest, read_manifest, relative_to_manifest, write_manifest
+from prep.manifest.samples import Sample, build_samples
+from prep.manifest.tables import build_findings, build_shards, write_table
+
+
+def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Place, *, frame: Mapping[str, Any],
+                      prompt_bytes: bytes | None, facts: Memo, transient: Sequence[Finding] = (),
+                      replaces: Manifest | None = None, found: EncodePlan | None = None) -> Manifest:
+    """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`, `EmptyPlanError`.
+
+    If the cache is in a store, `path` is that of a local copy there, or on a disk; returns what was read from there.
+
+    `replaces`, which is at `path`, is kept beside it if it differs. A sample with a rejected row is dropped, with a
+    finding; `transient` are findings of this run only. `found` is the plan if it had no task: the cache has not changed
+    since, so the ledger is not read again.
+    """
+    ledger = load_ledger(cache) if found is None else found.ledger
+    refs = ledger.resolve(wanted.targets.keys()) if found is None else found.refs
+    if wanted.targets.unconditional not in refs:
+        raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
+    samples, rejected = split_samples(wanted, ledger, refs, transient)
+    require_training(wanted, samples, rejected)
+    prompts, lost = split_prompts(wanted.targets.prompts, refs)
+    used = _used(wanted, samples, prompts, refs)
+    reader = Reader(cache)
+    numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
+    reader.close()
+    means = _coverage(cache, facts, samples, refs)
+    buckets = sorted({sample.bucket for sample in samples})
+    findings, file = [*wanted.targets.findings, *rejected, *lost], wanted.recipe.prompts
+    document = {
+        **frame,
+        "fields": fields_of(wanted, used, ledger),
+        "buckets": buckets_of(buckets, samples),
+        "samples": roles_of(Counter(sample.role for sample in samples)),
+        "prompts": prompt_document(None if file is None else relative_to_manifest(file, path), prompt_bytes,
+                                   wanted.targets.unconditional, prompts, refs, numbers),
+        "tables": {
+            "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
+            "shards": write_table(cache, shards),
+            "findings": write_table(cache, build_findings(findings)),
+        },
+        "rejected": len({finding.path for finding in findings if finding.severity == "error"}),
+    }
+    return write_new(cache, path, document, replaces)
+
+
+def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: Manifest | None = None) -> Manifest:
+    """Writes the manifest of rows in `cache`, and keeps the one that it replaces. Raises `CacheError`, `ManifestError`.
+    """
+    if replaces is not None:
+        keep_replaced(replaces, document)
+    manifest = write_manifest(path, document)
+    if cache.store is None:
+        return manifest
+    manifest = read_manifest(path)
+    require_shards(cache, manifest)
+    return manifest
+
+
+def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
+    reader = Reader(cache)
+    try:
+        return coverage(reader, facts, samples, refs)
+    finally:
+        reader.close()
+
+
+def _used(wanted: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
+          refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
+    """The rows that samples and prompts use: all rows, if no wanted row is missing."""
+    if len(refs) == wanted.targets.rows:
+        return refs
+    keys = {key for sample in samples for key in keys_of(sample)}
+    keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
+    return {key: refs[key] for key in keys | {wanted.targets.unconditional}}
+
+
+def _shard_table(ledger: Ledger, used: set[str], wanted: ResolvedRecipe, reader: Reader) -> tuple[dict[str, int], Any]:
+    """Number of each used shard in the table, and the table."""
+    rows = [shard_row(shard, field, wanted.specs.as_manifest(field), reader)
+            for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in used]
+    table = build_shards(rows)
+    return {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}, table
+
+
+def shard_row(shard: Shard, field: str, arrays: Iterable[str], reader: Reader) -> dict[str, Any]:
+    """A shard's row of the table; `arrays` are the names of the field's arrays."""
+    specs = [reader.array_info(shard.digest, name)[0] for name in arrays]
+    return {"digest": shard.digest, "field": field, "rows": shard.rows, "bytes": shard.bytes,
+            "shapes": canonical({spec.name: list(spec.shape) for spec in specs}).decode(),
+            "dtypes": canonical({spec.name: spec.dtype for spec in specs}).decode()}

@@ -1,0 +1,111 @@
+"""The parts of a manifest's document: its fixed fields, counts by field and bucket, and prompts."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prep.batching.split import Role
+from prep.cache.ledger.ledger import Ledger
+from prep.cache.records import RowRef
+from prep.digest import digest_bytes
+from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import PromptTarget
+from prep.errors import PathError
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.geometry import Size
+from prep.manifest.document import FORMAT, VERSION, relative_to_manifest
+from prep.manifest.samples import Sample
+from prep.models.latents import latent_facts
+from prep.parse import color_of
+
+
+def fixed_fields(wanted: ResolvedRecipe, cache: Place, path: Place) -> dict[str, Any]:
+    """The parts of the document that do not depend on rows, so that their errors show before anything is encoded.
+
+    Raises `PathError`, `ModelError`.
+    """
+    family, factors = wanted.specs.family, latent_facts(wanted.model, wanted.specs.family)
+    alpha = wanted.recipe.image.alpha
+    return {
+        "format": FORMAT, "version": VERSION, "cache": _cache(cache, path),
+        "family": wanted.family,
+        "model": _model(wanted, path),
+        "latents": {"channels": family.latent_channels, "factor": family.factor,
+                    **factors, "alpha": None if alpha == "reject" else list(color_of(alpha)),
+                    **({} if wanted.latents_from is None else {"imported": wanted.latents_from.described()})},
+        "prediction": wanted.prediction,
+        "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
+        "sources": [relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
+        "recipe": None if wanted.recipe.file is None else relative_to_manifest(wanted.recipe.file, path),
+        "options": [_option(word, path) for word in wanted.recipe.options],
+    }
+
+
+def _model(wanted: ResolvedRecipe, path: Place) -> dict[str, str]:
+    if not Path(wanted.recipe.model.path).is_dir():
+        return {"hub": wanted.recipe.model.path}
+    return {"path": _place("model", Path(wanted.recipe.model.path), path)}
+
+
+def _cache(cache: Place, path: Place) -> str:
+    """How the manifest at `path` names its cache: relative to itself, unless only the cache is in a store."""
+    if isinstance(cache, Bucket) and isinstance(path, Bucket):
+        return path.parent.leads_to(cache)
+    return _place("cache", cache, path)
+
+
+def _place(what: str, target: Place, path: Place) -> str:
+    place = relative_to_manifest(target, path)
+    if place is None:
+        raise PathError(f"no portable relative path leads from manifest {path} to {what} {target}",
+                        hint="keep them on one drive, without backslashes in names")
+    return place
+
+
+def _option(word: str | Place, path: Place) -> str | dict[str, str | None]:
+    return {"path": relative_to_manifest(word, path)} if isinstance(word, Place) else word
+
+
+def fields_of(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
+    """The context, arrays and counts of each field's rows that are `used`."""
+    sizes = {shard.digest: shard.bytes for shard in ledger.shards}
+    found: dict[str, Any] = {}
+    rows = wanted.targets.rows_by_field()
+    for field, context in wanted.contexts.by_field().items():
+        refs = [used[key] for key in rows[field] if key in used]
+        shards = {ref.shard for ref in refs}
+        found[field] = {"context": context, "arrays": wanted.specs.as_manifest(field), "rows": len(refs),
+                        "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
+    return found
+
+
+def buckets_of(sizes: Iterable[Size], samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Each bucket's size, and its samples by role."""
+    counts: dict[Size, Counter[Role]] = defaultdict(Counter)
+    for sample in samples:
+        counts[sample.bucket][sample.role] += 1
+    return [{"size": list(size), **roles_of(counts[size])} for size in sizes]
+
+
+def roles_of(counts: Counter[Role]) -> dict[str, int]:
+    """The samples of every role, also those that none has."""
+    return {"train": counts["train"], "validation": counts["validation"], "prior": counts["prior"]}
+
+
+def prompt_document(file: str | None, data: bytes | None, unconditional: str, prompts: Iterable[PromptTarget],
+                    refs: Mapping[str, RowRef], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The prompts of a manifest: their file, relative to it, with its bytes; `unconditional` is a key of `refs`."""
+    def row(key: str) -> dict[str, int]:
+        return {"shard": numbers[refs[key].shard], "row": refs[key].row}
+
+    return {
+        "file": file,
+        "digest": None if data is None else digest_bytes(data),
+        "unconditional": row(unconditional),
+        "samples": [{**prompt.as_document(), "positive": row(prompt.positive_key),
+                     "negative_row": row(prompt.negative_key)} for prompt in prompts],
+    }

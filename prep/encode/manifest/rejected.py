@@ -1,0 +1,94 @@
+"""Samples and prompts of which a row could not be made: left out of a manifest, each with a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prep.cache.ledger.ledger import Ledger
+from prep.cache.records import RowRef
+from prep.encode.resolve import ResolvedRecipe
+from prep.encode.targets import PromptTarget
+from prep.errors import CacheError, EmptyPlanError
+from prep.findings import Finding
+from prep.formatting import counted, printable_name
+from prep.manifest.samples import Sample
+
+NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a text row
+
+
+def split_samples(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
+                  transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
+    """Samples with all their rows in the cache, and a finding for each other sample. Raises `CacheError`."""
+    if len(refs) == wanted.targets.rows:
+        return list(wanted.targets.samples), []
+    said = {finding.path: finding for finding in transient}
+    whole: list[Sample] = []
+    findings: list[Finding] = []
+    for sample, path in zip(wanted.targets.samples, wanted.targets.labels, strict=True):
+        if all(key in refs for key in keys_of(sample)):
+            whole.append(sample)
+        else:
+            findings.append(_reject_of(wanted, ledger, sample, path) or said.get(path)
+                            or _unmade(path, known=bool(transient)))
+    return whole, findings
+
+
+def require_training(wanted: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
+    """Raises `EmptyPlanError` if pictures to train on were wanted, but none could be encoded."""
+    asked = sum(sample.role == "train" for sample in wanted.targets.samples)
+    if asked and not any(sample.role == "train" for sample in whole):
+        first = rejected[0]
+        raise EmptyPlanError(f"none of {counted(asked, 'picture')} to train on could be encoded; the first, "
+                             f"{printable_name(first.path)}, {first.code}: {first.detail}",
+                             hint="prep scan SOURCE says whether the pictures are sound; if they are, the model is "
+                             "not: name another copy of it; --retry-rejects tries the same rows again")
+
+
+def rejected_so_far(wanted: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
+    """A finding for each sample of which this or an earlier run could not make a row."""
+    if not ledger.rejects:
+        return []
+    found = (_reject_of(wanted, ledger, sample, path)
+             for sample, path in zip(wanted.targets.samples, wanted.targets.labels, strict=True))
+    return [one for one in found if one is not None]
+
+
+def _reject_of(wanted: ResolvedRecipe, ledger: Ledger, sample: Sample, path: str) -> Finding | None:
+    reject = next((reject for reject in map(ledger.rejected, keys_of(sample)) if reject is not None), None)
+    return None if reject is None else Finding(path=path, code=reject.code, severity="error",
+                                               detail=f"{_mask_of(wanted, reject.key)}{reject.detail}")
+
+
+def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
+    """Names the mask file that a finding is about, as the start of its detail; empty for the picture itself."""
+    target = wanted.targets.masks.get(key)
+    own = target is None or wanted.recipe.mask_origin == "alpha"
+    return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
+
+
+def _unmade(path: str, *, known: bool) -> Finding:
+    """The finding on a sample that lacks a row of which nothing is said; `known` if some rows failed in this run.
+
+    Raises `CacheError` if none did: the cache does not give back what it has.
+    """
+    if not known:
+        raise CacheError(f"the rows of {printable_name(path)} were encoded, but cannot be read from the cache",
+                         hint="check the disk, and run the same command again")
+    return Finding(path=path, code="not-encoded", severity="error",
+                   detail="its rows could not be encoded in this run; run the command again")
+
+
+def keys_of(sample: Sample) -> list[str]:
+    """The keys of all rows of a sample."""
+    masks = [view.mask for view in sample.views if view.mask is not None]
+    return [*(view.latent for view in sample.views), *masks, *(text.key for text in sample.texts)]
+
+
+def split_prompts(prompts: Sequence[PromptTarget],
+                  refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
+    """The prompts with both rows in the cache, and a finding for each other prompt."""
+    kept = [prompt for prompt in prompts if prompt.positive_key in refs and prompt.negative_key in refs]
+    lost = [Finding(path=prompt.prompt, code=NOT_ENCODED, severity="warning",
+                    detail="this sample prompt has no text row, so no picture is made for it")
+            for prompt in prompts if prompt not in kept]
+    return kept, lost

@@ -1,0 +1,137 @@
+"""Prepares an encode: what is known, and checked, before the cache is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from prep.cache.remote.working import check_can_encode_to
+from prep.dataset.facts import open_facts
+from prep.dataset.listing import picture_places
+from prep.dataset.texts import TextReading
+from prep.encode.engines.job import RayOptions
+from prep.encode.manifest.document import fixed_fields
+from prep.encode.manifest.limits import check_manifest_size
+from prep.encode.manifest.replaced import prompts_for, read_replaced
+from prep.encode.options import EncodeOptions
+from prep.encode.plan import PlanPart
+from prep.encode.report import errors_of
+from prep.encode.resolve import ResolvedRecipe, resolve_recipe
+from prep.encode.targets import LatentSource
+from prep.encode.truncation import Truncated, find_truncated
+from prep.errors import ConfigError, EmptyPlanError, ModelError, PathError
+from prep.formatting import counted
+from prep.fs.memo import Memo
+from prep.fs.paths import NamedPath, check_disjoint, resolve
+from prep.fs.place import Place
+from prep.fs.remote.bucket import Bucket
+from prep.fs.remote.copies import directory_of
+from prep.manifest.document import Manifest, check_manifest_place
+from prep.models.hub import locate
+from prep.progress import Progress, silent
+from prep.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodeCall:
+    """A call of `prep encode`."""
+
+    recipe: Recipe
+    cache: Place
+    output: Place
+    options: EncodeOptions = field(default_factory=EncodeOptions)
+    progress: Progress = silent
+    part: PlanPart | None = None  # the share of the plan to encode, without a manifest; None: everything
+    ray: RayOptions | None = None  # the cluster that encodes; None: this machine
+    latents_from: LatentSource | None = None  # None: the VAE makes latents
+    check: Callable[[Prepared], Prepared] | None = None  # what else is done before anything is written
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What is known before the cache is opened: the wanted rows, and the manifest but for their places."""
+
+    call: EncodeCall
+    output: Place  # resolved
+    wanted: ResolvedRecipe
+    model: Path
+    facts: Memo
+    frame: Mapping[str, Any]  # of the manifest
+    prompt_bytes: bytes | None
+    replaces: Manifest | None  # that the new one replaces
+    truncated: Truncated
+    masks_asked: bool
+
+
+def prepare(call: EncodeCall) -> Prepared:
+    """Resolves the recipe, reads pictures and captions, checks everything that needs no cache; writes nothing."""
+    # A link is followed once, for the file and for the paths in it. What is in a store has the place of its copy.
+    output, cache = resolve(call.output), call.cache
+    check_places(call.recipe, cache, output)
+    check_can_encode_to(call.cache)
+    model = _model(call)
+    old = read_replaced(output)
+    recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
+    call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
+    facts = facts_for(cache, trust=not call.options.rehash)
+    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.options.jobs, latents_from=call.latents_from,
+                            progress=call.progress)
+    call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
+    frame = fixed_fields(wanted, cache, output)
+    _require_samples(call, wanted)
+    check_manifest_size(wanted, frame, output)
+    reading = TextReading(model=model, family=wanted.specs.family, options=wanted.text_options)
+    truncated = find_truncated(wanted.targets, reading, facts, call.progress)
+    wanted = replace(wanted, targets=replace(wanted.targets, findings=(*wanted.targets.findings, *truncated.findings)))
+    return Prepared(call=call, output=output, wanted=wanted, model=model, facts=facts, frame=frame,
+                    prompt_bytes=prompt_bytes, replaces=old, truncated=truncated, masks_asked=asked)
+
+
+def facts_for(cache: Place, *, trust: bool) -> Memo:
+    """What this user's earlier runs read from files for the cache at this path. Raises `PathError`."""
+    return open_facts(str(resolve(directory_of(cache))), trust=trust)
+
+
+def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
+    """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
+    places = picture_places(recipe)
+    places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
+    places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
+    written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
+    check_disjoint([*places, *written])
+    named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
+    for role, path in named.items():
+        if path is not None and path.exists():
+            for target in written:
+                check_disjoint([NamedPath(role=role, path=path), target])
+    if isinstance(output, Bucket) and not output.shares_bucket(cache):
+        raise PathError(f"the manifest {output} would lie in another place than its cache, {cache}",
+                        hint="name a cache in the same bucket; or encode on this computer, and upload the result: prep "
+                        "push MANIFEST URL")
+    check_manifest_place(output)
+
+
+def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
+    if not wanted.targets.samples:
+        named = ", ".join(str(source.path) for source in call.recipe.sources)
+        errors = errors_of(wanted.targets.findings)
+        first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
+        unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
+        raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
+                             hint="prep scan SOURCE gives the reason for each" if errors else
+                             "name a directory with pictures, or tar files")
+    if call.recipe.mask_origin != "none" and not wanted.targets.masks:
+        count, asked = len(wanted.targets.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
+        named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
+        raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
+                          hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
+                          "--mask none encodes without masks")
+
+
+def _model(call: EncodeCall) -> Path:
+    if not call.recipe.model.path:
+        raise ModelError("no model is named, so the encoders are unknown",
+                         hint="add --model MODEL, or set path in [model] of the recipe")
+    return locate(call.recipe.model.path, download=call.options.download and not call.options.dry_run)
