@@ -2,7 +2,7 @@
 
 A store has no locks, so a removal there stops for whoever else works there. An encoder that has something to encode has
 a plan in the store until its manifest is written: with a plan, nothing is removed. Whoever writes a manifest looks
-afterwards whether the store still has commits for all of its shards (`prep.encode.assemble.write_new`), and fails if
+afterwards whether the store still has commits for all of its shards (`prep.encode.manifest.commits`), and fails if
 not. Here commits go first; then, again and again before shards go, kept manifests and plans are read again, and another
 one ends it. So either the encoder sees that commits are gone, or this sees its manifest or plan, and leaves the shards.
 """
