@@ -271,11 +271,11 @@ def test_a_cache_thousands_of_directories_deep_is_refused(dataset, prep, tmp_pat
     assert not (tmp_path / "here").exists()
 
 
-def away(other, after=0):
+def away(other, after=0, host="http://localhost"):
     """A lie that sends requests on to the host `other`, once it was asked for `after` things."""
     def lie(handler, key):
         if sent := bool(key or "?" in handler.path) and len(handler.asked) > after:
-            handler.answer(307, Location=f"http://localhost:{other.port}{handler.path}")
+            handler.answer(307, Location=f"{host}:{other.port}{handler.path}")
         return sent
 
     return lie
@@ -304,7 +304,7 @@ def token(serve, monkeypatch):
 
 @pytest.mark.parametrize("scheme", TOKENS)
 @pytest.mark.parametrize("what", ASKED)
-@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("after", [0, 2])
 def test_no_token_goes_to_another_host(token, serve, scheme, what, after):
     """Neither at once nor after answers of the store's own, whatever is asked."""
     other = serve(other=True)
@@ -312,9 +312,35 @@ def test_no_token_goes_to_another_host(token, serve, scheme, what, after):
     url = f"{scheme}://bucket/a"
     if after:
         assert size_of(url) == 1
-    with pytest.raises(StoreError, match="the store sends requests on to another host, which would get the cred"):
+    where = "another host" if after else f"http://localhost:{other.port}"
+    with pytest.raises(StoreError, match=f"the store sends requests on to {where}, which would get the cred"):
         ASKED[what](url)
     assert not other.asked and len(store.asked) == after + 1
+
+
+@pytest.mark.parametrize("scheme", TOKENS)
+@pytest.mark.parametrize("what", ASKED)
+@pytest.mark.parametrize("host", ["http://127.0.0.1", "https://127.0.0.1"])
+def test_no_token_goes_to_another_port_of_the_host(token, serve, scheme, what, host):
+    """However often the store is asked."""
+    other = serve(other=True)
+    store = token(scheme, away(other, host=host))
+    for number in (1, 2):
+        with pytest.raises(StoreError, match=f"the store sends requests on to {host}:{other.port}, which would get"):
+            ASKED[what](f"{scheme}://bucket/a")
+        assert not other.asked and len(store.asked) == number
+
+
+def test_a_store_may_send_on_to_itself(token):
+    """By its whole address, whose host is spelled otherwise, or by a path alone."""
+    def lie(handler, key):
+        if sent := "again" not in handler.path:
+            where = "" if len(handler.asked) % 2 else f"HTTP://127.0.0.1:{handler.server.server_port}"
+            handler.answer(307, Location=f"{where}{handler.path}?again")
+        return sent
+
+    token("s3", lie)
+    assert read_object("s3://bucket/a", 100) == read_object("s3://bucket/a", 100) == b"x"
 
 
 def test_a_store_behind_a_proxy_is_asked_once_without_its_token(token, serve, monkeypatch):
@@ -322,7 +348,7 @@ def test_a_store_behind_a_proxy_is_asked_once_without_its_token(token, serve, mo
     other = serve(other=True)
     token("s3", away(other))
     monkeypatch.setenv("AWS_PROXY_URL", "http://127.0.0.1:9")
-    with pytest.raises(StoreError, match=f"the store sends requests on to localhost:{other.port}, which would get"):
+    with pytest.raises(StoreError, match=f"on to http://localhost:{other.port}, which would get"):
         read_object("s3://bucket/a", 100)
     client._asked.clear()
     store = token("s3", Liar.lie)
@@ -338,7 +364,7 @@ def test_hosts_that_bypass_a_proxy_of_the_system_are_reached_without_it(token, m
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "*" if bypassed else "127.0.0.1")
     assert read_object("s3://bucket/a", 100) == b"x"
-    assert [command for command, *_ in store.asked] == ["GET"] if bypassed else ["HEAD", "GET"]
+    assert [command for command, *_ in store.asked] == ["HEAD", "GET"] and bool(client._only_hosts("s3")) == bypassed
 
 
 def test_keys_that_do_not_travel_follow_a_redirect(serve):

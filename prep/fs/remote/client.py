@@ -51,7 +51,8 @@ _GIVERS = {"s3": ("169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec
            "az": ("169.254.169.254", "login.microsoftonline.com")}
 _NAMED_GIVERS = {"s3": ("AWS_ENDPOINT_URL_STS", "AWS_METADATA_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
                  "az": ("AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST", "AZURE_MSI_ENDPOINT")}
-_asked: set[tuple[str, str]] = set()  # endpoints and buckets
+_asked: set[tuple[str, str]] = set()  # endpoints and buckets that send nobody on
+_PORTS = {"http": 80, "https": 443}
 
 
 def _guarded(scheme: str) -> str:
@@ -80,19 +81,29 @@ def _only_hosts(scheme: str) -> list[str]:
 
 
 def refuse_redirect(scheme: str, bucket: str, key: str) -> None:
-    """Raises `StoreError` if the store sends a request for an object on to another host, which would get credentials.
+    """Raises `StoreError` if the store sends a request for an object on to another origin, which would get credentials.
 
-    Where a proxy is in between, an endpoint is asked once for each bucket, without any credentials. Elsewhere, obstore
-    reaches no other host.
+    An endpoint is asked once for each bucket, without any credentials. Whatever it answers later, obstore reaches no
+    other host unless a proxy is in between, which decides that itself.
     """
     endpoint = _guarded(scheme)
-    if not endpoint or (endpoint, bucket) in _asked or _only_hosts(scheme):
+    if not endpoint or (endpoint, bucket) in _asked:
         return
-    _asked.add((endpoint, bucket))
     address = f"{endpoint.rstrip('/')}/{bucket}/{quote(key)}"
-    host = urlsplit(urljoin(address, _location(address))).netloc
-    if host.rpartition("@")[2] != urlsplit(address).netloc.rpartition("@")[2]:
-        raise sent_on(f"{scheme}://{bucket}", printable(host)[:200])
+    there = urljoin(address, _location(address))
+    if _origin(there) != _origin(address):
+        host = urlsplit(there).netloc.rpartition("@")[2]
+        raise sent_on(f"{scheme}://{bucket}", printable(f"{urlsplit(there).scheme}://{host}")[:200])
+    _asked.add((endpoint, bucket))
+
+
+def _origin(address: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port, as RFC 6454 compares them; a port that is none is -1."""
+    parts = urlsplit(address)
+    try:
+        return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return parts.scheme, parts.hostname or "", -1
 
 
 def _location(address: str) -> str:
