@@ -20,6 +20,8 @@ from prep.models.files import FETCH_AGAIN, open_regular, read_config, unreadable
 from prep.parse import brief
 
 HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of the safetensors library
+MOST_TENSORS = 1 << 16  # of a file; the largest checkpoints have a few thousand
+_MOST_A_BYTE = 2  # numbers of the smallest dtype, F4
 Shape = tuple[int, ...]
 
 
@@ -192,21 +194,39 @@ def _tensors_in(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise unreadable(path, error) from None
     try:
-        tensors = {name: _tensor(path, value, 8 + length) for name, value in json.loads(header).items()
-                   if name != "__metadata__"}
+        entries = json.loads(header, object_pairs_hook=_once)
+        if len(entries) > MOST_TENSORS:
+            raise ModelError(f"{path} has {len(entries)} tensors, expected at most {MOST_TENSORS}", hint=FETCH_AGAIN)
+        tensors = {name: _tensor(path, value, 8 + length) for name, value in entries.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ModelError(f"{path} has no safetensors header; it is damaged or has another format",
                          hint=FETCH_AGAIN) from None
     wanted = max((tensor.end for tensor in tensors.values()), default=8 + length)
     if size != wanted:
         raise ModelError(f"{path} has {size} bytes, expected {wanted} as its header says", hint=FETCH_AGAIN)
+    at = 8 + length
+    for name, tensor in sorted(tensors.items(), key=lambda entry: (entry[1].begin, entry[1].end)):
+        if tensor.begin != at:
+            raise ModelError(f"{path} has the tensor {brief(name)} from byte {tensor.begin} on, expected {at}: tensors "
+                             "follow each other", hint=FETCH_AGAIN)
+        at = tensor.end
     return tensors
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises `ValueError` if it has a name twice, of which libraries take different ones."""
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError
+    return table
 
 
 def _tensor(path: Path, value: Any, start: int) -> StoredTensor:
     """A tensor from its entry in a header, whose data starts at `start`."""
     shape, (begin, end) = tuple(value["shape"]), value["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)) or begin > end:
+        raise ValueError
+    if prod(shape) > _MOST_A_BYTE * (end - begin):
         raise ValueError
     return StoredTensor(path=path, dtype=str(value["dtype"]), shape=shape, begin=start + begin, end=start + end)
 

@@ -85,6 +85,8 @@ def test_a_file_of_another_size_than_its_header_says(tmp_path, change):
     struct.pack("<Q", 20_000) + b"[" * 20_000,
     *(struct.pack("<Q", len(header)) + header for header in (
         b'{"a":5}', b'{"a":{"shape":[1],"data_offsets":[0]}}', b'{"a":{"shape":[-1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}',
+        b'{"a":{"dtype":"F32","shape":[1099511627776,1099511627776],"data_offsets":[0,0]}}',
         b'{"a":{"shape":[1],"data_offsets":[0,NaN]}}', b'{"a":{"shape":5,"data_offsets":[0,4]}}', b"\xff")),
 ])
 def test_what_is_no_safetensors_file(tmp_path, data):
@@ -94,6 +96,25 @@ def test_what_is_no_safetensors_file(tmp_path, data):
         read_shapes([path])
     assert error.value.message == f"{path} has no safetensors header; it is damaged or has another format"
     assert error.value.hint.startswith("download the model again")
+
+
+def test_a_file_of_more_tensors_than_any_model_has(tmp_path):
+    path = tmp_path / "w.safetensors"
+    write_safetensors(path, {str(number): [0] for number in range(65537)})
+    with pytest.raises(ModelError, match="has 65537 tensors, expected at most 65536"):
+        read_shapes([path])
+
+
+@pytest.mark.parametrize(("offsets", "at"), [((0, 4), 0), ((8, 12), 8)])
+def test_tensors_that_overlap_or_leave_gaps(tmp_path, offsets, at):
+    first, second = ({"dtype": "F32", "shape": [1], "data_offsets": each} for each in ((0, 4), offsets))
+    header = json.dumps({"a": first, "b": second}).encode()
+    path, start = tmp_path / "w.safetensors", 8 + len(header)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(offsets[1]))
+    with pytest.raises(ModelError) as error:
+        read_shapes([path])
+    assert error.value.message == (f"{path} has the tensor 'b' from byte {start + at} on, expected {start + 4}: "
+                                   "tensors follow each other")
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"anything": -10**8}, {"sides": [4, 10**12]},

@@ -98,7 +98,10 @@ def _stored(file: Path) -> Stored:
                          hint="only safetensors are read: a .ckpt file can run code when it is loaded")
     if not file.exists():
         raise ModelError(f"{file} does not exist", hint="name the file to convert")
-    return Stored.of(read_tensors([file]))
+    tensors = read_tensors([file])
+    if not tensors:
+        raise ModelError(f"{file} has no tensors", hint="name the file to convert")
+    return Stored.of(tensors)
 
 
 def check_target(out: Path) -> None:

@@ -100,6 +100,9 @@ def test_files_that_are_not_taken(prep, model, bare, tmp_path):
     result = prep("convert", tmp_path / "x.ckpt", "--config", bare, "-o", tmp_path / "out")
     assert result.code == 6 and "x.ckpt is no safetensors file, expected NAME.safetensors" in result.err
     assert "hint: only safetensors are read: a .ckpt file can run code" in result.err
+    save_file({}, tmp_path / "none.safetensors")
+    result = prep("convert", tmp_path / "none.safetensors", "--config", model, "-o", tmp_path / "out")
+    assert result.code == 6 and "none.safetensors has no tensors" in result.err and not (tmp_path / "out").exists()
     file = write_original(model, tmp_path / "cut.safetensors")
     file.write_bytes(file.read_bytes()[:-5])
     result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")

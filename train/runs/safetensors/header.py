@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, BinaryIO
 
+from prep.models.weights import HEADER_BYTES, MOST_TENSORS
 from prep.parse import Unparsed, brief, count, expect, list_of
 
-MOST = 100_000_000  # bytes of a header; the safetensors library has the same limit
 ITEM_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
                                  "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 MOST_ITEMS = 1 << 48
@@ -45,8 +45,8 @@ def read_header(handle: BinaryIO, size: int) -> dict[str, TensorInfo]:
 def read_header_and_metadata(handle: BinaryIO, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     """The tensors as `read_header` gives them, and the file's metadata; raises as it does."""
     length = int.from_bytes(_exactly(handle, 8), "little")
-    if length > min(MOST, size - 8):
-        raise Unparsed(f"its header claims {length} bytes, expected at most {min(MOST, max(size - 8, 0))}")
+    if length > min(HEADER_BYTES, size - 8):
+        raise Unparsed(f"its header claims {length} bytes, expected at most {min(HEADER_BYTES, max(size - 8, 0))}")
     spelled = _exactly(handle, length)
     try:
         document = json.loads(spelled, object_pairs_hook=_once)
@@ -54,6 +54,8 @@ def read_header_and_metadata(handle: BinaryIO, size: int) -> tuple[dict[str, Ten
         raise Unparsed(f"its header is not JSON: {str(error)[:80]}") from None
     entries = dict(expect(document, dict, "its header"))
     metadata = expect(entries.pop("__metadata__", {}), dict, "its metadata")
+    if len(entries) > MOST_TENSORS:
+        raise Unparsed(f"it has {len(entries)} tensors, expected at most {MOST_TENSORS}")
     found = {name: _info(value, f"tensor '{name[:80]}'") for name, value in entries.items()}
     at = 0
     ordered = dict(sorted(found.items(), key=lambda one: (one[1].start, one[1].end)))

@@ -44,6 +44,8 @@ def test_a_header_of_the_library_is_read():
      f"it has {len(file_of({'a': GOOD}, 9))} bytes, expected {len(file_of({'a': GOOD}))} for its tensors"),
     (file_of(b'{"a": {}, "a": {}}'), "its header is not JSON: a name occurs twice"),
     (file_of({"a": 3}), "tensor 'a' is 3, expected a table"),
+    (file_of({str(number): {**GOOD, "shape": [0], "data_offsets": [0, 0]} for number in range(65537)}, 0),
+     "it has 65537 tensors, expected at most 65536"),
     (b"\x10\0\0", "it ends within its header, expected 8 more bytes"),
     (b"\xff\xff\0\0\0\0\0\0{}", "its header claims 65535 bytes, expected at most 2"),
 ], ids=lambda value: value if isinstance(value, str) else "")
