@@ -22,6 +22,7 @@ from prep.encode.resolve import ResolvedRecipe, resolve_recipe
 from prep.encode.targets import LatentSource
 from prep.encode.truncation import Truncated, find_truncated
 from prep.errors import ConfigError, EmptyPlanError, ModelError, PathError
+from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs.memo import Memo
 from prep.fs.paths import NamedPath, check_disjoint, resolve
@@ -120,14 +121,20 @@ def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
         raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
-                             hint="prep scan SOURCE gives the reason for each" if errors else
-                             "name a directory with pictures, or tar files")
+                             hint=_why(errors[0]) if errors else "name a directory with pictures, or tar files")
     if call.recipe.mask_origin != "none" and not wanted.targets.masks:
         count, asked = len(wanted.targets.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
         named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
         raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
                           "--mask none encodes without masks")
+
+
+def _why(error: Finding) -> str:
+    """What helps against the first of the errors that leave no picture."""
+    if "latents" in error.code:  # of an import: the pictures may be sound
+        return "let sd-scripts make its caches again, or make latents of the pictures: prep encode SOURCE"
+    return "prep scan SOURCE gives the reason for each"
 
 
 def _model(call: EncodeCall) -> Path:

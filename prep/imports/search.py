@@ -139,6 +139,9 @@ def _missing(item: KnownItem, others: Sequence[tuple[str, Size]]) -> Finding:
     if not others:
         return finding(item.item.label, "no-latents", "has no cache of latents beside it")
     name, was = others[0]
+    if was == item.size:
+        return finding(item.item.label, "bad-latents", f"its latents {printable_name(name)}: are no file",
+                       as_error=True)
     return finding(item.item.label, "stale-latents",
                    f"its latents {printable_name(name)}: {_of_another_size(was, item.size)}")
 

@@ -479,8 +479,25 @@ def test_what_caches_do_not_have_is_refused(run, prep, folder, sd15, tmp_path):
                                                            "--cache", tmp_path / "c").err
     told = run(sd15, code=8)
     assert "no pictures to encode in" in told.err and "has no cache of latents beside it" in told.err
+    assert "hint: let sd-scripts make its caches again, or make latents of the pictures: prep encode SOURCE" in told.err
 
 
 def test_a_family_that_sd_scripts_does_not_train(run, folder, tmp_path):
     model = tiny_pipelines.save("pixart_sigma", tmp_path / "pixart")
     assert "expected one that sd-scripts caches latents of" in run(model, code=2).err
+
+
+def test_latents_that_are_no_file_or_not_finite_are_told_as_that(run, caches, folder, sd15):
+    """And not as defects of the pictures, which `prep scan` would find sound."""
+    for path in folder.iterdir():
+        if path.stem != "0":
+            path.unlink()
+    (cache,) = caches(sd15, "sd")
+    array = latents(cache)
+    array[0, 0, 0] = np.nan
+    changed(cache, latents=array)
+    told = run(sd15, code=8)
+    assert "not-finite: its latents" in told.err and "make its caches again, with --no_half_vae" in told.err
+    cache.unlink()
+    cache.mkdir()
+    assert f"its latents {cache.name}: are no file" in run(sd15, code=8).err

@@ -33,6 +33,10 @@ def split_samples(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, Row
     return whole, findings
 
 
+_SOUND = ("prep scan SOURCE says whether the pictures are sound; if they are, the model is not: name another copy of "
+          "it; --retry-rejects tries the same rows again")
+
+
 def require_training(wanted: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
     """Raises `EmptyPlanError` if pictures to train on were wanted, but none could be encoded."""
     asked = sum(sample.role == "train" for sample in wanted.targets.samples)
@@ -40,8 +44,8 @@ def require_training(wanted: ResolvedRecipe, whole: Sequence[Sample], rejected: 
         first = rejected[0]
         raise EmptyPlanError(f"none of {counted(asked, 'picture')} to train on could be encoded; the first, "
                              f"{printable_name(first.path)}, {first.code}: {first.detail}",
-                             hint="prep scan SOURCE says whether the pictures are sound; if they are, the model is "
-                             "not: name another copy of it; --retry-rejects tries the same rows again")
+                             hint=_SOUND if wanted.latents_from is None or first.code != "not-finite" else
+                             "let sd-scripts make its caches again, with --no_half_vae")
 
 
 def rejected_so_far(wanted: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
