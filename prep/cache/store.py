@@ -1,26 +1,22 @@
-"""Stores a cache as files: defines where each kind of object lies, and publishes objects atomically.
+"""Stores a cache as files: defines where each kind of object lies, and opens caches.
 
     CACHE/latentry.json  shards/ab/ab12…/  tables/ab/ab12….arrow  commits/ab/ab12….json
           plans/ab12….arrow  damaged/ab12….json  tmp/
 
-Only strings of 64 hex digits become paths here. Objects are synced before anything names them; a crash leaves
-only leftovers in tmp/.
+Only strings of 64 hex digits become paths here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import os
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prep.digest import canonical, digest_bytes, with_checksum
+from prep.digest import canonical, with_checksum
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.paths import MARKER, cache_around, resolve
@@ -29,7 +25,6 @@ from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import directory_of
 from prep.fs.remote.objects import create_object, delete_object, read_object, replace_object
 from prep.fs.remote.retry import NEVER
-from prep.fs.tree import file_digest, tree_digest
 from prep.fs.untrusted import check_cache_root, check_directories, entries, entries_if_allowed, read_regular
 from prep.parse import Unparsed, brief, digest_of, sealed_json
 
@@ -37,11 +32,7 @@ MARKER_BYTES = 1 << 16  # at most
 VERSION = 1
 Kind = str  # one of SUFFIX
 SUFFIX = {"tables": ".arrow", "commits": ".json", "plans": ".arrow", "damaged": ".json"}
-# Files of earlier versions in a cache's root. Never opened: SQLite deletes files that are named by a journal there.
-EARLIER = (*(f"facts.sqlite{end}" for end in ("", "-journal", "-wal", "-shm")), "lookup.bin")
-SETTLED = 3600.0  # seconds after which every system has written new names by itself; Linux does within 30
 FANNED = {"tables", "commits"}  # kinds that can have many files: one directory per two hex digits
-FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,125 +260,6 @@ def _is_litter(name: str) -> bool:
     return name in ("tmp", ".DS_Store", "Thumbs.db", "desktop.ini", "lost+found")
 
 
-def publish_dir(cache: Cache, staged: Path, digest: str) -> Path:
-    """Moves a staged and synced shard to its name. Keeps an intact shard that is already there; replaces a damaged one.
-
-    Removes the shard's damage record in both cases.
-    """
-    _move_in(cache, staged, digest)
-    atomic.remove_tree(cache.damaged(digest))
-    return cache.shard(digest)
-
-
-def _move_in(cache: Cache, staged: Path, digest: str) -> None:
-    target = cache.shard(digest)
-    cache.make_dirs(target.parent)
-    if target.exists() and not _is_whole(target, digest):
-        _move_out(cache, target)
-    try:
-        if not target.exists():
-            atomic.rename(staged, target)
-    except OSError:
-        if not _is_whole(target, digest):  # otherwise another process was quicker, with the same bytes
-            raise
-    atomic.remove_tree(staged)
-    atomic.sync_dir(target.parent)  # also after another process's rename: it may have died before its sync
-
-
-def _move_out(cache: Cache, target: Path) -> None:
-    """Renames a shard out of the way in one step, then deletes it.
-
-    A full disk may have no room for another name: then the shard is deleted in place, its first document first.
-    """
-    aside = cache.root / "tmp" / secrets.token_hex(16)
-    try:
-        cache.staging()
-        atomic.rename(target, aside)
-        atomic.sync_dir(target.parent)
-    except FileNotFoundError:  # another process was quicker
-        return
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        aside = target
-    atomic.remove_tree(aside)
-
-
-def publish_table(cache: Cache, data: atomic.Buffer) -> str:
-    """Stores `data` read-only under the digest of its bytes and returns it; replaces a damaged file of that name."""
-    digest = digest_bytes(data)
-    target = cache.table(digest)
-    cache.make_dirs(target.parent)
-    if _is_whole(target, digest, file_digest):
-        atomic.sync_dir(target.parent)  # its writer may have died before its sync
-    else:
-        atomic.remove_directory_in_way(target)
-        cache.write(target, data, read_only=True)
-    return digest
-
-
-def publish_parts(cache: Cache, digest: str, parts: Iterable[atomic.Buffer]) -> bool:
-    """Stores a table that comes in parts, as `publish_table`; returns False, and stores nothing, if it is another one.
-
-    Takes no part of a table that is there.
-    """
-    target = cache.table(digest)
-    cache.make_dirs(target.parent)
-    if _is_whole(target, digest, file_digest):
-        atomic.sync_dir(target.parent)
-        return True
-    staged, running = atomic.temporary_name(target, cache.staging()), hashlib.sha256()
-    try:
-        with atomic.create(staged, mode=cache.file_mode) as handle:
-            for part in parts:
-                atomic.write(handle, part)
-                running.update(part)
-            atomic.sync(handle)
-        if running.hexdigest() != digest:
-            return False
-        atomic.protect(staged)
-        atomic.remove_directory_in_way(target)
-        atomic.rename(staged, target)
-    finally:
-        atomic.forget(staged)
-    atomic.sync_dir(target.parent)
-    return True
-
-
-def retire_shard(cache: Cache, digest: str) -> None:
-    """Removes a shard and its damage record: renames the shard in one step, then deletes it."""
-    target = cache.shard(digest)
-    if target.exists():
-        _move_out(cache, target)
-    atomic.remove_tree(cache.damaged(digest))
-
-
-def sync_recent_directories(cache: Cache) -> None:
-    """Syncs every directory with recent names to the disk, because their writers may have died before that.
-
-    Without it, a run could build on the results of a killed run, and a power failure could still remove those.
-    """
-    since = time.time() - SETTLED
-    folders = [cache.root, *(cache.root / kind for kind in ("shards", *SUFFIX))]
-    for folder in [*folders, *(cache.root / "shards").glob("??"), *(cache.root / "commits").glob("??")]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if folder.stat().st_mtime > since:
-                atomic.sync_dir(folder)
-
-
-def leftovers(cache: Cache) -> list[Path]:
-    """Leftovers of crashes in tmp/, and files of earlier versions, which nothing reads any more. Raises `OSError`."""
-    staged = [Path(entry.path) for entry in entries(cache.root / "tmp")]
-    return staged + [path for name in EARLIER if os.path.lexists(path := cache.root / name)]
-
-
-def clear_leftovers(cache: Cache) -> None:
-    """Removes tmp/ and files of earlier versions; needs the exclusive lock. Keeps what cannot be removed."""
-    for name in ("tmp", *EARLIER):
-        with contextlib.suppress(OSError):  # another user's, for example, or a marker being created
-            atomic.remove_tree(cache.root / name)
-
-
 def new_marker() -> bytes:
     """The marker of a cache of this version."""
     return canonical(with_checksum({"format": "latentry/cache", "version": VERSION}))
@@ -415,13 +287,6 @@ def _check_marker(marker: Path) -> None:
     if (form, version) != ("latentry/cache", VERSION):
         seen = f"{brief(form)} version {brief(version)}"
         raise CacheError(f"{marker} is {seen}, expected 'latentry/cache' version {VERSION}")
-
-
-def _is_whole(target: Path, digest: str, digest_of_all: Callable[[Path], str] = tree_digest) -> bool:
-    try:
-        return digest_of_all(target) == digest
-    except OSError:
-        return False
 
 
 def _checked(digest: str) -> str:

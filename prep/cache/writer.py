@@ -21,7 +21,7 @@ import numpy as np
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.records import Shard
-from prep.cache.remote.working import publish_shard
+from prep.cache.remote.unsent import publish_shard
 from prep.cache.store import Cache
 from prep.fs import atomic
 from prep.fs.remote.retry import NEVER

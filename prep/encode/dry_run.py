@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prep.cache.remote.working import is_cache, open_to_encode
+from prep.cache.remote.opening import is_cache, open_to_encode
 from prep.cache.store import Cache
 from prep.encode.execute import job_of
 from prep.encode.forecast.estimate import estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from prep.cache.ledger.ledger import is_finished
-from prep.cache.remote.working import refresh
+from prep.cache.remote.stored import refresh
 from prep.cache.store import Cache
 from prep.encode.engines.job import Job, Outcome
 from prep.encode.plan import EncodePlan

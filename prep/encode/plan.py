@@ -15,8 +15,9 @@ from typing import Protocol
 
 from prep.cache.ledger.ledger import Ledger, empty_ledger, forget_rejects, load_ledger, remove_foreign_commits
 from prep.cache.plans import read_plan, remove_plan, renew_plan, write_plan
+from prep.cache.publish import sync_recent_directories
 from prep.cache.records import RowRef, Task
-from prep.cache.store import Cache, sync_recent_directories
+from prep.cache.store import Cache
 from prep.digest import digest_bytes, digest_strings
 from prep.encode.options import MOST_PARTS, SHARD_BYTES
 from prep.encode.targets import Targets, by_first_sample

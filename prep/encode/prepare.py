@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prep.cache.remote.working import check_can_encode_to
+from prep.cache.remote.opening import check_can_encode_to
 from prep.dataset.facts import open_facts
 from prep.dataset.listing import picture_places
 from prep.dataset.texts import TextReading

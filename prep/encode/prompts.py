@@ -16,7 +16,7 @@ import numpy as np
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.reader import Reader
 from prep.cache.records import RowRef, Shard
-from prep.cache.remote.working import open_to_encode
+from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.dataset.texts import TextReading, text_options_of
 from prep.digest import canonical

@@ -7,8 +7,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 from prep.cache.ledger.ledger import load_ledger
-from prep.cache.remote.working import open_to_encode
-from prep.cache.store import Cache, clear_leftovers, leftovers
+from prep.cache.publish import clear_leftovers, leftovers
+from prep.cache.remote.opening import open_to_encode
+from prep.cache.store import Cache
 from prep.encode.dry_run import report_dry_run
 from prep.encode.engines.job import Outcome
 from prep.encode.execute import AGAIN, run_tasks

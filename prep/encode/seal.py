@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from prep.cache.plans import plans_of
-from prep.cache.remote.working import open_to_encode
+from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.encode.engines.job import Outcome
 from prep.encode.plan import EncodePlan, parts_left, plan

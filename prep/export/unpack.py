@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+from prep.cache.publish import publish_dir, publish_parts
 from prep.cache.remote.documents import MOST_TABLE
-from prep.cache.store import MARKER_BYTES, Cache, open_cache, publish_dir, publish_parts
+from prep.cache.store import MARKER_BYTES, Cache, open_cache
 from prep.errors import CacheError, PathError
 from prep.export.sample import safe_path
 from prep.export.tar_format import (

@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -205,22 +205,32 @@ def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: 
     `path`. `mode` as for `create`.
     """
     try:
-        _write_whole(path, data, read_only, temporary_name(path, staging), mode)
+        write_parts(path, [data], read_only=read_only, staging=staging, mode=mode)
     except OSError as error:
         if staging is None or error.errno not in NO_STAGING:
             raise
-        _write_whole(path, data, read_only, temporary_name(path), mode)
-    sync_dir(path.parent)
+        write_parts(path, [data], read_only=read_only, mode=mode)
 
 
-def _write_whole(path: Path, data: Buffer, read_only: bool, staged: Path, mode: int | None) -> None:
+def write_parts(path: Path, parts: Iterable[Buffer], *, read_only: bool = False, staging: Path | None = None,
+                mode: int | None = None, accepted: Callable[[], bool] = lambda: True) -> bool:
+    """As `write_atomic`, of data that comes in parts, and only by way of `staging`. After the last part `accepted` is
+    asked, and returned: if it is false, nothing is written."""
+    staged = temporary_name(path, staging)
     try:
-        write_synced(staged, data, mode=mode)
+        with create(staged, mode=mode) as handle:
+            for part in parts:
+                write(handle, part)
+            sync(handle)
+        if not accepted():
+            return False
         if read_only:
             protect(staged)
         rename(staged, path)
     finally:
         forget(staged)
+    sync_dir(path.parent)
+    return True
 
 
 def publish(staged: Path, target: Path) -> None:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prep.cache.ledger.ledger import Ledger, load_ledger
+from prep.cache.publish import clear_leftovers
 from prep.cache.remote.gather import downloaded
-from prep.cache.remote.working import open_to_encode
-from prep.cache.store import Cache, clear_leftovers
+from prep.cache.remote.opening import open_to_encode
+from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.formatting import counted, format_bytes
 from prep.fs.lock import PATIENCE, lock_directory

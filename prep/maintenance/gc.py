@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prep.cache.remote.working import open_to_encode
+from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
 from prep.errors import CacheError, UsageError
 from prep.formatting import counted, format_bytes, join_names, printable

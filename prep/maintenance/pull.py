@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from prep.cache.commits import tasks_by_shard
+from prep.cache.publish import publish_parts
 from prep.cache.remote.shards import download_shard
 from prep.cache.shard_check import verify_shard
-from prep.cache.store import Cache, cache_at, open_cache, publish_parts
+from prep.cache.store import Cache, cache_at, open_cache
 from prep.digest import canonical
 from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved

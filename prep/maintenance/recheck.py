@@ -13,7 +13,7 @@ from prep.cache.damage import Damage
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import load_ledger
 from prep.cache.remote.headers import as_stored
-from prep.cache.remote.working import forget_shard
+from prep.cache.remote.stored import forget_shard
 from prep.cache.shard_check import is_recorded, verify_shard
 from prep.cache.store import Cache
 from prep.errors import CacheError

@@ -12,11 +12,13 @@ from prep.cache.commits import Commit, is_damaged, read_commit, tasks_by_shard
 from prep.cache.damage import forget
 from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
 from prep.cache.ledger.ledger import Ledger, write_commit
+from prep.cache.publish import retire_shard
 from prep.cache.records import Shard, Task
-from prep.cache.remote.working import forget_commit, orphans, rows_kept
+from prep.cache.remote.stored import forget_commit
+from prep.cache.remote.unsent import orphans, rows_kept
 from prep.cache.shard_check import bad_rows, is_transient, read_rows, verify_shard
 from prep.cache.shard_header import Header, read_header, read_keys
-from prep.cache.store import Cache, retire_shard
+from prep.cache.store import Cache
 from prep.cache.writer import ShardWriter
 from prep.digest import digest_json, digest_parts
 from prep.errors import CacheError
@@ -203,15 +205,8 @@ def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
 def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
     """Atomically replaces each data file by one with a correct shard index."""
     for spec in header.arrays:
-        path = root / shard_format.data_path(spec)
-        staged = atomic.temporary_name(path, cache.staging())
-        with atomic.create(staged, mode=cache.file_mode) as handle:
-            for part in _data_of(root, header, spec):
-                atomic.write(handle, part)
-            atomic.sync(handle)
-        atomic.protect(staged)
-        atomic.rename(staged, path)
-        atomic.sync_dir(path.parent)
+        atomic.write_parts(root / shard_format.data_path(spec), _data_of(root, header, spec), read_only=True,
+                           staging=cache.staging(), mode=cache.file_mode)
 
 
 def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:

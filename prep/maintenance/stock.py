@@ -19,9 +19,10 @@ from pathlib import Path
 from threading import Event
 
 from prep.cache.ledger.index import drop_index
+from prep.cache.publish import clear_leftovers, leftovers, retire_shard
 from prep.cache.remote.shards import GROUP
-from prep.cache.remote.working import JOBS
-from prep.cache.store import FANNED, SUFFIX, Cache, clear_leftovers, leftovers, retire_shard
+from prep.cache.remote.stored import JOBS
+from prep.cache.store import FANNED, SUFFIX, Cache
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.remote.objects import Listed, delete_object, list_objects

@@ -20,7 +20,7 @@ from prep.cache.commits import MOST, Commit, checked_commit, parse_commit
 from prep.cache.ledger.columns import KEY, Column, among, ordered, packed
 from prep.cache.plans import read_plan
 from prep.cache.remote.documents import fetch_tables
-from prep.cache.remote.working import JOBS, refresh
+from prep.cache.remote.stored import JOBS, refresh
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.errors import CacheError, UsageError

@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from prep.cache.arrow import parse_table, stream_of
-from prep.cache.remote.working import upload_table
-from prep.cache.store import Cache, publish_table
+from prep.cache.publish import publish_table
+from prep.cache.remote.unsent import upload_table
+from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.tree import file_digest

@@ -19,7 +19,7 @@ from typing import Any
 from assumed import assumed, lines_of
 
 from prep.cache.records import RowRef
-from prep.cache.remote import working
+from prep.cache.remote.stored import JOBS
 from prep.cache.remote.upload import AT_ONCE, FILES
 from prep.digest import digest_strings
 from prep.encode.options import SHARD_BYTES
@@ -175,7 +175,7 @@ def simulate(wanted: ResolvedRecipe, scale: Scale, shard_bytes: int = SHARD_BYTE
     rows, shards = (sum(getattr(one, name) for one in fields.values()) for name in ("rows", "shards"))
     store = None if scale.latency is None else StoreScale(
         objects=objects, requests=requests, waited=rounds / shards * scale.latency,
-        listing=objects / LISTED * scale.latency, catching_up=ceil(2 * shards / working.JOBS) * scale.latency)
+        listing=objects / LISTED * scale.latency, catching_up=ceil(2 * shards / JOBS) * scale.latency)
     work = scale.pictures / scale.rate if scale.rate is not None else None  # of one device
     return Simulated(scale=scale, like=like, fields=fields, planning=_planning(wanted, shard_bytes) * samples,
                      planning_memory=round(_planning_memory(wanted, shard_bytes) * samples),

@@ -12,8 +12,8 @@ from prep.cache import plans
 from prep.cache.arrow import check_stream, parse_table, stream_of
 from prep.cache.plans import SCHEMA as PLAN
 from prep.cache.plans import TRAILER, read_plan, write_plan
+from prep.cache.publish import publish_table
 from prep.cache.records import Task
-from prep.cache.store import publish_table
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.manifest import tables

@@ -18,8 +18,9 @@ from prep.arrays import ArraySpec
 from prep.cache import plans
 from prep.cache import shard_check as verify
 from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
+from prep.cache.publish import clear_leftovers
 from prep.cache.records import Task
-from prep.cache.store import Cache, clear_leftovers, open_cache
+from prep.cache.store import Cache, open_cache
 from prep.maintenance import repair
 from prep.manifest import tables
 

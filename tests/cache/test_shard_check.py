@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prep.arrays import ArraySpec
-from prep.cache import damage, store
+from prep.cache import damage, publish
 from prep.cache import shard_check as verify
 from prep.cache import shard_header as header
 from prep.cache.ledger.ledger import empty_ledger, load_ledger, write_commit
@@ -180,7 +180,7 @@ def flip_every_row(cache: Cache, digest: str, edit: Edit) -> None:
 
 
 def lose_all(cache: Cache, digest: str, edit: Edit) -> None:
-    store.retire_shard(cache, digest)
+    publish.retire_shard(cache, digest)
 
 
 def swap_rows(cache: Cache, digest: str, edit: Edit) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prep.cache import damage, store
+from prep.cache import damage, publish, store
 from prep.cache.ledger.ledger import write_commit
 from prep.cache.plans import write_plan
 from prep.cache.records import Shard, Task
@@ -42,7 +42,7 @@ def test_two_at_once_make_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     def late(source: Path, target: Path) -> None:
         monkeypatch.setattr(atomic, "link", plain)
-        store.clear_leftovers(open_cache(tmp_path, create=True))
+        publish.clear_leftovers(open_cache(tmp_path, create=True))
         plain(source, target)
 
     monkeypatch.setattr(atomic, "link", late)
@@ -68,7 +68,7 @@ def test_rubbish_that_cannot_be_removed_stays(cache: Cache, monkeypatch: pytest.
         raise PermissionError(errno.EPERM, "not yours")
 
     monkeypatch.setattr(atomic, "remove", refuse)
-    store.clear_leftovers(cache)
+    publish.clear_leftovers(cache)
     assert (cache.root / "tmp" / "another's").exists()
 
 
@@ -144,12 +144,12 @@ def test_names_pass_over_what_is_not_ours(cache: Cache) -> None:
 
 
 def test_publishing_a_table_twice_and_over_a_damaged_one(cache: Cache) -> None:
-    digest = store.publish_table(cache, b"rows")
+    digest = publish.publish_table(cache, b"rows")
     assert digest == digest_bytes(b"rows")
-    assert store.publish_table(cache, b"rows") == digest
+    assert publish.publish_table(cache, b"rows") == digest
     cache.table(digest).chmod(0o644)
     cache.table(digest).write_bytes(b"rots")
-    store.publish_table(cache, b"rows")
+    publish.publish_table(cache, b"rows")
     assert cache.table(digest).read_bytes() == b"rows"
     assert not cache.table(digest).stat().st_mode & 0o222
 
@@ -158,8 +158,8 @@ def test_retire_takes_the_damage_record_along(cache: Cache, shard: object) -> No
     (digest,) = cache.shards()
     atomic.make_dirs(cache.damaged(digest).parent)
     cache.damaged(digest).write_bytes(b"")
-    store.retire_shard(cache, digest)
-    store.retire_shard(cache, digest)
+    publish.retire_shard(cache, digest)
+    publish.retire_shard(cache, digest)
     assert list(cache.shards()) == []
     assert not cache.damaged(digest).exists()
     assert list((cache.root / "tmp").iterdir()) == []
@@ -167,7 +167,7 @@ def test_retire_takes_the_damage_record_along(cache: Cache, shard: object) -> No
 
 def test_clear_leftovers(cache: Cache) -> None:
     (cache.stage() / "a").write_bytes(b"")
-    store.clear_leftovers(cache)
+    publish.clear_leftovers(cache)
     assert not (cache.root / "tmp").exists()
 
 
@@ -178,7 +178,7 @@ def test_settling_syncs_every_directory_that_changed_lately(cache: Cache, monkey
     os.utime(cache.root / "shards" / "cd", (0, 0))
     synced: list[str] = []
     monkeypatch.setattr(atomic, "sync_dir", lambda path: synced.append(path.relative_to(cache.root).as_posix()))
-    store.sync_recent_directories(cache)
+    publish.sync_recent_directories(cache)
     assert synced == [".", "shards", "commits", "shards/ab", "commits/ab"]
 
 
@@ -203,7 +203,7 @@ def test_what_is_in_a_cache_has_the_permissions_of_the_cache(
         task = Task(key=A, field="latent", rows=("cd" * 32,))
         write_commit(cache, task, made, [], {})
         write_plan(cache, A, [task])
-        store.publish_table(cache, b"table")
+        publish.publish_table(cache, b"table")
         damage.record(cache, [damage.Damage(shard=A, field=None, array=None, row=None, what="gone")])
         with lock_directory(cache.root, exclusive=False):
             pass

@@ -13,8 +13,9 @@ import pytest
 
 from prep.arrays import ArraySpec
 from prep.cache import writer
+from prep.cache.publish import retire_shard
 from prep.cache.records import Shard
-from prep.cache.store import Cache, open_cache, retire_shard
+from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.fs import atomic
 from prep.fs.tree import tree_digest

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,26 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         atomic.write_atomic(target, b"new")
     assert target.read_bytes() == b"old"
     assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("ends", ["refused", "broken"])
+def test_parts_that_are_not_accepted_or_do_not_come_leave_the_old_file(tmp_path: Path, ends: str) -> None:
+    path, taken = tmp_path / "file", list[bytes]()
+    assert atomic.write_parts(path, [b"ab", b"cd"], read_only=True) and path.read_bytes() == b"abcd"
+
+    def parts() -> Iterator[bytes]:
+        for part in (b"x", b"y"):
+            taken.append(part)
+            yield part
+        if ends == "broken":
+            raise ConnectionError
+
+    if ends == "broken":
+        with pytest.raises(ConnectionError):
+            atomic.write_parts(path, parts())
+    else:
+        assert not atomic.write_parts(path, parts(), accepted=lambda: taken != [b"x", b"y"])
+    assert path.read_bytes() == b"abcd" and list(tmp_path.iterdir()) == [path]
 
 
 def test_modes_follow_the_umask(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fault_proxy import FaultProxy
 from s3_server import BUCKET, ENVIRONMENT, S3Server
 from small_manifest import write_small
 
-from prep.cache.remote import documents, gather, quota, shards, working
+from prep.cache.remote import documents, gather, quota, shards, unsent
 from prep.fs.remote import retry
 from prep.fs.remote.client import open_store
 
@@ -59,7 +59,7 @@ def store(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(retry, "SHORTEST", 0.005)
     own = quota.Quota()
-    for module in (documents, shards, working, gather):
+    for module in (documents, shards, unsent, gather):
         monkeypatch.setattr(module, "QUOTA", own)
     retry._announced.clear()
     open_store.cache_clear()

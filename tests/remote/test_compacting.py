@@ -153,7 +153,7 @@ def test_the_small_shards_take_room_of_copies(small, store, monkeypatch):
 @pytest.mark.parametrize("fault", ["flip", *(pytest.param(fault, marks=pytest.mark.slow) for fault in (
     "500", "drop", "lose", "truncate", "flip sent"))])
 def test_each_request_goes_wrong_once(small, store, tmp_path, monkeypatch, fault):
-    for module in ("headers", "shards", "working", "upload"):
+    for module in ("headers", "shards", "stored", "upload"):
         monkeypatch.setattr(f"prep.cache.remote.{module}.TRIES", 9)
     wrong = ("PUT",) if fault in ("lose", "flip sent") else ("PUT", "GET", "HEAD", "POST")
     here, wanted = as_on_a_disk(small, tmp_path)

@@ -28,8 +28,9 @@ from prep.cache.commits import parse_commit, read_commit
 from prep.cache.ledger.ledger import commit_document, load_ledger
 from prep.cache.plans import write_plan
 from prep.cache.records import Reject, Task
-from prep.cache.remote import working
-from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.remote import stored
+from prep.cache.remote.opening import open_to_encode
+from prep.cache.remote.stored import refresh
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, digest_bytes, with_checksum
@@ -525,9 +526,9 @@ def test_a_shard_with_other_files_is_not_taken(prep, store, tmp_path):
     commit = read_commit(cache, tasks[0])
     files = {name: one.size for name, one in list_objects(
         f"{cache.store}/shards/{commit.shard.digest[:2]}/{commit.shard.digest}").items()}
-    assert working._described(cache, commit, files, NEVER).files == files
+    assert stored._described(cache, commit, files, NEVER).files == files
     with pytest.raises(Unparsed, match=r"shard \w+ has other files than its documents say"):
-        working._described(cache, commit, {**files, "more": 1}, NEVER)
+        stored._described(cache, commit, {**files, "more": 1}, NEVER)
     (array,) = [name for name in files if name.endswith("/zarr.json") and not name.startswith("key/")]
     store.server.put(f"{store.prefix}/cache/shards/{commit.shard.digest[:2]}/{commit.shard.digest}/{array}", b"{}")
     shutil.rmtree(cache.root)

@@ -15,7 +15,8 @@ from prep.cache.commits import read_commit
 from prep.cache.ledger.ledger import write_commit
 from prep.cache.plans import write_plan
 from prep.cache.records import Reject, Task
-from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.remote.opening import open_to_encode
+from prep.cache.remote.stored import refresh
 from prep.cache.shard_header import read_keys
 from prep.digest import canonical, with_checksum
 from prep.encode import run as encoding

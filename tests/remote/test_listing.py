@@ -10,7 +10,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from prep.cache.remote.working import open_to_encode, refresh, refresh_task, upload_shard
+from prep.cache.remote.opening import open_to_encode
+from prep.cache.remote.stored import refresh, refresh_task
+from prep.cache.remote.unsent import upload_shard
 from prep.cache.store import open_cache
 from prep.fs.remote import objects, retry
 from prep.fs.remote.bucket import Bucket

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
+from prep.cache.publish import retire_shard
 from prep.cache.reader import OPENINGS, Reader
 from prep.cache.remote import quota
-from prep.cache.store import retire_shard
 from prep.errors import CacheError
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.errors import Stopped

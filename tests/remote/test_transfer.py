@@ -21,7 +21,7 @@ from prep.cache.commits import read_commit
 from prep.cache.ledger.ledger import commit_document, load_ledger
 from prep.cache.records import Shard
 from prep.cache.remote import upload
-from prep.cache.remote.working import open_to_encode
+from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import open_cache
 from prep.errors import CacheError
 from prep.fs.remote import objects

@@ -7,7 +7,8 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from prep.cache.store import open_cache, publish_table
+from prep.cache.publish import publish_table
+from prep.cache.store import open_cache
 from prep.digest import canonical, with_checksum
 
 LARGE = 32 << 20  # bytes

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from prep.arrays import ArraySpec
 from prep.cache.ledger.ledger import write_commit
+from prep.cache.publish import publish_table
 from prep.cache.records import RowRef, Shard, Task
-from prep.cache.store import Cache, open_cache, publish_table
+from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_json
 from prep.fs import atomic

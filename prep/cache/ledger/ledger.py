@@ -17,7 +17,8 @@ from prep.cache.ledger.columns import Column, Columns, Places, gather, locate, p
 from prep.cache.ledger.index import load_index
 from prep.cache.ledger.inventory import Inventory, is_of_its_field, sound_rows, take_inventory
 from prep.cache.records import Reject, RowRef, Shard, Task
-from prep.cache.remote.working import refresh, refresh_task, settle, upload_shard
+from prep.cache.remote.stored import refresh, refresh_task
+from prep.cache.remote.unsent import settle, upload_shard
 from prep.cache.shard_header import read_keys
 from prep.cache.store import Cache
 from prep.digest import canonical, with_checksum

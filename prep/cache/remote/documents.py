@@ -6,9 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 
+from prep.cache.publish import publish_parts
 from prep.cache.remote.quota import QUOTA, make_dirs
 from prep.cache.remote.shards import AGAIN, TRIES, lock_shard
-from prep.cache.store import MARKER_BYTES, Cache, cache_at, inside_another, publish_parts
+from prep.cache.store import MARKER_BYTES, Cache, cache_at, inside_another
 from prep.errors import CacheError
 from prep.fs import atomic
 from prep.fs.paths import MARKER

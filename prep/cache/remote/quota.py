@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from prep.cache.store import Cache, retire_shard
+from prep.cache.publish import retire_shard
+from prep.cache.store import Cache
 from prep.errors import CacheError, ConfigError, PathError, Problem
 from prep.formatting import format_bytes
 from prep.fs import atomic

@@ -18,9 +18,10 @@ from typing import Any
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
+from prep.cache.publish import FULL, publish_dir, retire_shard
 from prep.cache.remote.quota import QUOTA, NotFetched, make_dirs
 from prep.cache.shard_header import read_header
-from prep.cache.store import FULL, Cache, publish_dir, retire_shard
+from prep.cache.store import Cache
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.fs import atomic

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from prep.cache.remote.working import open_to_encode
+from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache, open_cache
 from prep.encode.engines import local
 from prep.encode.engines.job import Job, Outcome

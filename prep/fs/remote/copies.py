@@ -1,7 +1,7 @@
 """Where this computer keeps copies of what is in stores.
 
     DIR/whole/s3/BUCKET/KEY…  copies: manifests, and of caches whole shards, tables, commits, documents and keys
-                              (`prep.cache.remote.working`)
+                              (`prep.cache.remote.stored`)
     DIR/runs/s3/BUCKET/KEY…   runs that train run trains and uploads
     DIR/coming/               how much room there is, and downloads under way: an empty, locked file each, whose name
                               says how many bytes it will take

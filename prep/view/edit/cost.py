@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prep.cache.remote.working import is_cache, open_to_encode
+from prep.cache.remote.opening import is_cache, open_to_encode
 from prep.encode.options import EncodeOptions
 from prep.encode.plan import plan
 from prep.encode.prepare import EncodeCall, prepare

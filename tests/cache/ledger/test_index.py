@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from plain_ledger import load_plainly
 from small_rows import LATENT, put_shard
 
-from prep.cache import damage, shard_format, store
+from prep.cache import damage, publish, shard_format
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
 from prep.cache.ledger import index
@@ -113,13 +113,13 @@ def harm_lose(cache: Cache, digest: str) -> None:
 
 
 def harm_retire(cache: Cache, digest: str) -> None:
-    store.retire_shard(cache, digest)
+    publish.retire_shard(cache, digest)
 
 
 def harm_collect(cache: Cache, digest: str) -> None:
     """What gc does: the commit, then the shard."""
     atomic.remove(cache.commit(task_of(1).key))
-    store.retire_shard(cache, digest)
+    publish.retire_shard(cache, digest)
 
 
 def harm_tear(cache: Cache, digest: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.arrays import ArraySpec
-from prep.cache import damage, store
+from prep.cache import damage, publish
 from prep.cache.commits import read_commit
 from prep.cache.damage import Damage
 from prep.cache.ledger.columns import gather, packed
@@ -76,7 +76,7 @@ def test_a_shard_without_a_commit_is_unknown(cache: Cache, shard: Shard, rows: A
 
 
 def lose_shard(cache: Cache, digest: str, edit: Edit) -> None:
-    store.retire_shard(cache, digest)
+    publish.retire_shard(cache, digest)
 
 
 def tear_data(cache: Cache, digest: str, edit: Edit) -> None:

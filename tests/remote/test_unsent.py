@@ -11,10 +11,11 @@ from small_rows import LATENT, draw_rows, put_shard
 from prep.cache.ledger.ledger import is_finished, load_ledger, write_commit
 from prep.cache.plans import remove_plan, write_plan
 from prep.cache.records import Task
-from prep.cache.remote import working
+from prep.cache.remote import stored
 from prep.cache.remote.headers import as_stored
+from prep.cache.remote.opening import open_to_encode
 from prep.cache.remote.shards import lock_shard
-from prep.cache.remote.working import open_to_encode, refresh
+from prep.cache.remote.stored import refresh
 from prep.cache.shard_check import verify_shard
 from prep.cache.store import Cache
 from prep.cache.writer import ShardWriter
@@ -145,14 +146,14 @@ def test_a_shard_that_another_machine_has_just_uploaded_stays(machine, store, tm
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv(DIRECTORY, str(tmp_path / "another"))
         encode(open_to_encode(machine.store, create=False))
-    take_shard = working._take_shard
+    take_shard = stored._take_shard
 
     def taken(*words):
         took = take_shard(*words)
-        working._drop_headers(machine, {})
+        stored._drop_headers(machine, {})
         return took
 
-    monkeypatch.setattr(working, "_take_shard", taken)
+    monkeypatch.setattr(stored, "_take_shard", taken)
     refresh(machine)
     assert is_finished(machine, TASK.key)
 
@@ -161,7 +162,7 @@ def test_a_plan_that_is_stored_while_another_process_removes_it_is_known_here(ma
     """Else nobody would remove it: who seals removes a plan of which there is a file here."""
     wanted, calls = "ab" * 32, []
     write_plan(machine, wanted, [TASK])
-    remove_tree, delete = atomic.remove_tree, working.delete_object
+    remove_tree, delete = atomic.remove_tree, stored.delete_object
 
     def between(plain):
         def called(*words, **options):

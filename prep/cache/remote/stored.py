@@ -1,119 +1,38 @@
-"""Caches in object stores, into which `prep encode` encodes as into any cache.
+"""Makes known here what a cache in an object store has.
 
     COPIES/latentry.json  tables/  plans/  damaged/  tmp/    as in any cache
-           shards/ab/ab12…/   copies of whole shards, fetched when they are read, removed to make room
-           headers/ab/ab12…/  documents and keys of shards
-           commits/ab/ab12….json  those of the store whose shards are whole there
-           unsent/            a cache of shards that were made here, until they are uploaded
+           shards/ab/ab12…/         copies of whole shards, fetched when they are read, removed to make room
+           headers/ab/ab12…/        documents and keys of shards
+           commits/ab/ab12….json    those of the store whose shards are whole there
+           unsent/                  a cache of shards that were made here, until they are uploaded
 
-So a ledger is loaded from it as from any other cache. What counts is what the store has. `refresh` lists commits and
-shards there, and fetches commits and headers that are new. A shard that was encoded here is uploaded, read back, and
-only then named by a commit, which is created on the condition that there is none
-(`prep.cache.ledger.ledger.write_commit`). The store has no locks, and needs none: objects are only added, and what no
-commit names is not seen.
+So a ledger is loaded from it as from any other cache. What counts is what the store has: `refresh` lists commits and
+shards there, and fetches commits and headers that are new. The store has no locks, and needs none: objects are only
+added, and what no commit names is not seen.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import PurePosixPath
 
 from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
-from prep.cache.remote.documents import check_alone
-from prep.cache.remote.headers import drop_header, has_header, keep_header, keys_of
-from prep.cache.remote.quota import QUOTA, make_dirs
-from prep.cache.remote.shards import GROUP, TRIES, Fetcher, RemoteShard, lock_shard, move_in, shard_of
-from prep.cache.remote.upload import Uploader
-from prep.cache.store import (
-    MARKER_BYTES,
-    SUFFIX,
-    Cache,
-    cache_at,
-    check_can_create,
-    new_marker,
-    open_cache,
-    publish_dir,
-    retire_shard,
-)
-from prep.errors import CacheError, PathError
+from prep.cache.publish import retire_shard
+from prep.cache.remote.headers import drop_header, has_header, keep_header
+from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, lock_shard
+from prep.cache.store import SUFFIX, Cache
 from prep.fs import atomic
-from prep.fs.paths import MARKER
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.objects import create_checked, delete_object, list_objects, read_object
+from prep.fs.remote.objects import delete_object, list_objects, read_object
 from prep.fs.remote.retry import NEVER, side_by_side
-from prep.fs.tree import tree
 from prep.parse import Unparsed, digest_of
 
 JOBS = 32  # commits and keys fetched at a time: small requests, which mostly wait
-AGAIN = "run the same command again; finished work is kept"
 Files = Mapping[str, int]  # names and sizes of a shard's objects
-
-
-# ---- opening ---------------------------------------------------------------------------------------------------------
-
-
-def open_to_encode(path: Place, *, create: bool) -> Cache:
-    """Opens the cache at `path` for encoding.
-
-    Raises as `open_cache` does, and `StoreError`.
-    """
-    if not isinstance(path, Bucket):
-        return open_cache(path, create=create)
-    url = str(path)
-    marker = _marker(path)
-    if marker is None:
-        if not create:
-            raise CacheError(f"there is no cache in {url}: it has no {MARKER}",
-                             hint="prep encode SOURCE --cache URL creates one")
-        marker = create_checked(f"{url}/{MARKER}", new_marker(), MARKER_BYTES)
-    cache = cache_at(path)
-    make_dirs(cache.unsent.root)
-    if not (cache.root / MARKER).is_file() or (cache.root / MARKER).read_bytes() != marker:
-        atomic.write_atomic(cache.root / MARKER, marker)
-    open_cache(cache.root, create=False)  # checks the marker
-    return cache
-
-
-def check_can_encode_to(path: Place) -> None:
-    """Raises `PathError` unless `path` is a cache or can become one: missing, empty, or an unused prefix of a store, in
-    no other cache."""
-    if isinstance(path, Bucket):
-        if _marker(path) is None:
-            check_alone(path)
-    else:
-        check_can_create(path)
-
-
-def is_cache(path: Place) -> bool:
-    """Whether there is a cache at `path`, a directory or a URL. Raises `PathError`, `StoreError`."""
-    return _marker(path) is not None if isinstance(path, Bucket) else (path / MARKER).exists()
-
-
-def _marker(path: Bucket) -> bytes | None:
-    """The marker of the cache at a URL; `None` if nothing is there. Raises `PathError` if something else is."""
-    url = str(path)
-    if not path.key:
-        raise PathError(f"{url} is a whole bucket, expected a place in it for the cache",
-                        hint=f"name one, like {url}/cache")
-    try:
-        return read_object(f"{url}/{MARKER}", MARKER_BYTES)
-    except FileNotFoundError:
-        found = list_objects(url)
-    if MARKER in found:  # another machine was quicker
-        return read_object(f"{url}/{MARKER}", MARKER_BYTES)
-    if found:
-        raise PathError(f"{url} is not empty and not a cache: it has no {MARKER}",
-                        hint="name a prefix without objects with --cache")
-    return None
-
-
-# ---- what the store has ----------------------------------------------------------------------------------------------
 
 
 def refresh(cache: Cache) -> None:
@@ -145,7 +64,7 @@ def _drop_headers(cache: Cache, shards: Mapping[str, Files]) -> None:
     def drop(digest: str) -> None:
         with lock_shard(digest, stop):
             # Asked now: another process may have uploaded or taken it since the shards were listed.
-            if GROUP not in _files(cache, digest, stop):
+            if GROUP not in files_of(cache, digest, stop):
                 drop_header(cache, digest)
 
     gone = [digest for digest in cache.shards(cache.headers) if GROUP not in shards.get(digest, {})]
@@ -160,7 +79,7 @@ def refresh_task(cache: Cache, task: str) -> None:
         found = _read(cache, task, NEVER)
         if found is not None and found[1].shard is not None:
             digest = found[1].shard.digest
-            _take(cache, task, *found, {digest: _files(cache, digest)}, NEVER)
+            _take(cache, task, *found, {digest: files_of(cache, digest)}, NEVER)
         elif found is not None:
             _take(cache, task, *found, {}, NEVER)
 
@@ -184,7 +103,7 @@ def _shards(cache: Cache) -> dict[str, dict[str, int]]:
     return found
 
 
-def _files(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str, int]:
+def files_of(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str, int]:
     """The objects of a shard in the store, as in `_shards`."""
     listed = list_objects(_url_of_shard(cache, digest), stop=stop)
     return {name: one.size for name, one in listed.items() if one.size}
@@ -283,83 +202,6 @@ def _keys(cache: Cache, shard: RemoteShard, stop: threading.Event) -> bytes:
     if shard_format.crc_bytes(data[:-shard_format.CRC_BYTES]) != data[-shard_format.CRC_BYTES:]:
         raise Unparsed(f"the keys of shard {shard.digest} do not match their checksum")
     return data
-
-
-# ---- what is encoded here --------------------------------------------------------------------------------------------
-
-
-def publish_shard(cache: Cache, staged: Path, digest: str, *, stop: threading.Event = NEVER) -> None:
-    """Moves a staged and synced shard to its name, as `publish_dir` does; of a cache in a store, to those that wait for
-    their upload. Raises `Stopped`."""
-    if cache.store is None:
-        publish_dir(cache, staged, digest)
-        return
-    with lock_shard(digest, stop):
-        publish_dir(cache.unsent, staged, digest)
-
-
-def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) -> None:
-    """Makes sure that the store of a cache has a shard that was encoded here, and that its header is known.
-
-    Raises `CacheError`, `Stopped`.
-    """
-    if cache.store is None:
-        return
-    with lock_shard(digest, stop):
-        # Another process may have encoded the same, and be done with it.
-        made = cache.unsent if cache.unsent.shard(digest).is_dir() else cache
-        shard, there = shard_of(made, digest), _files(cache, digest, stop)
-        if there != shard.files:  # its group document comes last
-            Uploader(made, str(cache.store), repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
-        if not has_header(cache, digest):
-            keep_header(cache, shard, keys_of(made, digest))
-
-
-def settle(cache: Cache, digest: str) -> None:
-    """Makes an uploaded shard one of the copies if there is room, else it goes. Caches on this computer keep theirs."""
-    if cache.store is None:
-        return
-    with lock_shard(digest, NEVER):
-        made = cache.unsent.shard(digest)
-        if not made.is_dir():  # another process has done it
-            return
-        if not Fetcher(cache).touch(digest) and _has_room(sum(size for _, size in tree(made))):
-            retire_shard(cache, digest)
-            move_in(cache, made, cache.shard(digest))
-        retire_shard(cache.unsent, digest)
-
-
-def _has_room(size: int) -> bool:
-    try:
-        QUOTA.make(size)
-    except CacheError:
-        return False
-    return True
-
-
-def orphans(cache: Cache, known: Container[str]) -> list[str]:
-    """The shards made here that are not among the `known` ones, which commits name."""
-    made = list(cache.unsent.shards())
-    for digest in made:
-        if digest in known:
-            settle(cache, digest)  # a process died before it did
-    return [digest for digest in made if digest not in known]
-
-
-@contextmanager
-def rows_kept(cache: Cache, digest: str) -> Iterator[bool]:
-    """Whether a shard made here is still where it was made, from where no process moves it until the block ends."""
-    if cache.store is None:
-        yield True
-        return
-    with lock_shard(digest, NEVER):
-        yield cache.unsent.shard(digest).is_dir()
-
-
-def upload_table(cache: Cache, digest: str) -> None:
-    """Makes sure that the store of a cache has a table that was made here. Raises `CacheError`."""
-    if cache.store is not None:
-        Uploader(cache, str(cache.store), repair=AGAIN).table(digest)
 
 
 def forget_shard(cache: Cache, digest: str) -> None:
