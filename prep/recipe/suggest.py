@@ -103,8 +103,9 @@ def _image(seen: Overview, family: Family | None) -> tuple[ImageOptions, list[Co
     step = 16 if side < SMALL else 0  # 0: the family's
     below = sum(width * height < side * side for width, height in opened.sizes)
     smallest, middle, largest = (format_size(areas[at]) for at in (0, len(areas) // 2, -1))
-    says = (f"pictures are {smallest} to {largest}, median {middle}; "
-            f"{below} of {len(areas)} have a smaller area than {format_size((side, side))} and are not enlarged")
+    small = (f"{below} of {len(areas)} have a smaller area than {format_size((side, side))} and are not enlarged"
+             if below else f"none has a smaller area than {format_size((side, side))}")
+    says = f"pictures are {smallest} to {largest}, median {middle}; {small}"
     limit = f" (trained at {most})" if family is not None and side == most else ""
     remarks = [Comment(at="image.resolution", text=says + limit)]
     least = step or (STEP if family is None else family.step)

@@ -41,6 +41,9 @@ def test_resolution_is_what_most_pictures_reach_and_the_model_too(written, tmp_p
     assert "# pictures are 400x400 to 900x900, median 800x800; 1 of 6 have a smaller area than 768x768" in written.text
     recipe = written(tmp_path / "photos", "--force", "--model", tiny_model)
     assert recipe.image.resolution == 512 and "(trained at 512)" in written.text
+    (tmp_path / "photos/0.png").unlink()
+    written(tmp_path / "photos", "--force")
+    assert "# pictures are 800x800 to 900x900, median 800x800; none has a smaller area than 768x768\n" in written.text
 
 
 def test_small_pictures_get_finer_steps_and_tiny_ones_are_told(written, tmp_path):

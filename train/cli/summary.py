@@ -124,9 +124,9 @@ def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
     found = fewer_short(plan, ranks)
     sizes = list(found) if len(found) <= MANY else [*list(found)[: MANY - 1], min(found)]
     if [*found.values()] == [0]:
-        return [f"with --micro-batch {sizes[0]} no step would be short"]
+        return [f"with --micro-batch {sizes[0]} there are no such steps"]
     told = [f"{grouped(found[size]) if found[size] else 'none'} with --micro-batch {size}" for size in sizes]
-    return [f"fewer steps would be short: {', '.join(told)}"] if told else []
+    return [f"such steps with smaller micro-batches: {', '.join(told)}"] if told else []
 
 
 def step_sizes(plan: StepPlan) -> dict[int, int]:

@@ -72,10 +72,10 @@ def test_check_says_with_which_micro_batch_fewer_steps_are_short(train, make):
     path = make(counts=(6, 6)).path
     told = train("check", path, "--batch-size", 4).out.splitlines()
     assert told[3] == "2 steps of the first epoch have fewer than 4 samples (2), so their gradients are smaller"
-    assert told[4] == "with --micro-batch 2 no step would be short"
+    assert told[4] == "with --micro-batch 2 there are no such steps"
     assert told[6].endswith("; ready to train")
-    assert "short" not in train("check", path, "--batch-size", 4, "--micro-batch", 2).out
-    assert "would be short" not in train("check", path, "--batch-size", 4, "--world-size", 4).out
+    assert "such steps" not in train("check", path, "--batch-size", 4, "--micro-batch", 2).out
+    assert "such steps" not in train("check", path, "--batch-size", 4, "--world-size", 4).out
 
 
 def test_check_says_where_a_run_without_o_would_stop(train, make, monkeypatch):
