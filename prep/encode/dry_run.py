@@ -16,11 +16,15 @@ from prep.runtime import gc_enabled
 
 
 def report_dry_run(ready: Prepared) -> EncodeReport:
-    call, wanted = ready.call, ready.wanted
+    """The report of an encode that was only planned; with `measure`, a few rows are encoded in memory.
+
+    Raises as `run_encode` does.
+    """
+    call, resolved = ready.call, ready.resolved
     cache = open_to_encode(call.cache, create=False) if is_cache(call.cache) else None
     if call.options.recheck and cache is not None:
-        recheck(cache, wanted.targets.keys(), jobs=call.options.jobs, progress=call.progress)
-    planned = plan(wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects, store=False,
+        recheck(cache, resolved.targets.keys(), jobs=call.options.jobs, progress=call.progress)
+    planned = plan(resolved, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects, store=False,
                    part=call.part)
     measured = None
     if call.options.measure and planned.tasks:
@@ -28,8 +32,8 @@ def report_dry_run(ready: Prepared) -> EncodeReport:
 
         with gc_enabled():
             measured = measure(job_of(ready, planned, cache or Cache(root=directory_of(call.cache))), call.progress)
-    rejected = () if call.options.retry_rejects else rejected_so_far(wanted, planned.ledger)
-    return EncodeReport(estimate=estimate(wanted, planned, cache, measured), manifest=call.output,
+    rejected = () if call.options.retry_rejects else rejected_so_far(resolved, planned.ledger)
+    return EncodeReport(estimate=estimate(resolved, planned, cache, measured), manifest=call.output,
                         encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
-                        rejected=(*errors_of(wanted.targets.findings), *rejected), notices=wanted.targets.notices,
+                        rejected=(*errors_of(resolved.targets.findings), *rejected), notices=resolved.targets.notices,
                         samples={}, dry_run=True, part=call.part)

@@ -25,11 +25,11 @@ def run_tasks(ready: Prepared, planned: EncodePlan, cache: Cache, stop: StopRequ
     job = job_of(ready, planned, cache)
     with gc_enabled(), suppress(GraceOver), stop.completing(job.claims.stop):
         outcome = _run_engine(job, ready.call)
-    left = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
-    if left:
-        raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(left)} of "
+    unfinished = [task for task in planned.tasks if not is_finished(cache, task.key)] if stop.signal else []
+    if unfinished:
+        raise StoppedError(f"stopped by {stop.signal}: {len(planned.tasks) - len(unfinished)} of "
                            f"{counted(len(planned.tasks), 'task')} finished; "
-                           f"{counted(sum(len(task.rows) for task in left), 'row')} left to encode", hint=AGAIN)
+                           f"{counted(sum(len(task.rows) for task in unfinished), 'row')} left to encode", hint=AGAIN)
     return outcome
 
 
@@ -46,16 +46,18 @@ def _run_engine(job: Job, call: EncodeCall) -> Outcome:
 
 
 def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
-    call, wanted, source, options = ready.call, ready.wanted, ready.wanted.latents_from, ready.call.options
-    return Job(cache=cache, model=ready.model,
-              latents=None if source is None else source.rows(wanted.specs.family, wanted.specs.dtype,
-                                                              ready.frame["latents"]),
-               vae=wanted.expected("latent", "vae"), text=wanted.expected("text", "text"),
-              specs=wanted.specs, targets=wanted.targets, tasks=planned.tasks,
-              text_options=wanted.text_options, text_groups=wanted.text_groups,
-              alpha=call.recipe.image.alpha, origin=call.recipe.mask_origin,
-              compute={name: str(wanted.contexts.by_field()[name].get("compute", "")) for name in ("latent", "text")},
-              tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
-              batch_size=options.batch_size, jobs=options.jobs, compiled=options.compiled,
-              max_rejects=max(10, len(wanted.targets.samples) // 100) if options.max_rejects is None
-              else options.max_rejects)
+    """What an engine is told to do: the tasks of a plan, with the settings of the call."""
+    call, resolved, source, options = ready.call, ready.resolved, ready.resolved.latents_from, ready.call.options
+    latents = None if source is None else source.rows(resolved.specs.family, resolved.specs.dtype,
+                                                      ready.frame["latents"])
+    contexts = resolved.contexts.by_field()
+    return Job(
+        cache=cache, model=ready.model, latents=latents, vae=resolved.expected("latent", "vae"),
+        text=resolved.expected("text", "text"), specs=resolved.specs, targets=resolved.targets, tasks=planned.tasks,
+        text_options=resolved.text_options, text_groups=resolved.text_groups, alpha=call.recipe.image.alpha,
+        origin=call.recipe.mask_origin,
+        compute={field: str(contexts[field].get("compute", "")) for field in ("latent", "text")},
+        tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
+        batch_size=options.batch_size, jobs=options.jobs, compiled=options.compiled,
+        max_rejects=max(10, len(resolved.targets.samples) // 100) if options.max_rejects is None
+        else options.max_rejects)

@@ -1,9 +1,9 @@
-"""From a recipe to a manifest in four steps: want, plan, run, seal. To recover from any failure, run it again.
+"""From a recipe to a manifest in four steps: resolve, plan, run, assemble. To recover from any failure, run it again.
 
-    want    sources → surveyed items → buckets → samples with the keys of all their rows
-    plan    the rows that the ledger lacks, split into tasks of one shard; stored, and followed by later runs
-    run     an executor makes the tasks' shards and commits (prep.encode.engines)
-    seal    commits → tables → manifest (prep.encode.manifest.assemble); the plan is removed
+    resolve   sources → surveyed items → buckets → samples with the keys of all their rows (prep.encode.resolve)
+    plan      the rows that the ledger lacks, split into tasks of one shard; stored, and followed by later runs
+    run       an engine makes the tasks' shards and commits (prep.encode.engines)
+    assemble  commits → tables → manifest (prep.encode.manifest.assemble); the plan is removed
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def part_of(key: str, count: int) -> PlanPart:
 
 def parse_part(text: str) -> PlanPart:
     """The part that `I/N` names. Raises `UsageError`."""
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
-    if not found or not int(found[1]) < int(found[2]) <= MOST_PARTS:
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    if not match or not int(match[1]) < int(match[2]) <= MOST_PARTS:
         raise UsageError(f"--part is '{text}', expected I/N with I from 0 to N-1 and N at most {MOST_PARTS}",
                          hint="--part 0/4, --part 1/4, --part 2/4 and --part 3/4 share the work of four jobs")
-    return PlanPart(number=int(found[1]), count=int(found[2]))
+    return PlanPart(number=int(match[1]), count=int(match[2]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,32 +87,32 @@ class EncodePlan:
     digest: str  # of all wanted keys: the plan's name
 
 
-def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
+def plan(resolved: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES, store: bool = True,
          retry: bool = False, part: PlanPart | None = None) -> EncodePlan:
     """The tasks to run: those of the stored plan if there is one; without a cache, all. With `part`, its tasks only.
 
     With `retry`, also those of rows rejected before. Only with `store` does this write: it stores the plan, and removes
     rejections of rows to retry and commits that are in the way.
     """
-    digest = digest_strings(wanted.targets.keys())
-    known = _Known(wanted, None if cache is None else read_plan(cache, digest))
+    digest = digest_strings(resolved.targets.keys())
+    known = _Known(resolved, None if cache is None else read_plan(cache, digest))
     if part is not None and not store and known.stored is None:  # the plan that the first part will store
-        whole = _compare_with_ledger(wanted, cache, shard_bytes, digest, known, remember=False, retry=retry).tasks
-        known = _Known(wanted, whole, own=whole)
+        whole = _compare_with_ledger(resolved, cache, shard_bytes, digest, known, remember=False, retry=retry).tasks
+        known = _Known(resolved, whole, own=whole)
     if cache is None or not store:
-        return _compare_with_ledger(wanted, cache, shard_bytes, digest, known, part, remember=False, retry=retry)
+        return _compare_with_ledger(resolved, cache, shard_bytes, digest, known, part, remember=False, retry=retry)
     if retry:
-        forget_rejects(cache, frozenset(wanted.targets.keys()))
+        forget_rejects(cache, frozenset(resolved.targets.keys()))
     if known.stored is not None:
         sync_recent_directories(cache)  # the process that followed it may have died
         renew_plan(cache, digest)  # before the ledger is loaded: whoever removes rows later sees it
     else:
-        planned = _compare_with_ledger(wanted, cache, shard_bytes, digest, known)
+        planned = _compare_with_ledger(resolved, cache, shard_bytes, digest, known)
         if not planned.tasks:
             return planned
-        known = _Known(wanted, write_plan(cache, digest, planned.tasks), own=planned.tasks)
+        known = _Known(resolved, write_plan(cache, digest, planned.tasks), own=planned.tasks)
     # Another process may have finished a new plan, and removed it, after the first comparison.
-    planned = _compare_with_ledger(wanted, cache, shard_bytes, digest, known, part)
+    planned = _compare_with_ledger(resolved, cache, shard_bytes, digest, known, part)
     remove_foreign_commits(cache, planned.tasks)
     return planned
 
@@ -121,35 +121,35 @@ def plan(wanted: Wanted, cache: Cache | None, *, shard_bytes: int = SHARD_BYTES,
 class _Known:
     """The tasks of the stored plan, if there is one."""
 
-    wanted: Wanted
+    resolved: Wanted
     stored: Iterable[Task] | None
     own: Sequence[Task] = ()  # what this process stored, unless another was quicker
 
     def tasks(self) -> Sequence[Task]:
         """Those that are valid; the tokens of missing text rows must have been counted."""
-        return self.own if self.stored == self.own else tuple(_valid_tasks(self.wanted, self.stored or ()))
+        return self.own if self.stored == self.own else tuple(_valid_tasks(self.resolved, self.stored or ()))
 
 
-def _compare_with_ledger(wanted: Wanted, cache: Cache | None, shard_bytes: int, digest: str, known: _Known,
+def _compare_with_ledger(resolved: Wanted, cache: Cache | None, shard_bytes: int, digest: str, known: _Known,
                          part: PlanPart | None = None, *, remember: bool = True, retry: bool = False) -> EncodePlan:
     """The wanted rows in the cache, and tasks for the missing rows; with `retry`, for rejected rows too."""
     ledger = empty_ledger() if cache is None else load_ledger(cache, remember=remember)
-    there = ledger.resolve(wanted.targets.keys())
-    by_field = wanted.targets.by_field()
+    there = ledger.resolve(resolved.targets.keys())
+    by_field = resolved.targets.by_field()
     missing = {field: [key for key in names if key not in there and (retry or ledger.rejected(key) is None)]
                for field, names in by_field.items()}
-    wanted.text_groups.count(missing["text"])
-    tasks = _divided(wanted, missing, known.tasks(), shard_bytes, part)
+    resolved.text_groups.count(missing["text"])
+    tasks = _divided(resolved, missing, known.tasks(), shard_bytes, part)
     return EncodePlan(
         ledger=ledger, refs=there, tasks=tasks, digest=digest,
         missing={field: sum(len(task.rows) for task in tasks if task.field == field) for field in by_field},
         reused={field: sum(key in there for key in names) for field, names in by_field.items()},
-        bytes=_bytes_of(wanted, tasks),
+        bytes=_bytes_of(resolved, tasks),
     )
 
 
-def _bytes_of(wanted: Wanted, tasks: Iterable[Task]) -> int:
-    return sum(len(task.rows) * wanted.row_bytes(task.field, task.rows[0]) for task in tasks)
+def _bytes_of(resolved: Wanted, tasks: Iterable[Task]) -> int:
+    return sum(len(task.rows) * resolved.row_bytes(task.field, task.rows[0]) for task in tasks)
 
 
 def drop_plan(cache: Cache, planned: EncodePlan, manifest: Place) -> None:
@@ -160,20 +160,20 @@ def drop_plan(cache: Cache, planned: EncodePlan, manifest: Place) -> None:
         remove_plan(cache, planned.digest)
 
 
-def _tasks(wanted: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
+def _tasks(resolved: Wanted, missing: dict[str, list[str]], shard_bytes: int) -> list[Task]:
     """Tasks of one field and one shape, their rows sorted by key, in a fixed order.
 
     Samples that are neighbors in the manifest's table share shards, of each field: those who read a part of the table
     need a part of the shards.
     """
     tasks: list[Task] = []
-    samples = in_table_order(wanted.targets.samples) if any(missing.values()) else []
+    samples = in_table_order(resolved.targets.samples) if any(missing.values()) else []
     for field, names in missing.items():
         groups: dict[tuple[int, int], list[str]] = {}
         for key in by_first_sample(samples, field, names):
-            groups.setdefault(wanted.group_of(field, key), []).append(key)
+            groups.setdefault(resolved.group_of(field, key), []).append(key)
         for group in sorted(groups):
-            most = rows_of_task(wanted.row_bytes(field, groups[group][0]), shard_bytes)
+            most = rows_of_task(resolved.row_bytes(field, groups[group][0]), shard_bytes)
             tasks += [_task(field, sorted(rows)) for rows in _cut(groups[group], most)]
     return tasks
 
@@ -183,28 +183,28 @@ def rows_of_task(row_bytes: int, shard_bytes: int) -> int:
     return min(TASK_ROWS, max(1, shard_bytes // row_bytes))
 
 
-def _valid_tasks(wanted: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
+def _valid_tasks(resolved: Wanted, stored: Iterable[Task]) -> Iterator[Task]:
     """The tasks of a stored plan that are valid for these targets: rows of one field and shape, none of them twice.
 
     The cache is untrusted: no plan in it may get a row encoded as another field or shape.
     """
     # The keys of no task yet, to themselves: a task takes these strings, and those made from the plan are let go.
-    left = {field: dict(zip(keys, keys, strict=True)) for field, keys in wanted.targets.by_field().items()}
+    free = {field: dict(zip(keys, keys, strict=True)) for field, keys in resolved.targets.by_field().items()}
     for task in stored:
-        own = left.get(task.field, {})
-        if all(key in own for key in task.rows) and len({wanted.group_of(task.field, key) for key in task.rows}) == 1:
+        own = free.get(task.field, {})
+        if all(key in own for key in task.rows) and len({resolved.group_of(task.field, key) for key in task.rows}) == 1:
             yield _task(task.field, [own.pop(key) for key in task.rows])
 
 
-def parts_left(wanted: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[PlanPart]:
+def parts_left(resolved: Wanted, cache: Cache, planned: EncodePlan, count: int) -> list[PlanPart]:
     """The parts, of so many, that have tasks of `planned` to do."""
     missing = {key for task in planned.tasks for key in task.rows}
-    stored = list(_valid_tasks(wanted, read_plan(cache, planned.digest) or ())) or planned.tasks
+    stored = list(_valid_tasks(resolved, read_plan(cache, planned.digest) or ())) or planned.tasks
     parts = {part_of(task.key, count) for task in stored if not missing.isdisjoint(task.rows)}
     return sorted(parts | {part_of(key, count) for key in missing - {key for task in stored for key in task.rows}})
 
 
-def _divided(wanted: Wanted, missing: dict[str, list[str]], stored: Sequence[Task], shard_bytes: int,
+def _divided(resolved: Wanted, missing: dict[str, list[str]], stored: Sequence[Task], shard_bytes: int,
              part: PlanPart | None) -> tuple[Task, ...]:
     """Tasks for the missing rows: those of the stored plan, and new ones for rows that it lacks, of a part if given.
 
@@ -213,14 +213,14 @@ def _divided(wanted: Wanted, missing: dict[str, list[str]], stored: Sequence[Tas
     of the rows, because how they are divided into tasks depends on when one looks.
     """
     if not stored and part is None:
-        return tuple(_tasks(wanted, missing, shard_bytes))
-    left = {key for names in missing.values() for key in names}
-    remaining = list(_remaining(stored if part is None else [task for task in stored if part.has(task.key)], left))
+        return tuple(_tasks(resolved, missing, shard_bytes))
+    unplanned = {key for names in missing.values() for key in names}
+    remaining = list(_remaining(stored if part is None else [task for task in stored if part.has(task.key)], unplanned))
     for task in stored:
-        left.difference_update(task.rows)
-    lost = {field: [key for key in names if key in left and (part is None or part.has(key))] if left else []
+        unplanned.difference_update(task.rows)
+    lost = {field: [key for key in names if key in unplanned and (part is None or part.has(key))] if unplanned else []
             for field, names in missing.items()}
-    return (*remaining, *_tasks(wanted, lost, shard_bytes))
+    return (*remaining, *_tasks(resolved, lost, shard_bytes))
 
 
 def _remaining(tasks: Sequence[Task], missing: set[str]) -> Iterator[Task]:

@@ -56,7 +56,7 @@ class Prepared:
 
     call: EncodeCall
     output: Place  # resolved
-    wanted: ResolvedRecipe
+    resolved: ResolvedRecipe
     model: Path
     facts: Memo
     frame: Mapping[str, Any]  # of the manifest
@@ -77,17 +77,19 @@ def prepare(call: EncodeCall) -> Prepared:
     recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
     call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
     facts = facts_for(cache, trust=not call.options.rehash)
-    wanted = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.options.jobs, latents_from=call.latents_from,
-                            progress=call.progress)
-    call, asked = replace(call, recipe=wanted.recipe), call.recipe.mask_origin != "none"
-    frame = fixed_fields(wanted, cache, output)
-    _require_samples(call, wanted)
-    check_manifest_size(wanted, frame, output)
-    reading = TextReading(model=model, family=wanted.specs.family, options=wanted.text_options)
-    truncated = find_truncated(wanted.targets, reading, facts, call.progress)
-    wanted = replace(wanted, targets=replace(wanted.targets, findings=(*wanted.targets.findings, *truncated.findings)))
-    return Prepared(call=call, output=output, wanted=wanted, model=model, facts=facts, frame=frame,
-                    prompt_bytes=prompt_bytes, replaces=old, truncated=truncated, masks_asked=asked)
+    resolved = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.options.jobs,
+                              latents_from=call.latents_from, progress=call.progress)
+    masks_asked = call.recipe.mask_origin != "none"
+    call = replace(call, recipe=resolved.recipe)
+    frame = fixed_fields(resolved, cache, output)
+    _require_samples(call, resolved)
+    check_manifest_size(resolved, frame, output)
+    reading = TextReading(model=model, family=resolved.specs.family, options=resolved.text_options)
+    truncated = find_truncated(resolved.targets, reading, facts, call.progress)
+    targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
+    resolved = replace(resolved, targets=targets)
+    return Prepared(call=call, output=output, resolved=resolved, model=model, facts=facts, frame=frame,
+                    prompt_bytes=prompt_bytes, replaces=old, truncated=truncated, masks_asked=masks_asked)
 
 
 def facts_for(cache: Place, *, trust: bool) -> Memo:
@@ -114,17 +116,17 @@ def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
     check_manifest_place(output)
 
 
-def _require_samples(call: EncodeCall, wanted: ResolvedRecipe) -> None:
-    if not wanted.targets.samples:
+def _require_samples(call: EncodeCall, resolved: ResolvedRecipe) -> None:
+    if not resolved.targets.samples:
         named = ", ".join(str(source.path) for source in call.recipe.sources)
-        errors = errors_of(wanted.targets.findings)
+        errors = errors_of(resolved.targets.findings)
         first = f", the first, {errors[0].path}, {errors[0].detail}" if errors else ""
         unusable = f"; {counted(len(errors), 'picture')} cannot be used{first}" if errors else ""
         raise EmptyPlanError(f"no pictures to encode in {named}{unusable}",
                              hint=_why(errors[0]) if errors else "name a directory with pictures, or tar files")
-    if call.recipe.mask_origin != "none" and not wanted.targets.masks:
-        count, asked = len(wanted.targets.samples), [call.recipe.mask_of(at) for at in range(len(call.recipe.sources))]
-        named = ", ".join(dict.fromkeys(str(mask) for mask in asked if mask != "none"))
+    if call.recipe.mask_origin != "none" and not resolved.targets.masks:
+        count, masks = len(resolved.targets.samples), map(call.recipe.mask_of, range(len(call.recipe.sources)))
+        named = ", ".join(dict.fromkeys(str(mask) for mask in masks if mask != "none"))
         raise ConfigError(f"masks are requested ({named}), but none of {counted(count, 'picture')} has one",
                           hint="a mask is NAME-masklabel.png beside its picture, or in the directory of --mask; "
                           "--mask none encodes without masks")

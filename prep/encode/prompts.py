@@ -90,12 +90,12 @@ class PromptsReport:
         findings = (*self.lost, *self.truncated.findings)
         return {"format": "latentry/prompts", "version": 1, "manifest": str(self.manifest), "file": str(self.file),
                 "prompts": self.prompts, "encoded": self.encoded, "reused": self.reused,
-                "findings": [one.as_json() for one in findings], "seconds": round(seconds, 3)}
+                "findings": [finding.as_json() for finding in findings], "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float) -> str:
         """A short summary for people."""
-        lines = [f"{one.severity}: {printable(shortened(one.path))}: {one.code}: {printable(shortened(one.detail))}"
-                 for one in (*self.lost, *self.truncated.findings)]
+        lines = [f"{finding.severity}: {printable(shortened(finding.path))}: {finding.code}: "
+                 f"{printable(shortened(finding.detail))}" for finding in (*self.lost, *self.truncated.findings)]
         if hint := self.truncated.hint:
             lines.append(f"hint: {'prep encode ' if hint.startswith('--') else ''}{hint}")
         return "\n".join([*lines, f"{printable(str(self.manifest))}: {counted(self.prompts, 'prompt')} in "
@@ -224,7 +224,8 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     if targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     prompts, lost = split_prompts(targets.prompts, refs)
-    of_prompts = {key for one in prompts for key in (one.positive_key, one.negative_key)} | {targets.unconditional}
+    of_prompts = {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
+    of_prompts.add(targets.unconditional)
     shards = _shards(opened, cache, {refs[key].shard for key in of_prompts}, ledger.shards)
     require_commits(cache, manifest.path, {shard["digest"] for shard in shards}, ledger)
     table = build_shards(shards)
@@ -234,8 +235,8 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     if not np.array_equal(moved, np.arange(len(moved))):
         tables["samples"] = write_table(cache, renumber_shards(samples.table, moved))
     tables["shards"] = write_table(cache, table)
-    kept = [Finding(**one) for one in opened.findings if one["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
-    tables["findings"] = write_table(cache, build_findings([*kept, *lost, *truncated.findings]))
+    findings = [Finding(**record) for record in opened.findings if record["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
+    tables["findings"] = write_table(cache, build_findings([*findings, *lost, *truncated.findings]))
     texts = [shard for shard in shards if shard["field"] == "text"]
     fields = {**manifest.document["fields"], "text": {
         **manifest.document["fields"]["text"], "rows": len(of_prompts | own.keys()), "shards": len(texts),
@@ -262,14 +263,14 @@ def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], known: Seque
     columns = (opened.samples.views["latent_shard"], opened.samples.views["mask_shard"],
                opened.samples.texts["shard"])
     used = {int(number) for column in columns for number in np.unique(column) if number >= 0}
-    found = [_spelled(shard) for number, shard in enumerate(opened.shards)
-             if number in used or shard["digest"] in needed]
-    added = needed - {shard["digest"] for shard in found}
+    rows = [_spelled(shard) for number, shard in enumerate(opened.shards)
+            if number in used or shard["digest"] in needed]
+    added = needed - {shard["digest"] for shard in rows}
     reader = Reader(cache)
     arrays = opened.manifest.fields["text"].arrays
-    found += [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
+    rows += [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
     reader.close()
-    return found
+    return rows
 
 
 def _spelled(shard: Mapping[str, Any]) -> dict[str, Any]:

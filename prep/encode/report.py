@@ -50,8 +50,8 @@ class EncodeReport:
                 "manifest": str(self.manifest), "part": None if self.part is None else str(self.part),
                 "dry_run": self.dry_run, "samples": dict(self.samples),
                 "encoded": dict(self.encoded), "reused": dict(self.reused),
-                "rejected": [one.as_json() for one in self.rejected],
-                "truncated": [one.as_json() for one in self.truncated.findings],
+                "rejected": [finding.as_json() for finding in self.rejected],
+                "truncated": [finding.as_json() for finding in self.truncated.findings],
                 "masks": None if self.masks is None else dict(self.masks),
                 "estimate": None if self.estimate is None else self.estimate.as_json(),
                 **({} if self.replaced is None else {"replaced": self.replaced.as_json()}),
@@ -61,8 +61,8 @@ class EncodeReport:
         """A short summary for people; with `every`, it lists every rejected picture."""
         verb, size = ("would encode" if self.dry_run else "encoded"), f"{self.bytes / 2**20:.1f} MiB"
         done = ", ".join(f"{grouped(count)} {field}" for field, count in self.encoded.items())
-        kept = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
-        lines = [f"{verb}: {done} ({size}); reused: {kept}"]
+        reused = ", ".join(f"{grouped(count)} {field}" for field, count in self.reused.items())
+        lines = [f"{verb}: {done} ({size}); reused: {reused}"]
         lines += [] if self.estimate is None else self.estimate.as_lines()
         lines += rejected_lines(self.rejected, every=every)
         lines += self.truncated_lines(every=every)
@@ -92,17 +92,17 @@ class EncodeReport:
     def _mask_words(self) -> str:
         if self.masks is None:
             return ""
-        found, used = self.masks["found"], self.masks["used"]
-        return f"; {counted(found, 'mask')} found, {grouped(used)} used" if found else "; no masks found"
+        masks_found, used = self.masks["found"], self.masks["used"]
+        return f"; {counted(masks_found, 'mask')} found, {grouped(used)} used" if masks_found else "; no masks found"
 
 
 def _truncated_lines(truncated: Truncated, *, every: bool) -> list[str]:
     """The lines about captions and prompts that are cut; unless `every`, the first ones, shortened."""
-    cut = [one for one in truncated.findings if one.severity == "warning"]
+    cut = [finding for finding in truncated.findings if finding.severity == "warning"]
     partly = len(truncated.findings) - len(cut)
-    lines = [f"{one.severity}: {shell_name(one.path)}: {one.code}: "
-             f"{printable(one.detail if every else shortened(one.detail))}"
-             for one in (cut if every else cut[:LISTED])]
+    lines = [f"{finding.severity}: {shell_name(finding.path)}: {finding.code}: "
+             f"{printable(finding.detail if every else shortened(finding.detail))}"
+             for finding in (cut if every else cut[:LISTED])]
     if len(cut) > len(lines):
         lines.append(f"and {grouped(len(cut) - len(lines))} more captions that are cut; --all lists all by name")
     if partly:
@@ -115,48 +115,48 @@ def shortened(text: str) -> str:
     return text if len(text) <= WIDTH else f"{text[:WIDTH - 1]}…"
 
 
-def report_of(path: Place, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, sealed: Manifest, *,
+def report_of(path: Place, resolved: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, sealed: Manifest, *,
               masks_asked: bool, replaced: Replaced | None = None) -> EncodeReport:
     """The report of a run that wrote the manifest `sealed` at `path`."""
-    used, black = _masked(wanted, sealed)
-    masks = {"found": _masks_found(wanted), "used": used}
+    used, black = _masked(resolved, sealed)
+    masks = {"found": _masks_found(resolved), "used": used}
     note = "" if replaced is None else replaced.note(printable(str(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),
-                        notices=(*wanted.targets.notices, *outcome.notices, *black, *([note] if note else [])),
+                        notices=(*resolved.targets.notices, *outcome.notices, *black, *([note] if note else [])),
                         replaced=replaced,
                         samples={role: sealed.document["samples"][role] for role in ROLES}, dry_run=False,
                         masks=masks if masks_asked else None,
-                        unmade=sum(one.code in UNREAD for one in outcome.transient))
+                        unmade=sum(finding.code in UNREAD for finding in outcome.transient))
 
 
-def part_report(path: Place, wanted: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: PlanPart,
+def part_report(path: Place, resolved: ResolvedRecipe, planned: EncodePlan, outcome: Outcome, part: PlanPart,
                 rejected: Sequence[Finding]) -> EncodeReport:
     """The report of one part. `rejected`: samples of which it, or another part that has ended, could not make a row."""
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
-                        rejected=(*errors_of(wanted.targets.findings), *rejected, *outcome.transient),
-                        notices=(*wanted.targets.notices, *outcome.notices), samples={}, dry_run=False, part=part,
+                        rejected=(*errors_of(resolved.targets.findings), *rejected, *outcome.transient),
+                        notices=(*resolved.targets.notices, *outcome.notices), samples={}, dry_run=False, part=part,
                         unmade=len(outcome.transient))
 
 
 def errors_of(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """The findings for which a picture is left out."""
-    return tuple(one for one in findings if one.severity == "error")
+    return tuple(finding for finding in findings if finding.severity == "error")
 
 
 def _encoded(planned: EncodePlan, outcome: Outcome) -> dict[str, int]:
     return {field: outcome.encoded.get(field, 0) for field in planned.missing}
 
 
-def _masks_found(wanted: ResolvedRecipe) -> int:
+def _masks_found(resolved: ResolvedRecipe) -> int:
     """How many masks there are: files, or pictures with transparency."""
-    return (sum(one.has_alpha for one in wanted.survey.items) if wanted.recipe.mask_origin == "alpha"
-            else wanted.survey.masks)
+    return (sum(item.has_alpha for item in resolved.survey.items) if resolved.recipe.mask_origin == "alpha"
+            else resolved.survey.masks)
 
 
-def _masked(wanted: ResolvedRecipe, sealed: Manifest) -> tuple[int, list[str]]:
+def _masked(resolved: ResolvedRecipe, sealed: Manifest) -> tuple[int, list[str]]:
     """How many pictures of the manifest have a mask, and a notice if masks are entirely black."""
-    if wanted.recipe.mask_origin == "none":
+    if resolved.recipe.mask_origin == "none":
         return 0, []
     samples = open_manifest(sealed).samples
     masked = (~np.isnan(samples.coverage)).nonzero()[0]

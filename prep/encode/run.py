@@ -1,4 +1,4 @@
-"""Runs `prep encode`, from recipe to report: checks before writing, then want, plan, run, seal."""
+"""Runs `prep encode`, from recipe to report: checks before writing, then resolve, plan, run, assemble."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     cache = open_to_encode(call.cache, create=True)
     ready.facts.save()
     if call.options.recheck:
-        recheck(cache, ready.wanted.targets.keys(), jobs=call.options.jobs, progress=call.progress)
+        recheck(cache, ready.resolved.targets.keys(), jobs=call.options.jobs, progress=call.progress)
     if call.part is None:
         _clean_up(cache)
     with _planned(ready, cache) as planned:
         outcome = run_tasks(ready, planned, cache, stop)
         report = (write_manifest(ready, cache, planned, outcome) if call.part is None else
-                  part_report(call.output, ready.wanted, planned, outcome, call.part,
-                              rejected_so_far(ready.wanted, load_ledger(cache))))
+                  part_report(call.output, ready.resolved, planned, outcome, call.part,
+                              rejected_so_far(ready.resolved, load_ledger(cache))))
     ready.facts.save()
     return replace(report, truncated=ready.truncated)
 
@@ -80,11 +80,11 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
     Raises `CacheError`, `EmptyPlanError`.
     """
     with phase(ready.call.progress, "writing the manifest"):
-        sealed = assemble_manifest(ready.wanted, cache, ready.output, frame=ready.frame,
+        sealed = assemble_manifest(ready.resolved, cache, ready.output, frame=ready.frame,
                                    prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
-                                   replaces=ready.replaces, found=None if planned.tasks else planned)
+                                   replaces=ready.replaces, unchanged=None if planned.tasks else planned)
     drop_plan(cache, planned, ready.output)
-    return report_of(ready.call.output, ready.wanted, planned, outcome, sealed, masks_asked=ready.masks_asked,
+    return report_of(ready.call.output, ready.resolved, planned, outcome, sealed, masks_asked=ready.masks_asked,
                      replaced=Replaced.of(ready.replaces, sealed))
 
 
@@ -124,7 +124,7 @@ def _plan(ready: Prepared, cache: Cache) -> EncodePlan:
 
     def planned() -> EncodePlan:
         with phase(call.progress, "looking up rows"):
-            return plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects,
+            return plan(ready.resolved, cache, shard_bytes=call.options.shard_bytes, retry=call.options.retry_rejects,
                         part=call.part)
 
     first = planned()

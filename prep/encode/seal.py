@@ -31,7 +31,7 @@ def run_seal(call: EncodeCall, count: int | None) -> EncodeReport:
     ready = prepare(call)
     cache = open_to_encode(call.cache, create=False)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        planned = plan(ready.wanted, cache, shard_bytes=call.options.shard_bytes, store=False)
+        planned = plan(ready.resolved, cache, shard_bytes=call.options.shard_bytes, store=False)
         if planned.tasks:
             _refuse(ready, cache, planned, count)
         report = write_manifest(ready, cache, planned, Outcome(encoded={}, transient=()))
@@ -42,7 +42,7 @@ def run_seal(call: EncodeCall, count: int | None) -> EncodeReport:
 def _refuse(ready: Prepared, cache: Cache, planned: EncodePlan, count: int | None) -> NoReturn:
     """Raises `CacheError`: what is missing, which parts have it to do, and their commands."""
     rows = ", ".join(f"{grouped(rows)} {field}" for field, rows in planned.missing.items() if rows)
-    parts = [] if count is None else parts_left(ready.wanted, cache, planned, count)
+    parts = [] if count is None else parts_left(ready.resolved, cache, planned, count)
     which = f"; parts with work left: {join_names([str(part) for part in parts], SHOWN)}" if parts else ""
     others = len(plans_of(cache).keys() - {planned.digest})
     other = (f"; {counted(others, 'plan')} of other rows: parts with other options or of another version, or from "

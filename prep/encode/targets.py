@@ -99,8 +99,8 @@ class Targets:
 
     def bucket_of(self, field: str, key: str) -> Size | None:
         """The bucket of a latent or mask row; text has none."""
-        works = {"latent": self.latents, "mask": self.masks}.get(field, {})
-        return works[key].placement.bucket if key in works else None
+        targets = {"latent": self.latents, "mask": self.masks}.get(field, {})
+        return targets[key].placement.bucket if key in targets else None
 
     def rows_by_field(self) -> dict[str, Mapping[str, PictureTarget] | Mapping[str, TextTarget]]:
         """The targets of each field, by key."""
@@ -122,16 +122,16 @@ class Targets:
 
 def by_first_sample(samples: Iterable[Sample], field: str, keys: Iterable[str]) -> list[str]:
     """Wanted keys of a field in the order of the first of `samples` that have them; then those of prompts, sorted."""
-    left = set(keys)
-    found: list[str] = []
-    for sample in samples if left else ():
+    missing = set(keys)
+    ordered: list[str] = []
+    for sample in samples if missing else ():
         own = [text.key for text in sample.texts] if field == "text" else [
             key for view in sample.views if (key := getattr(view, field)) is not None]
         for key in own:
-            if key in left:
-                left.remove(key)
-                found.append(key)
-    return found + sorted(left)
+            if key in missing:
+                missing.remove(key)
+                ordered.append(key)
+    return ordered + sorted(missing)
 
 
 class LatentRows(Protocol):
@@ -186,7 +186,7 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     rows = tuple(_prompt(prompt, keys.text) for prompt in prompts)
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
                    unconditional=keys.text.unconditional, latents=latents, masks=masks,
-                   texts=_text_works(samples, rows, keys.text),
+                   texts=_text_targets(samples, rows, keys.text),
                    findings=(*survey.findings, *bucketing.findings),
                    notices=dataset_notes(recipe, survey, bucketing))
 
@@ -196,7 +196,7 @@ def prompt_targets(prompts: Sequence[Prompt], context: Mapping[str, Any]) -> Tar
     keys = TextKeys(context)
     rows = tuple(_prompt(prompt, keys) for prompt in prompts)
     return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.unconditional, latents={}, masks={},
-                   texts=_text_works((), rows, keys), findings=())
+                   texts=_text_targets((), rows, keys), findings=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,12 +260,12 @@ def _prompt(prompt: Prompt, keys: TextKeys) -> PromptTarget:
                         negative_key=negative_key, settings=prompt.settings)
 
 
-def _text_works(samples: Iterable[Sample], prompts: Sequence[PromptTarget], keys: TextKeys) -> dict[str, TextTarget]:
+def _text_targets(samples: Iterable[Sample], prompts: Sequence[PromptTarget], keys: TextKeys) -> dict[str, TextTarget]:
     captions = {text.key: text.caption for sample in samples for text in sample.texts}
     captions |= {prompt.positive_key: prompt.prompt for prompt in prompts}
-    works = {key: TextTarget(key=key, caption=caption) for key, caption in captions.items()}
+    targets = {key: TextTarget(key=key, caption=caption) for key, caption in captions.items()}
     for prompt in prompts:
-        if prompt.negative is not None and prompt.negative_key not in works:
+        if prompt.negative is not None and prompt.negative_key not in targets:
             own = prompt.negative_key != keys.key(prompt.negative)
-            works[prompt.negative_key] = TextTarget(key=prompt.negative_key, caption=prompt.negative, negative=own)
-    return {**works, keys.unconditional: TextTarget(key=keys.unconditional, caption=None)}
+            targets[prompt.negative_key] = TextTarget(key=prompt.negative_key, caption=prompt.negative, negative=own)
+    return {**targets, keys.unconditional: TextTarget(key=keys.unconditional, caption=None)}

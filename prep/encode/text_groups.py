@@ -19,9 +19,9 @@ class TextGroups:
     @classmethod
     def known(cls, like: TextGroups, tokens: Mapping[str, int]) -> TextGroups:
         """Lengths of other rows of the same model, without counting."""
-        found = cls(like._model, like._family, like._options, {})
-        found._tokens = dict(tokens)
-        return found
+        groups = cls(like._model, like._family, like._options, {})
+        groups._tokens = dict(tokens)
+        return groups
 
     def count(self, keys: Iterable[str]) -> None:
         """Counts the tokens of rows; does nothing if rows are not trimmed. Raises `ModelError`."""

@@ -50,14 +50,14 @@ def _records(targets: Targets, reading: TextReading, facts: Memo, progress: Prog
     if lacking:
         with phase(progress, "counting tokens"):
             captions = [str(targets.texts[key].caption) for key in lacking]
-            for key, found in zip(lacking, reading.truncations(captions), strict=True):
-                known[key] = _record(found)
+            for key, truncation in zip(lacking, reading.truncations(captions), strict=True):
+                known[key] = _record(truncation)
                 facts.put_digest(KIND, key, known[key] or b"")
     return {key: json.loads(record) for key, record in known.items() if record}
 
 
-def _record(found: Truncation | None) -> bytes:
-    return b"" if found is None else json.dumps(record_of(found)).encode()
+def _record(truncation: Truncation | None) -> bytes:
+    return b"" if truncation is None else json.dumps(record_of(truncation)).encode()
 
 
 def _findings(targets: Targets, records: Mapping[str, Any]) -> Iterator[Finding]:

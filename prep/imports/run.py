@@ -94,7 +94,7 @@ def run_import(call: ImportCall) -> ImportReport:
         if not call.verify:
             return ready
         latents: Mapping[str, Any] = ready.frame["latents"]
-        rows = source.rows(ready.wanted.specs.family, ready.wanted.specs.dtype, latents)
+        rows = source.rows(ready.resolved.specs.family, ready.resolved.specs.dtype, latents)
         found = verify(ready, rows, call.verify, device=call.options.device, progress=call.progress)
         imported = {**latents["imported"], "verified": found.compared}
         return replace(ready, frame={**ready.frame, "latents": {**latents, "imported": imported}})

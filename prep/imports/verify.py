@@ -46,8 +46,8 @@ def verify(ready: Prepared, rows: NpzRows, count: int, *, device: str, progress:
 
     A latent that cannot be read is not compared: its row will say why.
     """
-    items = {item.item.label: item for item in ready.wanted.survey.items}
-    targets = list(ready.wanted.targets.latents.values())
+    items = {item.item.label: item for item in ready.resolved.survey.items}
+    targets = list(ready.resolved.targets.latents.values())
     secrets.SystemRandom().shuffle(targets)
     compared: list[Compared] = []
     differing: list[str] = []
@@ -78,7 +78,7 @@ def verify(ready: Prepared, rows: NpzRows, count: int, *, device: str, progress:
 def _refuse(differing: Sequence[str], compared: int, ready: Prepared) -> None:
     raise CacheError(
         f"{len(differing)} of {counted(compared, 'latent')} that were compared are not what the VAE of "
-        f"{ready.wanted.recipe.model.path} makes of their pictures: {join_texts(differing, NAMED)}",
+        f"{ready.resolved.recipe.model.path} makes of their pictures: {join_texts(differing, NAMED)}",
         hint="name the model whose VAE made them with --model, and add --bucket-no-upscale if sd-scripts had it; "
         "remove the caches of pictures that were replaced since; --verify 0 imports them as they are")
 
@@ -90,7 +90,7 @@ class _Again:
         """Raises `ModelError`, `OutOfMemoryError`."""
         from prep.encode.engines.decoding import SERVICE  # here: engines are for runs that encode
 
-        self._alpha, self._factor = ready.wanted.recipe.image.alpha, ready.wanted.specs.family.factor
+        self._alpha, self._factor = ready.resolved.recipe.image.alpha, ready.resolved.specs.family.factor
         with phase(progress, "loading the VAE"), defer_interrupts():
             from prep.models.loading import quiet_libraries  # here: torch is for runs that compare
 
@@ -98,7 +98,7 @@ class _Again:
             from prep.models.vae import VaeEncoder
 
             self._encoder = VaeEncoder(ready.model, device=device, compute="float32", dtype="float32", with_std=True,
-                                       expected=ready.wanted.expected("latent", "vae"))
+                                       expected=ready.resolved.expected("latent", "vae"))
         self._workers = WorkerPool(SERVICE, most=1)
 
     def posterior(self, item: KnownItem, placement: Placement) -> tuple[Values, Values] | None:

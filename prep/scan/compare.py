@@ -47,7 +47,7 @@ def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], m
     if len(distinct) > MOST:
         return ()
     every = len(distinct) <= LIMIT
-    pictures = tuple(bytes.fromhex(one.identity.file)[:DIGEST] for one in distinct)
+    pictures = tuple(bytes.fromhex(picture.identity.file)[:DIGEST] for picture in distinct)
     before = makers.memory.compared()
     known, fresh = (before.among(pictures) if before is not None and before.every == every
                     else ([], set(range(len(pictures)))))
@@ -76,13 +76,13 @@ def _note(compared: Compared, makers: Decoders) -> None:
 
 def pixel_digests(pictures: Sequence[ScannedPicture], makers: Decoders) -> list[str]:
     """A digest of all pixels of each picture, remembered or computed; "" if the picture can no longer be decoded."""
-    known = [makers.memory.pixels(one.identity) for one in pictures]
-    lacking = [one for one, digest in zip(pictures, known, strict=True) if not digest]
+    remembered = [makers.memory.pixels(picture.identity) for picture in pictures]
+    lacking = [picture for picture, digest in zip(pictures, remembered, strict=True) if not digest]
     made = _decoded_again(makers, PIXELS, lacking)
-    found = {one.identity.file: digest or "" for one, digest in zip(lacking, made, strict=True)}
-    for one in lacking:
-        makers.memory.note_pixels(one.identity, found[one.identity.file])
-    return [digest or found[one.identity.file] for one, digest in zip(pictures, known, strict=True)]
+    digests = {picture.identity.file: digest or "" for picture, digest in zip(lacking, made, strict=True)}
+    for picture in lacking:
+        makers.memory.note_pixels(picture.identity, digests[picture.identity.file])
+    return [digest or digests[picture.identity.file] for picture, digest in zip(pictures, remembered, strict=True)]
 
 
 def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Callable[[int], object],
@@ -91,7 +91,7 @@ def _among_many(distinct: Sequence[ScannedPicture], makers: Decoders, tick: Call
     measured = {(link.near.first, link.near.second, link.near.mirrored): link for link in known}
     before = [Pair(first=link.near.first, second=link.near.second, mirrored=link.near.mirrored, product=link.product)
               for link in known]
-    pairs = likely_pairs([one.identity.signature for one in distinct], tick, before, fresh)
+    pairs = likely_pairs([picture.identity.signature for picture in distinct], tick, before, fresh)
     while some := list(islice(pairs, AT_ONCE)):
         unknown = [pair for pair in some if (pair.first, pair.second, pair.mirrored) not in measured]
         indices = sorted({index for pair in unknown for index in (pair.first, pair.second)})
@@ -108,11 +108,11 @@ def _measured(pair: Pair, thumbs: Mapping[int, Thumb]) -> Link:
 
 def _thumbs(pictures: Sequence[ScannedPicture], known: Mapping[str, Thumb], makers: Decoders) -> list[Thumb]:
     """The thumbnail of each picture: known, remembered, or made again."""
-    found = [known.get(one.identity.file) or makers.memory.thumb(one.identity) for one in pictures]
-    lacking = [one for one, thumb in zip(pictures, found, strict=True) if thumb is None]
+    thumbs = [known.get(picture.identity.file) or makers.memory.thumb(picture.identity) for picture in pictures]
+    lacking = [picture for picture, thumb in zip(pictures, thumbs, strict=True) if thumb is None]
     messages = _decoded_again(makers, THUMB, lacking)
-    made = (_thumb(one, message, makers) for one, message in zip(lacking, messages, strict=True))
-    return [thumb or next(made) for thumb in found]
+    made = (_thumb(picture, message, makers) for picture, message in zip(lacking, messages, strict=True))
+    return [thumb or next(made) for thumb in thumbs]
 
 
 def _thumb(picture: ScannedPicture, message: ThumbMessage | None, makers: Decoders) -> Thumb:

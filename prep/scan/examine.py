@@ -159,13 +159,13 @@ def _check_caption(item: Item) -> tuple[list[Finding], tuple[str, ...]]:
     if item.caption is None and not item.captions:
         return [finding(item.label, "missing-caption", item.uncaptioned or "no caption file")], ()
     try:
-        found, notes = (judge_captions(item.captions) if item.caption is None else
+        captions, notes = (judge_captions(item.captions) if item.caption is None else
                         examine_caption(read_blob(item.caption), item.caption_format))
     except (OSError, MemoryError) as error:
         return [_unreadable(item.label, error)], ()
     except BadCaption as error:
         return [finding(item.label, error.code, error.detail, as_error=True)], ()
-    return [finding(item.label, *note) for note in notes], found
+    return [finding(item.label, *note) for note in notes], captions
 
 
 def _check_metadata(item: Item) -> list[Finding]:

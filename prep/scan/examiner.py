@@ -38,14 +38,14 @@ class Examiner:
     def examine(self, items: Sequence[Item]) -> list[Looked]:
         """The results for items, in their order; if a worker is lost, each item is sent alone, to find the one
         responsible. Raises `StoreError`."""
-        held = _fetched(items, self._workers.closed)
+        whole = _fetched(items, self._workers.closed)
         try:
-            question = tuple(ItemMessage.of(item) for item in held)
+            question = tuple(ItemMessage.of(item) for item in whole)
             answers = [message.examined() for message in self._workers.ask(EXAMINE, question, self._limits)]
             if len(answers) != len(items):
                 raise Unparsed(f"an answer has {len(answers)} items, expected {len(items)}")
             return [Looked(examined=examined, read=None if read is item else _without_bytes(read))
-                    for item, read, examined in zip(items, held, answers, strict=True)]
+                    for item, read, examined in zip(items, whole, answers, strict=True)]
         except WorkerLost as lost:
             code, detail = _as_finding(lost, self._limits)
         except Unparsed as error:
@@ -77,8 +77,8 @@ def not_examined(item: Item, code: str, detail: str) -> Looked:
 
 def _fetched(items: Sequence[Item], stop: Event) -> list[Item]:
     """The items, with the bytes of what they have in stores. Raises `StoreError`, `Stopped`."""
-    held = fetched_all((blob for item in items for blob in item.blobs), FETCHERS, stop=stop)
-    return [item.with_blobs(held) for item in items] if held else list(items)
+    whole = fetched_all((blob for item in items for blob in item.blobs), FETCHERS, stop=stop)
+    return [item.with_blobs(whole) for item in items] if whole else list(items)
 
 
 def _without_bytes(item: Item) -> Item:

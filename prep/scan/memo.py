@@ -64,17 +64,17 @@ class ScanMemo:
         begun, stamp = time.time_ns(), _stamp(item)
         if stamp is None:
             return None, None
-        value, kept = self._memo.recall(stamp[0]), stamp if is_at_rest(stamp[1], begun) else None
+        value, stable = self._memo.recall(stamp[0]), stamp if is_at_rest(stamp[1], begun) else None
         try:
-            return kept, None if value is None else decode(value, ExaminedMessage).examined()
+            return stable, None if value is None else decode(value, ExaminedMessage).examined()
         except Unparsed:
-            return kept, None
+            return stable, None
 
     def note(self, stamp: Stamp | None, item: Item, examined: Examined) -> None:
         """Remembers a result, if the item's files still have this `stamp`."""
         if stamp is None or _stamp(item) != stamp:
             return
-        if any(one.code == "unsupported-format" for one in examined.findings):  # until its extra is installed
+        if any(finding.code == "unsupported-format" for finding in examined.findings):  # until its extra is installed
             return
         self._memo.note(stamp[0], encode(ExaminedMessage.of(examined, thumb=False)))
         if examined.thumb is not None and examined.identity is not None and self._thumbs < LIMIT:
@@ -157,10 +157,10 @@ def _compressed(thumb: Thumb) -> bytes:
     tall = thumb.down.shape[1] > thumb.across.shape[1]
     larger, smaller = (thumb.down, thumb.across) if tall else (thumb.across, thumb.down)
     length = smaller.shape[1]
-    kept = b"" if np.array_equal(smaller_half(larger, length, tall=tall), smaller) else smaller.tobytes()
+    rest = b"" if np.array_equal(smaller_half(larger, length, tall=tall), smaller) else smaller.tobytes()
     slopes = np.diff(larger, axis=1, prepend=np.uint8(0))
     running = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY)
-    return _THUMB.pack(tall, larger.shape[1], length) + running.compress(slopes.tobytes() + kept) + running.flush()
+    return _THUMB.pack(tall, larger.shape[1], length) + running.compress(slopes.tobytes() + rest) + running.flush()
 
 
 def _decompressed(record: bytes) -> Thumb:
@@ -169,6 +169,6 @@ def _decompressed(record: bytes) -> Thumb:
     data = zlib.decompressobj().decompress(record[_THUMB.size :], 2 * SIDE * LONG)
     slopes = np.frombuffer(data, np.uint8, SIDE * long).reshape(SIDE, long)
     larger = np.cumsum(slopes, axis=1, dtype=np.uint8)
-    kept = np.frombuffer(data, np.uint8, offset=slopes.size)
-    smaller = kept.reshape(SIDE, short) if len(kept) else smaller_half(larger, short, tall=bool(tall))
+    rest = np.frombuffer(data, np.uint8, offset=slopes.size)
+    smaller = rest.reshape(SIDE, short) if len(rest) else smaller_half(larger, short, tall=bool(tall))
     return Thumb(across=smaller, down=larger) if tall else Thumb(across=larger, down=smaller)

@@ -38,9 +38,9 @@ class BlobMessage(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, blob: Blob, *, stop: threading.Event = NEVER) -> BlobMessage:
         """The message of a blob; one in a store is read. Raises `StoreError`, `Stopped`."""
-        held = fetched(blob, stop=stop)
-        fault = None if held.fault is None else (error_code(held.fault), held.fault.strerror or "")
-        return cls(os.fsencode(blob.file), blob.offset, blob.length, blob.member, held.data, fault)
+        whole = fetched(blob, stop=stop)
+        fault = None if whole.fault is None else (error_code(whole.fault), whole.fault.strerror or "")
+        return cls(os.fsencode(blob.file), blob.offset, blob.length, blob.member, whole.data, fault)
 
     def blob(self) -> Blob:
         """The blob of the message."""
@@ -125,9 +125,9 @@ class ExaminedMessage(msgspec.Struct, frozen=True, array_like=True):
 
     def examined(self) -> Examined:
         """The results in the message. Raises `Unparsed` for values that `prep.scan.examine` never gives."""
-        for one in self.findings:
-            if one.code not in CODES:
-                raise Unparsed(f"a finding has the unknown code {one.code[:80]!r}")
+        for finding in self.findings:
+            if finding.code not in CODES:
+                raise Unparsed(f"a finding has the unknown code {finding.code[:80]!r}")
         if self.identity is not None:
             _check_identity(self.identity)
         return Examined(findings=self.findings, identity=self.identity, captions=self.captions,

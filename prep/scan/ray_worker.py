@@ -24,7 +24,7 @@ from prep.workers.ray import check_version, failed, tried
 
 
 class ScanWorker:
-    """Some threads of Ray use it at the same time, and one more asks whether it still works."""
+    """The actor of a scan. Some threads of Ray examine pictures in it, and one more asks whether it still works."""
 
     def __init__(self) -> None:
         self._examiner: Examiner | None = None
@@ -55,7 +55,7 @@ class ScanWorker:
         return self._tried("decode_again", task, picture, file)
 
     def beat(self) -> int:
-        """That it answers means that the process works."""
+        """Answers, which means that the process works."""
         return 0
 
     def _tried(self, name: str, *values: Any) -> Any:
@@ -70,10 +70,10 @@ def _check_node(formats: str, places: Mapping[str, int]) -> None:
                          hint="install the same version and the same extras on all nodes")
     for path, changed in places.items():
         try:
-            found = os.stat(path).st_mtime_ns  # noqa: PTH116  # as it was typed
+            here = os.stat(path).st_mtime_ns  # noqa: PTH116  # as it was typed
         except OSError as error:
             raise PathError(f"{path} cannot be read on node {node}: {error.strerror}", hint=SHARED) from None
-        if found != changed:
+        if here != changed:
             raise PathError(f"{path} on node {node} is another one than on the node of the command", hint=SHARED)
 
 

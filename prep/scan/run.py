@@ -57,24 +57,24 @@ class ScanCall:
     notice: Callable[[str], None] = lambda _: None
 
 
-def run_scan(asked: ScanCall) -> ScanReport:
+def run_scan(call: ScanCall) -> ScanReport:
     """The report, with the selected findings only. Raises `UsageError`, `PathError`, `ModelError`."""
-    _check(asked)
-    recipe, choice = asked.recipe, asked.recipe.scan
-    wanted = {one.code for one in apply_policy([finding(".", code, "") for code in sorted(NEAR_CODES)], choice,
-                                               select=asked.select, ignore=asked.ignore)}
-    tokens = nothing_else if asked.model is None else _token_check(asked.model, recipe)
+    _check(call)
+    recipe, choice = call.recipe, call.recipe.scan
+    nears = [finding(".", code, "") for code in sorted(NEAR_CODES)]
+    compare = bool(apply_policy(nears, choice, select=call.select, ignore=call.ignore))
+    tokens = nothing_else if call.model is None else _token_check(call.model, recipe)
     blobs: dict[str, Blob] = {}
     owners: dict[str, int] = {}  # the sources of pictures without a caption
     small: dict[str, bool] = {}  # pictures below the recipe's minimum side, and whether they are usable otherwise
     below = least_side_check(recipe)
 
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
-        if any(one.code in UNSAID for one in examined.findings):
+        if any(finding.code in UNSAID for finding in examined.findings):
             owners[item.label] = item.source
         if examined.identity is None:
             return tokens(item, examined)
-        if asked.show is not None:
+        if call.show is not None:
             blobs[item.label] = item.picture
         short = below(item.label, examined.identity.size)
         if short is None:
@@ -82,27 +82,27 @@ def run_scan(asked: ScanCall) -> ScanReport:
         small[item.label] = examined.usable
         return (*tokens(item, examined), short)
 
-    elsewhere = nullcontext() if asked.cluster is None else on_cluster(asked.cluster, recipe, asked.notice)
-    with elsewhere as crew, closing(_memory(asked)) as memory:
-        report = scan(walk_recipe(recipe, rehash=asked.rehash), jobs=asked.jobs, progress=asked.progress,
-                      memory=memory, check=check, compare=bool(wanted), crew=crew,
-                      total=BackgroundTotal(lambda: sum(isinstance(one, Item) for one in walk_recipe(recipe))))
-    broken = {one.path for one in report.findings if one.severity == "error"}
-    left = {one.path for one in report.findings if _left_out(one, recipe, owners)} - broken
-    left |= {name for name, usable in small.items() if usable}
-    said = (_with_policy(one, recipe, owners) for one in report.findings
-            if one.path not in small or one.code != "too-small" or one.severity == "error")  # once a picture
-    report = replace(report, samples=report.samples - len(left),
-                     findings=apply_policy(said, choice, select=asked.select, ignore=asked.ignore))
-    if asked.show is not None:
-        asked.show(report, lambda names: _previews([name for name in names if name in blobs], blobs, asked.jobs))
+    elsewhere = nullcontext() if call.cluster is None else on_cluster(call.cluster, recipe, call.notice)
+    with elsewhere as crew, closing(_memory(call)) as memory:
+        report = scan(walk_recipe(recipe, rehash=call.rehash), jobs=call.jobs, progress=call.progress,
+                      memory=memory, check=check, compare=compare, crew=crew,
+                      total=BackgroundTotal(lambda: sum(isinstance(item, Item) for item in walk_recipe(recipe))))
+    broken = {finding.path for finding in report.findings if finding.severity == "error"}
+    left_out = {finding.path for finding in report.findings if _left_out(finding, recipe, owners)} - broken
+    left_out |= {name for name, usable in small.items() if usable}
+    said = (_with_policy(finding, recipe, owners) for finding in report.findings
+            if finding.path not in small or finding.code != "too-small" or finding.severity == "error")  # one a picture
+    report = replace(report, samples=report.samples - len(left_out),
+                     findings=apply_policy(said, choice, select=call.select, ignore=call.ignore))
+    if call.show is not None:
+        call.show(report, lambda names: _previews([name for name in names if name in blobs], blobs, call.jobs))
     return report
 
 
 def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
     """(what earlier scans found in each picture, with the recipe's policy; the number of pictures that no scan has seen
     as they are). Opens no picture."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     owners: dict[str, int] = {}
     unseen, memory = 0, ScanMemo(usual_path())
     try:
@@ -111,18 +111,18 @@ def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
                 known = memory.get(item)[1]
                 unseen += known is None
                 owners[item.label] = item.source
-                found += known.findings if known is not None else ()
+                findings += known.findings if known is not None else ()
     finally:
         memory.close()
-    return apply_policy([_with_policy(one, recipe, owners) for one in found], recipe.scan), unseen
+    return apply_policy([_with_policy(finding, recipe, owners) for finding in findings], recipe.scan), unseen
 
 
-def _memory(asked: ScanCall) -> ScanMemo:
-    return ScanMemo(usual_path(), trust=not asked.rehash, sources=[str(one.path) for one in asked.recipe.sources])
+def _memory(call: ScanCall) -> ScanMemo:
+    return ScanMemo(usual_path(), trust=not call.rehash, sources=[str(source.path) for source in call.recipe.sources])
 
 
-def _check(asked: ScanCall) -> None:
-    for option, codes in (("--select", asked.select), ("--ignore", asked.ignore)):
+def _check(call: ScanCall) -> None:
+    for option, codes in (("--select", call.select), ("--ignore", call.ignore)):
         for code in codes:
             try:
                 parse_code(code, option)
@@ -130,19 +130,21 @@ def _check(asked: ScanCall) -> None:
                 raise UsageError(str(error), hint="the table of codes is in README.md") from None
 
 
-def _with_policy(one: Finding, recipe: Recipe, owners: Mapping[str, int]) -> Finding:
+def _with_policy(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) -> Finding:
     """The finding, with the recipe's policy if a caption is missing or empty: info if the policy supplies a caption."""
-    if one.code not in UNSAID:
-        return one
-    choice = recipe.caption_of(owners.get(one.path, 0))
-    given = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
-    if given is not None:
-        return replace(one, severity="info", detail=f"{one.detail}; {given} is used")
-    return replace(one, detail=f"{one.detail}; the picture is skipped") if choice.missing == "reject" else one
+    if finding.code not in UNSAID:
+        return finding
+    choice = recipe.caption_of(owners.get(finding.path, 0))
+    instead = {"empty": "an empty one", "filename": "its name", "constant": f"'{choice.constant}'"}.get(choice.missing)
+    if instead is not None:
+        return replace(finding, severity="info", detail=f"{finding.detail}; {instead} is used")
+    if choice.missing == "reject":
+        return replace(finding, detail=f"{finding.detail}; the picture is skipped")
+    return finding
 
 
-def _left_out(one: Finding, recipe: Recipe, owners: Mapping[str, int]) -> bool:
-    return one.code in UNSAID and recipe.caption_of(owners.get(one.path, 0)).missing == "reject"
+def _left_out(finding: Finding, recipe: Recipe, owners: Mapping[str, int]) -> bool:
+    return finding.code in UNSAID and recipe.caption_of(owners.get(finding.path, 0)).missing == "reject"
 
 
 def _token_check(model: str, recipe: Recipe) -> Check:
@@ -158,11 +160,11 @@ def _token_check(model: str, recipe: Recipe) -> Check:
     def check(item: Item, examined: Examined) -> Iterable[Finding]:
         captions = [text for text, _ in captions_of(examined.captions, recipe.caption_of(item.source))]
         worst: dict[str, Mapping[str, Any]] = {}  # of all variants, by code
-        for one in finder.find(captions):
-            if one is not None:
-                record = record_of(one)
+        for reading in finder.find(captions):
+            if reading is not None:
+                record = record_of(reading)
                 worst[code_of(record)] = max(record, worst.get(code_of(record), record),
-                                             key=lambda found: int(found["tokens"]) - int(found["read"]))
+                                             key=lambda record: int(record["tokens"]) - int(record["read"]))
         for code, most in worst.items():
             yield finding(item.label, code, detail_of(most))
 
@@ -173,8 +175,8 @@ def _previews(names: Sequence[str], blobs: Mapping[str, Blob], jobs: int) -> dic
     """A small JPEG of each picture, by name; `jobs` workers make them, since only workers decode pictures."""
     def preview(name: str) -> bytes:
         try:
-            asked = PreviewMessage(BlobMessage.of(blobs[name], stop=workers.closed), SIDE)
-            return next(iter(workers.ask(PREVIEW, asked, LIMITS)), b"")
+            message = PreviewMessage(BlobMessage.of(blobs[name], stop=workers.closed), SIDE)
+            return next(iter(workers.ask(PREVIEW, message, LIMITS)), b"")
         except WorkerLost:
             return b""
 

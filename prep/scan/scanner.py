@@ -40,7 +40,7 @@ class ScanReport:
 
     def count(self, severity: str) -> int:
         """How many findings have this severity."""
-        return sum(one.severity == severity for one in self.findings)
+        return sum(finding.severity == severity for finding in self.findings)
 
 
 def nothing_else(_item: Item, _examined: Examined) -> Iterable[Finding]:
@@ -115,14 +115,14 @@ def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], mak
             nears = find_near(distinct, album.thumbs, makers, tick)
         findings += [*skipped_finding(distinct), *near_findings(nears, distinct)]
     makers.memory.save()
-    ordered = sorted(findings, key=lambda one: (one.path, one.code, one.detail))
+    ordered = sorted(findings, key=lambda finding: (finding.path, finding.code, finding.detail))
     return ScanReport(pictures=counts[0], samples=counts[1], findings=tuple(ordered))
 
 
 def as_json(report: ScanReport) -> dict[str, Any]:
     """The document of `prep scan --json`."""
     return {"format": "latentry/scan", "version": 1, "pictures": report.pictures, "samples": report.samples,
-            "findings": [one.as_json() for one in report.findings]}
+            "findings": [finding.as_json() for finding in report.findings]}
 
 
 # ---- items -----------------------------------------------------------------------------------------------------------

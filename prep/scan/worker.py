@@ -17,18 +17,18 @@ def _examine(items: tuple[ItemMessage, ...]) -> Iterator[ExaminedMessage]:
         yield ExaminedMessage.of(check_item(item.item()))
 
 
-def _pixels(asked: PictureMessage) -> Iterator[str]:
-    yield exact_pixels(asked.picture.blob(), asked.file)
+def _pixels(message: PictureMessage) -> Iterator[str]:
+    yield exact_pixels(message.picture.blob(), message.file)
 
 
-def _thumb(asked: PictureMessage) -> Iterator[ThumbMessage]:
-    found = thumbnail(asked.picture.blob(), asked.file)
-    if found is not None:
-        yield ThumbMessage.of(found)
+def _thumb(message: PictureMessage) -> Iterator[ThumbMessage]:
+    thumb = thumbnail(message.picture.blob(), message.file)
+    if thumb is not None:
+        yield ThumbMessage.of(thumb)
 
 
-def _preview(asked: PreviewMessage) -> Iterator[bytes]:
-    yield preview_jpeg(asked.picture.blob(), asked.side)
+def _preview(message: PreviewMessage) -> Iterator[bytes]:
+    yield preview_jpeg(message.picture.blob(), message.side)
 
 
 EXAMINE = Task(name="examine", question=tuple[ItemMessage, ...], part=ExaminedMessage, work=_examine)

@@ -205,14 +205,14 @@ class Crew(Generic[U, R]):
 
     def _collect(self, seconds: float) -> None:
         """Waits for answers, and takes all there are."""
-        asked: dict[Any, tuple[Worker[U], Order[U] | None]] = {}
+        expected: dict[Any, tuple[Worker[U], Order[U] | None]] = {}
         for worker in self._workers:
             if worker.starting is not None:
-                asked[worker.starting] = worker, None
+                expected[worker.starting] = worker, None
             for order in list(worker.orders)[:self._host.at_once]:
-                asked[order.answer] = worker, order
-        for answer in self._host.wait(list(asked), seconds) if asked else ():
-            worker, begun = asked[answer]
+                expected[order.answer] = worker, order
+        for answer in self._host.wait(list(expected), seconds) if expected else ():
+            worker, begun = expected[answer]
             if worker not in self._workers:  # lost by an answer before this
                 continue
             try:

@@ -29,7 +29,7 @@ from prep.workers.protocol import (
     QUESTION,
     READY,
     VERSION,
-    Header,
+    TaskHeader,
     decode,
     encode,
     frame_of,
@@ -108,7 +108,7 @@ class WorkerPool:
         if worker is None:
             return _done_here(task, question)
         try:
-            header = frame_of(HEADER, Header(task.name, limits.seconds, limits.memory))
+            header = frame_of(HEADER, TaskHeader(task.name, limits.seconds, limits.memory))
             message = header + frame_of(QUESTION, question)
         except MemoryError:
             self._give_back(worker)

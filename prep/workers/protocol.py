@@ -27,7 +27,7 @@ _ROOM = bytes(_HEAD.size)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class TaskHeader(msgspec.Struct, frozen=True, array_like=True):
     """The task of the question that follows, and its limits."""
 
     task: str

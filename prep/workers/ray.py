@@ -147,7 +147,7 @@ def _job(ray: Any) -> Any:
 def _check_private(ray: Any) -> None:
     """Raises `UsageError` if the cluster that was started listens beyond this machine."""
     addresses = [node["NodeManagerAddress"] for node in ray.nodes()]
-    if not all(ip_address(one).is_loopback for one in addresses):
+    if not all(ip_address(address).is_loopback for address in addresses):
         raise UsageError(f"the Ray cluster that was started listens on {', '.join(addresses)}, expected only "
                          "127.0.0.1: Ray was imported before prep could configure it",
                          hint="start it in a new process, or connect to a cluster with --address")
@@ -161,9 +161,9 @@ def actors_of(ray: Any, kind: type, share: Share, **options: Any) -> Any:
 
 def check_version(wanted: str) -> None:
     """In a worker: raises `UsageError` unless its node has the command's version of Latentry."""
-    found = version("latentry")
-    if found != wanted:
-        raise UsageError(f"node {platform.node()} has Latentry {found}, expected {wanted}, as the command",
+    installed = version("latentry")
+    if installed != wanted:
+        raise UsageError(f"node {platform.node()} has Latentry {installed}, expected {wanted}, as the command",
                          hint="install the same version on all nodes: its keys and rows belong together")
 
 

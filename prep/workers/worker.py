@@ -30,7 +30,7 @@ from prep.workers.protocol import (
     QUESTION,
     READY,
     VERSION,
-    Header,
+    TaskHeader,
     decode,
     frame_of,
     read_frame,
@@ -63,7 +63,7 @@ def serve(service: Service, questions: BinaryIO, answers: BinaryIO) -> None:
     while (head := read_frame(questions)) is not None and (body := read_frame(questions)) is not None:
         if (head[0], body[0]) != (HEADER, QUESTION):
             raise Unparsed(f"frames of kind {head[0]} and {body[0]}, expected a question")
-        header = decode(head[1], Header)
+        header = decode(head[1], TaskHeader)
         _alarm(header.seconds)
         _set_limit("RLIMIT_AS", header.memory)
         _answer(tasks[header.task], body[1], answers)

@@ -45,7 +45,7 @@ def job_of(root: Path, tasks: int) -> Any:
     ready = prepare(EncodeCall(recipe=recipe, cache=root / "driver", output=root / "driver.json",
                                options=EncodeOptions(device="cpu", jobs=2)))
     cache = open_cache(root / "driver", create=True)
-    job = job_of(ready, plan(ready.wanted, cache), cache)
+    job = job_of(ready, plan(ready.resolved, cache), cache)
     target = next(iter(job.targets.latents.values()))
     keys = [f"{number:064x}" for number in range(tasks * ROWS)]
     latents = {key: replace(target, key=key, name=f"directory/{key[-8:]}.jpg", digest=key) for key in keys}

@@ -18,7 +18,7 @@ from prep.scan.protocol import ItemMessage
 from prep.scan.scanner import scan
 from prep.scan.worker import EXAMINE, LIMITS, SERVICE
 from prep.workers.pool import WorkerPool
-from prep.workers.protocol import HEADER, QUESTION, VERSION, Header, frame_of
+from prep.workers.protocol import HEADER, QUESTION, VERSION, TaskHeader, frame_of
 from prep.workers.service import Limits
 
 BAD = (str(Path(__file__).parents[1] / "support" / "bad_worker.py"),)
@@ -155,7 +155,7 @@ def test_a_worker_whose_command_is_gone_ends(tmp_path, monkeypatch):
     assert process.communicate(timeout=30)[0].endswith(VERSION) and process.returncode == 0
     process = subprocess.Popen([sys.executable, *BAD, SERVICE.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     question = (ItemMessage.of(item_of(draw(tmp_path / "hang.png", (64, 48), seed=1))),)
-    header = Header(EXAMINE.name, 1 - 10, LIMITS.memory)  # GRACE is added
+    header = TaskHeader(EXAMINE.name, 1 - 10, LIMITS.memory)  # GRACE is added
     process.stdin.write(frame_of(HEADER, header) + frame_of(QUESTION, question))
     process.stdin.flush()
     assert process.wait(60) == -signal.SIGALRM

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prep.parse import Unparsed
 from prep.workers import protocol
-from prep.workers.protocol import PART, Header, decode, encode, frame_of, read_frame, write_frame
+from prep.workers.protocol import PART, TaskHeader, decode, encode, frame_of, read_frame, write_frame
 
 VALUES = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**64 - 1) | st.binary() |
                       st.text(st.characters(codec="utf-8")), lambda inner: st.lists(inner), max_leaves=20)
@@ -36,7 +36,7 @@ def test_any_bytes_are_a_frame_an_end_or_refused(data):
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_value_or_refused(data):
     try:
-        assert type(decode(data, Header)) is Header
+        assert type(decode(data, TaskHeader)) is TaskHeader
     except Unparsed as error:
         assert 0 < len(str(error)) <= 200
 
@@ -44,7 +44,7 @@ def test_any_bytes_are_a_value_or_refused(data):
 @pytest.mark.parametrize("data", [b"\x91" * 100_000, b"\xa1\xff", b"\x93\xa1\xff\x01\x01", b"", b"\xc1"])
 def test_what_no_worker_sends_is_refused(data):
     """Nested without end, a string that is not UTF-8, nothing."""
-    for kind in (Header, str):
+    for kind in (TaskHeader, str):
         with pytest.raises(Unparsed):
             decode(data, kind)
 

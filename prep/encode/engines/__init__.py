@@ -1,1 +1,1 @@
-"""Executors of encoding tasks."""
+"""Runs the tasks of an encode: on the devices of this computer, or on a Ray cluster."""

@@ -1,5 +1,4 @@
-"""Which tasks of a plan are taken, how many rows failed, and whether to stop: shared by the processes that work on it.
-"""
+"""Shares between the processes of a run which tasks are taken, how many rows failed, and whether to stop."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from multiprocessing.context import BaseContext
 
 
 class Claims:
-    """For one process: nobody else takes a task."""
+    """Claims of a process that works alone: every task is free."""
 
     shared = False  # whether other processes take tasks, too
 
@@ -23,29 +22,30 @@ class Claims:
         return self._stopped
 
     def stop(self) -> None:
-        """From now on no task is free; tasks that were begun may be finished. Signal handlers may call this."""
+        """Lets no further task be taken; those that were begun may be finished. Signal handlers may call this."""
         self._stopped = True
         for other in self._others:
             other.stop()
 
     def tell(self, other: Claims) -> None:
-        """Has `other` stopped together with this."""
+        """Stops `other` whenever this is stopped."""
         self._others.append(other)
         if self.stopped:
             other.stop()
 
     def take(self, task: str) -> bool:
-        """Whether the task with this key was free; from now on it is taken."""
+        """Takes the task with this key; returns whether it was free."""
         return not self.stopped
 
     def failed(self) -> int:
-        """Counts one more failed row; how many there are now, of all processes."""
+        """Counts one more failed row; returns how many there are now, of all processes."""
         self._failed += 1
         return self._failed
 
 
 class SharedClaims(Claims):
-    """For processes that are started with it. Tasks that a process took and did not finish wait for the next run."""
+    """Claims of several processes, which get them as they start. A task that one took and did not finish waits for the
+    next run."""
 
     shared = True
 

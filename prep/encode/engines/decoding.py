@@ -23,14 +23,14 @@ from prep.workers.service import DECODING, Service, Task
 LIMITS = DECODING
 
 
-def pixels_of(asked: PictureMessage) -> PixelsMessage:
+def pixels_of(message: PictureMessage) -> PixelsMessage:
     """The pixels of a file, if it still has the digest in the row's key; else the reason. Raises `MemoryError`."""
     try:
-        data = read_blob(asked.blob())
-        if digest_bytes(data) != asked.digest:
+        data = read_blob(message.blob())
+        if digest_bytes(data) != message.digest:
             return PixelsMessage(code="changed-meanwhile",
                                  detail="changed while it was being encoded; run the command again")
-        return PixelsMessage(pixels=np.ascontiguousarray(_made(asked, data)).data.cast("B"))
+        return PixelsMessage(pixels=np.ascontiguousarray(_made(message, data)).data.cast("B"))
     except OSError as error:
         return PixelsMessage(code=error_code(error), detail=f"cannot be read: {error.strerror or error}")
     except NoDecoder as error:  # not the picture's fault
@@ -39,21 +39,21 @@ def pixels_of(asked: PictureMessage) -> PixelsMessage:
         return PixelsMessage(code=error.code, detail=error.detail, bad=True)
 
 
-def _made(asked: PictureMessage, data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    placement = asked.placement()
-    if asked.reading == "picture":
-        return scale_and_crop(decode_picture(data, alpha=asked.color), placement)
-    if asked.reading == "stored":
+def _made(message: PictureMessage, data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    placement = message.placement()
+    if message.reading == "picture":
+        return scale_and_crop(decode_picture(data, alpha=message.color), placement)
+    if message.reading == "stored":
         return scale_and_crop(decode_as_stored(data), placement)
-    mask = alpha_of(data) if asked.reading == "alpha" else decode_mask(data)
+    mask = alpha_of(data) if message.reading == "alpha" else decode_mask(data)
     if not fits_scaled(mask.size, placement.scaled):
         width, height = mask.size
         raise BadPicture("mask-size-mismatch", f"mask has {width}x{height} pixels, not its picture's shape")
-    return place_mask(mask, placement, asked.factor)
+    return place_mask(mask, placement, message.factor)
 
 
-def _decode(asked: PictureMessage) -> Iterator[PixelsMessage]:
-    yield pixels_of(asked)
+def _decode(message: PictureMessage) -> Iterator[PixelsMessage]:
+    yield pixels_of(message)
 
 
 DECODE = Task(name="decode", question=PictureMessage, part=PixelsMessage, work=_decode)

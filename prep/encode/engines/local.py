@@ -84,17 +84,17 @@ def bar_of(job: Job, field: str, progress: Progress) -> AbstractContextManager[T
 
 def _encode_masks(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                   progress: Progress) -> None:
-    left = tasks_left(job, tasks)
-    if left is None:
+    tasks_here = tasks_left(job, tasks)
+    if tasks_here is None:
         return
     with bar_of(job, "mask", progress) as tick:
-        for task, rows in made_ahead(job, left, tools, mask_row, job.targets.masks):
+        for task, rows in made_ahead(job, tasks_here, tools, mask_row, job.targets.masks):
             sink.take(task, rows, tick, "cpu")
 
 
 def _encode_texts(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink, progress: Progress) -> None:
-    left = from_random_start(tasks)
-    turns = with_next(job, unfinished(job, left), left)
+    ordered = from_random_start(tasks)
+    turns = with_next(job, unfinished(job, ordered), ordered)
     first = next(turns, None)
     if first is None:
         return
@@ -136,25 +136,25 @@ def _check_text_shapes(job: Job, made: Mapping[str, tuple[int, ...]]) -> None:
 
 def _captions(job: Job, tasks: Iterable[Task]) -> Iterator[tuple[list[str], bool]]:
     """The captions of unfinished tasks, in the batches in which they will be encoded."""
-    unfinished = (task for task in tasks if not is_finished(job.cache, task.key))
-    return ((captions, negative) for task in unfinished for works in text_batches(job, task)
-            for _, captions, negative in by_kind(works))
+    pending = (task for task in tasks if not is_finished(job.cache, task.key))
+    return ((captions, negative) for task in pending for targets in text_batches(job, task)
+            for _, captions, negative in by_kind(targets))
 
 
 def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                     progress: Progress) -> None:
-    left = tasks_left(job, tasks)
-    if left is None:
+    tasks_here = tasks_left(job, tasks)
+    if tasks_here is None:
         return
     if job.latents is not None:
         with bar_of(job, "latent", progress) as tick:
-            for task, rows in made_ahead(job, left, tools, imported_row, job.targets.latents):
+            for task, rows in made_ahead(job, tasks_here, tools, imported_row, job.targets.latents):
                 sink.take(task, rows, tick, "cpu")
         return
     with phase(progress, "loading the VAE"):
         encoder = tools.encoder("latent", lambda: _vae_encoder(job, tools))
     with bar_of(job, "latent", progress) as tick:
-        for task, pixels in made_ahead(job, left, tools, picture_pixels, job.targets.latents):
+        for task, pixels in made_ahead(job, tasks_here, tools, picture_pixels, job.targets.latents):
             sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
     sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")

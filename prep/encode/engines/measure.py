@@ -57,16 +57,17 @@ def _masks(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
 def _texts(job: Job, tasks: list[Task], _decoders: WorkerPool) -> Took:
     from prep.models.text.encoder import TextEncoder
 
-    task = max(tasks, key=lambda one: (job.tokens_of(one) or 0, len(one.rows)))
+    task = max(tasks, key=lambda each: (job.tokens_of(each) or 0, len(each.rows)))
     task = replace(task, rows=task.rows[:TEXTS])
-    batches = [(captions, negative) for works in text_batches(job, task) for _, captions, negative in by_kind(works)]
+    batches = [(captions, negative) for targets in text_batches(job, task)
+               for _, captions, negative in by_kind(targets)]
     begun = time.monotonic()
     encoder = TextEncoder(job.model, job.specs.family, job.text_options, device=job.device, dtype=job.specs.dtype,
                           compute=job.compute["text"], expected=job.text, memory=job.encoder_memory,
                           compiled=job.compiled, first=batches)
     count = len(list(text_rows(job, task, encoder)))
     took = time.monotonic() - begun - encoder.loading  # not every caption takes the time to load
-    return encoder.loading, took / count * sum(len(one.rows) for one in tasks), count
+    return encoder.loading, took / count * sum(len(each.rows) for each in tasks), count
 
 
 def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
@@ -77,16 +78,16 @@ def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
         assert bucket is not None, "a latent has a bucket"
         return bucket[0] * bucket[1]
 
-    task = max(tasks, key=lambda one: (area(one), len(one.rows)))
+    largest = max(tasks, key=lambda task: (area(task), len(task.rows)))
     begun = time.monotonic()
     encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                          with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
     loading = time.monotonic() - begun
-    keys = task.rows[:job.batch_size]
+    keys = largest.rows[:job.batch_size]
     decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.targets.latents[key], decoders)) for key in keys])
     encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, job.batch_size)))
     each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
-    return loading, each * sum(area(one) * len(one.rows) for one in tasks) / area(task), len(keys)
+    return loading, each * sum(area(task) * len(task.rows) for task in tasks) / area(largest), len(keys)
 
 
 def _timed(work: Callable[[], list[Any]]) -> tuple[float, list[Any]]:

@@ -1,4 +1,4 @@
-"""The order of a plan's tasks for one process, among others that follow the same plan, and of the work for them."""
+"""Orders the tasks of a plan for one process among others that follow it, and decodes ahead of the encoder."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ Make = Callable[[Job, PictureTarget, WorkerPool], Any]
 
 def tasks_left(job: Job, tasks: Sequence[Task]) -> Iterator[Task] | None:
     """The tasks that are left for this process; `None` if there are none, so that no model is loaded for them."""
-    found = unfinished(job, from_random_start(tasks))
-    first = next(found, None)
-    return None if first is None else chain([first], found)
+    tasks_here = unfinished(job, from_random_start(tasks))
+    first = next(tasks_here, None)
+    return None if first is None else chain([first], tasks_here)
 
 
 def from_random_start(tasks: Sequence[Task]) -> deque[Task]:
     """The tasks, from a random one on, so that processes that follow the same plan start at different places."""
-    left = deque(tasks)
-    left.rotate(-start_at(left))
-    return left
+    ordered = deque(tasks)
+    ordered.rotate(-start_at(ordered))
+    return ordered
 
 
-def unfinished(job: Job, left: deque[Task]) -> Iterator[Task]:
-    """Takes from `left` the tasks that no other process has finished by the time they are reached, nor one of this run
+def unfinished(job: Job, tasks: deque[Task]) -> Iterator[Task]:
+    """Takes from `tasks` those that no other process has finished by the time they are reached, nor one of this run
     has taken.
 
     When it reaches a finished task it jumps to a random place, since another process is probably working on the tasks
     that follow.
     """
-    while left:
-        task = left.popleft()
+    while tasks:
+        task = tasks.popleft()
         if not job.claims.take(task.key):
             continue
         if is_done(job.cache, task.key):
-            left.rotate(-start_at(left))
+            tasks.rotate(-start_at(tasks))
         else:
             yield task
 
 
-def with_next(job: Job, ours: Iterator[Task], left: Iterable[Task]) -> Iterator[tuple[Task, list[Task]]]:
+def with_next(job: Job, ours: Iterator[Task], rest: Iterable[Task]) -> Iterator[tuple[Task, list[Task]]]:
     """Each task, with itself and those that this process will probably encode after it.
 
     Processes of one run take several tasks at once, because each must load every text encoder for what it takes.
     """
     while block := list(islice(ours, TAKEN if job.claims.shared else 1)):
         for number, task in enumerate(block):
-            yield task, [*block[number:], *(() if job.claims.shared else left)]
+            yield task, [*block[number:], *(() if job.claims.shared else rest)]
 
 
 def start_at(tasks: Sequence[Task]) -> int:
@@ -68,21 +68,21 @@ def start_at(tasks: Sequence[Task]) -> int:
 
 
 def made_ahead(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
-               works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
+               targets: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, Iterator[tuple[str, Any]]]]:
     """Each task with its (key, made) pairs in order; the pool works two batches ahead, across tasks."""
-    for task, results in groupby(_in_order(job, tasks, tools, make, works), key=lambda result: result[0]):
+    for task, results in groupby(_in_order(job, tasks, tools, make, targets), key=lambda result: result[0]):
         if job.claims.stopped:
             return
         yield task, ((key, made) for _, key, made in results)
 
 
 def _in_order(job: Job, tasks: Iterable[Task], tools: Tools, make: Make,
-              works: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
+              targets: Mapping[str, PictureTarget]) -> Iterator[tuple[Task, str, Any]]:
     rows = ((task, key) for task in tasks for key in task.rows)
     window: deque[tuple[Task, str, Future[Any]]] = deque()
     for task, key in rows:
-        window.append((task, key, tools.pool.submit(make, job, works[key], tools.workers)))
-        if len(window) >= 2 * job.batch_size + job.jobs + (FETCHERS if waits(works[key].blob) else 0):
+        window.append((task, key, tools.pool.submit(make, job, targets[key], tools.workers)))
+        if len(window) >= 2 * job.batch_size + job.jobs + (FETCHERS if waits(targets[key].blob) else 0):
             first, name, future = window.popleft()
             yield first, name, future.result()
     for first, name, future in window:

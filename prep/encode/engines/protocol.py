@@ -38,19 +38,19 @@ class PictureMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     def of(cls, reading: Reading, blob: Blob, digest: str, placement: Placement, *, color: str,
            factor: int, stop: threading.Event = NEVER) -> PictureMessage:
         """The message of a file and its placement; an object is read. Raises `OSError`, `StoreError`, `Stopped`."""
-        held = fetched(blob, stop=stop)
-        if held.fault is not None:
-            raise held.fault
+        whole = fetched(blob, stop=stop)
+        if whole.fault is not None:
+            raise whole.fault
         return cls(reading=reading, file=os.fsencode(blob.file), offset=blob.offset, length=blob.length, digest=digest,
                    scaled=placement.scaled, crop=placement.crop, bucket=placement.bucket, flip=placement.flip,
-                   color=color, factor=factor, data=held.data)
+                   color=color, factor=factor, data=whole.data)
 
     def blob(self) -> Blob:
-        """The file."""
+        """The file, as a blob."""
         return Blob(file=os.fsdecode(self.file), offset=self.offset, length=self.length, data=self.data)
 
     def placement(self) -> Placement:
-        """How it is fitted to its bucket."""
+        """How the picture is fitted to its bucket."""
         return Placement(scaled=self.scaled, crop=self.crop, bucket=self.bucket, flip=self.flip)
 
     @property

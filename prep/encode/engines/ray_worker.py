@@ -26,7 +26,7 @@ from prep.workers.ray import check_version, failed, tried
 
 
 class RayWorker:
-    """Two threads of Ray use it: one encodes, the other tells how far that is."""
+    """The actor of the Ray engine. Two threads of Ray use it: one encodes, the other reports how far that is."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -57,7 +57,7 @@ class RayWorker:
         return tried(lambda: local.run(here, self._progress, self._tools))
 
     def beat(self) -> int:
-        """The rows of the present block that are done so far; that it answers means that the process works."""
+        """Returns how many rows of the present block are done; an answer means that the process works."""
         return self._rows
 
     @contextmanager

@@ -25,14 +25,15 @@ TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 
 def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:
+    """The (key, arrays) of a text task's rows, in order; a `Reject` for one that is not finite."""
     tokens = job.tokens_of(task)
-    for works in text_batches(job, task):
+    for targets in text_batches(job, task):
         rows: dict[str, Any] = {}
-        for keys, captions, negative in by_kind(works):
+        for keys, captions, negative in by_kind(targets):
             rows |= dict(zip(keys, encoder.encode(captions, tokens, negative=negative), strict=True))
-        for work in works:
-            row = encoder.unconditional(tokens) if work.caption is None else rows[work.key]
-            yield work.key, row if row is not None else non_finite(work.key, "text row")
+        for target in targets:
+            row = encoder.unconditional(tokens) if target.caption is None else rows[target.key]
+            yield target.key, row if row is not None else non_finite(target.key, "text row")
 
 
 def text_batches(job: Job, task: Task) -> Iterator[list[TextTarget]]:
@@ -40,10 +41,11 @@ def text_batches(job: Job, task: Task) -> Iterator[list[TextTarget]]:
     return ([job.targets.texts[key] for key in keys] for keys in chunks(task.rows, TEXT_BATCH))
 
 
-def by_kind(works: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str], bool]]:
+def by_kind(targets: Iterable[TextTarget]) -> Iterator[tuple[list[str], list[str], bool]]:
     """Keys and captions of a batch that are encoded together, and whether they are negative prompts."""
     for negative in (False, True):
-        texts = {work.key: work.caption for work in works if work.caption is not None and work.negative == negative}
+        texts = {target.key: target.caption for target in targets
+                 if target.caption is not None and target.negative == negative}
         if texts:
             yield list(texts), list(texts.values()), negative
 
@@ -79,28 +81,31 @@ def _begin(chunk: Sequence[tuple[str, Any]], encoder: Any) -> Iterator[tuple[str
     return rows()
 
 
-def picture_pixels(job: Job, work: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
-    return _decoded(job, work, "picture", decoders)
+def picture_pixels(job: Job, target: PictureTarget, decoders: WorkerPool) -> Pixels | Reject | Finding:
+    """The pixels (uint8 [H, W, 3]) that the VAE gets for a target, decoded by a worker; or why there are none."""
+    return _decoded(job, target, "picture", decoders)
 
 
-def imported_row(job: Job, work: PictureTarget, _decoders: WorkerPool) -> Made:
+def imported_row(job: Job, target: PictureTarget, _decoders: WorkerPool) -> Made:
+    """The arrays of a latent that another program made; or why there are none."""
     assert job.latents is not None, "a job with imported latents says what makes them"
-    return job.latents.row(work)
+    return job.latents.row(target)
 
 
-def mask_row(job: Job, work: PictureTarget, decoders: WorkerPool) -> Made:
-    made = _decoded(job, work, "alpha" if job.origin == "alpha" else "mask", decoders)
+def mask_row(job: Job, target: PictureTarget, decoders: WorkerPool) -> Made:
+    """The mask (uint8 [1, h, w] of latent cells) of a target, decoded by a worker; or why there is none."""
+    made = _decoded(job, target, "alpha" if job.origin == "alpha" else "mask", decoders)
     return {"mask": made[None]} if isinstance(made, np.ndarray) else made
 
 
-def _decoded(job: Job, work: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
+def _decoded(job: Job, target: PictureTarget, reading: Reading, decoders: WorkerPool) -> Pixels | Reject | Finding:
     """What a worker makes of the file; a worker that is lost costs a finding, and the next run tries again."""
     try:
-        asked = PictureMessage.of(reading, work.blob, work.digest, work.placement, color=job.alpha,
-                                  factor=job.specs.family.factor, stop=decoders.closed)
-        (answer,) = decoders.ask(DECODE, asked, LIMITS)
+        message = PictureMessage.of(reading, target.blob, target.digest, target.placement, color=job.alpha,
+                                    factor=job.specs.family.factor, stop=decoders.closed)
+        (answer,) = decoders.ask(DECODE, message, LIMITS)
         if not answer.code:
-            return answer.array(asked.shape)
+            return answer.array(message.shape)
     except WorkerLost as lost:
         code, detail = lost.finding(LIMITS)
         answer = PixelsMessage(code=code, detail=detail)
@@ -109,15 +114,17 @@ def _decoded(job: Job, work: PictureTarget, reading: Reading, decoders: WorkerPo
     except (Unparsed, ValueError) as error:
         answer = PixelsMessage(code="decoder-crashed", detail=f"got an invalid answer from its decoder: {error}")
     if answer.bad:
-        return Reject(key=work.key, code=answer.code, detail=answer.detail)
-    return Finding(path=work.name, code=answer.code, severity="error", detail=f"{work.file} {answer.detail}")
+        return Reject(key=target.key, code=answer.code, detail=answer.detail)
+    return Finding(path=target.name, code=answer.code, severity="error", detail=f"{target.file} {answer.detail}")
 
 
 def non_finite(key: str, what: str) -> Reject:
+    """The reject of a row with NaN or infinity."""
     return Reject(key=key, code=NOT_FINITE, detail=f"the {what} has NaN or infinity, even when computed in float32")
 
 
 def chunks(rows: Iterable[A], size: int) -> Iterator[list[A]]:
+    """The rows, `size` at a time; the last chunk may have fewer."""
     chunk: list[A] = []
     for row in rows:
         chunk.append(row)

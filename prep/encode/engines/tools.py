@@ -1,4 +1,4 @@
-"""What encodes on one device, and is kept from one block of tasks to the next."""
+"""Holds what encodes on one device, from one block of tasks to the next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tools:
         self._field, self._encoder, self._held = "", None, ExitStack()
 
     def encoder(self, field: str, load: Callable[[], Any]) -> Any:
-        """The encoder of a field; that of another field is freed before it is loaded."""
+        """Returns the encoder of a field; frees that of another field before it loads one."""
         if self._field != field:
             self._free()
             self._encoder = load()

@@ -57,20 +57,22 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Its part of the document of `--json`."""
-        found = self.measured
+        measured = self.measured
         return {
-            "fields": {name: {"encode": one.encode, "reuse": one.reuse, "bytes": one.bytes, "stored": one.stored,
-                              "padded_float32": one.padded} for name, one in self.fields.items()},
+            "fields": {name: {"encode": counts.encode, "reuse": counts.reuse, "bytes": counts.bytes,
+                              "stored": counts.stored, "padded_float32": counts.padded}
+                       for name, counts in self.fields.items()},
             "weights": self.weights,
-            "measured": None if found is None else {"seconds": round(found.seconds, 1), "memory": found.memory,
-                                                    "rows": dict(found.rows)},
+            "measured": None if measured is None else {"seconds": round(measured.seconds, 1), "memory": measured.memory,
+                                                       "rows": dict(measured.rows)},
         }
 
     def as_lines(self) -> list[str]:
         """The same for people."""
-        lines = [f"{name}: {grouped(one.encode)} to encode ({format_bytes(one.bytes)}), {grouped(one.reuse)} reused"
-                 for name, one in self.fields.items()]
-        stored, padded = (sum(getattr(one, name) for one in self.fields.values()) for name in ("stored", "padded"))
+        lines = [f"{name}: {grouped(counts.encode)} to encode ({format_bytes(counts.bytes)}), "
+                 f"{grouped(counts.reuse)} reused" for name, counts in self.fields.items()]
+        stored, padded = (sum(getattr(counts, name) for counts in self.fields.values())
+                          for name in ("stored", "padded"))
         if stored:
             lines.append(f"all rows: {format_bytes(stored)}; as float32, with padded text: {format_bytes(padded)}, "
                          f"{padded / stored:.1f} times as much")
@@ -84,31 +86,32 @@ class Estimate:
         return lines
 
 
-def estimate(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, measured: Measured | None) -> Estimate:
+def estimate(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, measured: Measured | None) -> Estimate:
     """What running `planned` would take. Raises `ModelError`, `CacheError`."""
     tasks: dict[str, list[tuple[tuple[ArraySpec, ...], int]]] = {field: [] for field in planned.missing}
     for task in planned.tasks:
-        bucket = wanted.targets.bucket_of(task.field, task.rows[0])
-        tokens = None if bucket else wanted.group_of(task.field, task.rows[0])[1]
-        specs = wanted.specs.arrays_of(task.field, bucket, tokens)
+        bucket = resolved.targets.bucket_of(task.field, task.rows[0])
+        tokens = None if bucket else resolved.group_of(task.field, task.rows[0])[1]
+        specs = resolved.specs.arrays_of(task.field, bucket, tokens)
         tasks[task.field].append((specs, len(task.rows)))
-    there = {field: [] if cache is None else list(_stored(wanted, planned, cache, field)) for field in planned.missing}
+    reused = {field: [] if cache is None else list(_stored(resolved, planned, cache, field))
+              for field in planned.missing}
     fields = {field: FieldEstimate(
         encode=planned.missing[field], reuse=planned.reused[field], bytes=_bytes(tasks[field]),
-        stored=_bytes([*tasks[field], *there[field]]),
-        padded=sum(count * _padded(wanted, field, specs) for specs, count in (*tasks[field], *there[field])))
+        stored=_bytes([*tasks[field], *reused[field]]),
+        padded=sum(count * _padded(resolved, field, specs) for specs, count in (*tasks[field], *reused[field])))
         for field in planned.missing}
-    return Estimate(fields=fields, weights=_weights(wanted, planned), measured=measured)
+    return Estimate(fields=fields, weights=_weights(resolved, planned), measured=measured)
 
 
-def _stored(wanted: ResolvedRecipe, planned: EncodePlan, cache: Cache,
+def _stored(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache,
             field: str) -> Iterable[tuple[tuple[ArraySpec, ...], int]]:
     """The arrays of wanted rows in the cache, and how many there are of each."""
-    shards = Counter(planned.refs[key].shard for key in wanted.targets.rows_by_field()[field] if key in planned.refs)
+    shards = Counter(planned.refs[key].shard for key in resolved.targets.rows_by_field()[field] if key in planned.refs)
     reader = Reader(cache)
     try:
         for shard, count in sorted(shards.items()):
-            yield tuple(reader.array_info(shard, name)[0] for name in wanted.specs.as_manifest(field)), count
+            yield tuple(reader.array_info(shard, name)[0] for name in resolved.specs.as_manifest(field)), count
     finally:
         reader.close()
 
@@ -117,22 +120,22 @@ def _bytes(rows: Iterable[tuple[tuple[ArraySpec, ...], int]]) -> int:
     return sum(count * spec.row_bytes for specs, count in rows for spec in specs)
 
 
-def _padded(wanted: ResolvedRecipe, field: str, specs: Iterable[ArraySpec]) -> int:
+def _padded(resolved: ResolvedRecipe, field: str, specs: Iterable[ArraySpec]) -> int:
     """Bytes of a row in float32; of text, of the longest, without an attention mask."""
-    shapes = wanted.specs.text.values() if field == "text" else [spec.shape for spec in specs]
+    shapes = resolved.specs.text.values() if field == "text" else [spec.shape for spec in specs]
     return FLOAT32 * sum(prod(shape) for shape in shapes)
 
 
-def _weights(wanted: ResolvedRecipe, planned: EncodePlan) -> int:
+def _weights(resolved: ResolvedRecipe, planned: EncodePlan) -> int:
     """Bytes of the largest encoder that missing rows need, in its compute dtype. Raises `ModelError`."""
-    index, sizes = pipeline_index(wanted.model), [0]
+    index, sizes = pipeline_index(resolved.model), [0]
     if planned.missing["text"]:
-        for name, files in text_files(wanted.model).encoders.items():
-            shapes, item = read_shapes(files.weights), ITEM_BYTES[wanted.contexts.text["compute"]]
-            kind, quantization = class_of(index, name, wanted.model)[1], wanted.text_options.quantization
+        for name, files in text_files(resolved.model).encoders.items():
+            shapes, item = read_shapes(files.weights), ITEM_BYTES[resolved.contexts.text["compute"]]
+            kind, quantization = class_of(index, name, resolved.model)[1], resolved.text_options.quantization
             sizes.append(quantized_bytes(shapes, quantization, item) if is_quantized(kind, quantization) else
                          item * sum(map(prod, shapes.values())))
     if planned.missing["latent"]:
-        shapes = read_shapes(vae_files(wanted.model).weights)
-        sizes.append(ITEM_BYTES[wanted.contexts.latent["compute"]] * sum(map(prod, shapes.values())))
+        shapes = read_shapes(vae_files(resolved.model).weights)
+        sizes.append(ITEM_BYTES[resolved.contexts.latent["compute"]] * sum(map(prod, shapes.values())))
     return max(sizes)

@@ -28,38 +28,38 @@ from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
 
-def assemble_manifest(wanted: ResolvedRecipe, cache: Cache, path: Place, *, frame: Mapping[str, Any],
+def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, frame: Mapping[str, Any],
                       prompt_bytes: bytes | None, facts: Memo, transient: Sequence[Finding] = (),
-                      replaces: Manifest | None = None, found: EncodePlan | None = None) -> Manifest:
+                      replaces: Manifest | None = None, unchanged: EncodePlan | None = None) -> Manifest:
     """Writes the manifest at `path` from its `frame` and the rows in the cache. Raises `CacheError`, `EmptyPlanError`.
 
     If the cache is in a store, `path` is that of a local copy there, or on a disk; returns what was read from there.
 
     `replaces`, which is at `path`, is kept beside it if it differs. A sample with a rejected row is dropped, with a
-    finding; `transient` are findings of this run only. `found` is the plan if it had no task: the cache has not changed
-    since, so the ledger is not read again.
+    finding; `transient` are findings of this run only. `unchanged` is the plan if it had no task: the cache is as then,
+    so the ledger is not read again.
     """
-    ledger = load_ledger(cache) if found is None else found.ledger
-    refs = ledger.resolve(wanted.targets.keys()) if found is None else found.refs
-    if wanted.targets.unconditional not in refs:
+    ledger = load_ledger(cache) if unchanged is None else unchanged.ledger
+    refs = ledger.resolve(resolved.targets.keys()) if unchanged is None else unchanged.refs
+    if resolved.targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
-    samples, rejected = split_samples(wanted, ledger, refs, transient)
-    require_training(wanted, samples, rejected)
-    prompts, lost = split_prompts(wanted.targets.prompts, refs)
-    used = _used(wanted, samples, prompts, refs)
+    samples, rejected = split_samples(resolved, ledger, refs, transient)
+    require_training(resolved, samples, rejected)
+    prompts, lost = split_prompts(resolved.targets.prompts, refs)
+    used = _used(resolved, samples, prompts, refs)
     reader = Reader(cache)
-    numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, wanted, reader)
+    numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, resolved, reader)
     reader.close()
     means = _coverage(cache, facts, samples, refs)
     buckets = sorted({sample.bucket for sample in samples})
-    findings, file = [*wanted.targets.findings, *rejected, *lost], wanted.recipe.prompts
+    findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
         **frame,
-        "fields": fields_of(wanted, used, ledger),
+        "fields": fields_of(resolved, used, ledger),
         "buckets": buckets_of(buckets, samples),
         "samples": roles_of(Counter(sample.role for sample in samples)),
         "prompts": prompt_document(None if file is None else relative_to_manifest(file, path), prompt_bytes,
-                                   wanted.targets.unconditional, prompts, refs, numbers),
+                                   resolved.targets.unconditional, prompts, refs, numbers),
         "tables": {
             "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),
             "shards": write_table(cache, shards),
@@ -91,19 +91,20 @@ def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mappin
         reader.close()
 
 
-def _used(wanted: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
+def _used(resolved: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],
           refs: Mapping[str, RowRef]) -> Mapping[str, RowRef]:
     """The rows that samples and prompts use: all rows, if no wanted row is missing."""
-    if len(refs) == wanted.targets.rows:
+    if len(refs) == resolved.targets.rows:
         return refs
     keys = {key for sample in samples for key in keys_of(sample)}
     keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
-    return {key: refs[key] for key in keys | {wanted.targets.unconditional}}
+    return {key: refs[key] for key in keys | {resolved.targets.unconditional}}
 
 
-def _shard_table(ledger: Ledger, used: set[str], wanted: ResolvedRecipe, reader: Reader) -> tuple[dict[str, int], Any]:
+def _shard_table(ledger: Ledger, used: set[str], resolved: ResolvedRecipe,
+                 reader: Reader) -> tuple[dict[str, int], Any]:
     """Number of each used shard in the table, and the table."""
-    rows = [shard_row(shard, field, wanted.specs.as_manifest(field), reader)
+    rows = [shard_row(shard, field, resolved.specs.as_manifest(field), reader)
             for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in used]
     table = build_shards(rows)
     return {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}, table

@@ -16,7 +16,7 @@ from prep.manifest.tables import SHARDS, read_table
 def require_shards(cache: Cache, manifest: Manifest) -> None:
     """Raises `CacheError` if commits of a manifest's shards are gone from a store: `prep gc` ran there meanwhile."""
     table = read_table(cache, manifest.document["tables"]["shards"], SHARDS)
-    lost = {digest.as_py().hex() for digest in table["digest"]} - {one.digest for one in load_ledger(cache).shards}
+    lost = {digest.as_py().hex() for digest in table["digest"]} - {shard.digest for shard in load_ledger(cache).shards}
     if lost:
         raise CacheError(f"{manifest.path} was written, but {_uncommitted(cache, lost)}: prep gc may have "
                          "removed them meanwhile", hint="run the same command again, which encodes what is missing")

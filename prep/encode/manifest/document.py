@@ -23,32 +23,32 @@ from prep.models.latents import latent_facts
 from prep.parse import color_of
 
 
-def fixed_fields(wanted: ResolvedRecipe, cache: Place, path: Place) -> dict[str, Any]:
+def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[str, Any]:
     """The parts of the document that do not depend on rows, so that their errors show before anything is encoded.
 
     Raises `PathError`, `ModelError`.
     """
-    family, factors = wanted.specs.family, latent_facts(wanted.model, wanted.specs.family)
-    alpha = wanted.recipe.image.alpha
+    family, factors = resolved.specs.family, latent_facts(resolved.model, resolved.specs.family)
+    alpha = resolved.recipe.image.alpha
     return {
         "format": FORMAT, "version": VERSION, "cache": _cache(cache, path),
-        "family": wanted.family,
-        "model": _model(wanted, path),
+        "family": resolved.family,
+        "model": _model(resolved, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
                     **factors, "alpha": None if alpha == "reject" else list(color_of(alpha)),
-                    **({} if wanted.latents_from is None else {"imported": wanted.latents_from.described()})},
-        "prediction": wanted.prediction,
-        "models": {"vae": str(wanted.contexts.latent["vae"]), "text": str(wanted.contexts.text["text"])},
-        "sources": [relative_to_manifest(source.path, path) for source in wanted.recipe.sources],
-        "recipe": None if wanted.recipe.file is None else relative_to_manifest(wanted.recipe.file, path),
-        "options": [_option(word, path) for word in wanted.recipe.options],
+                    **({} if resolved.latents_from is None else {"imported": resolved.latents_from.described()})},
+        "prediction": resolved.prediction,
+        "models": {"vae": str(resolved.contexts.latent["vae"]), "text": str(resolved.contexts.text["text"])},
+        "sources": [relative_to_manifest(source.path, path) for source in resolved.recipe.sources],
+        "recipe": None if resolved.recipe.file is None else relative_to_manifest(resolved.recipe.file, path),
+        "options": [_option(word, path) for word in resolved.recipe.options],
     }
 
 
-def _model(wanted: ResolvedRecipe, path: Place) -> dict[str, str]:
-    if not Path(wanted.recipe.model.path).is_dir():
-        return {"hub": wanted.recipe.model.path}
-    return {"path": _place("model", Path(wanted.recipe.model.path), path)}
+def _model(resolved: ResolvedRecipe, path: Place) -> dict[str, str]:
+    if not Path(resolved.recipe.model.path).is_dir():
+        return {"hub": resolved.recipe.model.path}
+    return {"path": _place("model", Path(resolved.recipe.model.path), path)}
 
 
 def _cache(cache: Place, path: Place) -> str:
@@ -70,17 +70,17 @@ def _option(word: str | Place, path: Place) -> str | dict[str, str | None]:
     return {"path": relative_to_manifest(word, path)} if isinstance(word, Place) else word
 
 
-def fields_of(wanted: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
+def fields_of(resolved: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:
     """The context, arrays and counts of each field's rows that are `used`."""
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
-    found: dict[str, Any] = {}
-    rows = wanted.targets.rows_by_field()
-    for field, context in wanted.contexts.by_field().items():
+    documents: dict[str, Any] = {}
+    rows = resolved.targets.rows_by_field()
+    for field, context in resolved.contexts.by_field().items():
         refs = [used[key] for key in rows[field] if key in used]
         shards = {ref.shard for ref in refs}
-        found[field] = {"context": context, "arrays": wanted.specs.as_manifest(field), "rows": len(refs),
-                        "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
-    return found
+        documents[field] = {"context": context, "arrays": resolved.specs.as_manifest(field), "rows": len(refs),
+                            "shards": len(shards), "bytes": sum(sizes[shard] for shard in shards)}
+    return documents
 
 
 def buckets_of(sizes: Iterable[Size], samples: Iterable[Sample]) -> list[dict[str, Any]]:

@@ -35,12 +35,12 @@ _HINTS = {
 }
 
 
-def check_manifest_size(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> None:
+def check_manifest_size(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> None:
     """Raises `ConfigError` if the manifest at `path` may become too large, or invalid for readers.
 
     `frame` comes from `prep.encode.manifest.document.fixed_fields`.
     """
-    check_document_size(_largest(wanted, frame, path), path)
+    check_document_size(_largest(resolved, frame, path), path)
 
 
 def check_document_size(document: Mapping[str, Any], path: Place) -> None:
@@ -60,18 +60,18 @@ def check_document_size(document: Mapping[str, Any], path: Place) -> None:
                       hint=_HINTS.get(worst, "shorter paths and fewer options make it smaller"))
 
 
-def _largest(wanted: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> dict[str, Any]:
+def _largest(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> dict[str, Any]:
     """A document at least as long as the one that is assembled: nothing rejected, unknown numbers at their maximum."""
-    counts = Counter((one.bucket, one.role) for one in wanted.targets.samples)
+    counts = Counter((sample.bucket, sample.role) for sample in resolved.targets.samples)
     sizes = sorted({bucket for bucket, _ in counts})
     buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]
     largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
     return {
         **frame,
-        "fields": {field: {"context": context, "arrays": wanted.specs.as_manifest(field), **largest}
-                   for field, context in wanted.contexts.by_field().items()},
+        "fields": {field: {"context": context, "arrays": resolved.specs.as_manifest(field), **largest}
+                   for field, context in resolved.contexts.by_field().items()},
         "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
-        "prompts": largest_prompts(wanted.recipe.prompts, path, wanted.targets.prompts),
+        "prompts": largest_prompts(resolved.recipe.prompts, path, resolved.targets.prompts),
         "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
     }
 

@@ -16,19 +16,19 @@ from prep.manifest.samples import Sample
 NOT_ENCODED = "prompt-not-encoded"  # the finding on a sample prompt without a text row
 
 
-def split_samples(wanted: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
+def split_samples(resolved: ResolvedRecipe, ledger: Ledger, refs: Mapping[str, RowRef],
                   transient: Sequence[Finding]) -> tuple[list[Sample], list[Finding]]:
     """Samples with all their rows in the cache, and a finding for each other sample. Raises `CacheError`."""
-    if len(refs) == wanted.targets.rows:
-        return list(wanted.targets.samples), []
+    if len(refs) == resolved.targets.rows:
+        return list(resolved.targets.samples), []
     said = {finding.path: finding for finding in transient}
     whole: list[Sample] = []
     findings: list[Finding] = []
-    for sample, path in zip(wanted.targets.samples, wanted.targets.labels, strict=True):
+    for sample, path in zip(resolved.targets.samples, resolved.targets.labels, strict=True):
         if all(key in refs for key in keys_of(sample)):
             whole.append(sample)
         else:
-            findings.append(_reject_of(wanted, ledger, sample, path) or said.get(path)
+            findings.append(_reject_of(resolved, ledger, sample, path) or said.get(path)
                             or _unmade(path, known=bool(transient)))
     return whole, findings
 
@@ -37,36 +37,36 @@ _SOUND = ("prep scan SOURCE says whether the pictures are sound; if they are, th
           "it; --retry-rejects tries the same rows again")
 
 
-def require_training(wanted: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
+def require_training(resolved: ResolvedRecipe, whole: Sequence[Sample], rejected: Sequence[Finding]) -> None:
     """Raises `EmptyPlanError` if pictures to train on were wanted, but none could be encoded."""
-    asked = sum(sample.role == "train" for sample in wanted.targets.samples)
-    if asked and not any(sample.role == "train" for sample in whole):
+    count = sum(sample.role == "train" for sample in resolved.targets.samples)
+    if count and not any(sample.role == "train" for sample in whole):
         first = rejected[0]
-        raise EmptyPlanError(f"none of {counted(asked, 'picture')} to train on could be encoded; the first, "
+        raise EmptyPlanError(f"none of {counted(count, 'picture')} to train on could be encoded; the first, "
                              f"{printable_name(first.path)}, {first.code}: {first.detail}",
-                             hint=_SOUND if wanted.latents_from is None or first.code != "not-finite" else
+                             hint=_SOUND if resolved.latents_from is None or first.code != "not-finite" else
                              "let sd-scripts make its caches again, with --no_half_vae")
 
 
-def rejected_so_far(wanted: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
+def rejected_so_far(resolved: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
     """A finding for each sample of which this or an earlier run could not make a row."""
     if not ledger.rejects:
         return []
-    found = (_reject_of(wanted, ledger, sample, path)
-             for sample, path in zip(wanted.targets.samples, wanted.targets.labels, strict=True))
-    return [one for one in found if one is not None]
+    findings = (_reject_of(resolved, ledger, sample, path)
+                for sample, path in zip(resolved.targets.samples, resolved.targets.labels, strict=True))
+    return [finding for finding in findings if finding is not None]
 
 
-def _reject_of(wanted: ResolvedRecipe, ledger: Ledger, sample: Sample, path: str) -> Finding | None:
+def _reject_of(resolved: ResolvedRecipe, ledger: Ledger, sample: Sample, path: str) -> Finding | None:
     reject = next((reject for reject in map(ledger.rejected, keys_of(sample)) if reject is not None), None)
     return None if reject is None else Finding(path=path, code=reject.code, severity="error",
-                                               detail=f"{_mask_of(wanted, reject.key)}{reject.detail}")
+                                               detail=f"{_mask_of(resolved, reject.key)}{reject.detail}")
 
 
-def _mask_of(wanted: ResolvedRecipe, key: str) -> str:
+def _mask_of(resolved: ResolvedRecipe, key: str) -> str:
     """Names the mask file that a finding is about, as the start of its detail; empty for the picture itself."""
-    target = wanted.targets.masks.get(key)
-    own = target is None or wanted.recipe.mask_origin == "alpha"
+    target = resolved.targets.masks.get(key)
+    own = target is None or resolved.recipe.mask_origin == "alpha"
     return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
 
 
@@ -91,8 +91,8 @@ def keys_of(sample: Sample) -> list[str]:
 def split_prompts(prompts: Sequence[PromptTarget],
                   refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
     """The prompts with both rows in the cache, and a finding for each other prompt."""
-    kept = [prompt for prompt in prompts if prompt.positive_key in refs and prompt.negative_key in refs]
+    encoded = [prompt for prompt in prompts if prompt.positive_key in refs and prompt.negative_key in refs]
     lost = [Finding(path=prompt.prompt, code=NOT_ENCODED, severity="warning",
                     detail="this sample prompt has no text row, so no picture is made for it")
-            for prompt in prompts if prompt not in kept]
-    return kept, lost
+            for prompt in prompts if prompt not in encoded]
+    return encoded, lost

@@ -52,8 +52,8 @@ class Replaced:
         """A line about what the manifest called `name` lacks; "" if that is nothing."""
         if not self.lacks:
             return ""
-        kept = f"; the one before is {shell_name(str(self.kept))} until prep gc" if self.kept is not None else ""
-        return f"note: {name} lacks what the one before had: {', '.join(self.lacks)}{kept}"
+        where = f"; the one before is {shell_name(str(self.kept))} until prep gc" if self.kept is not None else ""
+        return f"note: {name} lacks what the one before had: {', '.join(self.lacks)}{where}"
 
 
 def read_replaced(path: Place) -> Manifest | None:
@@ -64,7 +64,7 @@ def read_replaced(path: Place) -> Manifest | None:
 
 
 def keep_replaced(old: Manifest, document: Mapping[str, Any]) -> None:
-    """Writes a manifest where it is kept, before one with another `document` replaces it; not one in a store."""
+    """Copies a manifest to where it stays until gc, before one with another `document` replaces it; not in a store."""
     same = {name: value for name, value in old.document.items() if name != "self"} == dict(document)
     if same or isinstance(old.path, Bucket):
         return
@@ -79,21 +79,21 @@ def prompts_for(recipe: Recipe, old: Manifest | None) -> tuple[Recipe, bytes | N
     by = "--prompts" if recipe.file is None else "--prompts, or file in [prompts] of the recipe"
     if recipe.prompts is not None and recipe.prompts != NONE:
         return recipe, *read_small_prompts(recipe.prompts, by), ""
-    told = [] if old is None or recipe.prompts == NONE else old.document["prompts"]["samples"]
+    samples = [] if old is None or recipe.prompts == NONE else old.document["prompts"]["samples"]
     recipe = replace(recipe, prompts=None)
-    if old is None or not told:
+    if old is None or not samples:
         return recipe, None, [], ""
     named = old.document["prompts"]["file"]
     file = None if named is None else Path(old.folder, named)
-    count = counted(len(told), "prompt")
+    count = counted(len(samples), "prompt")
     note = f"note: sample prompts as in the {shell_name(old.path.name)} that this replaces ({count}"
     leave = "--prompts none leaves them out"
     if file is not None and file.is_file():
         recipe = replace(recipe, prompts=file, options=(*recipe.options, "--prompts", file))
         return recipe, *read_small_prompts(file, "--prompts"), f"{note}, from {shell_name(str(file))}); {leave}"
-    prompts = [Prompt(text=one["prompt"], negative=one["negative"], line=number,
-                      settings=PromptSettings.of_document(one.get("settings", {})))
-               for number, one in enumerate(told, 1)]
+    prompts = [Prompt(text=sample["prompt"], negative=sample["negative"], line=number,
+                      settings=PromptSettings.of_document(sample.get("settings", {})))
+               for number, sample in enumerate(samples, 1)]
     return recipe, None, prompts, f"{note}, whose file is gone); {leave}"
 
 
@@ -107,9 +107,9 @@ def lacks(old: Manifest, new: Manifest) -> Iterator[str]:
         yield "masks"
     if len(after["prompts"]["samples"]) < len(before["prompts"]["samples"]):
         yield f"{counted(len(before['prompts']['samples']), 'sample prompt')}, now {len(after['prompts']['samples'])}"
-    given = {word for word in new.options if isinstance(word, str)}
+    options = {word for word in new.options if isinstance(word, str)}
     for flag, *values in _options(old):
-        if flag not in given and flag != "--prompts":
+        if flag not in options and flag != "--prompts":
             yield shlex.join([flag, *values])
 
 

@@ -42,8 +42,8 @@ class Compared:
         place = {digest: index for index, digest in enumerate(pictures)}
         now = [place.get(digest, -1) for digest in self.pictures]
         fresh = set(range(len(pictures))) - set(now)
-        kept = [index for index in now if index >= 0]
-        if not self.every and any(low > high for low, high in pairwise(kept)):
+        known = [index for index in now if index >= 0]
+        if not self.every and any(low > high for low, high in pairwise(known)):
             return [], set(range(len(pictures)))
         links: list[Link] = []
         for link in self.links:

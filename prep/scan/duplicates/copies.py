@@ -33,39 +33,39 @@ def exact_copies(seen: Iterable[ScannedPicture], pixels: Pixels) -> tuple[list[F
     called only for pictures whose size and sample match.
     """
     files: dict[str, str] = {}
-    found: list[Finding] = []
+    findings: list[Finding] = []
     others: list[ScannedPicture] = []
-    for one in sorted(seen, key=_rank):
-        if one.identity.file in files:
-            found.append(_copy_finding(one, "exact-duplicate", "bytes", files[one.identity.file]))
+    for picture in sorted(seen, key=_rank):
+        if picture.identity.file in files:
+            findings.append(_copy_finding(picture, "exact-duplicate", "bytes", files[picture.identity.file]))
         else:
-            others.append(one)
-        files.setdefault(one.identity.file, one.name)
-    samples = Counter(_sample(one) for one in others)
-    suspects = [one for one in others if samples[_sample(one)] > 1]
-    digests = dict(zip((one.name for one in suspects), pixels(suspects), strict=True))
+            others.append(picture)
+        files.setdefault(picture.identity.file, picture.name)
+    samples = Counter(_sample(picture) for picture in others)
+    suspects = [picture for picture in others if samples[_sample(picture)] > 1]
+    digests = dict(zip((picture.name for picture in suspects), pixels(suspects), strict=True))
     same: dict[str, str] = {}
     distinct: list[ScannedPicture] = []
-    for one in others:
-        digest = digests.get(one.name, "")
+    for picture in others:
+        digest = digests.get(picture.name, "")
         if digest and digest in same:
-            found.append(_copy_finding(one, "pixel-duplicate", "pixels", same[digest]))
+            findings.append(_copy_finding(picture, "pixel-duplicate", "pixels", same[digest]))
         else:
-            distinct.append(one)
-        same.setdefault(digest, one.name)
-    return found, distinct
+            distinct.append(picture)
+        same.setdefault(digest, picture.name)
+    return findings, distinct
 
 
-def _copy_finding(one: ScannedPicture, code: str, what: str, original: str) -> Finding:
-    return finding(one.name, code, f"same {what} as {original}", other=original, likeness=1.0)
+def _copy_finding(picture: ScannedPicture, code: str, what: str, original: str) -> Finding:
+    return finding(picture.name, code, f"same {what} as {original}", other=original, likeness=1.0)
 
 
-def _sample(one: ScannedPicture) -> tuple[int, int, int]:
-    return *one.identity.size, one.identity.sample
+def _sample(picture: ScannedPicture) -> tuple[int, int, int]:
+    return *picture.identity.size, picture.identity.sample
 
 
-def _rank(one: ScannedPicture) -> tuple[int, int, str]:
-    return -one.identity.size[0] * one.identity.size[1], len(one.name.rpartition("/")[2]), one.name
+def _rank(picture: ScannedPicture) -> tuple[int, int, str]:
+    return -picture.identity.size[0] * picture.identity.size[1], len(picture.name.rpartition("/")[2]), picture.name
 
 
 def skipped_finding(distinct: Sequence[ScannedPicture]) -> list[Finding]:
@@ -81,10 +81,10 @@ def skipped_finding(distinct: Sequence[ScannedPicture]) -> list[Finding]:
 
 def near_findings(nears: Iterable[Near], distinct: Sequence[ScannedPicture]) -> list[Finding]:
     """Findings on near-duplicates among pictures sorted by rank, one for each, with the first picture it resembles."""
-    found: dict[int, Near] = {}
+    nearest: dict[int, Near] = {}
     for near in sorted(nears, key=lambda near: near.mirrored):
-        found.setdefault(near.second, near)
-    return [_near_finding(near, distinct) for near in found.values()]
+        nearest.setdefault(near.second, near)
+    return [_near_finding(near, distinct) for near in nearest.values()]
 
 
 def _near_finding(near: Near, distinct: Sequence[ScannedPicture]) -> Finding:

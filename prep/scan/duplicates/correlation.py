@@ -93,9 +93,9 @@ def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lam
     return tuple(best[pair] for pair in sorted(best))
 
 
-def whole_correlation(one: Thumb, other: Thumb, *, mirrored: bool) -> float:
+def whole_correlation(first: Thumb, second: Thumb, *, mirrored: bool) -> float:
     """The correlation of two whole pictures laid over each other; 0 if their aspect ratios differ."""
-    moved, fixed = one.across, other.across
+    moved, fixed = first.across, second.across
     wider = abs(moved.shape[1] - fixed.shape[1])
     if wider > max(STRETCH * max(moved.shape[1], fixed.shape[1]), 2):
         return 0.0
@@ -124,8 +124,8 @@ def _way(grays: Sequence[Gray], mirror: int) -> _Axis:
 def _in_few(rows: Floats, basis: Floats) -> Floats:
     """[any, FEW + 1]: rows (each of length 1 or 0) in the basis, then the length of the remainder."""
     first = rows @ basis
-    left = (rows * rows).sum(axis=1) - (first * first).sum(axis=1)
-    few: Floats = np.concatenate([first, np.sqrt(np.maximum(left, 0))[:, None]], axis=1)
+    remainder = (rows * rows).sum(axis=1) - (first * first).sum(axis=1)
+    few: Floats = np.concatenate([first, np.sqrt(np.maximum(remainder, 0))[:, None]], axis=1)
     return few
 
 
@@ -167,13 +167,13 @@ def _search(way: _Axis, indices: Sequence[int], probes: Integers) -> Iterator[Ne
     rows = probes[numbers]
     scores = np.einsum("ij,ij->i", way.probes[rows], places[columns])
     likely = scores >= LIKELY
-    found: dict[tuple[int, int], tuple[float, int]] = {}  # probe and picture → the best place
+    best: dict[tuple[int, int], tuple[float, int]] = {}  # probe and picture → the best place
     for row, column, score in zip(rows[likely], columns[likely], scores[likely], strict=True):
         where = int(np.searchsorted(starts, column, "right")) - 1
         pair, place = (int(row), where), int(column - starts[where])
-        if pair not in found or found[pair] < (score, -place):
-            found[pair] = score, -place
-    for (row, where), (_, place) in sorted(found.items()):
+        if pair not in best or best[pair] < (score, -place):
+            best[pair] = score, -place
+    for (row, where), (_, place) in sorted(best.items()):
         other, mirrored, index = row % len(way.grays), row >= len(way.grays), indices[where]
         if other == index:
             continue
@@ -210,5 +210,5 @@ def _correlation(moved: Gray, fixed: Gray, offset: int) -> float:
     if high - low < SHARED * min(moved.shape[1], fixed.shape[1]):
         return 0.0
     pair = np.stack([moved[:, low - offset : high - offset].reshape(-1), fixed[:, low:high].reshape(-1)])
-    one, two = _normalized(pair.astype(np.float32))
-    return float(one @ two)
+    first, second = _normalized(pair.astype(np.float32))
+    return float(first @ second)

@@ -27,6 +27,6 @@ def cost_of(recipe: Recipe, cache: Place, *, jobs: int) -> Cost:
     call = EncodeCall(recipe=recipe, cache=cache, output=cache.with_name(f"{cache.name}.json"),
                       options=EncodeOptions(jobs=jobs, dry_run=True))
     with dry_run():
-        wanted = prepare(call).wanted
+        wanted = prepare(call).resolved
         planned = plan(wanted, open_to_encode(cache, create=False) if is_cache(cache) else None, store=False)
     return Cost(new=planned.missing, reused=planned.reused)
