@@ -23,6 +23,7 @@ from prep.view.params import number_of, query_of
 from prep.view.run import RunFiles
 from prep.view.run_pages import page_of_run, run_tag
 from prep.view.site import Site
+from prep.view.source.worker import UNDECODABLE
 
 Answer = Callable[[Request], Response]
 
@@ -152,8 +153,8 @@ _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
 
 
 def picture_of(data: bytes | None) -> Response:
-    if data is None:
-        data, kind = static_file("missing.svg") or (b"", "")
+    if data is None or data == UNDECODABLE:
+        data, kind = static_file("missing.svg" if data is None else "undecodable.svg") or (b"", "")
         return Response(data, media_type=kind)
     return Response(data, media_type="image/png" if data.startswith(b"\x89PNG") else "image/jpeg")
 

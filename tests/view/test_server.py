@@ -253,7 +253,7 @@ def test_endless_addresses(server):
 
 
 @pytest.mark.parametrize("path", ["/", "/sample/0", "/findings", "/static/view.js", "/thumbnail/0", "/nowhere",
-                                  "/?page=x", "/static/missing.svg"])
+                                  "/?page=x", "/static/missing.svg", "/static/undecodable.svg"])
 def test_every_answer_has_the_headers(server, path):
     for answer in (server.get(path), server.ask("GET", path), server.get(path, host="evil.example")):
         assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS

@@ -168,6 +168,12 @@ def test_a_picture_that_cannot_be_decoded_is_rejected(prep, photos, monkeypatch,
     monkeypatch.setattr("prep.fs.memo.REST_NS", 0)
     with viewing_source(photos, **SMALL) as running:
         assert "cut.jpg" in names(running.get().text)
+        address = f"/thumbnail/{number(running, 'cut.jpg')}"
+        assert "this picture cannot be decoded:" in running.get(address).text
+    with viewing_source(photos, **SMALL) as running:
+        (photos / "cut.jpg").rename(tmp_path / "cut.jpg")
+        assert "this picture was not found," in running.get(address).text
+        (tmp_path / "cut.jpg").rename(photos / "cut.jpg")
     assert "truncated\tcut.jpg" in prep("scan", photos, "--quiet", "--all").out
     with viewing_source(photos, **SMALL) as running:
         text = running.get().text

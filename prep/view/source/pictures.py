@@ -26,7 +26,7 @@ class SourcePictures:
         self._pool.close()
 
     def thumbnail(self, sample: int) -> bytes | None:
-        """A small JPEG of the whole picture; `None` if it is missing, has changed, or cannot be decoded."""
+        """A small JPEG of the whole picture, or `UNDECODABLE`; `None` if it is missing or has changed."""
         return self._small(sample, THUMBNAIL)
 
     def whole(self, sample: int) -> bytes | None:

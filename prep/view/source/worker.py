@@ -35,12 +35,18 @@ class Wanted:
     transparency: bool = False  # whether the mask is the picture's transparency
 
 
+UNDECODABLE = b"undecodable"  # instead of a picture
+
+
 def make(asked: Wanted) -> bytes:
-    """A JPEG or a PNG; b"" for a file that cannot be decoded, or is another one by now."""
+    """A JPEG or a PNG; `UNDECODABLE` for a picture that is, b"" for such a mask, and for a file that is another one by
+    now."""
     try:
         data = read_blob(asked.blob.blob())
         return _made(asked, data) if digest_bytes(data) == asked.digest else b""
-    except (OSError, MemoryError, BadPicture):
+    except BadPicture:
+        return UNDECODABLE if asked.what in ("small", "view") else b""
+    except (OSError, MemoryError):
         return b""
 
 
