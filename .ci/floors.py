@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TOOLS = ("hypothesis", "pytest")  # at the versions of the constraints, as torch
+TOOLS = ("hypothesis", "pytest", "pytest-timeout")  # at the versions of the constraints, as torch
 
 
 def main() -> None:
