@@ -53,7 +53,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name,
-                    place=partial(_place, config, ranks))
+                    weights_on=torch.device("cpu") if ranks.sharded else None, place=partial(_place, config, ranks))
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model, setup.family, digest)
     if found != setup.base:
@@ -74,7 +74,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
 
 
 def _place(config: Config, ranks: Ranks, model: Any, device: torch.device) -> None:
-    """Brings a model from host memory to the device, whole or this rank's part of it."""
+    """Brings a model to the device, whole or this rank's part of it."""
     if config.method == "lora" and config.lora.init == "pissa":  # decomposed by each rank: other processors may round
         ranks.require_equal({"first weights": data_digest({
             name: value for name, value in model.named_parameters() if lora.is_stored(name)})})

@@ -40,17 +40,9 @@ class Arriving:
         return self._copies
 
 
-def module_to_device(model: M, device: torch.device, dtype: torch.dtype | None = None) -> M:
-    """Moves the weights of `model` to `device` (and `dtype`), in place.
-
-    Those that its class in diffusers wants in float32 keep their dtype.
-    """
-    wanted = set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    kept = {name: value.data for name, value in model.named_parameters() if wanted & set(name.split("."))}
-    moved = model.to(device=device, dtype=dtype)
-    for name, value in kept.items():
-        moved.get_parameter(name).data = value.to(device)
-    return moved
+def module_to_device(model: M, device: torch.device) -> M:
+    """Moves the weights of `model` to `device`, in place."""
+    return model.to(device)
 
 
 def seed(number: int, device: torch.device) -> None:

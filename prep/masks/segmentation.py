@@ -24,7 +24,7 @@ import transformers
 
 from prep.errors import ModelError, UsageError
 from prep.models.files import ComponentFiles
-from prep.models.loading import dtype_keyword, load_model, load_part, quiet_transformers
+from prep.models.loading import dtype_keyword, load_part, load_transformers, quiet_transformers
 from prep.models.pipeline import single_model_files
 from prep.models.tensors import pick_device
 from prep.parse import suggest
@@ -190,5 +190,6 @@ def _processor(files: ComponentFiles) -> Any:
 def _load(kind: Any, files: ComponentFiles) -> Any:
     """Loads the model. The hint names SciPy, which MaskFormer's training loss needs as soon as the model is made."""
     options: dict[str, Any] = {dtype_keyword(transformers.__version__): torch.float32}
-    return load_model(kind, files, "segmentation model", packages="; pip install 'latentry[masks]' installs SciPy",
-                      trust_remote_code=False, **options)
+    return load_transformers(kind, files, "segmentation model",
+                             packages="; pip install 'latentry[masks]' installs SciPy",
+                             trust_remote_code=False, **options)

@@ -5,32 +5,77 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prep.errors import ModelError, OutOfMemoryError, first_line
-from prep.models.checkpoints.bounds import known_warnings, require_room
+import torch
+
+from prep.errors import ModelError, OutOfMemoryError, Problem, first_line
+from prep.models.checkpoints.bounds import build, known_warnings, of_diffusers, require_room
 from prep.models.checkpoints.staging import staged
+from prep.models.checkpoints.stored import Stored
+from prep.models.checkpoints.streaming import Settle, compared, fill, names_in, without_weights
+from prep.models.device.allocator import blocks_apart
 from prep.models.device.memory import is_out_of_memory
 from prep.models.files import ComponentFiles
+from prep.models.weights import read_tensors
 
 
-def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
-    """Loads a model of class `kind`, of diffusers or transformers, into CPU memory, all its weights from `files`.
+def as_it_is(_name: str, layer: Any) -> Any:
+    """Leaves each layer as it is."""
+    return layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """How a model is wanted in memory."""
+
+    dtype: torch.dtype  # of its floats, but for the parameters that its class keeps in float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    settle: Settle = as_it_is
+
+
+def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> Any:
+    """Loads a model of class `kind`, of diffusers, in this form, all its weights from `files`; for inference.
+
+    `what` names it in messages. Raises `ModelError`, `OutOfMemoryError`.
+    """
+    with _explained(files, what), blocks_apart():
+        require_room(kind, files, partial(of_diffusers, kind, files))
+        model = without_weights(kind, files)
+        stored = Stored.of(read_tensors(files.weights))
+        names = names_in(model, stored, files)
+        refuse_holes(compared(model, stored, names), files.folder)
+        fill(model, stored, names, form.dtype, form.device, form.settle)
+    return model.eval()
+
+
+def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
+    """Loads a model of class `kind`, of transformers, into CPU memory, all its weights from `files`.
 
     `what` names it in messages, `packages` completes the hint on a missing package, and `options` go to
     `from_pretrained`. Raises `ModelError`, `OutOfMemoryError`.
     """
+    with _explained(files, what, packages), staged(files, _dtype_in(options)) as folder, known_warnings():
+        require_room(kind, files, partial(build, kind, folder))
+        model, loaded = kind.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **options)
+        refuse_holes(loaded, files.folder)
+        unmap(model)
+    return model
+
+
+@contextmanager
+def _explained(files: ComponentFiles, what: str, packages: str = "") -> Iterator[None]:
+    """Loading, whose errors become messages that say what helps."""
     try:
-        with staged(files, _dtype_in(options)) as folder, known_warnings():
-            require_room(kind, folder, files)
-            model, loaded = kind.from_pretrained(
-                folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
-                ignore_mismatched_sizes=True, **options)
-            refuse_holes(loaded, files.folder)
-            unmap(model)
-    except ModelError:
+        yield
+    except Problem:
         raise
     except ImportError as error:
         raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {said(error, files)}",
@@ -47,7 +92,6 @@ def load_model(kind: Any, files: ComponentFiles, what: str, *, packages: str = "
                              "TMPDIR=DIR") from None
         raise ModelError(f"cannot load the {what} in {files.folder}: {said(error, files)}",
                          hint="download the model again; a model is a diffusers pipeline with safetensors") from None
-    return model
 
 
 def _dtype_in(options: Mapping[str, Any]) -> Any:

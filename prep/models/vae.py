@@ -22,7 +22,7 @@ from prep.models.fields import STD
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.latents import GEOMETRIES
-from prep.models.loading import load_model
+from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 
@@ -215,7 +215,7 @@ def load_vae(model: Path, dtype: torch.dtype, expected: Expected | None = None) 
     """Loads the VAE of the pipeline directory `model` into CPU memory. Raises `ModelError`."""
     files = vae_files(model)
     kind = getattr(diffusers, class_of(pipeline_index(model), "vae", model)[1])
-    vae = load_model(kind, files, "VAE", low_cpu_mem_usage=False, torch_dtype=dtype)
+    vae = load_diffusers(kind, files, "VAE", Form(dtype=dtype))
     if expected is not None:
         expected.require(digest_vae(files, expected.file_digest), f"the VAE of {model}")
     return vae

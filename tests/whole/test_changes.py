@@ -243,8 +243,8 @@ def second_device(patch: pytest.MonkeyPatch) -> Iterator[None]:
     with playing() as there:
         for module in (vae, encoder):
             patch.setattr(module, "pick_device", lambda name: there)
-        for module in (vae, pipeline):
-            patch.setattr(module, "load_model", outside(module.load_model))
+        for module, name in ((vae, "load_diffusers"), (pipeline, "load_transformers")):
+            patch.setattr(module, name, outside(getattr(module, name)))
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN
-from prep.models.loading import load_model
+from prep.models.loading import Form, as_it_is, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.training.schema import Config
 from train.models import lora
-from train.models.quantized import quantize
+from train.models.quantized import quantized
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
 
@@ -52,11 +53,11 @@ class Denoiser:
 
 
 def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
-         family: str = "", place: Callable[[Any, torch.device], object] = module_to_device) -> Denoiser:
+         family: str = "", weights_on: torch.device | None = None,
+         place: Callable[[Any, torch.device], object] = module_to_device) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
 
-    `place` brings it there from host memory.
-
+    Its weights are read to `weights_on`, `None`: the device itself; `place` brings it there with its adapters.
     `family` is the manifest's; "": that of the pipeline's class.
 
     With a frozen base (LoRA), bfloat16 precision halves its memory: only the trained parameters are float32.
@@ -65,16 +66,16 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     quiet()
     dtype = compute_dtype(config.precision, device)
     facts = FAMILIES[family or infer_family(model)]
-    denoiser = _load_model(model, facts)
-    trained: set[str] = set()
     whole = adapt and config.method == "full"
+    settle = as_it_is if whole else partial(quantized, config.quantization)
+    denoiser = _load_model(model, facts, Form(dtype=torch.float32 if whole else dtype, device=weights_on or device,
+                                              settle=settle))
+    trained = set(unfrozen(dict(denoiser.named_parameters()), config.full)) if whole else set()
     if whole:
-        trained = set(unfrozen(dict(denoiser.named_parameters()), config.full))
         for name, value in denoiser.named_parameters():
             value.requires_grad_(name in trained)
     else:
-        module_to_device(denoiser, torch.device("cpu"), dtype).requires_grad_(False)
-        quantize(denoiser, config.quantization)
+        denoiser.requires_grad_(False)
         if adapt:
             trained = set(lora.attach(denoiser, config.lora, config.seed, facts.lora.presets))
     if config.gradient_checkpointing:
@@ -168,8 +169,6 @@ def quiet() -> None:
     diffusers_logging.disable_progress_bar()
 
 
-def _load_model(model: Path, family: Family) -> Any:
+def _load_model(model: Path, family: Family, form: Form) -> Any:
     kind = getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1])
-    frugal = kind._keep_in_fp32_modules is not None  # diffusers insists on it then
-    return load_model(kind, weighted_files(model, family.denoiser), "denoiser", low_cpu_mem_usage=frugal,
-                      torch_dtype=torch.float32)
+    return load_diffusers(kind, weighted_files(model, family.denoiser), "denoiser", form)

@@ -21,27 +21,17 @@ from torch.nn import functional
 from prep.training.schema import Quantization
 
 BLOCK = 64  # of NF4: numbers that share a scale
+PART = 1 << 18  # numbers that are quantized at a time: tens of bytes for each are needed meanwhile
 FP8_MOST = 448.0  # the largest number of float8 e4m3
 
 
-def quantize(model: nn.Module, quantization: Quantization) -> None:
-    """Replaces the linear layers of the blocks of `model`, in place, unless `quantization` is none.
-
-    A layer that its class keeps in float32 stays.
+def quantized(quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
+    """What takes the place of the layer `name` of a denoiser: a linear layer of a block is quantized, unless
+    `quantization` is none.
     """
-    if quantization == "none":
-        return
-    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    for name, layer in list(model.named_modules()):
-        if is_quantized(name, kept) and type(layer) is nn.Linear:
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, QuantizedLinear(layer, quantization))
-
-
-def is_quantized(name: str, kept: set[str]) -> bool:
-    """Whether the linear layer `name` is one of a block: inside a list of modules."""
-    parts = name.split(".")
-    return any(part.isdecimal() for part in parts) and not kept & set(parts)
+    if quantization != "none" and type(layer) is nn.Linear and any(part.isdecimal() for part in name.split(".")):
+        return QuantizedLinear(layer, quantization)
+    return layer
 
 
 class QuantizedLinear(nn.Linear):
@@ -87,22 +77,33 @@ class _Product(torch.autograd.Function):
 
 def _to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Bytes `[out, in]`, and powers of two `[out, 1]` with which the largest number of a row is 224 to 448."""
-    largest = weight.float().abs().amax(dim=1, keepdim=True)
-    scale = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=2.0**-100) / FP8_MOST)))
-    return (weight.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
+    packed, scale = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight), 1)
+    rows = max(1, PART // weight.shape[1])
+    for first in range(0, len(weight), rows):
+        part, where = weight[first : first + rows].float(), slice(first, first + rows)
+        largest = part.abs().amax(dim=1, keepdim=True)
+        scale[where] = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=2.0**-100) / FP8_MOST)))
+        packed[where] = (part / scale[where]).to(torch.float8_e4m3fn).view(torch.uint8)
+    return packed, scale
 
 
 def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers a byte, and the largest magnitude of each block of 64 in the order of the rows.
+    """Two numbers a byte, `[bytes, 1]`, and the largest magnitude of each block of 64 in the order of the rows.
 
     The weight goes there flat, and comes back so: on a CPU, bitsandbytes 0.50 mixes up the blocks of a matrix whose
     rows are no multiple of 64 long.
     """
     from bitsandbytes.functional import quantize_4bit
 
-    packed, state = quantize_4bit(weight.float().flatten(), blocksize=BLOCK, quant_type="nf4",
-                                  compress_statistics=False)
-    return packed, state.absmax
+    parts: Any = weight.flatten().split(PART)  # type: ignore[no-untyped-call]
+    packed = torch.empty(-(-weight.numel() // 2), 1, dtype=torch.uint8)
+    scale = torch.empty(-(-weight.numel() // BLOCK))
+    places = zip(packed.split(PART // 2), scale.split(PART // BLOCK), strict=True)  # type: ignore[no-untyped-call]
+    for part, (bytes_of, scales_of) in zip(parts, places, strict=True):
+        made, state = quantize_4bit(part.float(), blocksize=BLOCK, quant_type="nf4", compress_statistics=False)
+        bytes_of.copy_(made)
+        scales_of.copy_(state.absmax)
+    return packed, scale
 
 
 def _from_nf4(packed: Tensor, scale: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:

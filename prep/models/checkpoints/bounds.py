@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -35,9 +35,10 @@ class TooMuch(Exception):
     """A model asks for more than its weights have."""
 
 
-def require_room(kind: Any, folder: Path, files: ComponentFiles) -> None:
-    """Raises `ModelError` if a model of class `kind` with the config in `folder` is far larger than the weights of
-    `files`. Configs that cannot be built are left to the library, which says why.
+def require_room(kind: Any, files: ComponentFiles, build: Callable[[], Any]) -> None:
+    """Raises `ModelError` if the model of class `kind` that `build` makes is far larger than the weights of `files`.
+
+    Configs that cannot be built are left to the library, which says why.
     """
     tensors = read_tensors(files.weights)
     key = (kind, files.small["config.json"], sum(prod(each.shape) for each in tensors.values()), len(tensors))
@@ -45,7 +46,7 @@ def require_room(kind: Any, folder: Path, files: ComponentFiles) -> None:
         return
     try:
         with limited(tensors), torch.device("meta"):
-            build(kind, folder)
+            build()
     except (TooMuch, MemoryError):
         raise ModelError(f"{files.folder / 'config.json'} describes a model far larger than its weights, which have "
                          f"{len(tensors)} tensors", hint=TWO_MODELS) from None
@@ -55,6 +56,12 @@ def require_room(kind: Any, folder: Path, files: ComponentFiles) -> None:
 
 
 _FITTING: set[tuple[Any, bytes, int, int]] = set()  # what has been built: encoders are loaded again for many captions
+
+
+def of_diffusers(kind: Any, files: ComponentFiles) -> Any:
+    """A model of class `kind` with the config in `files`, as it is for weights times their scales."""
+    with known_warnings():
+        return kind.from_config({key: value for key, value in files.config.items() if key != "quantization_config"})
 
 
 def build(kind: Any, folder: Path) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
     "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool}
 SPELLED = {dtype: name for name, dtype in DTYPES.items()}
+PIECE = 1 << 24  # bytes that are read at a time; a multiple of each dtype's
 BLOCK = 128  # rows and columns that share a scale, of scales with two dimensions
 
 
@@ -36,6 +37,7 @@ class Stored:
 
     tensors: Mapping[str, StoredTensor]
     scales: Scales
+    piece: Tensor = field(default_factory=lambda: torch.empty(PIECE, dtype=torch.uint8))  # read, before it is cast
 
     @classmethod
     def of(cls, tensors: Mapping[str, StoredTensor]) -> Stored:
@@ -60,27 +62,40 @@ class Stored:
         return (found.float() * scale).to(dtype or torch.float32)
 
 
+    def cast(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor `name` as `dtype`, in memory of its own, times its scale if it has one. Raises `ModelError`.
+
+        It is read in pieces, so that there is no second one beside it.
+        """
+        if name in self.scales.of:
+            return self.read(name, dtype)
+        return _read(self.tensors[name], dtype, self.piece)
+
+
 _OTHER = "name weights in bfloat16, float16 or float32, or download the model again"
 
 
-def _read(tensor: StoredTensor) -> Tensor:
-    """The tensor as it is stored. Raises `ModelError`."""
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None or tensor.end - tensor.begin != prod(tensor.shape) * dtype.itemsize:
+def _read(tensor: StoredTensor, dtype: torch.dtype | None = None, piece: Tensor | None = None) -> Tensor:
+    """The tensor as it is stored; with a `piece` of memory to read into as `dtype`. Raises `ModelError`."""
+    kind = DTYPES.get(tensor.dtype)
+    if kind is None or tensor.end - tensor.begin != prod(tensor.shape) * kind.itemsize:
         raise ModelError(f"{tensor.path} has a tensor of {tensor.end - tensor.begin} bytes for {list(tensor.shape)} "
                          f"{tensor.dtype}, expected one of: {', '.join(DTYPES)}", hint=FETCH_AGAIN)
-    if tensor.begin == tensor.end:
-        return torch.empty(tensor.shape, dtype=dtype)
-    data = bytearray(tensor.end - tensor.begin)
+    made = torch.empty(tensor.shape, dtype=dtype or kind)
+    between = None if piece is None or dtype == kind else piece.view(kind)
     try:
         with open_regular(tensor.path) as file:
             file.seek(tensor.begin)
-            read = file.readinto(data)  # type: ignore[attr-defined]  # of a buffered reader: whole, or the file ends
+            for part in made.view(-1).split(PIECE // kind.itemsize):  # type: ignore[no-untyped-call]
+                into = part if between is None else between[: len(part)]
+                data = into.view(torch.uint8).numpy().data
+                if file.readinto(data) != len(data):  # type: ignore[attr-defined]  # whole, or the file ends
+                    raise ModelError(f"{tensor.path} changed while it was read", hint=WAIT)
+                if between is not None:
+                    part.copy_(into)
     except OSError as error:
         raise unreadable(tensor.path, error) from None
-    if read != len(data):
-        raise ModelError(f"{tensor.path} changed while it was read", hint=WAIT)
-    return torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)
+    return made
 
 
 def _spread(scale: Tensor, shape: torch.Size) -> Tensor | None:

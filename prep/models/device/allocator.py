@@ -17,6 +17,8 @@ import torch
 # From <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEEP = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, (1 << 31) - 1))
+APART = 3 << 19  # more than what is needed for a moment while weights are quantized
+_APART = ((_MMAP_THRESHOLD, APART), (_TRIM_THRESHOLD, 1 << 26))
 # glibc's own, as it adjusts them to large blocks; what was set cannot be asked for.
 _USUAL = ((_MMAP_MAX, 1 << 16), (_MMAP_THRESHOLD, 1 << 25), (_TRIM_THRESHOLD, 1 << 26))
 
@@ -35,10 +37,35 @@ def kept_heap(device: torch.device) -> Iterator[bool]:
         answers = [mallopt(name, value) for name, value in _KEEP]
         yield all(answers)
     finally:
-        for name, value in _USUAL:
+        _as_usual(mallopt)
+
+
+def _as_usual(mallopt: Callable[..., int]) -> None:
+    """Sets glibc's own values, and returns what is free to the system."""
+    for name, value in _USUAL:
+        mallopt(name, value)
+    if trim := _glibc("malloc_trim"):
+        trim(0)
+
+
+@contextmanager
+def blocks_apart() -> Iterator[None]:
+    """Within the context, each block of `APART` bytes or more goes back to the system as soon as it is freed.
+
+    glibc raises that bound to 32 MiB as such blocks are freed. Weights that are read, changed and freed then leave
+    holes, which version 2.36 does not fill: aligned blocks take a little more than they leave. The denoiser of SD1.5 in
+    4 bits, 1.35 GB, then took 1.86 GB instead of 1.56.
+    """
+    mallopt = _glibc("mallopt")
+    if mallopt is None:
+        yield
+        return
+    try:
+        for name, value in _APART:
             mallopt(name, value)
-        if trim := _glibc("malloc_trim"):
-            trim(0)
+        yield
+    finally:
+        _as_usual(mallopt)
 
 
 def keeps_heap() -> bool:

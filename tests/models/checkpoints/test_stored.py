@@ -16,6 +16,9 @@ from safetensors.torch import load_file, save_file
 from prep.errors import ModelError
 from prep.models.checkpoints import stored
 from prep.models.checkpoints.stored import Stored
+from prep.models.families.registry import FAMILIES
+from prep.models.fingerprint import text_files
+from prep.models.text.pipeline import load_encoder
 from prep.models.vae import load_vae
 from prep.models.weights import read_tensors
 
@@ -75,10 +78,10 @@ def test_no_room_for_the_weights_that_are_meant(model, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    fp8_weights.rewrite(model / "vae", lambda weights: fp8_weights.scaled(weights)[0])
+    fp8_weights.rewrite(model / "text_encoder", lambda weights: fp8_weights.scaled(weights)[0])
     monkeypatch.setattr(stored, "write", full)
     with pytest.raises(ModelError) as error:
-        load_vae(model, torch.float32)
+        load_encoder(model, FAMILIES["sd15"], "text_encoder", text_files(model), torch.float32)
     assert "its weights with their scales applied do not fit into " in error.value.message
     assert error.value.hint.endswith("TMPDIR=DIR")
 

@@ -18,9 +18,11 @@ pytest.importorskip("transformers", minversion="5", reason="older tokenizers can
 import tiny_pipelines
 
 from prep.errors import ModelError
+from prep.models import loading
 from prep.models.checkpoints import bounds
 from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import text_files
+from prep.models.loading import Form
 from prep.models.pipeline import infer_family, weighted_files
 from prep.models.text.pipeline import load_encoder
 from prep.models.vae import load_vae
@@ -45,7 +47,7 @@ def load(model: Path, name: str) -> dict[str, torch.Tensor]:
         if name == "vae":
             return load_vae(model, torch.float32).state_dict()
         if name == family.denoiser:
-            return _load_model(model, family).state_dict()
+            return _load_model(model, family, Form(dtype=torch.float32)).state_dict()
         return load_encoder(model, family, name, text_files(model), torch.float32).state_dict()
 
 
@@ -92,9 +94,10 @@ def test_a_tensor_that_nothing_reads_is_named(model, tmp_path):
 def watch(monkeypatch) -> list[torch.nn.Module]:
     """Every model that is built to see what a config asks for, from now on."""
     built: list[torch.nn.Module] = []
-    usual = bounds.build
     monkeypatch.setattr(bounds, "_FITTING", set())
-    monkeypatch.setattr(bounds, "build", lambda *given: built.append(usual(*given)))
+    for name in ("build", "of_diffusers"):
+        usual = getattr(loading, name)
+        monkeypatch.setattr(loading, name, lambda *given, usual=usual: built.append(usual(*given)))
     return built
 
 

@@ -16,7 +16,7 @@ from prep.training.schema import Lora
 from train.check import check
 from train.config.load import parse
 from train.models import lora
-from train.models.quantized import QuantizedLinear, quantize
+from train.models.quantized import QuantizedLinear, quantized
 from train.setup import RunRequest
 
 KINDS = ["fp8", "nf4"]
@@ -91,6 +91,13 @@ def test_output_and_gradients_are_those_of_a_plain_layer_with_the_same_weight(ki
     torch.testing.assert_close(answer.float(), found[1][0], rtol=0.05, atol=0.05)
 
 
+def quantize(model, kind):
+    for name, layer in list(model.named_modules()):
+        if (changed := quantized(kind, name, layer)) is not layer:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, changed)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_of_blocks_take_less_memory_and_others_stay(tiny_model, kind):
     unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
@@ -116,17 +123,16 @@ def test_a_run_learns_what_one_on_the_same_weights_does(make, setup_of, tmp_path
     settings = {**QUICK, "precision": precision, "lora": {"rank": 4}, "gradient_checkpointing": precision == "fp32"}
     go(setup_of(made, **settings, quantization=kind), tmp_path / kind)
 
-    def undone(model, quantization):
-        quantize(model, quantization)
-        for name, module in list(model.named_modules()):
-            if isinstance(module, QuantizedLinear):
-                plain = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
-                plain.weight.data = module.unpacked(torch.bfloat16 if precision == "bf16" else torch.float32)
-                plain.bias = module.bias
-                parent, _, last = name.rpartition(".")
-                setattr(model.get_submodule(parent), last, plain.requires_grad_(False))
+    def undone(quantization, name, layer):
+        changed = quantized(quantization, name, layer)
+        if changed is layer:
+            return layer
+        plain = nn.Linear(changed.in_features, changed.out_features, bias=changed.bias is not None)
+        plain.weight.data = changed.unpacked(torch.bfloat16 if precision == "bf16" else torch.float32)
+        plain.bias = changed.bias
+        return plain.requires_grad_(False)
 
-    monkeypatch.setattr("train.models.denoiser.quantize", undone)
+    monkeypatch.setattr("train.models.denoiser.quantized", undone)
     go(setup_of(made, **settings, quantization=kind), tmp_path / "plain")
     losses = [[event["loss"] for event in events(tmp_path / name) if event["event"] == "step"]
               for name in (kind, "plain")]

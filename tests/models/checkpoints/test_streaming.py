@@ -1,0 +1,232 @@
+"""Denoisers and VAEs that are read straight into the form of their use: bit for bit what loading them in float32, and
+changing that, makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import diffusers
+import fp8_weights
+import pytest
+import real_sizes
+import tiny_pipelines
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from prep.errors import ModelError
+from prep.models.checkpoints import stored
+from prep.models.families.registry import FAMILIES
+from prep.models.loading import Form
+from prep.models.pipeline import infer_family, pipeline_index
+from prep.models.vae import load_vae
+from train.config.load import parse
+from train.models.denoiser import _load_model, load
+from train.models.quantized import QuantizedLinear, quantized
+
+CPU = torch.device("cpu")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import torch
+from train.config.load import parse
+from train.models.denoiser import load
+
+def number(key):
+    return int(Path("/proc/self/status").read_text().split(key)[1].split()[0]) << 10
+
+folder, quantization = Path(sys.argv[1]), sys.argv[2]
+settings = parse({"precision": "bf16", "quantization": quantization}, "test")
+load(Path(sys.argv[3]), settings, "epsilon", torch.device("cpu"), adapt=False)  # imports, and what torch keeps
+Path("/proc/self/clear_refs").write_text("5")
+begun = number("VmRSS:")
+model = load(folder, settings, "epsilon", torch.device("cpu"), adapt=False).model
+print(number("VmHWM:") - begun, sum(value.nbytes for value in (*model.parameters(), *model.buffers())))
+"""
+
+
+@pytest.fixture(scope="module", params=tiny_pipelines.FAMILIES)
+def model(request, tmp_path_factory) -> Path:
+    return tiny_pipelines.save(request.param, tmp_path_factory.mktemp(request.param) / "model")
+
+
+def by_library(folder: Path, name: str) -> nn.Module:
+    """A component in float32, as diffusers loads it, with values that no file has."""
+    kind = getattr(diffusers, pipeline_index(folder)[name][1])
+    with tiny_pipelines.known_warnings():
+        return kind.from_pretrained(folder / name, torch_dtype=torch.float32,
+                                    low_cpu_mem_usage=kind._keep_in_fp32_modules is not None).eval()
+
+
+def changed(whole: nn.Module, dtype: torch.dtype, quantization: str) -> nn.Module:
+    """What a frozen base in float32 becomes."""
+    floats = set(getattr(whole, "_keep_in_fp32_modules", None) or ())
+    kept = {name: value.data for name, value in whole.named_parameters() if floats & set(name.split("."))}
+    nn.Module.to(whole, dtype)
+    for name, value in kept.items():
+        whole.get_parameter(name).data = value
+    for name, layer in list(whole.named_modules()):
+        if not floats & set(name.split(".")) and (new := quantized(quantization, name, layer)) is not layer:
+            parent, _, last = name.rpartition(".")
+            setattr(whole.get_submodule(parent), last, new)
+    return whole
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All tensors of a model, also those that are no buffers."""
+    found = dict(model.named_parameters()) | {f"buffer {name}": value for name, value in model.named_buffers()}
+    for name, layer in model.named_modules():
+        for key, value in vars(layer).items():
+            each = value if isinstance(value, list | tuple) else [value]
+            found |= {f"{name}.{key} {number}": one for number, one in enumerate(each) if isinstance(one, torch.Tensor)}
+    return found
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
+    found, wanted = tensors(ours), tensors(theirs)
+    assert found.keys() == wanted.keys()
+    for name, value in found.items():
+        assert value.dtype == wanted[name].dtype and not value.is_meta, name
+        assert torch.equal(value, wanted[name]), name
+    assert ours.training is theirs.training
+    assert {name: type(layer) for name, layer in ours.named_modules()} == {
+        name: type(layer) for name, layer in theirs.named_modules()}
+
+
+def ours(folder: Path, precision: str, quantization: str) -> nn.Module:
+    family = FAMILIES[infer_family(folder)]
+    with tiny_pipelines.known_warnings():
+        return load(folder, parse({"precision": precision, "quantization": quantization}, "test"),
+                    family.predictions[0], CPU, adapt=False, family=family.name).model
+
+
+@pytest.mark.parametrize(("precision", "quantization"), [
+    ("bf16", "none"), ("bf16", "nf4"), ("fp32", "fp8"),
+    *(pytest.param(precision, quantization, marks=pytest.mark.slow) for precision, quantization in
+      [("fp32", "none"), ("fp16", "none"), ("bf16", "fp8"), ("fp16", "fp8"), ("fp32", "nf4"), ("fp16", "nf4")])])
+def test_a_frozen_base_is_that_of_float32_rounded(model, precision, quantization):
+    name = FAMILIES[infer_family(model)].denoiser
+    found = ours(model, precision, quantization)
+    assert_same(found, changed(by_library(model, name), DTYPES[precision], quantization))
+    assert quantization == "none" or any(isinstance(layer, QuantizedLinear) for layer in found.modules())
+
+
+def test_all_weights_that_are_trained_are_in_float32(model):
+    family = FAMILIES[infer_family(model)]
+    with tiny_pipelines.known_warnings():
+        found = load(model, parse({"method": "full", "precision": "bf16"}, "test"), family.predictions[0], CPU,
+                     family=family.name)
+    assert_same(found.model, by_library(model, family.denoiser).train())
+    assert all(value.requires_grad for value in found.parameters.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_a_vae_is_that_of_the_library(model, dtype):
+    theirs = by_library(model, "vae")
+    assert_same(load_vae(model, dtype), nn.Module.to(theirs, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("split", [False, True], ids=["one file", "several files"])
+def test_files_of_other_dtypes_variants_and_several(tmp_path, dtype, split):
+    folder = tiny_pipelines.save("flux", tmp_path / "model")
+    part = folder / "transformer"
+    values = {name: value.to(dtype) for name, value in load_file(next(part.glob("*.safetensors"))).items()}
+    shutil.move(next(part.glob("*.safetensors")), tmp_path / "plain.safetensors")
+    stem = "diffusion_pytorch_model"
+    if split:
+        halves = [dict(list(values.items())[number::2]) for number in range(2)]
+        names = [f"{stem}.fp16-{number:05}-of-00002.safetensors" for number in (1, 2)]
+        for name, half in zip(names, halves, strict=True):
+            save_file(half, part / name, metadata={"format": "pt"})
+        placed = {key: name for name, half in zip(names, halves, strict=True) for key in half}
+        (part / f"{stem}.safetensors.index.fp16.json").write_text(json.dumps({"weight_map": placed}))
+    else:
+        save_file(values, part / f"{stem}.fp16.safetensors", metadata={"format": "pt"})
+    found = ours(folder, "bf16", "none")
+    for path in part.glob("*.fp16*"):
+        path.unlink()
+    save_file({name: value.float() for name, value in values.items()}, part / f"{stem}.safetensors",
+              metadata={"format": "pt"})
+    assert_same(found, changed(by_library(folder, "transformer"), torch.bfloat16, "none"))
+
+
+@pytest.mark.parametrize("scale_of", [fp8_weights.by_tensor, fp8_weights.by_row])
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_weights_times_their_scales(tmp_path, scale_of, quantization):
+    folder = tiny_pipelines.save("flux", tmp_path / "model")
+    path = next((folder / "transformer").glob("*.safetensors"))
+    with_scales, meant = fp8_weights.scaled(load_file(path), scale_of=scale_of)
+    save_file(with_scales, path, metadata={"format": "pt"})
+    found = ours(folder, "bf16", quantization)
+    save_file(meant, path, metadata={"format": "pt"})
+    assert_same(found, changed(by_library(folder, "transformer"), torch.bfloat16, quantization))
+
+
+def test_names_of_attention_that_diffusers_has_changed(tmp_path):
+    """Published VAEs of Stable Diffusion have the earlier ones."""
+    folder = tiny_pipelines.save("sd15", tmp_path / "model")
+    wanted, path = load_vae(folder, torch.float32), next((folder / "vae").glob("*.safetensors"))
+    words = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+
+    def earlier(name: str) -> str:
+        for new, old in words.items():
+            name = name.replace(f".{new}.", f".{old}.") if "mid_block.attentions" in name else name
+        return name
+
+    values = {earlier(name): value for name, value in load_file(path).items()}
+    assert any("proj_attn" in name for name in values)
+    save_file(values, path, metadata={"format": "pt"})
+    assert_same(load_vae(folder, torch.float32), wanted)
+
+
+def test_a_tensor_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "PIECE", 32)
+    folder = tiny_pipelines.save("sd15", tmp_path / "model")
+    for precision in ("fp32", "bf16"):
+        assert_same(ours(folder, precision, "none"), changed(by_library(folder, "unet"), DTYPES[precision], "none"))
+
+
+def test_a_layer_is_settled_before_the_next_is_read(tmp_path):
+    folder, settled = tiny_pipelines.save("sd15", tmp_path / "model"), list[str]()
+
+    def settle(name: str, layer: nn.Module, whole: list[nn.Module]) -> nn.Module:
+        assert not any(value.is_meta for value in layer.parameters(recurse=False))
+        settled.append(name)
+        return layer
+
+    _load_model(folder, FAMILIES["sd15"], Form(dtype=torch.float32, settle=partial(settle, whole=[])))
+    assert len(settled) == len(set(settled)) > 50
+
+
+def test_nothing_is_read_of_weights_that_do_not_fit(tmp_path, monkeypatch):
+    folder = tiny_pipelines.save("sd15", tmp_path / "model")
+    path = next((folder / "unet").glob("*.safetensors"))
+    save_file({name: value for name, value in load_file(path).items() if name != "conv_out.bias"}, path,
+              metadata={"format": "pt"})
+    monkeypatch.delattr("prep.models.checkpoints.stored._read")
+    with pytest.raises(ModelError, match=r"lack conv_out\.bias"):
+        _load_model(folder, FAMILIES["sd15"], Form(dtype=torch.float32))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone says it")
+@pytest.mark.parametrize("quantization", ["none", "fp8", "nf4"])
+def test_loading_takes_the_memory_of_the_form_alone(tmp_path, quantization):
+    """In float32 first, this one would take 3 times as much; quantized, 4 to 5 times."""
+    widths = {"block_out_channels": (256, 512, 512, 512), "cross_attention_dim": 512}
+    folder, small = (real_sizes.build("sd15", tmp_path / name, **changes) for name, changes in (
+        ("large", widths), ("small", {"block_out_channels": (32, 32, 32, 32), "cross_attention_dim": 32})))
+    made = subprocess.run([sys.executable, "-c", PEAK, str(folder), quantization, str(small)], check=True, text=True,
+                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    peak, size = map(int, made.stdout.split()[-2:])
+    assert size > 100_000_000 and peak < 1.15 * size + stored.PIECE + 140_000_000
