@@ -15,7 +15,7 @@ from prep.cli.ticker import progress_unless
 from prep.errors import PathError, UsageError
 from prep.formatting import shell_name
 from prep.fs.paths import resolve
-from prep.fs.place import Local, Place, is_directory, is_file, maybe_place, place_of
+from prep.fs.place import Local, Place, is_directory, is_file, is_here, maybe_place, place_of
 from prep.fs.remote.bucket import Bucket
 from prep.recipe.options import BY_NAME
 
@@ -186,7 +186,7 @@ def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
     if not survey.items:
         raise PathError(f"{asked.what} has no picture that can be used, and is no training run",
                         hint=f"prep scan {shell_name(str(asked.what))} says what is there; of a manifest, name its "
-                        f"file{', which in an object store ends in .json' if isinstance(asked.what, Bucket) else ''}")
+                        f"file{'' if is_here(asked.what) else ', which in an object store ends in .json'}")
     source = SourceSet(survey)
     edits = _edits(asked, recipe, folder, source) if asked.edit else None
     for line in () if asked.quiet else (*source.notices, *source.data().notes):

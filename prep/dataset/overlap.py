@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from prep.findings import Finding, finding
 from prep.formatting import counted, join_names
 from prep.fs.blob import Blob
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import real_name
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.sources.walk import places_of
@@ -21,7 +18,7 @@ class SharedFiles:
 
     def __init__(self, recipe: Recipe) -> None:
         self._paths = [source.path for source in recipe.sources]
-        roots = [{_real(place) for place in places_of(source.path)} for source in recipe.sources]
+        roots = [{real_name(place) for place in places_of(source.path)} for source in recipe.sources]
         self._near = {one for one, mine in enumerate(roots) for other, theirs in enumerate(roots)
                       if one != other and _overlap(mine, theirs)}
         self._folders: dict[str, str] = {}
@@ -48,12 +45,8 @@ class SharedFiles:
         """The same for one file, however its source is spelled."""
         folder, _, name = picture.file.rpartition("/")
         if folder not in self._folders:
-            self._folders[folder] = _real(picture.place.parent)
+            self._folders[folder] = real_name(picture.place.parent)
         return self._folders[folder], name, picture.offset
-
-
-def _real(place: Place) -> str:
-    return str(place) if isinstance(place, Bucket) else os.path.realpath(place)
 
 
 def _overlap(one: set[str], other: set[str]) -> bool:

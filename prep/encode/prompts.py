@@ -39,11 +39,10 @@ from prep.formatting import counted, grouped, printable
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import Memo
 from prep.fs.paths import NamedPath, check_disjoint, resolve
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import Place, relative_name
 from prep.keys import TextKeys
 from prep.manifest.commands import encode_command
-from prep.manifest.document import Manifest, check_model_named, read_manifest, relative_to_manifest
+from prep.manifest.document import Manifest, check_model_named, read_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
 from prep.manifest.samples import renumber_shards
 from prep.manifest.tables import build_findings, build_shards, write_table
@@ -147,7 +146,7 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
                          "options": _options(manifest, call.file)}, path)
     truncated = find_truncated(targets, text.reading, facts, call.progress)
-    cache = open_to_encode(manifest.cache, create=False) if isinstance(manifest.cache, Bucket) else opened.cache
+    cache = open_to_encode(manifest.cache, create=False)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         planned, encoded = _encode(call, cache, targets, text)
         lost, kept = _rewrite(call, opened, cache, targets, data, truncated)
@@ -241,7 +240,7 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     fields = {**manifest.document["fields"], "text": {
         **manifest.document["fields"]["text"], "rows": len(of_prompts | own.keys()), "shards": len(texts),
         "bytes": sum(shard["bytes"] for shard in texts)}}
-    place = relative_to_manifest(call.file, manifest.path)
+    place = relative_name(call.file, manifest.path)
     document = {name: value for name, value in manifest.document.items() if name != "self"}
     write_new(cache, manifest.path, {
         **document, "fields": fields, "tables": tables, "options": _options(manifest, call.file),
@@ -279,7 +278,7 @@ def _spelled(shard: Mapping[str, Any]) -> dict[str, Any]:
 
 def _options(manifest: Manifest, file: Path) -> list[Any]:
     """The recorded options, so that the command that they spell encodes these prompts."""
-    options, place = list(manifest.document["options"]), relative_to_manifest(file, manifest.path)
+    options, place = list(manifest.document["options"]), relative_name(file, manifest.path)
     if place == manifest.document["prompts"]["file"]:
         return options
     at = options.index("--prompts") if "--prompts" in options else len(options)

@@ -16,13 +16,13 @@ from prep.formatting import counted, format_bytes, printable
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.paths import MARKER
-from prep.fs.place import Place, require_disk
+from prep.fs.place import Place, require_disk, require_local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.tree import listing_digest
 from prep.fs.untrusted import open_regular, read_regular, size_regular, stream_of
 from prep.manifest.commands import repair_command
 from prep.manifest.consistency import read_shards
-from prep.manifest.document import LIMIT, Manifest, read_manifest, require_local
+from prep.manifest.document import LIMIT, Manifest, read_manifest
 from prep.manifest.shards import ShardFacts
 from prep.progress import Progress, Tick, silent
 

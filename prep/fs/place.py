@@ -55,9 +55,55 @@ def maybe_place(named: str | os.PathLike[str] | Bucket | None) -> Place | None:
     return None if named is None else place_of(named)
 
 
-def place_below(base: Path, text: str) -> Place:
-    """The place that a word in a file names, relative to the file's directory `base`. Raises `PathError`."""
-    return Bucket.parse(text) if names_bucket(text) else base / text
+def place_below(base: Place, text: str) -> Place:
+    """The place that a word in a file names, relative to the file's directory `base`. Raises `PathError`, also for a
+    relative path that leaves the bucket of `base`."""
+    if names_bucket(text):
+        return Bucket.parse(text)
+    if isinstance(base, Path):
+        return base / text
+    if (place := base.follow(text)) is None:
+        raise PathError(f"{text} leads out of the bucket of {base}", hint="name what is in the same bucket")
+    return place
+
+
+def relative_name(target: Place, document: Place) -> str | None:
+    """How a document names a place: by a POSIX path relative to the document's directory, or in a store by its URL.
+
+    A document in a store names a path relative to the working directory: as if it had been written there, and uploaded.
+    `None` if no relative path exists (another drive), or if it is not portable (a backslash in a name).
+    """
+    if isinstance(target, Bucket):
+        return str(target)
+    base = Path.cwd() if isinstance(document, Bucket) else document.resolve().parent
+    try:
+        name = Path(os.path.relpath(target.resolve(), base)).as_posix()
+    except ValueError:
+        return None
+    name = f"./{name}" if ":" in name.split("/")[0] else name  # otherwise Windows reads a drive letter
+    return None if "\\" in name else name
+
+
+def movable_name(target: Place, document: Place) -> str | None:
+    """As `relative_name`, but relative in a store, too, so that both can move together if they are in one."""
+    if isinstance(target, Bucket) and isinstance(document, Bucket):
+        return document.parent.leads_to(target)
+    return relative_name(target, document)
+
+
+def shortest_name(place: Place) -> str:
+    """How a person would type a place: relative to the working directory if that is shorter."""
+    if isinstance(place, Bucket):
+        return str(place)
+    try:
+        return min(str(place), os.path.relpath(place), key=len)
+    except ValueError:  # another drive
+        return str(place)
+
+
+def real_name(place: Place) -> str:
+    """A name that a place has however it is spelled: its path without links, or its URL."""
+    return str(place) if isinstance(place, Bucket) else os.path.realpath(place)
 
 
 def local_of(place: Place, bring: Callable[[Bucket], Path], *, partial: bool = True) -> Local:
@@ -83,12 +129,27 @@ def is_directory(place: Place) -> TypeGuard[Path]:
     return isinstance(place, Path) and place.is_dir()
 
 
-def require_here(named: str | os.PathLike[str] | Bucket, role: str) -> Path:
+def is_link(place: Place) -> TypeGuard[Path]:
+    """Whether a place is a link on this computer."""
+    return isinstance(place, Path) and place.is_symlink()
+
+
+def require_here(named: str | os.PathLike[str] | Bucket, role: str, hint: str = "name one; what is to be read can be "
+                 "downloaded first, and what is written uploaded later") -> Path:
     """A place on this computer. Raises `PathError` for another; `role` is what it should be: "prompt file"."""
     place = place_of(named)
     if isinstance(place, Bucket):
-        raise PathError(f"{role} {place} is in an object store, expected a path on this computer",
-                        hint="name one; what is to be read can be downloaded first, and what is written uploaded later")
+        raise PathError(f"{role} {place} is in an object store, expected a path on this computer", hint=hint)
+    return place
+
+
+def require_local(place: Place, what: str) -> Path:
+    """A place on this computer, for what is done there only: `what` says it, like "a dataset is packed". Raises
+    `PathError` for another."""
+    if isinstance(place, Bucket):
+        raise PathError(f"{place} is in an object store, but {what} only on this computer",
+                        hint="download it with prep pull URL DIR, change it there, and upload it with prep push "
+                        "MANIFEST URL")
     return place
 
 

@@ -25,7 +25,7 @@ from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.paths import MARKER
-from prep.fs.place import Place
+from prep.fs.place import Place, require_local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import create_checked, read_object, size_of
 from prep.fs.remote.retry import side_by_side
@@ -35,7 +35,7 @@ from prep.fs.untrusted import read_regular
 from prep.maintenance.repair import salvaged_tasks
 from prep.manifest.commands import repair_command
 from prep.manifest.consistency import read_shards
-from prep.manifest.document import Manifest, check_manifest_place, read_manifest, require_local
+from prep.manifest.document import Manifest, check_manifest_place, read_manifest
 from prep.manifest.opened import open_manifest
 from prep.parse import Unparsed
 from prep.progress import Progress, Tick, silent

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from prep.fs.place import Place
+from prep.fs.place import Place, shortest_name
 from prep.fs.remote.bucket import Bucket
 from prep.manifest.document import Manifest
 
@@ -18,7 +17,7 @@ def encode_command(manifest: Manifest, *options: Place | str) -> str:
     `options` are words to add, such as `"--mask", "sidecar"`; they replace the manifest's options of the same name.
     For a manifest in an object store, it is the command that uploads what is missing, from where the cache was made.
     """
-    if isinstance(manifest.path, Bucket):
+    if manifest.in_store:
         return f"prep push MANIFEST {shlex.quote(str(manifest.path))} --recheck"
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
@@ -40,7 +39,7 @@ def command_of(source: Place, options: Iterable[Place | str], cache: Place, mani
 
 def mending(manifest: Manifest) -> str:
     """What repairs a cache in an object store."""
-    if not isinstance(manifest.path, Bucket):
+    if not manifest.in_store:
         return f"encode what is damaged again: {encode_command(manifest, '--recheck')}"
     return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the store, "
             "run that prep encode again with --recheck")
@@ -53,7 +52,7 @@ def prompts_command(manifest: Manifest, file: Path) -> str:
 
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
-    if isinstance(manifest.path, Bucket):
+    if manifest.in_store:
         return f"prep verify {_here(manifest.path)} lists all damage; to repair it, {mending(manifest)}"
     stored = isinstance(manifest.cache, Bucket)  # a store has no records of damage
     why = "" if recorded or stored else "the cache cannot be written here, so the damage is not recorded in it; "
@@ -72,12 +71,5 @@ def _without(words: Iterable[Place | str], flags: Container[Place | str]) -> Ite
 
 
 def _here(path: Place | str) -> str:
-    """A path relative to the working directory if that is shorter, or a word, quoted for the shell."""
-    if isinstance(path, str):
-        return shlex.quote(path)
-    if isinstance(path, Bucket):
-        return shlex.quote(str(path))
-    try:
-        return shlex.quote(min(str(path), os.path.relpath(path), key=len))
-    except ValueError:
-        return shlex.quote(str(path))
+    """A word or a place as a person would type it, quoted for the shell."""
+    return shlex.quote(path if isinstance(path, str) else shortest_name(path))

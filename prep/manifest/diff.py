@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,8 +15,7 @@ from prep.batching.split import ROLES
 from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import real_name
 from prep.manifest.describe import import_line
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
@@ -146,7 +144,7 @@ def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
     found = _pairs(facts(a), facts(b), "what")
     same_place = os.path.realpath(a.model) == os.path.realpath(b.model)
     # A path from where `prep encode` ran leads nowhere in a store.
-    stored = any(isinstance(one.path, Bucket) for one in (a, b))
+    stored = a.in_store or b.in_store
     if a.document["model"] != b.document["model"] and not same_place and not stored:
         found.append({"what": "model", "a": str(a.model), "b": str(b.model)})
     return found
@@ -236,13 +234,9 @@ def _sides(a: DiffSide, b: DiffSide, *, keys: bool) -> tuple[Side, Side]:
     return one, other
 
 
-def _real(place: Place) -> str:
-    return os.path.realpath(place) if isinstance(place, Path) else str(place)
-
-
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A number for each source of `a` and of `b`: sources at the same path share one, the rest pair up by position."""
-    old, new = ([None if place is None else _real(place) for place in side.sources] for side in (a, b))
+    old, new = ([None if place is None else real_name(place) for place in side.sources] for side in (a, b))
     numbers = list(range(len(old)))
     same: dict[int, int] = {}
     for place, where in enumerate(new):

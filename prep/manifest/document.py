@@ -6,7 +6,6 @@ manifests/format.md and manifests/manifest.schema.json describe the format.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from prep.errors import ManifestError, ModelError, PathError
 from prep.formatting import shell_name
 from prep.fs.labels import source_prefixes
 from prep.fs.paths import MARKER, check_replaceable
-from prep.fs.place import Place, place_below, place_of
+from prep.fs.place import Place, is_file, is_link, place_below, real_name
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import copy_of, directory_of
 from prep.fs.remote.storage import put
@@ -53,7 +52,8 @@ class Manifest:
     """A manifest that was read and checked."""
 
     path: Place  # as given
-    folder: Path  # its paths are relative to this; of one in a store, where its copy would be, and nothing is
+    base: Place  # the directory that its cache is named relative to
+    folder: Path  # its other paths are relative to this; of one in a store, where its copy would be, and nothing is
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
@@ -67,17 +67,17 @@ class Manifest:
     @property
     def cache(self) -> Place:
         """Where its cache is."""
-        named = self.document["cache"]
-        if self.moved is not None:
-            return self.moved
-        found = self.path.parent.follow(named) if isinstance(self.path, Bucket) else place_below(self.folder, named)
-        assert found is not None, "no manifest in a store is read that names a cache outside its bucket"
-        return found
+        return self.moved or place_below(self.base, self.document["cache"])
 
     @property
     def cache_root(self) -> Path:
         """The directory of its cache; of one in a store, of its copies here."""
         return directory_of(self.cache)
+
+    @property
+    def in_store(self) -> bool:
+        """Whether it is in a store: rows are uploaded there, and what it names besides its cache is elsewhere."""
+        return isinstance(self.path, Bucket)
 
     @property
     def model(self) -> Path | str:
@@ -151,7 +151,7 @@ def _check_moved(path: Place, cache: Place | None) -> None:
 
 def _with_tables(manifest: Manifest, fetch: bool, cache: Place | None) -> Manifest:
     """The manifest, whose cache is at `cache` now if that is given; with `fetch`, what a store has of its tables."""
-    found = replace(manifest, moved=cache.absolute() if isinstance(cache, Path) else cache)
+    found = replace(manifest, moved=cache and cache.absolute())
     if fetch:
         fetch_tables(found.cache, found.document["tables"].values())
     return found
@@ -166,7 +166,7 @@ def _fetched(path: Bucket, *, tables: bool) -> Manifest:
         raise ManifestError(f"cannot read manifest {path}: {error.strerror}",
                             hint="upload it with its cache: prep push MANIFEST URL") from None
     cache = manifest.document["cache"]
-    if isinstance(place_of(cache), Bucket) or path.parent.follow(cache) is None:
+    if path.parent.follow(cache) is None:
         raise ManifestError(f"{path} names the cache {cache}, which is outside its bucket",
                             hint="upload both into one bucket: prep push MANIFEST URL")
     if tables:
@@ -188,7 +188,7 @@ def _check_kind(path: Place, data: bytes) -> None:
     if path.suffix == ".toml" and _SOURCE.search(data):
         made = f"prep encode {shell_name(str(path))} --cache cache -o manifest.json"
         raise ManifestError(f"{path} is a recipe, expected a manifest",
-                            hint=NAME_IT if isinstance(path, Bucket) else f"make one: {made}")
+                            hint=f"make one: {made}" if is_file(path) else NAME_IT)
     zeroed = not data.strip(b"\0")  # as a power failure leaves a file
     if not (zeroed or looks_like_manifest(data) or FORMAT.encode() in data):
         raise ManifestError(f"{path} is no manifest", hint=NAME_IT)
@@ -226,37 +226,10 @@ def _new(path: Place, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
 def check_model_named(manifest: Manifest, given: str | Path | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
     model = manifest.model
-    if isinstance(manifest.path, Bucket) and not given and isinstance(model, Path) and not model.is_dir():
+    if manifest.in_store and not given and isinstance(model, Path) and not model.is_dir():
         raise ModelError(f"{manifest.path} names the model {manifest.document['model']['path']}, which is a "
                          "directory where the cache was made",
                          hint="name the model on this computer, or its Hub id, with --model")
-
-
-def require_local(place: Place, what: str) -> Path:
-    """A place on this computer. Raises `PathError` for one in a store."""
-    if isinstance(place, Bucket):
-        raise PathError(f"{place} is in an object store, but {what} only on this computer",
-                        hint="download it with prep pull URL DIR, change it there, and upload it with prep push "
-                        "MANIFEST URL")
-    return place
-
-
-def relative_to_manifest(target: Place, manifest: Place) -> str | None:
-    """`target` as a POSIX path relative to the manifest's directory; what is in an object store as its URL.
-
-    What is on this computer is named relative to the working directory in a manifest in an object store: as if it had
-    been written there, and uploaded. `None` if no relative path exists (another drive), or if it is not portable (a
-    backslash in a name).
-    """
-    if isinstance(target, Bucket):
-        return str(target)
-    base = Path.cwd() if isinstance(manifest, Bucket) else manifest.resolve().parent
-    try:
-        place = Path(os.path.relpath(target.resolve(), base)).as_posix()
-    except ValueError:
-        return None
-    place = f"./{place}" if ":" in place.split("/")[0] else place  # otherwise Windows reads a drive letter
-    return None if "\\" in place else place
 
 
 def looks_like_manifest(start: bytes) -> bool:
@@ -273,21 +246,17 @@ def _checked(path: Place, document: dict[str, Any]) -> Manifest:
     check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
-    return Manifest(path=path, folder=_folder(path, document["cache"]), document=document, fields=fields,
-                    buckets=buckets)
+    base = _base(path, document["cache"])
+    return Manifest(path=path, base=base, folder=directory_of(base), document=document, fields=fields, buckets=buckets)
 
 
-def _folder(path: Place, cache: str) -> Path:
+def _base(path: Place, cache: str) -> Place:
     """The directory that a manifest's paths are relative to: the directory of the file itself if `path` is a link.
 
     It is the link's directory if only that has the cache: some stores replace each file by a link.
     """
-    if isinstance(path, Bucket):
-        return copy_of(path).parent
-    if not path.is_symlink():
+    if not is_link(path):
         return path.parent
-    real = Path(os.path.realpath(path)).parent
-    if isinstance(place_of(cache), Bucket):
-        return real
-    beside_link = (path.parent / PurePosixPath(cache) / MARKER).is_file()
-    return path.parent if beside_link and not (real / PurePosixPath(cache) / MARKER).is_file() else real
+    real = Path(real_name(path)).parent
+    beside_link, beside_file = (is_file(place_below(folder, cache) / MARKER) for folder in (path.parent, real))
+    return path.parent if beside_link and not beside_file else real

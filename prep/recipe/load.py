@@ -13,7 +13,7 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.formatting import shell_name
-from prep.fs.place import Place, place_below, require_disk, require_here
+from prep.fs.place import Place, place_below, require_here
 from prep.fs.remote.bucket import Bucket
 from prep.fs.text import parse_toml, read_text
 from prep.parse import Unparsed, brief, expect, list_of
@@ -28,6 +28,7 @@ from prep.sources.item import MaskFrom
 from prep.sources.tar_paths import HINT, tars_of
 from prep.sources.walk import is_tars
 
+_STORED = 'the sources that it names may be in a store: path = "s3://bucket/photos"'
 
 def load_recipe(source: Place, *, choices: Mapping[str, Any]) -> Recipe:
     """The recipe of the directory or `.toml` at `source`, overridden by the command's `choices`.
@@ -37,10 +38,7 @@ def load_recipe(source: Place, *, choices: Mapping[str, Any]) -> Recipe:
     """
     given = {name: value for name, value in choices.items() if value is not None}
     try:
-        if source.suffix == ".toml" and isinstance(source, Bucket):
-            raise PathError(f"recipe {source} is in an object store, expected a file on this computer",
-                            hint='the sources that it names may be in a store: path = "s3://bucket/photos"')
-        recipe = (_read(require_disk(source)) if source.suffix == ".toml" else
+        recipe = (_read(require_here(source, "recipe", _STORED)) if source.suffix == ".toml" else
                   Recipe(sources=(Source(path=_existing(source)),)))
         found = _overridden(recipe, given)
         found = replace(found, edits=None) if found.edits == NONE else found if found.edits else with_usual_edits(found)

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from prep.errors import PathError
 from prep.findings import Finding
 from prep.fs.blob import Blob
-from prep.fs.place import Place, is_directory
+from prep.fs.place import Place, is_directory, is_here
 from prep.fs.remote.bucket import SCHEMES, Bucket
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
@@ -58,13 +58,11 @@ def walk_source(path: Place, *, source: int, masks: MaskFrom | MaskFolder, table
 def is_tars(path: Place) -> bool:
     """Whether a source's path names tars, not a directory. Raises `PathError` for a pipe, and for a URL that is not
     read."""
-    if isinstance(path, Bucket):
-        return path.suffix == ".tar"
     scheme = _SCHEME.match(str(path))
-    if scheme and not path.exists():
+    if scheme and scheme[1] not in SCHEMES and not is_here(path):
         raise PathError(f"source {path} has the scheme '{scheme.group(1)}', expected a local path, or "
                         f"{', '.join(SCHEMES)}", hint="download it first; " + HINT)
-    return path.suffix == ".tar" and not path.is_dir()
+    return path.suffix == ".tar" and not is_directory(path)
 
 
 def tars_in(path: Place) -> int:

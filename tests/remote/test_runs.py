@@ -336,17 +336,17 @@ def test_a_run_needs_no_access_above_it(store, url, monkeypatch):
     """A store may also refuse, without the right to list, to tell of an object that there is none."""
     run = kept_in(Bucket.parse(url))
     store.proxy.rule = lambda method, path, before: "403" if method == "HEAD" else ""
-    run.check_new()
+    run.prepare(resume=False, named=None)
     assert store.proxy.count("HEAD", "/latentry.json") >= 3
     store.server.put(f"{store.prefix}/latentry.json", b"{}")
     store.proxy.rule = lambda method, path, before: (
         "403" if method == "HEAD" and f"{store.prefix}/latentry.json" not in path else "")
     with pytest.raises(PathError, match=f"lies in the cache {store.url}$"):
-        run.check_new()
+        run.prepare(resume=False, named=None)
     store.proxy.rule = lambda method, path, before: "500" if method == "HEAD" else ""
     monkeypatch.setenv(retry.PATIENCE, "0")
     with pytest.raises(StoreError, match="the store answered 500"):
-        run.check_new()
+        run.prepare(resume=False, named=None)
 
 
 @pytest.mark.slow

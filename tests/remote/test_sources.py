@@ -235,7 +235,7 @@ def test_names_that_differ_in_case_or_form_are_all_read(store, prep, tmp_path):
     (("scan", "{}/none"), 5, "source {}/none does not exist: no object is below it"),
     (("scan", "{}/photos/a.png"), 5, "source {}/photos/a.png does not exist: no object is below it"),
     (("scan", "{}/photos?key=secret"), 5, "was given with a user, a query or a fragment"),
-    (("scan", "{}/set.toml"), 5, "recipe {}/set.toml is in an object store, expected a file on this computer"),
+    (("scan", "{}/set.toml"), 5, "recipe {}/set.toml is in an object store, expected a path on this computer"),
     (("scan", "{}/a.tar"), 5, "source {}/a.tar does not exist: there is no such object"),
     (("scan", "{}/a-{{0..1}}.tar"), 5, "source {}/a-0.tar does not exist: there is no such object"),
     (("scan", "{}/photos/*.tar"), 5, "source {}/photos/*.tar matches no object"),

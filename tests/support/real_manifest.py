@@ -20,9 +20,10 @@ from prep.cache.records import RowRef, Task
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
+from prep.fs.place import relative_name
 from prep.geometry import Placement
 from prep.keys import text_key, unconditional_key
-from prep.manifest.document import FORMAT, VERSION, Manifest, relative_to_manifest, write_manifest
+from prep.manifest.document import FORMAT, VERSION, Manifest, write_manifest
 from prep.manifest.samples import Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
@@ -164,7 +165,7 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
                      "bytes": 1} for name in arrays if masks or name != "mask"}
     document = {
         "format": FORMAT, "version": VERSION, "cache": "cache", "family": "sd15",
-        "model": {"path": relative_to_manifest(model, root / "m.json")},
+        "model": {"path": relative_name(model, root / "m.json")},
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125"},
         "prediction": prediction, "models": {"vae": vae_fingerprint(model), "text": text_fingerprint(model)},
         "fields": fields, "sources": ["photos"], "recipe": None, "options": ["--model", {"path": "model"}],

@@ -169,11 +169,11 @@ def test_prompt_files_that_cannot_be_read(prep, photos, tiny_model, tmp_path, wo
 ])
 def test_nothing_relative_leads_to_another_drive(prep, photos, tiny_model, tmp_path, monkeypatch, lost, said):
     """As on Windows, where a cache on D: has no path relative to C:."""
-    from prep.manifest.document import relative_to_manifest
+    from prep.fs.place import relative_name
 
-    real = relative_to_manifest
-    for module in ("encode.manifest.document", "manifest.document"):
-        monkeypatch.setattr(f"prep.{module}.relative_to_manifest",
+    real = relative_name
+    for module in ("encode.manifest.document", "fs.place"):
+        monkeypatch.setattr(f"prep.{module}.relative_name",
                             lambda target, path: None if target.name == lost else real(target, path))
     (photos / "0-masklabel.png").unlink()
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json",

@@ -12,7 +12,7 @@ import typer
 from prep.cli.console import put, put_json
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
-from prep.fs.place import Local, Place, maybe_place
+from prep.fs.place import Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.cluster import MOST_SAMPLES, Cluster, latency_of, room_of
@@ -206,9 +206,8 @@ def _check_place(setup: Setup | None, named: Place | None, usual: Place) -> list
     try:
         if setup is not None:
             storage = kept_in(named or usual)
-            storage.check_new()
-            if isinstance(named, Path):
-                _check_begins(named, setup)
+            if named is not None:
+                storage.check_new(setup)
             check_space(storage.run, setup)
     except Problem as problem:
         return [problem]
@@ -218,21 +217,13 @@ def _check_place(setup: Setup | None, named: Place | None, usual: Place) -> list
 def _usual_place(setup: Setup | None, usual: Place) -> Iterator[str]:
     """A note if a run cannot begin in the directory `usual`, which nobody asked for, so that it is no fault."""
     from prep.errors import Problem
+    from train.runs.stored.stored import kept_in
 
     try:
-        if setup is not None and isinstance(usual, Path):
-            _check_begins(usual, setup)
+        if setup is not None:
+            kept_in(usual).check_new(setup)
     except Problem as problem:
         yield f"train run without -o would stop: {problem.message}; {problem.hint}"
-
-
-def _check_begins(folder: Path, setup: Setup) -> None:
-    """Raises `PathError` unless a run may begin in the directory `folder`."""
-    from train.runs.directory import check_place, check_unused, check_writable
-
-    check_place(folder, setup)
-    check_writable(folder)
-    check_unused(Local(folder))
 
 
 def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]:

@@ -17,7 +17,6 @@ from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import ConfigError, Problem
 from prep.fs.paths import is_inside, resolve
-from prep.fs.remote.bucket import Bucket
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
@@ -118,7 +117,7 @@ def bad_lines(index: Index) -> list[ConfigError]:
 def _edited(manifest: Manifest, path: Path) -> tuple[list[Prompt], list[ConfigError]] | None:
     """The prompts in the manifest's prompt file at `path`, and its bad lines; `None` if it is unchanged. Raises
     `PathError`."""
-    if isinstance(manifest.path, Bucket) and not path.exists():  # a store has no prompt file to edit
+    if manifest.in_store and not path.exists():  # a store has no prompt file to edit
         return None
     by = f"prompts.file in {manifest.path}"
     data = read_prompt_file(path, by)

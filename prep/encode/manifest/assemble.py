@@ -22,8 +22,8 @@ from prep.encode.targets import PromptTarget
 from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.memo import Memo
-from prep.fs.place import Place
-from prep.manifest.document import Manifest, read_manifest, relative_to_manifest, write_manifest
+from prep.fs.place import Place, relative_name
+from prep.manifest.document import Manifest, read_manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
@@ -58,7 +58,7 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
         "fields": fields_of(resolved, used, ledger),
         "buckets": buckets_of(buckets, samples),
         "samples": roles_of(Counter(sample.role for sample in samples)),
-        "prompts": prompt_document(None if file is None else relative_to_manifest(file, path), prompt_bytes,
+        "prompts": prompt_document(None if file is None else relative_name(file, path), prompt_bytes,
                                    resolved.targets.unconditional, prompts, refs, numbers),
         "tables": {
             "samples": write_table(cache, build_samples(samples, buckets, refs, numbers, means)),

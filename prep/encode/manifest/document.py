@@ -14,10 +14,9 @@ from prep.digest import digest_bytes
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import PathError
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import Place, movable_name, relative_name
 from prep.geometry import Size
-from prep.manifest.document import FORMAT, VERSION, relative_to_manifest
+from prep.manifest.document import FORMAT, VERSION
 from prep.manifest.samples import Sample
 from prep.models.latents import latent_facts
 from prep.parse import color_of
@@ -39,8 +38,8 @@ def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[st
                     **({} if resolved.latents_from is None else {"imported": resolved.latents_from.described()})},
         "prediction": resolved.prediction,
         "models": {"vae": str(resolved.contexts.latent["vae"]), "text": str(resolved.contexts.text["text"])},
-        "sources": [relative_to_manifest(source.path, path) for source in resolved.recipe.sources],
-        "recipe": None if resolved.recipe.file is None else relative_to_manifest(resolved.recipe.file, path),
+        "sources": [relative_name(source.path, path) for source in resolved.recipe.sources],
+        "recipe": None if resolved.recipe.file is None else relative_name(resolved.recipe.file, path),
         "options": [_option(word, path) for word in resolved.recipe.options],
     }
 
@@ -53,21 +52,22 @@ def _model(resolved: ResolvedRecipe, path: Place) -> dict[str, str]:
 
 def _cache(cache: Place, path: Place) -> str:
     """How the manifest at `path` names its cache: relative to itself, unless only the cache is in a store."""
-    if isinstance(cache, Bucket) and isinstance(path, Bucket):
-        return path.parent.leads_to(cache)
-    return _place("cache", cache, path)
+    return _required("cache", cache, path, movable_name(cache, path))
 
 
 def _place(what: str, target: Place, path: Place) -> str:
-    place = relative_to_manifest(target, path)
-    if place is None:
+    return _required(what, target, path, relative_name(target, path))
+
+
+def _required(what: str, target: Place, path: Place, name: str | None) -> str:
+    if name is None:
         raise PathError(f"no portable relative path leads from manifest {path} to {what} {target}",
                         hint="keep them on one drive, without backslashes in names")
-    return place
+    return name
 
 
 def _option(word: str | Place, path: Place) -> str | dict[str, str | None]:
-    return {"path": relative_to_manifest(word, path)} if isinstance(word, Place) else word
+    return {"path": relative_name(word, path)} if isinstance(word, Place) else word
 
 
 def fields_of(resolved: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledger) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from prep.digest import canonical
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import ConfigError
-from prep.fs.place import Place
-from prep.manifest.document import LIMIT, relative_to_manifest
+from prep.fs.place import Place, relative_name
+from prep.manifest.document import LIMIT
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed
 from prep.recipe.prompts import Prompt, read_prompts
@@ -78,7 +78,7 @@ def _largest(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) ->
 
 def largest_prompts(file: Path | None, path: Place, prompts: Sequence[PromptTarget]) -> dict[str, Any]:
     """The prompts of the manifest at `path`, all encoded, with the places of their rows at maximum."""
-    return {"file": None if file is None else relative_to_manifest(file, path), "digest": _DIGEST,
+    return {"file": None if file is None else relative_name(file, path), "digest": _DIGEST,
             "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in prompts]}
 
 

@@ -7,7 +7,6 @@ none.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,8 +19,7 @@ from prep.encode.manifest.limits import read_small_prompts
 from prep.errors import Problem
 from prep.formatting import counted, grouped, shell_name
 from prep.fs import atomic
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import Place, real_name
 from prep.fs.untrusted import read_regular
 from prep.maintenance.others import replaced_name
 from prep.manifest.document import LIMIT, Manifest, read_manifest
@@ -42,7 +40,7 @@ class Replaced:
         """What became of the manifest that `new` replaced; `None` if there was none, or the same."""
         if old is None or old.digest == new.digest:
             return None
-        return cls(kept=None if isinstance(old.path, Bucket) else replaced_name(old), lacks=tuple(lacks(old, new)))
+        return cls(kept=None if old.in_store else replaced_name(old), lacks=tuple(lacks(old, new)))
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the document of `prep encode --json`."""
@@ -66,11 +64,11 @@ def read_replaced(path: Place) -> Manifest | None:
 def keep_replaced(old: Manifest, document: Mapping[str, Any]) -> None:
     """Copies a manifest to where it stays until gc, before one with another `document` replaces it; not in a store."""
     same = {name: value for name, value in old.document.items() if name != "self"} == dict(document)
-    if same or isinstance(old.path, Bucket):
+    if same or old.in_store:
         return
     place = replaced_name(old)
     if not place.exists():
-        atomic.write_atomic(place, read_regular(Path(os.path.realpath(old.path)), LIMIT))
+        atomic.write_atomic(place, read_regular(Path(real_name(old.path)), LIMIT))
 
 
 def prompts_for(recipe: Recipe, old: Manifest | None) -> tuple[Recipe, bytes | None, list[Prompt], str]:

@@ -112,7 +112,10 @@ class Bucket:
         return PurePosixPath(self.key[len(other.key):].strip("/"))
 
     def follow(self, relative: str) -> Bucket | None:
-        """Where a relative path leads from here; `None` if that leaves the bucket, or names the bucket itself."""
+        """Where a relative path leads from here; `None` if that leaves the bucket, names the bucket itself or is a URL.
+        """
+        if names_bucket(relative):
+            return None
         found: list[str] = list(PurePosixPath(self.key).parts)
         for part in PurePosixPath(relative).parts:
             if part == "/" or (part == ".." and not found):

@@ -25,11 +25,12 @@ from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import Listed
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import STATE, aside_name, list_checkpoints, pictured, read_state, step_name
-from train.runs.directory import only_one
+from train.runs.directory import check_place, check_unused, check_writable, only_one
 from train.runs.stored import layout
 from train.runs.stored.bring import check_new, continued, make_way
 from train.runs.stored.layout import CHECKPOINTS, WRITER
 from train.runs.stored.objects import Objects, snapshot
+from train.setup import Setup
 
 _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 
@@ -49,8 +50,11 @@ class OnDisk:
         """Makes the directory what the run's place has, before it is read; returns warnings."""
         return []
 
-    def check_new(self) -> None:
-        """Raises `PathError` unless a new run may begin at its place, as far as the directory does not say that."""
+    def check_new(self, setup: Setup) -> None:
+        """Raises `PathError` unless a new run may begin at its place."""
+        check_place(self.folder, setup)
+        check_writable(self.folder)
+        check_unused(self.run)
 
     def begins(self, resume: bool) -> bool:
         """Whether `resume` finds nothing to continue, and the run begins."""
@@ -127,7 +131,7 @@ class StoredRun(OnDisk):
         with only_one(self.run):
             return continued(self._objects, self.run, there, named)
 
-    def check_new(self) -> None:
+    def check_new(self, setup: Setup) -> None:
         """Raises `PathError` unless a new run may begin there."""
         check_new(self._objects, self._objects.list())
 
