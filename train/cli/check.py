@@ -200,7 +200,6 @@ def _check_ranks(chosen: Config, world: int | None) -> list[Problem]:
 def _check_place(setup: Setup | None, named: Place | None, usual: Place) -> list[Problem]:
     """The fault of the run's directory, if it has one; without -o only that of its disk."""
     from prep.errors import Problem
-    from train.runs.directory import check_space
     from train.runs.stored.stored import kept_in
 
     try:
@@ -208,7 +207,7 @@ def _check_place(setup: Setup | None, named: Place | None, usual: Place) -> list
             storage = kept_in(named or usual)
             if named is not None:
                 storage.check_new(setup)
-            check_space(storage.run, setup)
+            storage.check_space(setup)
     except Problem as problem:
         return [problem]
     return []

@@ -80,14 +80,14 @@ def _set_aside(start: Start) -> Iterator[str]:
 def _place_faults(resumed: Resumed, setup: Setup) -> list[Problem]:
     """The fault of the run's directory, if it has one."""
     from prep.errors import Problem
-    from train.runs.directory import check_place, check_space, check_writable
+    from train.runs.directory import check_place, check_writable
     from train.runs.stored.stored import kept_in
 
-    run = kept_in(resumed.place).run
+    storage = kept_in(resumed.place)
     try:
-        check_place(run.path, setup)
-        check_writable(run.path)
-        check_space(run, setup, 0 if resumed.start is None else resumed.start.state.step)
+        check_place(storage.folder, setup)
+        check_writable(storage.folder)
+        storage.check_space(setup, 0 if resumed.start is None else resumed.start.state.step)
     except Problem as problem:
         return [problem]
     return []

@@ -61,7 +61,7 @@ def run(
                                        start.state.config if start else None)
             data = maybe_place(manifest) or manifest_of(local)
             asked = opt.request_of(data, model, download, allow_other_encoders, init_from, cache)
-            setup = _set_up(of_run(asked, local) if start else asked, chosen, local, start, adopt, quiet,
+            setup = _set_up(of_run(asked, local) if start else asked, chosen, storage, start, adopt, quiet,
                             alone=resume)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
@@ -243,13 +243,14 @@ def start_of(local: Local, resume: bool, start_from: str | None, adopt: bool, in
     return None
 
 
-def _set_up(asked: RunRequest, chosen: Config, local: Local, start: Start | None, adopt: bool, quiet: bool, *,
+def _set_up(asked: RunRequest, chosen: Config, storage: OnDisk, start: Start | None, adopt: bool, quiet: bool, *,
             alone: bool) -> Setup:
     """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults. `alone`:
     perhaps a scheduler resumes the run, and nobody is there to correct the prompt file."""
     from train.check import check
-    from train.runs.directory import check_place, check_space, check_unused, check_writable
+    from train.runs.directory import check_place, check_unused, check_writable
 
+    local = storage.run
     report = check(asked, chosen, planned=None if start is None else start.planned)
     opt.stop_at_faults(report.faults)
     if not alone:
@@ -258,7 +259,7 @@ def _set_up(asked: RunRequest, chosen: Config, local: Local, start: Start | None
     setup = replace(report.setup, origin=_origin(local, report.setup, start))
     check_place(local.path, setup)
     check_writable(local.path)
-    check_space(local, setup, 0 if start is None else start.state.step)
+    storage.check_space(setup, 0 if start is None else start.state.step)
     notes = report.notes
     if start is None:
         check_unused(local)

@@ -40,7 +40,6 @@ from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.fs.place import Local, Place, is_here
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import DIRECTORY
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.loader.index import Index, open_index
@@ -210,23 +209,21 @@ def checkpoint_bytes(setup: Setup) -> int:
     return 4 * setup.saved * (2 if averaged else 1) + setup.state_bytes
 
 
-def check_space(run: Local, setup: Setup, done: int = 0) -> None:
+def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere: str) -> None:
     """Raises `PathError` unless the disk has room for the checkpoints of the steps after `done`, and for the result.
 
-    One more than `checkpoint.keep` exist at a time: a new one is written before the oldest is removed. Of a run in a
-    store there is one more, which is being uploaded.
+    `spare` more than `checkpoint.keep` exist at a time. `elsewhere`: how another directory is named.
     """
-    disk, settings = _nearest(run.path), setup.config.checkpoint
+    disk, settings = _nearest(folder), setup.config.checkpoint
     coming = _coming(setup, done)
-    more = 1 if run.origin is None else 2
-    most = min(coming, settings.keep + more - len(checkpoint.list_checkpoints(run.path))) if settings.keep else coming
+    most = min(coming, settings.keep + spare - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
     needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(disk).free
     if free < needed:
         fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
         raise PathError(f"{disk} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
                         f"{counted(max(most, 0), 'checkpoint')} of about {format_bytes(size)} and the result",
-                        hint=f"free some space, name another directory {_other_place(run)}{fewer}")
+                        hint=f"free some space, name another directory {elsewhere}{fewer}")
 
 
 def _coming(setup: Setup, done: int) -> int:
@@ -234,11 +231,6 @@ def _coming(setup: Setup, done: int) -> int:
     interval = setup.interval(setup.config.checkpoint.every)
     at_end = done < setup.steps and not interval.is_due(setup.steps)
     return interval.count(setup.steps) - interval.count(done) + at_end
-
-
-def _other_place(run: Local) -> str:
-    """How another directory is named for what a run writes on this computer."""
-    return "with -o" if run.origin is None else f"for what is here of runs in a store: export {DIRECTORY}=DIR"
 
 
 def _nearest(folder: Path) -> Path:

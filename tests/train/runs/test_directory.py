@@ -23,6 +23,7 @@ from train.models.targets import read_weights, trained_shapes
 from train.runs import checkpoint_files as files
 from train.runs import directory as rundir
 from train.runs.directory import check_writable, claim_run, lock_run, read_records, read_run, require_manifest
+from train.runs.stored.stored import OnDisk
 from train.state_files import state_of
 
 
@@ -358,10 +359,10 @@ def test_room_for_the_checkpoints_to_come(make, setup_of, tmp_path, monkeypatch,
     assert size == setup.numbers * (16 if "ema" in settings else 12) + 4 * parameters  # with each one's steps
     needed = wanted * size + 4 * setup.numbers
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
-    rundir.check_space(Local(tmp_path / "run"), setup, done)
+    OnDisk(Local(tmp_path / "run")).check_space(setup, done)
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     with pytest.raises(PathError) as caught:
-        rundir.check_space(Local(tmp_path / "run"), setup, done)
+        OnDisk(Local(tmp_path / "run")).check_space(setup, done)
     plural = "checkpoint" if wanted == 1 else "checkpoints"
     assert re.search(r" has \S+ \S+ of free space, expected \S+ \S+ for \d+ checkpoints? of about \S+ \S+ and the "
                      "result", caught.value.message)

@@ -20,12 +20,12 @@ from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.place import Local, Place
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.copies import run_root
+from prep.fs.remote.copies import DIRECTORY, run_root
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import Listed
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import STATE, aside_name, list_checkpoints, pictured, read_state, step_name
-from train.runs.directory import check_place, check_unused, check_writable, only_one
+from train.runs.directory import check_place, check_space, check_unused, check_writable, only_one
 from train.runs.stored import layout
 from train.runs.stored.bring import check_new, continued, make_way
 from train.runs.stored.layout import CHECKPOINTS, WRITER
@@ -37,6 +37,9 @@ _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 
 class OnDisk:
     """Where a run is kept: a directory, which is all there is to do. `StoredRun` keeps one in a store."""
+
+    spare = 1  # checkpoints on the disk besides those that are kept: a new one is written before the oldest is removed
+    elsewhere = "with -o"  # how another directory is named for what a run writes on this computer
 
     def __init__(self, run: Local) -> None:
         self.run = run
@@ -55,6 +58,10 @@ class OnDisk:
         check_place(self.folder, setup)
         check_writable(self.folder)
         check_unused(self.run)
+
+    def check_space(self, setup: Setup, done: int = 0) -> None:
+        """Raises `PathError` unless the disk has room for what is written after step `done`."""
+        check_space(self.folder, setup, done, spare=self.spare, elsewhere=self.elsewhere)
 
     def begins(self, resume: bool) -> bool:
         """Whether `resume` finds nothing to continue, and the run begins."""
@@ -96,6 +103,9 @@ class _Superseded(Exception):
 
 class StoredRun(OnDisk):
     """A run in a store. As a context manager, uploads what is left when training fails or is interrupted."""
+
+    spare = 2  # the new one, and one that is being uploaded
+    elsewhere = f"for what is here of runs in a store: export {DIRECTORY}=DIR"
 
     def __init__(self, place: Bucket) -> None:
         super().__init__(Local(run_root(place), place))
