@@ -41,15 +41,15 @@ class Progress:
     world: int = 1  # processes that train together
     whole: bool = True  # False during an update: the weights then belong to no step
     during: str = ""  # what is computed besides steps: TRYING, or one of BETWEEN's
-    shots: tuple[Draw, ...] = ()  # of the newest forward pass
+    draws: tuple[Draw, ...] = ()  # of the newest forward pass
 
 
 class NotFinite(Exception):
     """The loss or the gradient of a step is not finite; the weights are still those of the previous step."""
 
-    def __init__(self, loss: float, norm: float, shots: Iterable[Draw]) -> None:
+    def __init__(self, loss: float, norm: float, draws: Iterable[Draw]) -> None:
         super().__init__()
-        self.loss, self.norm, self.shots = loss, norm, tuple(shots)
+        self.loss, self.norm, self.draws = loss, norm, tuple(draws)
 
 
 @contextmanager
@@ -87,14 +87,14 @@ def _not_finite(error: NotFinite, setup: Setup, progress: Progress) -> Problem:
     """Names the cache rows with non-finite values, or else suggests other settings."""
     rows, config = Rows(setup.index), setup.config
     step, index = progress.done + 1, rows.index
-    if found := rows.not_finite(error.shots):
-        names = [f"the {field} row of {index.samples.name(shot.sample)} (shard {ref.shard[:12]}, row "
-                 f"{ref.row})" for field, shot, ref in found[:NAMES]]
+    if found := rows.not_finite(error.draws):
+        names = [f"the {field} row of {index.samples.name(draw.sample)} (shard {ref.shard[:12]}, row "
+                 f"{ref.row})" for field, draw, ref in found[:NAMES]]
         more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
         return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
                           hint="encoders never store such rows; to verify all rows and re-encode these, run "
                                + encode_command(index.manifest, "--recheck"))
-    names = [f"{index.samples.name(shot.sample)} at timestep {shot.timestep}" for shot in error.shots]
+    names = [f"{index.samples.name(draw.sample)} at timestep {draw.timestep}" for draw in error.draws]
     again = (f", with --resume, which continues from step {progress.saved}, and --from if that already diverges"
              if progress.saved else "")
     return ConfigError(f"loss is {error.loss} and the gradient norm {error.norm} in step {step}, expected finite "
@@ -123,14 +123,14 @@ def _out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
                 "drawing sample pictures": "smaller pictures (sample.size) or --set sample.every=0"}[progress.during]
         return OutOfMemoryError(f"{progress.device} ran out of memory while {progress.during}, and a divided model "
                                 "needs all processes", hint=resume + less)
-    if not progress.shots:
+    if not progress.draws:
         return OutOfMemoryError(f"{progress.device} has too little memory for the model",
                                 hint=resume + " or ".join(_smaller_model(config)))
-    bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.shots[0].sample])]
+    bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.draws[0].sample])]
     step = progress.done + 1
     when = f"before step {step}, {progress.during}" if progress.during else f"in step {step}"
     return OutOfMemoryError(
-        f"{progress.device} ran out of memory {when}, with {len(progress.shots)} samples of {bucket[0]}x{bucket[1]} "
+        f"{progress.device} ran out of memory {when}, with {len(progress.draws)} samples of {bucket[0]}x{bucket[1]} "
         "in a forward pass", hint=resume + " or ".join(_less_memory(config, progress)))
 
 
@@ -174,7 +174,7 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
     # A resumed run keeps its plan: its ranks divide the micro-batches of before, and take passes of so many samples.
     world = 1 if progress.saved else progress.world
     smaller = [size for size in range(1, config.micro_batch)
-               if config.batch_size % size == 0 and -(-size // world) < len(progress.shots)]
+               if config.batch_size % size == 0 and -(-size // world) < len(progress.draws)]
     found = [f"--micro-batch {smaller[-1]}"] if smaller else []
     if not config.gradient_checkpointing:
         found.append("--set gradient_checkpointing=true")

@@ -169,14 +169,14 @@ def accumulate(trainee: TrainState, setup: Setup, feed: Iterable[Batch], progres
     samples, waited, asked = 0, 0.0, time.perf_counter()
     parts, each = [], []
     for batch in feed:
-        progress.shots = batch.shots
+        progress.draws = batch.draws
         waited += time.perf_counter() - asked
         part, losses = forward_backward(trainee, setup, batch)
         if not batch.padding:
             each.append(losses)
             loss = loss + part
-            samples += len(batch.shots)
-            parts.append((batch.shots, part))
+            samples += len(batch.draws)
+            parts.append((batch.draws, part))
         asked = time.perf_counter()
     return Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
 
@@ -209,12 +209,12 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
     request = draws.trial(setup.index, setup.plan, most, world)
     if draws.accumulates(setup.plan, most, world):
         trainee.model.hold_gradients(trainee.denoiser.parameters)
-    progress.shots, progress.during = request.shots, TRYING
+    progress.draws, progress.during = request.draws, TRYING
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
         for batch in feed:
             forward_backward(trainee, setup, batch)
     trainee.model.drop_gradients(trainee.denoiser.parameters)
-    progress.shots, progress.during = (), ""
+    progress.draws, progress.during = (), ""
     del moments
 
 

@@ -65,7 +65,7 @@ def replay(local: Local, step: int, manifest: Place | None = None, model: str | 
     requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
                                    timesteps=_timesteps(setup.model), chances=chances, most=config.micro_batch))
     records = read_losses(run.folder / NAME, last=step)
-    losses = _losses(records[records["step"] == step], setup.index, [shot for one in requests for shot in one.shots])
+    losses = _losses(records[records["step"] == step], setup.index, [draw for one in requests for draw in one.draws])
     if losses is None:
         raise _not_replayed(run, step, setup)
     return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, prefixes=setup.manifest.prefixes,
@@ -137,12 +137,12 @@ def _timesteps(model: Path) -> int:
     return len(betas) if betas else int(config.get("num_train_timesteps", 1000))
 
 
-def _losses(records: Records, index: Index, shots: Sequence[Draw]) -> list[float | None] | None:
-    """The losses that were recorded for `shots`; `None` if they were recorded for others."""
+def _losses(records: Records, index: Index, draws: Sequence[Draw]) -> list[float | None] | None:
+    """The losses that were recorded for `draws`; `None` if they were recorded for others."""
     if not len(records):
-        return [None] * len(shots)
+        return [None] * len(draws)
     ids = ids_of(index)
-    drawn = [(int(ids[shot.sample]), shot.timestep) for shot in shots]
+    drawn = [(int(ids[draw.sample]), draw.timestep) for draw in draws]
     recorded: dict[tuple[int, int], list[float]] = {}  # in any order: several processes may have trained the step
     for sample, timestep, loss in zip(*(records[name].tolist() for name in ("id", "timestep", "loss")), strict=True):
         recorded.setdefault((sample, timestep), []).append(loss)
@@ -154,11 +154,11 @@ def _losses(records: Records, index: Index, shots: Sequence[Draw]) -> list[float
 def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[Shown]:
     samples, left = index.samples, iter(losses)
     for number, request in enumerate(requests):
-        for shot in request.shots:
-            first = int(samples.text_offsets[shot.sample])
+        for draw in request.draws:
+            first = int(samples.text_offsets[draw.sample])
             yield Shown(
-                name=samples.name(shot.sample), source=int(samples.source[shot.sample]),
-                path=path_of(index, shot.sample), forward=number,
-                placement=samples.placement(shot.view, index.manifest.buckets[request.bucket]),
-                timestep=shot.timestep, weight=shot.weight, loss=next(left),
-                caption=None if shot.text == NO_TEXT else samples.captions(shot.sample)[shot.text - first])
+                name=samples.name(draw.sample), source=int(samples.source[draw.sample]),
+                path=path_of(index, draw.sample), forward=number,
+                placement=samples.placement(draw.view, index.manifest.buckets[request.bucket]),
+                timestep=draw.timestep, weight=draw.weight, loss=next(left),
+                caption=None if draw.text == NO_TEXT else samples.captions(draw.sample)[draw.text - first])

@@ -162,16 +162,16 @@ def reads_late(trainee: TrainState) -> bool:
 
 def check_finite(loss: float, norm: float, parts: Iterable[tuple[tuple[Draw, ...], Tensor]],
                  ranks: Ranks = ALONE) -> None:
-    """Raises `NotFinite` on every rank unless both are finite. `parts`: the shots of each forward pass of this rank,
+    """Raises `NotFinite` on every rank unless both are finite. `parts`: the draws of each forward pass of this rank,
     and the sum of their losses."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     passes = list(parts)
-    failing = [shots for shots, loss in passes if not math.isfinite(float(loss))]
+    failing = [draws for draws, loss in passes if not math.isfinite(float(loss))]
     if not ranks.any(bool(failing)):
-        failing = [shots for shots, _ in passes]
-    shown = ranks.gather([asdict(shot) for shots in failing for shot in shots])
-    raise NotFinite(loss, norm, (_draw(shot) for shots in shown for shot in shots))
+        failing = [draws for draws, _ in passes]
+    shown = ranks.gather([asdict(draw) for draws in failing for draw in draws])
+    raise NotFinite(loss, norm, (_draw(draw) for draws in shown for draw in draws))
 
 
 def _draw(fields: Mapping[str, Any]) -> Draw:
@@ -183,8 +183,8 @@ def _draw(fields: Mapping[str, Any]) -> Draw:
 
 def _showings(gathered: Gathered, losses: Tensor, ranks: Ranks) -> list[tuple[int, int, float]]:
     """Sample, timestep and loss of each showing of the step, on all ranks; `losses` are those of this rank."""
-    shots = [shot for shots, _ in gathered.parts for shot in shots]
-    mine = [(shot.sample, shot.timestep, loss) for shot, loss in zip(shots, losses.tolist(), strict=True)]
+    draws = [draw for draws, _ in gathered.parts for draw in draws]
+    mine = [(draw.sample, draw.timestep, loss) for draw, loss in zip(draws, losses.tolist(), strict=True)]
     return [showing for showings in ranks.gather(mine) for showing in showings]
 
 

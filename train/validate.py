@@ -63,10 +63,10 @@ def validate(denoiser: Denoiser, rows: Rows, setup: Setup, ranks: Ranks = ALONE)
     each = ranks.gather(mine)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
     for number, request in enumerate(requests):
-        for shot, value in zip(request.shots, each[number % ranks.world][number // ranks.world], strict=True):
-            sums[shot.timestep] += value
-            counts[shot.timestep] += 1
-            losses.setdefault(shot.sample, []).append(value)
+        for draw, value in zip(request.draws, each[number % ranks.world][number // ranks.world], strict=True):
+            sums[draw.timestep] += value
+            counts[draw.timestep] += 1
+            losses.setdefault(draw.sample, []).append(value)
     if not losses:
         return None
     means = {sample: fmean(each) for sample, each in losses.items()}

@@ -115,7 +115,7 @@ class Batch:
     input_noise_BChw: Tensor  # that of the model's input: the same, or perturbed
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
-    shots: tuple[Draw, ...]
+    draws: tuple[Draw, ...]
     slot: Slot
     padding: bool  # its samples do not count
 
@@ -145,47 +145,47 @@ class Batch:
 def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers: ThreadPoolExecutor, *,
          masked: bool) -> Batch:
     """Reads and draws a request's batch into the buffers of `slot`. Raises `CacheError` with the samples' names."""
-    count, shots, fields = len(request.shots), request.shots, rows.index.manifest.fields
+    count, draws, fields = len(request.draws), request.draws, rows.index.manifest.fields
 
     def take(field: str, array: str) -> Tensor:
         dtype = DTYPES[str(fields[field].arrays[array]["dtype"])]
         return slot.take(array, (count, *rows.index.shape(field, request.bucket)[array]), dtype)
 
     latent, mask = take("latent", "latent"), take("mask", "mask") if masked else None
-    posterior = [shot.posterior for shot in shots if shot.posterior is not None]  # of all shots, or of none
+    posterior = [draw.posterior for draw in draws if draw.posterior is not None]  # of all draws, or of none
     std = take("latent", STD) if posterior else None
     buffers = _Buffers(latent=latent, std=std, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
     noise, drawn = (slot.take(name, latent.shape, torch.float32) for name in ("noise", "drawn"))
     given = slot.take("given", latent.shape, torch.float32) if request.noise.perturbation else noise
-    drawing = _draw_noise(request.noise, noise, given, [shot.noise for shot in shots], drawers)
+    drawing = _draw_noise(request.noise, noise, given, [draw.noise for draw in draws], drawers)
     drawing += _draw_noise(PLAIN, drawn, drawn, posterior, drawers) if posterior else []
     try:
         text = _fill(rows, places, buffers)
     except (StoreError, NotFetched):  # their hints help, and each look for its rows would ask the store again
         raise
     except CacheError as error:
-        bad = [shot for shot in shots if _is_bad(rows, shot, buffers)]
-        names = ", ".join(sorted({f"'{printable(rows.index.samples.name(shot.sample))}'" for shot in bad or shots}))
+        bad = [draw for draw in draws if _is_bad(rows, draw, buffers)]
+        names = ", ".join(sorted({f"'{printable(rows.index.samples.name(draw.sample))}'" for draw in bad or draws}))
         hint = repair_command(rows.index.manifest, recorded=not isinstance(error, UnrecordedDamage))
         raise CacheError(f"{error.message} (needed for {names})", hint=hint) from None
     timestep = slot.take("timestep", (count,), torch.int64)
-    timestep.numpy()[:] = [shot.timestep for shot in shots]
+    timestep.numpy()[:] = [draw.timestep for draw in draws]
     weight = slot.take("weight", (count,), torch.float32)
-    weight.numpy()[:] = [shot.weight for shot in shots]
+    weight.numpy()[:] = [draw.weight for draw in draws]
     sizes = slot.take("sizes", (count, 6), torch.float32)
-    sizes.numpy()[:] = sizes_of(rows.index, shots)
+    sizes.numpy()[:] = sizes_of(rows.index, draws)
     for part in drawing:
         part.result()
     if std is not None:
         latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
-                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, shots=shots, slot=slot,
+                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, draws=draws, slot=slot,
                  padding=request.padding)
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],
                 drawers: ThreadPoolExecutor) -> list[Future[None]]:
-    """Draws each shot's noise, and that of the input, from its own key, or starts threads that do: they do not matter.
+    """Draws each draw's noise, and that of the input, from its own key, or starts threads that do: they do not matter.
 
     Drawing dominates the time of a batch (12 ns per number; reading takes 0.2 ns), and NumPy releases the GIL for it.
     """
@@ -304,7 +304,7 @@ def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iter
     """The requests and the places of their rows; the kernel gets a prefetch hint for each, `AHEAD` requests early."""
     waiting: deque[tuple[BatchRequest, Places]] = deque()
     for request in requests:
-        places = rows.places(request.shots, masked=masked)
+        places = rows.places(request.draws, masked=masked)
         rows.advise(places)
         waiting.append((request, places))
         if len(waiting) > AHEAD:
@@ -351,15 +351,15 @@ def _fill(rows: Rows, places: Places, out: _Buffers) -> dict[str, Tensor]:
     return text
 
 
-def _is_bad(rows: Rows, shot: Draw, out: _Buffers) -> bool:
-    """Whether this shot's rows cannot be read."""
+def _is_bad(rows: Rows, draw: Draw, out: _Buffers) -> bool:
+    """Whether this draw's rows cannot be read."""
     slot = Slot(False)
     mask = None if out.mask is None else slot.take("mask", (1, *out.mask.shape[1:]), out.mask.dtype)
     std = None if out.std is None else slot.take(STD, (1, *out.std.shape[1:]), out.std.dtype)
     one = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
                    slot=slot, text=partial(_take_text, rows, slot))
     try:
-        _fill(rows, rows.places([shot], masked=mask is not None), one)
+        _fill(rows, rows.places([draw], masked=mask is not None), one)
     except CacheError:
         return True
     return False

@@ -95,8 +95,8 @@ class BatchRequest:
     """One micro-batch to read and draw."""
 
     bucket: int
-    shots: tuple[Draw, ...]
-    noise: Noise = PLAIN  # how the noise of each shot's key is drawn
+    draws: tuple[Draw, ...]
+    noise: Noise = PLAIN  # how the noise of each draw's key is drawn
     padding: bool = False  # made only because other ranks make a forward pass meanwhile
 
 
@@ -115,13 +115,13 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
         for number, part in enumerate(parts):
             timestep = partial(by_bucket[part.bucket].draw, count=timesteps)
             places = share.of(number, part, plan)
-            shots = tuple(_shots(index, part, places, (plan.seed, epoch), dropout, timestep))
+            draws = tuple(_draws(index, part, places, (plan.seed, epoch), dropout, timestep))
             for start in _starts(len(places), most):
-                yield BatchRequest(bucket=part.bucket, shots=shots[start : start + (most or len(shots))], noise=noise)
+                yield BatchRequest(bucket=part.bucket, draws=draws[start : start + (most or len(draws))], noise=noise)
             missing = share.passes(number, part, plan, most) - len(_starts(len(places), most))
             for _ in range(missing):
-                one = tuple(_shots(index, part, range(1), (plan.seed, epoch), dropout, timestep))
-                yield BatchRequest(bucket=part.bucket, shots=one, noise=noise, padding=True)
+                one = tuple(_draws(index, part, range(1), (plan.seed, epoch), dropout, timestep))
+                yield BatchRequest(bucket=part.bucket, draws=one, noise=noise, padding=True)
 
 
 def passes(plan: StepPlan, step: int, *, most: int | None = None, share: RankShare = WHOLE) -> int:
@@ -130,7 +130,7 @@ def passes(plan: StepPlan, step: int, *, most: int | None = None, share: RankSha
 
 
 def _starts(count: int, most: int | None) -> range:
-    """The first shot of each forward pass over `count` shots."""
+    """The first draw of each forward pass over `count` draws."""
     return range(0, count, most or max(count, 1))
 
 
@@ -142,11 +142,11 @@ def validation(index: Index, micro_batch: int, *, count: int, timesteps: int, mo
     total, first = sum(len(members) for members in index.validation), 0
     chosen = {number * total // most for number in range(most)} if 0 < most < total else set(range(total))
     for bucket, members in enumerate(index.validation):
-        shots = [_fixed(index, int(sample), at) for number, sample in enumerate(members, first) if number in chosen
+        draws = [_fixed(index, int(sample), at) for number, sample in enumerate(members, first) if number in chosen
                  for at in spread(count, timesteps)]
         first += len(members)
-        for start in range(0, len(shots), micro_batch):
-            yield BatchRequest(bucket=bucket, shots=tuple(shots[start : start + micro_batch]))
+        for start in range(0, len(draws), micro_batch):
+            yield BatchRequest(bucket=bucket, draws=tuple(draws[start : start + micro_batch]))
 
 
 def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchRequest:
@@ -167,8 +167,8 @@ def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchReque
     members = index.training[bucket]
     members = members[np.argsort(-longest[members], kind="stable")]
     count = min(most, _samples(plan, bucket, world))
-    shots = tuple(_tried(index, int(members[number % len(members)])) for number in range(count))
-    return BatchRequest(bucket=bucket, shots=shots)
+    draws = tuple(_tried(index, int(members[number % len(members)])) for number in range(count))
+    return BatchRequest(bucket=bucket, draws=draws)
 
 
 def accumulates(plan: StepPlan, most: int, world: int = 1) -> bool:
@@ -205,7 +205,7 @@ def spread(count: int, timesteps: int) -> list[int]:
     return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]
 
 
-def _shots(index: Index, part: MicroBatch, places: range, key: tuple[int, int], dropout: float,
+def _draws(index: Index, part: MicroBatch, places: range, key: tuple[int, int], dropout: float,
            timestep: Callable[[np.random.Generator], int]) -> Iterator[Draw]:
     """The showings at these places of a micro-batch; `key` is seed and epoch."""
     some = slice(places.start, places.stop)

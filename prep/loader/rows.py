@@ -53,9 +53,9 @@ class Rows:
         same.reader = self.reader.until(stop)
         return same
 
-    def places(self, shots: Sequence[Draw], *, masked: bool) -> Places:
-        """Where the rows of `shots` are; without masks, unless `masked`."""
-        samples, view = self.index.samples, np.array([shot.view for shot in shots], np.int64)
+    def places(self, draws: Sequence[Draw], *, masked: bool) -> Places:
+        """Where the rows of `draws` are; without masks, unless `masked`."""
+        samples, view = self.index.samples, np.array([draw.view for draw in draws], np.int64)
         views, latents = samples.views, self.index.refs(samples.views["latent_shard"][view],
                                                         samples.views["latent_row"][view])
         masks: list[RowRef | None] = []
@@ -63,12 +63,12 @@ class Rows:
             shards = views["mask_shard"][view]
             found = iter(self.index.refs(shards[shards >= 0], views["mask_row"][view][shards >= 0]))
             masks = [next(found) if has else None for has in (shards >= 0).tolist()]
-        text = np.array([shot.text for shot in shots], np.int64)
+        text = np.array([draw.text for draw in draws], np.int64)
         empty = text == NO_TEXT
         texts = self.index.refs(np.where(empty, self._unconditional["shard"], samples.texts["shard"][text]),
                                 np.where(empty, self._unconditional["row"], samples.texts["row"][text]))
         return Places(latents=latents, texts=texts, masks=masks,
-                      drawn=[ref for shot, ref in zip(shots, latents, strict=True) if shot.posterior is not None])
+                      drawn=[ref for draw, ref in zip(draws, latents, strict=True) if draw.posterior is not None])
 
     def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
              targets: Targets | None = None) -> None:
@@ -135,28 +135,28 @@ class Rows:
         """The dtype of an array of text."""
         return DTYPES[str(self.index.manifest.fields["text"].arrays[array]["dtype"])]
 
-    def not_finite(self, shots: Iterable[Draw]) -> list[tuple[str, Draw, RowRef]]:
-        """The latent and text rows of `shots` with values that are not finite: (field, shot, place)."""
+    def not_finite(self, draws: Iterable[Draw]) -> list[tuple[str, Draw, RowRef]]:
+        """The latent and text rows of `draws` with values that are not finite: (field, draw, place)."""
         found: list[tuple[str, Draw, RowRef]] = []
-        for shot in shots:
-            bucket = int(self.index.samples.bucket[shot.sample])
+        for draw in draws:
+            bucket = int(self.index.samples.bucket[draw.sample])
             dtype = DTYPES[str(self.index.manifest.fields["latent"].arrays["latent"]["dtype"])]
-            places = self.places([shot], masked=False)
+            places = self.places([draw], masked=False)
             place, of_text = places.latents[0], places.texts[0]
             for array, shape in self.index.shape("latent", bucket).items():
                 row = torch.empty((1, *shape), dtype=dtype)
                 self.fill(row, "latent", array, [place])
                 if not row.isfinite().all():
-                    found.append(("latent", shot, place))
+                    found.append(("latent", draw, place))
                     break
             text = self.text([of_text])
             if not all(each.isfinite().all() for each in text.values()):
-                found.append(("text", shot, of_text))
+                found.append(("text", draw, of_text))
         return found
 
     def shards_of(self, request: BatchRequest, masked: bool) -> set[str]:
         """The shards that have a request's rows."""
-        places = self.places(request.shots, masked=masked)
+        places = self.places(request.draws, masked=masked)
         return {ref.shard for ref in (*places.latents, *places.texts, *places.masks) if ref}
 
     def advise(self, places: Places) -> None:

@@ -110,7 +110,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             "text": {name: array.clone() for name, array in batch.text.items()}, **masks,
             "noise": batch.noise_BChw.clone(), "timesteps": batch.timestep_B.clone(),
             "sizes": batch.sizes_B6.clone(), "weights": batch.weight_B * (0.0 if batch.padding else 1.0),
-            "names": [self._index.samples.name(shot.sample) for shot in batch.shots], "step": step, "last": last}
+            "names": [self._index.samples.name(draw.sample) for draw in batch.draws], "step": step, "last": last}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, as JSON allows: after a batch that is a step's last, the next step; else the same."""

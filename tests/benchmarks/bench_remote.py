@@ -145,7 +145,7 @@ def samples_of(manifest: Path) -> Iterator[dict[str, bytes]]:
         for batch in feed:
             masks = {} if batch.mask_B1hw is None else {"mask": batch.mask_B1hw}
             arrays = {"latent": batch.latent_BChw, **batch.text, **masks}
-            for number in range(len(batch.shots)):
+            for number in range(len(batch.draws)):
                 yield {name: rows[number].contiguous().view(torch.uint8).numpy().tobytes()
                        for name, rows in arrays.items()}
 

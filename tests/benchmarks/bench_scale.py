@@ -118,7 +118,7 @@ def first_batch(index: Index) -> object:
     plan = step_plan(index.counts, seed=0, batch_size=BATCH)
     requests = training(index, plan, 0, 1, dropout=0.0, timesteps=1000)
     with batches(Rows(index), requests, masked=True, pinned=False) as made:
-        return index, [len(batch.shots) for batch in made]
+        return index, [len(batch.draws) for batch in made]
 
 
 def stage_start(root: Path) -> Work:

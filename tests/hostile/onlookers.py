@@ -168,7 +168,7 @@ def _batches(index: Any) -> None:
     requests = draws.training(index, plan, 0, 2 if plan.steps_per_epoch else 0, dropout=0.3, timesteps=1000)
     with batches(rows, islice(requests, 4), masked=masked, pinned=False) as made:
         for batch in made:
-            (bucket,) = {int(index.samples.bucket[shot.sample]) for shot in batch.shots}
+            (bucket,) = {int(index.samples.bucket[shot.sample]) for shot in batch.draws}
             width, height = index.manifest.buckets[bucket]
             assert tuple(batch.latent_BChw.shape[2:]) == (height // 8, width // 8), "a batch of another bucket"
     for prompt in prompts.cached(index)[:2]:

@@ -48,7 +48,7 @@ def test_rows_arrive_bit_by_bit(feed):
     made, opened = feed()
     with opened as some:
         for batch in some:
-            for number, shot in enumerate(batch.shots):
+            for number, shot in enumerate(batch.draws):
                 sample = sample_of(made, shot)
                 assert np.array_equal(batch.latent_BChw[number].float().numpy(), made.latents[sample.views[0].latent])
                 assert np.array_equal(batch.text["hidden"][number].float().numpy(), made.texts[sample.texts[0].key])
@@ -61,16 +61,16 @@ def test_noise_is_the_key_s_and_normal(feed):
     _, opened = feed()
     with opened as some:
         batch = next(some)
-        again = philox(batch.shots[0].noise).standard_normal(batch.noise_BChw.shape[1:], dtype=np.float32)
+        again = philox(batch.draws[0].noise).standard_normal(batch.noise_BChw.shape[1:], dtype=np.float32)
         assert np.array_equal(batch.noise_BChw[0].numpy(), again)
-        assert batch.timestep_B.tolist() == [shot.timestep for shot in batch.shots]
+        assert batch.timestep_B.tolist() == [shot.timestep for shot in batch.draws]
 
 
 def test_dropped_captions_read_the_unconditional_row(feed):
     made, opened = feed(dropout=1.0)
     with opened as some:
         batch = next(some)
-        assert {shot.text for shot in batch.shots} == {NO_TEXT}
+        assert {shot.text for shot in batch.draws} == {NO_TEXT}
         for row in batch.text["hidden"].float().numpy():
             assert np.array_equal(row, made.texts[unconditional_key(CONTEXT)])
 

@@ -27,7 +27,7 @@ def test_an_epoch_shows_each_training_sample_as_often_as_it_repeats(make):
     assert index.counts == [12, 9]
     plan = step_plan(index.counts, seed=1, batch_size=4, micro_batch=2)
     epoch = requests(index, 0, plan.steps_per_epoch, seed=1)
-    shown = Counter(shot.sample for request in epoch for shot in request.shots)
+    shown = Counter(shot.sample for request in epoch for shot in request.draws)
     trained = [sample for members in index.training for sample in members.tolist()]
     assert shown == dict.fromkeys(trained, 3)
 
@@ -40,22 +40,22 @@ def test_a_resumed_run_draws_what_an_unbroken_one_draws(make):
 def test_each_repeat_epoch_and_seed_draws_anew(make):
     index = open_index(make(repeats=2).manifest)
     for one in (requests(index, 0, 5), requests(index, 0, 5, seed=1)):
-        noises = [shot.noise for request in one for shot in request.shots]
+        noises = [shot.noise for request in one for shot in request.draws]
         assert len(set(noises)) == len(noises)
-    assert {shot.noise for request in requests(index) for shot in request.shots}.isdisjoint(
-        shot.noise for request in requests(index, seed=1) for shot in request.shots)
+    assert {shot.noise for request in requests(index) for shot in request.draws}.isdisjoint(
+        shot.noise for request in requests(index, seed=1) for shot in request.draws)
 
 
 def test_dropout_takes_the_unconditional_row_as_often_as_asked(make):
     index = open_index(make(repeats=40).manifest)
-    dropped = [shot.text == NO_TEXT for request in requests(index, 0, 60, dropout=0.3) for shot in request.shots]
+    dropped = [shot.text == NO_TEXT for request in requests(index, 0, 60, dropout=0.3) for shot in request.draws]
     assert abs(np.mean(dropped) - 0.3) < 0.08
-    assert not any(shot.text == NO_TEXT for request in requests(index) for shot in request.shots)
+    assert not any(shot.text == NO_TEXT for request in requests(index) for shot in request.draws)
 
 
 def test_every_view_and_text_gets_its_turn(make):
     index = open_index(make(texts=3, views=2, repeats=10).manifest)
-    shots = [shot for request in requests(index, 0, 17) for shot in request.shots]
+    shots = [shot for request in requests(index, 0, 17) for shot in request.draws]
     texts = {shot.text - int(index.samples.text_offsets[shot.sample]) for shot in shots}
     views = {shot.view - int(index.samples.view_offsets[shot.sample]) for shot in shots}
     assert texts == {0, 1, 2} and views == {0, 1}
@@ -71,7 +71,7 @@ def test_forward_passes_of_a_step_are_counted(make):
     for most in (None, 1, 3):
         found = list(draws.training(index, plan, 0, 4, dropout=0.0, timesteps=1000, most=most))
         assert len(found) == sum(draws.passes(plan, step, most=most) for step in range(4))
-        assert all(request.shots for request in found)
+        assert all(request.draws for request in found)
     assert [draws.passes(plan, step) for step in range(4)] == [len(plan.at(step)) for step in range(4)]
 
 
@@ -83,13 +83,13 @@ def test_ranks_divide_the_shots_of_every_step(make, world, shuffle):
     plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3, shuffle=shuffle)
     for step in range(2 * plan.steps_per_epoch):
         whole = [shot for request in draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000)
-                 for shot in request.shots]
+                 for shot in request.draws]
         parts = []
         for rank in range(world):
             share = draws.RankShare(rank=rank, world=world)
             mine = list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2, share=share))
             assert len(mine) == draws.passes(plan, step, most=2, share=share)
-            parts.append([shot for request in mine for shot in request.shots])
+            parts.append([shot for request in mine for shot in request.draws])
         assert sorted(shot.noise for part in parts for shot in part) == sorted(shot.noise for shot in whole)
         assert {shot for part in parts for shot in part} == set(whole)
 
@@ -128,7 +128,7 @@ def test_validation_never_changes(make):
     index = open_index(make(texts=2).manifest)
     one = list(validation(index, 4, count=4, timesteps=1000))
     assert one == list(validation(index, 4, count=4, timesteps=1000))
-    shots = [shot for request in one for shot in request.shots]
+    shots = [shot for request in one for shot in request.draws]
     assert len(shots) == 2 * 4 and {shot.timestep for shot in shots} == set(spread(4, 1000)) == {125, 375, 625, 875}
     assert len({shot.noise for shot in shots}) == 8
     held = {sample for members in index.validation for sample in members.tolist()}
@@ -142,11 +142,11 @@ def test_a_trial_has_the_most_pixels_of_any_forward_pass(make):
         index = open_index(make(counts=counts, validation=0).manifest)
         plan = step_plan(index.counts, seed=0, batch_size=6, micro_batch=3, underfill=underfill)
         found = trial(index, plan, most)
-        assert (found.bucket, len(found.shots)) == wanted
-        assert {int(index.samples.bucket[shot.sample]) for shot in found.shots} == {found.bucket}
+        assert (found.bucket, len(found.draws)) == wanted
+        assert {int(index.samples.bucket[shot.sample]) for shot in found.draws} == {found.bucket}
         passes = training(index, plan, 0, 2 * plan.steps_per_epoch, dropout=0.0, timesteps=1000, most=most)
-        sizes = [len(one.shots) * np.prod(index.manifest.buckets[one.bucket]) for one in passes]
-        assert len(found.shots) * np.prod(index.manifest.buckets[found.bucket]) == max(sizes)
+        sizes = [len(one.draws) * np.prod(index.manifest.buckets[one.bucket]) for one in passes]
+        assert len(found.draws) * np.prod(index.manifest.buckets[found.bucket]) == max(sizes)
 
 
 def with_tokens(index, tokens):
@@ -171,9 +171,9 @@ def test_a_trial_has_the_longest_texts_of_its_bucket(make):
     longest = {int(sample): int(tokens[slice(*index.samples.text_offsets[sample:sample + 2])].max())
                for sample in index.training[0]}
     found = trial(index, plan, 2)
-    assert [longest[shot.sample] for shot in found.shots] == sorted(longest.values(), reverse=True)[:2]
-    assert [tokens[shot.text] for shot in found.shots] == [longest[shot.sample] for shot in found.shots]
-    assert len({shot.sample for shot in found.shots}) == 2
+    assert [longest[shot.sample] for shot in found.draws] == sorted(longest.values(), reverse=True)[:2]
+    assert [tokens[shot.text] for shot in found.draws] == [longest[shot.sample] for shot in found.draws]
+    assert len({shot.sample for shot in found.draws}) == 2
 
 
 def test_of_buckets_with_as_many_pixels_a_trial_takes_that_with_the_longest_text(make):
@@ -181,13 +181,13 @@ def test_of_buckets_with_as_many_pixels_a_trial_takes_that_with_the_longest_text
     index = replace(index, manifest=replace(index.manifest, buckets=((64, 64), (128, 32))))
     plan = step_plan(index.counts, seed=0, batch_size=1, micro_batch=1)
     for tokens in ([5, 9], [9, 5]):
-        assert trial(with_tokens(index, tokens), plan, 1).shots[0].text == np.argmax(tokens)
+        assert trial(with_tokens(index, tokens), plan, 1).draws[0].text == np.argmax(tokens)
 
 
 def test_rows_of_one_length_are_taken_in_their_order(make):
     index = open_index(make(counts=(5, 2), validation=0, texts=2).manifest)
     plan = step_plan(index.counts, seed=0, batch_size=3, micro_batch=3)
-    shots = trial(index, plan, 9).shots
+    shots = trial(index, plan, 9).draws
     assert [shot.sample for shot in shots] == index.training[0][:3].tolist()
     assert [shot.text for shot in shots] == index.samples.text_offsets[index.training[0][:3]].tolist()
 

@@ -87,7 +87,7 @@ def noises(made, most, noise):
     found = {}
     with batches(Rows(index), requests, masked=False, pinned=False) as feed:
         for batch in feed:
-            for number, shot in enumerate(batch.shots):
+            for number, shot in enumerate(batch.draws):
                 target, given = (each[number].numpy().copy() for each in (batch.noise_BChw, batch.input_noise_BChw))
                 found[shot.noise] = target, given, shot.timestep
     return found

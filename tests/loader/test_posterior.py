@@ -26,7 +26,7 @@ def shown(made, *, steps, seed=0, micro_batch=2, most=None, first=0):
     with batches(Rows(index), requests, masked=False, pinned=False) as feed:
         for batch in feed:
             assert batch.latent_BChw.dtype == torch.float32
-            for shot, latent in zip(batch.shots, batch.latent_BChw, strict=True):
+            for shot, latent in zip(batch.draws, batch.latent_BChw, strict=True):
                 found[shot.sample, shot.posterior] = (shot, latent.clone())
     return found
 
@@ -106,7 +106,7 @@ def test_everything_else_is_drawn_as_from_a_cache_of_means(make, tmp_path_factor
     def shots(made):
         index = open_index(made.manifest)
         plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
-        return [shot for request in training(index, plan, 0, 6, dropout=0.3, timesteps=1000) for shot in request.shots]
+        return [shot for request in training(index, plan, 0, 6, dropout=0.3, timesteps=1000) for shot in request.draws]
 
     means, drawn = shots(build(tmp_path_factory.mktemp("means"), tiny_model)), shots(make(stds=True))
     assert [(one.sample, one.view, one.text, one.timestep, one.noise) for one in means] == [
@@ -120,7 +120,7 @@ def test_validation_takes_the_mean(make):
     with batches(Rows(index), validation(index, 2, count=2, timesteps=1000), masked=False, pinned=False) as feed:
         for batch in feed:
             assert batch.latent_BChw.dtype == torch.bfloat16
-            for shot, latent in zip(batch.shots, batch.latent_BChw, strict=True):
+            for shot, latent in zip(batch.draws, batch.latent_BChw, strict=True):
                 assert shot.posterior is None and torch.equal(latent.float(), stored(made, shot)[0])
 
 
@@ -137,7 +137,7 @@ def test_drawing_is_one_product_and_one_sum_each_rounded_once(seed, count, mean,
 def test_values_that_are_not_finite_are_found_in_deviations(make):
     rows = Rows(open_index(make(stds=True).manifest))
     plan = step_plan(rows.index.counts, seed=0, batch_size=4, micro_batch=2)
-    shots = next(training(rows.index, plan, 0, 1, dropout=0.0, timesteps=1000)).shots
+    shots = next(training(rows.index, plan, 0, 1, dropout=0.0, timesteps=1000)).draws
     assert rows.not_finite(shots) == []
     fill = rows.fill
 

@@ -42,7 +42,7 @@ def damage_late_row(made):
     setup = report.setup
     first, second = (next(iter(training(setup.index, setup.plan, step, step + 1, dropout=0.0, timesteps=1000)))
                      for step in (0, 1))
-    shot = next(shot for shot in second.shots if shot.sample not in {one.sample for one in first.shots})
+    shot = next(shot for shot in second.draws if shot.sample not in {one.sample for one in first.draws})
     damage(made, setup, (second, shot))
 
 

@@ -24,7 +24,7 @@ def read_by(index, plan, ranks, world, steps=None):
     for rank in ranks:
         for request in draws.training(index, plan, 0, steps or plan.steps_per_epoch, dropout=0.0, timesteps=10,
                                       share=draws.RankShare(rank=rank, world=world)):
-            places = rows.places(request.shots, masked=True)
+            places = rows.places(request.draws, masked=True)
             refs = (*places.latents, *places.masks, *places.texts)
             seen |= {ref.shard for ref in refs if ref is not None}
     return sum(facts.bytes for facts in index.shards if facts.digest in seen)

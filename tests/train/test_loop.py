@@ -798,7 +798,7 @@ def test_the_micro_batch_that_makes_passes_smaller(tmp_path, saved, world, plann
     setup = SimpleNamespace(config=config, manifest=SimpleNamespace(buckets=[(64, 64)]),
                             index=SimpleNamespace(samples=SimpleNamespace(bucket=[0])))
     progress = Progress(done=saved, saved=saved, world=world, device=torch.device("cpu"),
-                        shots=(SimpleNamespace(sample=0),) * samples)
+                        draws=(SimpleNamespace(sample=0),) * samples)
     found = failures.explanation(MemoryError(), setup, tmp_path, progress).hint
     assert re.findall(r"--micro-batch \d", found) == ([hint] if hint else [])
 

@@ -84,7 +84,7 @@ def test_a_cap_takes_samples_from_all_of_them(make, setup_of):
     held_out = [int(sample) for members in setup.index.validation for sample in members]
     for most, wanted in ((3, [held_out[0], held_out[2], held_out[5]]), (8, held_out), (0, held_out), (99, held_out)):
         requests = draws.validation(setup.index, 4, count=2, timesteps=1000, most=most)
-        shown = [shot.sample for request in requests for shot in request.shots]
+        shown = [shot.sample for request in requests for shot in request.draws]
         assert shown == [sample for sample in wanted for _ in range(2)]
     assert run(setup_of(made, validation={"most": 3})).samples == 3
 

@@ -498,7 +498,7 @@ def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made, ours, pip
         for batch in feed:
             given = forward(ours, batch, latents_of(found.manifest), found.config.loss)
             losses = []
-            for number, shot in enumerate(batch.shots):
+            for number, shot in enumerate(batch.draws):
                 name, bucket = found.index.samples.name(shot.sample), bucket_of(found, shot)
                 latent = case.normalized(pipe.vae, case.encode(pipe.vae, image_of(made, name, bucket)))
                 losses.append(loss_by_hand(ours, pipe, model, latent, batch, number, made, name))

@@ -29,7 +29,7 @@ from train.state import create_state
 def usual_loss(pipeline, photos, samples, buckets, batch) -> tuple[float, float]:
     """Plain and masked loss of the batch's samples, computed from their files."""
     latents, texts, masks = [], [], []
-    for shot in batch.shots:
+    for shot in batch.draws:
         sample = samples[shot.sample]
         view, (width, height) = sample["views"][0], buckets[sample["bucket"]]
         box = (view["crop_x"], view["crop_y"], view["crop_x"] + width, view["crop_y"] + height)
@@ -72,5 +72,5 @@ def test_loss_of_a_batch_from_the_cache(prep, photos, tiny_model, tmp_path, dtyp
             assert float(ours.mean()) == pytest.approx(masked, rel=tolerance, abs=tolerance)
             whole = float(((found.predicted_BChw - found.target_BChw) ** 2).mean())
             assert whole == pytest.approx(plain, rel=tolerance, abs=tolerance)
-            seen += len(batch.shots)
+            seen += len(batch.draws)
     assert seen == 7

@@ -78,7 +78,7 @@ def first_batch(index: Index, size: int = 16) -> list[int]:
     plan = step_plan(index.counts, seed=0, batch_size=size)
     with batches(Rows(index), training(index, plan, 0, 1, dropout=0.0, timesteps=1000), masked=True,
                  pinned=False) as made:
-        return [shot.sample for batch in made for shot in batch.shots]
+        return [shot.sample for batch in made for shot in batch.draws]
 
 
 MOST = 200  # bytes a sample; a name as a Python string would be 80 of them, a sample as a dictionary 3,000

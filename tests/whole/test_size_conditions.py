@@ -74,10 +74,10 @@ def told(made) -> list[tuple[str, bool, list[int], torch.Tensor]]:
         for batch in feed:
             forward(ours, batch, latents_of(found.manifest), found.config.loss)
             ids = seen.pop()["added_cond_kwargs"]["time_ids"]
-            assert ids.shape == (len(batch.shots), 6) and ids.dtype is torch.float32
+            assert ids.shape == (len(batch.draws), 6) and ids.dtype is torch.float32
             result += [(found.index.samples.name(shot.sample), bool(found.index.samples.views["flip"][shot.view]),
                         ids[number].int().tolist(), batch.latent_BChw[number].clone())
-                       for number, shot in enumerate(batch.shots)]
+                       for number, shot in enumerate(batch.draws)]
     return result
 
 

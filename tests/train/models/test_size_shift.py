@@ -88,7 +88,7 @@ def test_each_sample_has_the_shift_of_its_bucket(make):
     def timesteps(settings, shifts):
         requests = draws.training(index, plan, 0, 12, dropout=0.0, timesteps=100_000,
                                   chances=chances_by_bucket(settings, shifts))
-        return {(request.bucket, shot.noise): shot.timestep for request in requests for shot in request.shots}
+        return {(request.bucket, shot.noise): shot.timestep for request in requests for shot in request.draws}
 
     plain, moved = timesteps(replace(settings, shift=1.0), (1.0, 1.0)), timesteps(settings, (3.0, 0.5))
     assert plain.keys() == moved.keys() and {bucket for bucket, _ in plain} == {0, 1}

@@ -37,9 +37,9 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
             ours = sample_losses(forward(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
                                  setup.config.loss)
             latent = (torch.stack([torch.from_numpy(made.latents[made.samples[shot.sample].views[0].latent])
-                                   for shot in batch.shots]) - 0.125) * 0.5
+                                   for shot in batch.draws]) - 0.125) * 0.5
             text = torch.stack([torch.from_numpy(made.texts[made.samples[shot.sample].texts[0].key])
-                                for shot in batch.shots])
+                                for shot in batch.draws])
             noised = scheduler.add_noise(latent, batch.input_noise_BChw, batch.timestep_B)
             wanted = batch.noise_BChw if prediction == "epsilon" else scheduler.get_velocity(
                 latent, batch.noise_BChw, batch.timestep_B)
@@ -60,7 +60,7 @@ def gradients(setup, shots, cut, settings):
             if "lora_B" in name:
                 value.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
     parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
-    requests = (draws.BatchRequest(bucket=bucket_of(setup, part), shots=tuple(part)) for part in parts)
+    requests = (draws.BatchRequest(bucket=bucket_of(setup, part), draws=tuple(part)) for part in parts)
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
         gathered = accumulate(trainee, setup, feed, Progress(device=CPU))
     return {name: value.grad for name, value in denoiser.parameters.items()}, gathered
@@ -71,10 +71,10 @@ def gradients(setup, shots, cut, settings):
 def test_gradients_do_not_depend_on_the_cut(make, setup_of, settings):
     setup = setup_of(make(counts=(4, 3)), batch_size=4, loss=settings)
     request = next(request for request in draws.training(setup.index, setup.plan, 0, 2, dropout=0, timesteps=1000)
-                   if len(request.shots) == 4)
-    whole, summed = gradients(setup, request.shots, 4, settings)
+                   if len(request.draws) == 4)
+    whole, summed = gradients(setup, request.draws, 4, settings)
     for cut in (1, 2):
-        cut_up, other = gradients(setup, request.shots, cut, settings)
+        cut_up, other = gradients(setup, request.draws, cut, settings)
         assert other.samples == summed.samples == 4
         assert float(other.loss) == pytest.approx(float(summed.loss), rel=1e-4)
         for name, value in whole.items():
@@ -88,8 +88,8 @@ def test_a_large_picture_counts_once_beside_a_small_one(make, setup_of):
     requests = list(draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000))
     sizes = {setup.manifest.buckets[request.bucket] for request in requests}
     assert len(sizes) == 2 and len({width * height for width, height in sizes}) == 2
-    both, summed = gradients(setup, [shot for request in requests for shot in request.shots], 1, settings)
-    alone = [gradients(setup, request.shots, 1, settings) for request in requests]
+    both, summed = gradients(setup, [shot for request in requests for shot in request.draws], 1, settings)
+    alone = [gradients(setup, request.draws, 1, settings) for request in requests]
     assert float(summed.loss) == pytest.approx(sum(float(one.loss) for _, one in alone), rel=1e-5)
     for name, value in both.items():  # alone a picture is a short step: its gradient is divided by batch_size, too
         assert torch.allclose(value, alone[0][0][name] + alone[1][0][name], rtol=1e-4, atol=1e-8), name
@@ -100,7 +100,7 @@ def test_a_short_step_moves_the_weights_by_its_share(make, setup_of):
     settings = {"masked": False}
     setup = setup_of(make(counts=(4, 0), validation=0), batch_size=4, loss=settings)
     (request,) = draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000)
-    whole, _ = gradients(setup, request.shots, 4, settings)
-    parts = [gradients(setup, [shot], 1, settings)[0] for shot in request.shots]
+    whole, _ = gradients(setup, request.draws, 4, settings)
+    parts = [gradients(setup, [shot], 1, settings)[0] for shot in request.draws]
     for name, value in whole.items():
         assert float((value - sum(part[name] for part in parts)).norm()) <= 1e-4 * float(value.norm()), name

@@ -207,8 +207,8 @@ def test_a_failure_of_any_process_in_between_is_a_warning(make, tmp_path):
     made = make(validation=5)
     setup = check(RunRequest(manifest=made.path), parse({"batch_size": 4}, "")).setup
     request = list(validation(setup.index, 2, count=2, timesteps=1000))[1]
-    assert len({shot.sample for shot in request.shots}) == 1
-    damage(made, setup, (request, request.shots[0]))
+    assert len({shot.sample for shot in request.draws}) == 1
+    damage(made, setup, (request, request.draws[0]))
     done = torchrun(2, "run", made.path, *FEW, *LOOKS, "--set", "validation.timesteps=2", "-o", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     texts = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
