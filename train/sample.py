@@ -151,7 +151,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
     """
     if wanted.manifest is None:
         require_manifest(run)
-    asked = replace(run.asked, download=wanted.download, model=model_of(run, wanted.model),
+    asked = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
                     init=run.local if finished else None)
     config = run.config if start is None else start.config
     if wanted.sampler is not None:

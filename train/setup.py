@@ -56,7 +56,7 @@ class Origin:
 class Setup:
     """A run that passed all checks and may start."""
 
-    asked: RunRequest
+    request: RunRequest
     config: Config
     manifest: Manifest
     index: Index

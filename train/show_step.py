@@ -115,7 +115,7 @@ def _other_data(run: Run, setup: Setup) -> str:
     """That the data are not those of the run's last start, or nothing."""
     if run.data in ("", setup.identity.digest):
         return ""
-    return f"the data of {setup.asked.manifest} are not those of the run's last start"
+    return f"the data of {setup.request.manifest} are not those of the run's last start"
 
 
 def _setup(run: Run, manifest: Place | None, model: str | None) -> Setup:
@@ -124,7 +124,7 @@ def _setup(run: Run, manifest: Place | None, model: str | None) -> Setup:
     with suppress(PathError):  # without a checkpoint, the micro-batch is that of the settings
         planned = find_start(run.local, complete=False).state.micro_batch
     own = open_run(run, manifest).manifest
-    report = check(replace(run.asked, model=model_of(run, model)), run.config, planned=planned, manifest=own)
+    report = check(replace(run.request, model=model_of(run, model)), run.config, planned=planned, manifest=own)
     if report.setup is None:
         raise report.faults[0]
     return report.setup

@@ -88,9 +88,9 @@ def _parsed(body: dict[str, Any]) -> Heartbeat | None:
     values: dict[str, Any] = {name: read(body.get(name), name) for names, read in (
         (("token", "host", "boot", "start", "phase"), _text), (("time", "since", "stepped"), _time),
         (("pid", "step"), _whole)) for name in names}
-    asked = list_of(body.get("asked"), lambda value, where: one_of(value, KINDS, where), "asked")
+    requests = list_of(body.get("asked"), lambda value, where: one_of(value, KINDS, where), "asked")
     ended = None if body.get("ended") is None else _text(body["ended"], "ended")
-    return Heartbeat(**values, asked=tuple(kind for kind in KINDS if kind in asked), ended=ended)
+    return Heartbeat(**values, asked=tuple(kind for kind in KINDS if kind in requests), ended=ended)
 
 
 def _text(value: Any, where: str) -> str:
@@ -102,9 +102,9 @@ def _whole(value: Any, where: str) -> int:
 
 
 def _time(value: Any, where: str) -> float:
-    found = expect(value, float, where)
-    within(found, 0, 1 << 40, where)
-    return found
+    seconds = expect(value, float, where)
+    within(seconds, 0, 1 << 40, where)
+    return seconds
 
 
 def own_start() -> str:
@@ -130,8 +130,8 @@ def _is_running(pid: int, start: str) -> bool:
         return False
     except PermissionError:  # it is another user's
         pass
-    found = _start(pid)
-    return found is None or (found != "" and start in ("", found))
+    began = _start(pid)
+    return began is None or (began != "" and start in ("", began))
 
 
 def _start(pid: int) -> str | None:

@@ -78,43 +78,43 @@ def smoothed(losses: Iterable[Point], span: float) -> Iterator[Point]:
 
 def read_history(events: Iterable[Event]) -> History:
     """The history of a run from the events of its log; of values of other types than expected it takes none."""
-    found = History()
+    history = History()
     for event in events:
         kind, step = event["event"], event["step"]
-        found.step = max(found.step, step)
+        history.step = max(history.step, step)
         if kind in TOLD:
-            found.told.append(event)
-        found.status = {"end": "finished", "stopped": "stopped"}.get(kind, "open")  # type: ignore[assignment]  # of them
+            history.told.append(event)
+        history.status = {"end": "finished", "stopped": "stopped"}.get(kind, "open")  # type: ignore[assignment]  # of them
         if kind == "start":
-            _start(found, event)
+            _start(history, event)
         elif kind == "step":
-            _step(found, event)
+            _step(history, event)
         elif kind == "validation" and _number(event, "loss") is not None:
-            found.validations.append(event)
+            history.validations.append(event)
         elif kind == "sample" and isinstance(event.get("picture"), str):
-            found.grids.append(Grid(step=step, picture=event["picture"], prompts=_texts(event.get("prompts")),
-                                    sizes=_sizes(event.get("sizes"))))
+            history.grids.append(Grid(step=step, picture=event["picture"], prompts=_texts(event.get("prompts")),
+                                      sizes=_sizes(event.get("sizes"))))
         elif kind == "end":
-            found.result = str(event.get("result", ""))
-    return found
+            history.result = str(event.get("result", ""))
+    return history
 
 
-def _start(found: History, event: Event) -> None:
-    found.starts.append(event["step"])
+def _start(history: History, event: Event) -> None:
+    history.starts.append(event["step"])
     for name in ("steps", "steps_per_epoch", "parameters", "ranks"):
         value = event.get(name)
         if type(value) is int and value >= 0:
-            setattr(found, name, value)
-    found.device = str(event.get("device", ""))
+            setattr(history, name, value)
+    history.device = str(event.get("device", ""))
 
 
-def _step(found: History, event: Event) -> None:
-    for name, points in found.curves.items():
+def _step(history: History, event: Event) -> None:
+    for name, points in history.curves.items():
         if (value := _number(event, name)) is not None:
             points.append((event["step"], value))
-    found.seconds += _number(event, "seconds") or 0.0
-    found.waited += _number(event, "wait") or 0.0
-    found.samples += int(_number(event, "samples") or 0)
+    history.seconds += _number(event, "seconds") or 0.0
+    history.waited += _number(event, "wait") or 0.0
+    history.samples += int(_number(event, "samples") or 0)
 
 
 def _number(event: Event, name: str) -> float | None:

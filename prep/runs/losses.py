@@ -58,17 +58,17 @@ def read_losses(path: Path, last: int | None = None) -> Records:
 def _whole(file: BinaryIO, last: int | None) -> bytearray:
     """The bytes of the whole records up to step `last`. Reads no further than the first that is none: a file of no
     contents can be longer than memory."""
-    found, before, most = bytearray(), 1, np.iinfo(np.int64).max if last is None else last
+    records, before, most = bytearray(), 1, np.iinfo(np.int64).max if last is None else last
     while data := file.read(PART):
         part: Records = np.frombuffer(data, RECORD, count=len(data) // RECORD.itemsize)
         steps = part["step"].astype(np.int64)
         wrong = (np.diff(steps, prepend=before) < 0) | (steps > most)
         end = int(np.argmax(wrong)) if wrong.any() else len(part)
-        found += data[: end * RECORD.itemsize]
+        records += data[: end * RECORD.itemsize]
         if end < PART // RECORD.itemsize:
             break
         before = int(steps[-1])
-    return found
+    return records
 
 
 def short_ids(ids: np.ndarray[Any, Any]) -> Records:

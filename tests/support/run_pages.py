@@ -59,7 +59,7 @@ def run_html(texts: Sequence[str], root: Path) -> str:
     """A page with all of its parts."""
     events = told(texts)
     write_grids(root, events)
-    run = Run(local=Local(root), asked=RunRequest(manifest=root / "none.json", model=texts[0]), table={},
+    run = Run(local=Local(root), request=RunRequest(manifest=root / "none.json", model=texts[0]), table={},
               base={"x": "a" * 64}, config=parse({"steps": STEPS, "lora": {"targets": [texts[0][:40]]}}, "x"),
               origin=Origin(started="2024-02-29T12:00:00Z", recipe="b" * 64))
     history, room = read_history(events), Pictures()

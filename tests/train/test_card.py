@@ -144,5 +144,5 @@ def test_families_by_what_loads_them(make, setup_of, monkeypatch):
     assert "train merge lora.safetensors" in card(pixart, 2, "lora.safetensors", None)
     text = card(replace(setup, family=FAMILIES["zimage"]), 2, "lora.safetensors", None)
     assert "--set lora.format=kohya" in text and "models/loras" not in text
-    hub = replace(setup, asked=replace(setup.asked, model="owner/name"))
+    hub = replace(setup, request=replace(setup.request, model="owner/name"))
     assert 'base_model: "owner/name"' in card(hub, 2, "lora.safetensors", None)

@@ -21,7 +21,7 @@ from train.check.requirements import check_libraries
 from train.setup import CheckReport, Initial, RunRequest, Setup
 
 
-def check(asked: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None
+def check(request: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None
           ) -> CheckReport:
     """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault. `planned`: the
     micro-batch with which the steps of a resumed run were planned; `manifest`: that in place of the one to read."""
@@ -31,7 +31,7 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None, mani
     model: CheckedModel | None = None
     shards: Looks = {}
     with Noting(faults):
-        manifest = manifest or read_manifest(asked.manifest, cache=asked.cache)
+        manifest = manifest or read_manifest(request.manifest, cache=request.cache)
     if manifest is None:
         return CheckReport(faults=tuple(faults), setup=None, plan=None, left_out=(), repeated=())
     with Noting(faults):
@@ -53,18 +53,18 @@ def check(asked: RunRequest, config: Config, *, planned: int | None = None, mani
             with Noting(faults):
                 check_interval(name, config, plan)
     with Noting(faults):
-        model = model_of(asked, config, manifest, index, faults)
+        model = model_of(request, config, manifest, index, faults)
     setup = None
     if not faults and index and plan and model:
-        setup = _setup(asked, config, manifest, index, plan, model, shards)
+        setup = _setup(request, config, manifest, index, plan, model, shards)
     left_out, repeated = uneven(index, plan)
     return CheckReport(faults=tuple(faults), setup=setup, plan=plan, left_out=left_out, repeated=repeated,
                        notes=tuple(notes_of(model, config, manifest, index)))
 
 
-def _setup(asked: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: CheckedModel,
+def _setup(request: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: CheckedModel,
            shards: Looks) -> Setup:
-    return Setup(asked=asked, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
+    return Setup(request=request, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
                  base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
                  shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, strengths=model.strengths,
                  fits_kohya=model.fits_kohya, init=_recorded(model.initial), initial=model.initial,

@@ -48,11 +48,11 @@ class CheckedModel:
     naming: Naming
 
 
-def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index | None,
+def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Index | None,
            faults: list[Problem]) -> CheckedModel | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
-    check_model_named(manifest, asked.model)
-    path, family = locate(asked.model or manifest.model, download=asked.download), FAMILIES[manifest.family]
+    check_model_named(manifest, request.model)
+    path, family = locate(request.model or manifest.model, download=request.download), FAMILIES[manifest.family]
     presets, naming, initial = family.lora.presets, naming_of(family), None
     trained: list[tuple[int, ...]] | None = None
     adapted: Shapes = {}
@@ -74,10 +74,10 @@ def model_of(asked: RunRequest, config: Config, manifest: Manifest, index: Index
         with Noting(faults):
             base = base_fingerprints(path, family, digest)
         with Noting(faults):
-            others = _check_encoders(path, manifest, asked.other_encoders, digest)
+            others = _check_encoders(path, manifest, request.other_encoders, digest)
         with Noting(faults):
-            if asked.init is not None and trained is not None:
-                initial = inspect_weights(asked.init, config, family, weights, presets, naming, digest)
+            if request.init is not None and trained is not None:
+                initial = inspect_weights(request.init, config, family, weights, presets, naming, digest)
     if trained is None or base is None or others is None or shifts is None:
         return None
     numbers = sum(map(prod, trained))

@@ -79,7 +79,7 @@ def check(
         raise UsageError("--store-latency is given without --node-cache and --samples, expected one of them",
                          hint="add --node-cache, the space for copies of shards on a node")
     _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, as_json=as_json)
-    opt.stop_at_faults(report.faults, told=as_json)
+    opt.stop_at_faults(report.faults, printed=as_json)
 
 
 def _resumed(place: Place, resume: bool, named: str | None, adopt: bool, init: Path | None) -> Resumed | None:
@@ -92,11 +92,11 @@ def _resumed(place: Place, resume: bool, named: str | None, adopt: bool, init: P
     return None
 
 
-def _report(resumed: Resumed | None, asked: RunRequest, config: Config) -> tuple[Resumed | None, CheckReport]:
+def _report(resumed: Resumed | None, request: RunRequest, config: Config) -> tuple[Resumed | None, CheckReport]:
     """The report on a new run, or on one that is to be continued."""
     from train.check import check
 
-    return (None, check(asked, config)) if resumed is None else resuming.check(resumed, asked, config)
+    return (None, check(request, config)) if resumed is None else resuming.check(resumed, request, config)
 
 
 def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any], outlook: Outlook | None,
@@ -113,14 +113,14 @@ def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any]
 
 
 def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, cluster: Cluster,
-               found: tuple[str | None, list[Problem]], place: Place, *, named: bool) -> CheckReport:
-    """The report with what it lacks on the run's place, on its device and on the ranks and nodes. `found`: the kind of
+               device: tuple[str | None, list[Problem]], place: Place, *, named: bool) -> CheckReport:
+    """The report with what it lacks on the run's place, on its device and on the ranks and nodes. `device`: the kind of
     device, and what is wrong with it."""
     from train.check.nodes import notes_on_nodes
     from train.check.shares import notes_on_shares
     from train.config.unused import unused_on
 
-    kind, unfit = found
+    kind, unfit = device
     noted = () if named or resumed else _usual_place(report.setup, place)
     report = replace(report, notes=(*report.notes, *unused_on(chosen, kind, cluster.world), *noted))
     begun = [] if resumed else [*_check_place(report.setup, place if named else None, place),
@@ -133,13 +133,13 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
                                   *notes_on_shares(report.setup)))
 
 
-def _tell_none(problem: Problem, told: bool) -> None:
+def _tell_none(problem: Problem, as_json: bool) -> None:
     """Ends the command if there is nothing to resume."""
     from train.setup import CheckReport
 
-    if told:
+    if as_json:
         put_json(_as_json(CheckReport(faults=(problem,), setup=None, plan=None, left_out=(), repeated=())))
-    opt.stop_at_faults([problem], told=told)
+    opt.stop_at_faults([problem], printed=as_json)
 
 
 def _manifest_of(resumed: Resumed | None) -> Place:
@@ -159,8 +159,8 @@ def _reads(setup: Setup | None, cluster: Cluster) -> dict[str, Any]:
         return {}
     from prep.loader.prefetch import bytes_by_node
 
-    found = bytes_by_node(setup.index, setup.plan, world=cluster.world, nodes=cluster.nodes, masked=setup.masked)
-    return {"nodes": cluster.nodes, "ranks": cluster.world, "bytes": found,
+    sizes = bytes_by_node(setup.index, setup.plan, world=cluster.world, nodes=cluster.nodes, masked=setup.masked)
+    return {"nodes": cluster.nodes, "ranks": cluster.world, "bytes": sizes,
             "of": sum(shard.bytes for shard in setup.index.shards)}
 
 

@@ -62,23 +62,23 @@ def merge(
     with defer_interrupts():
         from train.merging.directory import MergeRequest, merge
 
-    there = locate(named, download=download)
-    asked = MergeRequest(lora=source.path, model=there, output=output, strength=strength,
-                         dtype=cast("Dtype | None", dtype), hub_id=None if there == Path(named) else str(named))
+    folder = locate(named, download=download)
+    request = MergeRequest(lora=source.path, model=folder, output=output, strength=strength,
+                           dtype=cast("Dtype | None", dtype), hub_id=None if folder == Path(named) else str(named))
     with progress("merging", None, unit="files", shown=not quiet) as tick:
-        done = merge(asked, tick)
-    _show(done, asked, as_json)
+        done = merge(request, tick)
+    _show(done, request, as_json)
 
 
-def _show(done: Merged, asked: MergeRequest, as_json: bool) -> None:
+def _show(done: Merged, request: MergeRequest, as_json: bool) -> None:
     """What was written, and what was left out."""
     for note in done.notes:
         say(f"note: {printable(note)}")
     if as_json:
         put_json({"format": "latentry/merge", "version": 1, "output": str(done.output), "lora": str(done.lora),
-                  "sha256": done.sha256, "strength": asked.strength, "layers": done.layers, "bytes": done.size})
+                  "sha256": done.sha256, "strength": request.strength, "layers": done.layers, "bytes": done.size})
     elif done.full:
-        put(f"wrote {done.output}: the weights of {done.lora}, and the other parts of {asked.model}, "
+        put(f"wrote {done.output}: the weights of {done.lora}, and the other parts of {request.model}, "
             f"{format_bytes(done.size)}")
     else:
         put(f"wrote {done.output}: {counted(done.layers, 'layer')} changed, {format_bytes(done.size)}")

@@ -71,10 +71,10 @@ def with_setting_options(command: Command) -> Command:
 def _parameter(row: Row, flag: str) -> inspect.Parameter:
     """The option of a setting. The settings are checked together, and in a file alike, so it has no range here."""
     switch = "/" in flag
-    told = row.spec.help + (f"; {row.name}" if "." in row.name else "") + (
+    text = row.spec.help + (f"; {row.name}" if "." in row.name else "") + (
         f" (default: {row.spec.derived})" if row.spec.derived else "")
-    option = (choice(flag, help=told, words=row.spec.choices) if row.spec.choices and not switch else
-              typer.Option(flag, help=told))
+    option = (choice(flag, help=text, words=row.spec.choices) if row.spec.choices and not switch else
+              typer.Option(flag, help=text))
     kind = bool if switch else type(row.value)
     return parameter(row.name.replace(".", "_"), Annotated[kind | None, option], None)
 
@@ -87,12 +87,12 @@ def settings_of(config: Path | None, manifest: Path | None) -> Path | None:
     if config is not None or manifest is None:
         return config
     beside = place_of(manifest).parent / SETTINGS_FILE
-    found = [path for path in (beside, Path(SETTINGS_FILE)) if is_file(path)]
-    if len(found) == 2 and not found[0].samefile(found[1]):
-        raise UsageError(f"there are two files of settings, {found[0]} and {found[1]}", hint=f"name one: -c {found[0]}")
-    if found:
-        say(f"settings: {printable(str(found[0]))}")
-    return found[0] if found else None
+    files = [path for path in (beside, Path(SETTINGS_FILE)) if is_file(path)]
+    if len(files) == 2 and not files[0].samefile(files[1]):
+        raise UsageError(f"there are two files of settings, {files[0]} and {files[1]}", hint=f"name one: -c {files[0]}")
+    if files:
+        say(f"settings: {printable(str(files[0]))}")
+    return files[0] if files else None
 
 
 SETTINGS_FILE = "train.toml"  # as `train init` writes it
@@ -158,9 +158,9 @@ def check_compiler(config: Config, kind: str) -> None:
         raise of_compiler(error)
 
 
-def stop_at_faults(faults: Sequence[Problem], *, told: bool = False) -> None:
-    """Ends the command if there are faults; `told`: the command has already printed them."""
-    if faults and told:
+def stop_at_faults(faults: Sequence[Problem], *, printed: bool = False) -> None:
+    """Ends the command if there are faults; `printed`: the command has already printed them."""
+    if faults and printed:
         raise typer.Exit(faults[0].exit_code)
     if faults:
         fail(faults)

@@ -29,16 +29,16 @@ def replay(
     from train.runs.stored.reading import for_losses
     from train.show_step import replay as drawn_again
 
-    found = drawn_again(for_losses(place_of(folder)), step, maybe_place(manifest), model, maybe_place(cache))
-    for warning in found.warnings:
+    replayed = drawn_again(for_losses(place_of(folder)), step, maybe_place(manifest), model, maybe_place(cache))
+    for warning in replayed.warnings:
         say(f"warning: {printable(warning)}")
     if as_json:
-        put_json({"format": "latentry/replay", "version": 1, "step": step, "epoch": found.epoch,
-                  "samples": [_as_json(each) for each in found.samples]})
+        put_json({"format": "latentry/replay", "version": 1, "step": step, "epoch": replayed.epoch,
+                  "samples": [_as_json(each) for each in replayed.samples]})
         return
-    put(f"step {step}, in epoch {found.epoch}")
-    for each in found.samples:
-        put(f"{spelled(each.path, each.name, each.source, found.prefixes)}\n  {_details(each)}\n  "
+    put(f"step {step}, in epoch {replayed.epoch}")
+    for each in replayed.samples:
+        put(f"{spelled(each.path, each.name, each.source, replayed.prefixes)}\n  {_details(each)}\n  "
             + ("without its caption" if each.caption is None else f"caption: {printable(each.caption)}"))
 
 

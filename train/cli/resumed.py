@@ -28,7 +28,7 @@ class Resumed:
     place: Place  # as named
     start: Start | None  # None: it is in a store and has no checkpoint yet, so that it begins
     adopt: bool
-    found: Compared | None = None  # with what it is to be continued; None: there are faults before that
+    compared: Compared | None = None  # with what it is to be continued; None: there are faults before that
 
 
 def find(place: Place, named: str | None, adopt: bool, init: Path | None) -> Resumed:
@@ -43,25 +43,25 @@ def find(place: Place, named: str | None, adopt: bool, init: Path | None) -> Res
     return Resumed(place=place, start=start, adopt=adopt)
 
 
-def check(resumed: Resumed, asked: RunRequest, config: Config) -> tuple[Resumed, CheckReport]:
+def check(resumed: Resumed, request: RunRequest, config: Config) -> tuple[Resumed, CheckReport]:
     """The report on the run as it would be continued, with what differs from its checkpoint."""
     from train.check import check
     from train.runs.resume import compare
 
     start = resumed.start
     if start is None:
-        report = check(asked, config)
+        report = check(request, config)
     else:
-        report = check(of_run(asked, start.run), config, planned=start.planned)
+        report = check(of_run(request, start.run), config, planned=start.planned)
     if report.setup is None:
         return resumed, report
     faults = _place_faults(resumed, report.setup)
     if start is not None:
-        found = compare(start, report.setup, adopt=resumed.adopt)
-        resumed = replace(resumed, found=found)
-        faults += found.faults
-        report = replace(report, notes=(*report.notes, *found.notes, *(f"accepted: {what}" for what in found.adopted),
-                                        *_set_aside(start)))
+        compared = compare(start, report.setup, adopt=resumed.adopt)
+        resumed = replace(resumed, compared=compared)
+        faults += compared.faults
+        accepted = (f"accepted: {what}" for what in compared.adopted)
+        report = replace(report, notes=(*report.notes, *compared.notes, *accepted, *_set_aside(start)))
     return resumed, replace(report, faults=tuple(faults), setup=None if faults else report.setup)
 
 
@@ -100,14 +100,15 @@ def line(resumed: Resumed, setup: Setup | None) -> str:
     name, step = resumed.start.folder.name, resumed.start.state.step
     if setup is None:
         return f"{resumed.place} is at {name}"
-    left = f"to step {setup.steps}" if step < setup.steps else "and has no step left"
-    return f"continues {resumed.place} from {name} {left}"
+    end = f"to step {setup.steps}" if step < setup.steps else "and has no step left"
+    return f"continues {resumed.place} from {name} {end}"
 
 
 def as_json(resumed: Resumed) -> dict[str, Any]:
     """The same for programs."""
-    start, found = resumed.start, resumed.found
+    start, compared = resumed.start, resumed.compared
     return {"checkpoint": None if start is None else start.folder.name,
             "step": 0 if start is None else start.state.step,
-            "newer": [] if start is None else _newer(start), "changes": [] if found is None else list(found.notes),
-            "adopted": [] if found is None else list(found.adopted)}
+            "newer": [] if start is None else _newer(start),
+            "changes": [] if compared is None else list(compared.notes),
+            "adopted": [] if compared is None else list(compared.adopted)}

@@ -60,8 +60,8 @@ def run(
             chosen = opt.read_settings(config if start else opt.settings_of(config, manifest), settings, given,
                                        start.state.config if start else None)
             data = maybe_place(manifest) or manifest_of(local)
-            asked = opt.request_of(data, model, download, allow_other_encoders, init_from, cache)
-            setup = _set_up(of_run(asked, local) if start else asked, chosen, storage, start, adopt, quiet,
+            request = opt.request_of(data, model, download, allow_other_encoders, init_from, cache)
+            setup = _set_up(of_run(request, local) if start else request, chosen, storage, start, adopt, quiet,
                             alone=resume)
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
@@ -102,12 +102,12 @@ def manifest_of(local: Local) -> Place:
         require_manifest(run)
     except CacheError as error:
         error.hint = f"name where it is now: train run MANIFEST --resume -o {shell_name(str(local))}"
-        if copy.is_file() and is_directory(run.asked.manifest.parent):
-            place = os.path.normpath(str(run.asked.manifest))
+        if copy.is_file() and is_directory(run.request.manifest.parent):
+            place = os.path.normpath(str(run.request.manifest))
             back = f"cp {shell_name(str(copy))} {shell_name(place)}"
             error.hint = f"put the run's copy of it back: {back}; or {error.hint}"
         raise
-    return run.asked.manifest
+    return run.request.manifest
 
 
 def _prepare(storage: OnDisk, resume: bool, named: str | None, ranks: Ranks) -> None:
@@ -217,16 +217,16 @@ def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
         raise fault
 
 
-def _device(asked: str, ranks: Ranks) -> str:
+def _device(name: str, ranks: Ranks) -> str:
     """The device of this rank. Raises `UsageError` if all ranks would get the same GPU."""
     if ranks.world == 1:
-        return asked
-    if asked.startswith("cuda:"):
-        raise UsageError(f"--device is '{asked}', but {ranks.world} processes train together",
+        return name
+    if name.startswith("cuda:"):
+        raise UsageError(f"--device is '{name}', but {ranks.world} processes train together",
                          hint="omit --device: each process takes the GPU of its number on its machine")
     import torch
 
-    return f"cuda:{ranks.local}" if asked in ("auto", "cuda") and torch.cuda.is_available() else asked
+    return f"cuda:{ranks.local}" if name in ("auto", "cuda") and torch.cuda.is_available() else name
 
 
 def start_of(local: Local, resume: bool, start_from: str | None, adopt: bool, init_from: Path | None,
@@ -243,7 +243,7 @@ def start_of(local: Local, resume: bool, start_from: str | None, adopt: bool, in
     return None
 
 
-def _set_up(asked: RunRequest, chosen: Config, storage: OnDisk, start: Start | None, adopt: bool, quiet: bool, *,
+def _set_up(request: RunRequest, chosen: Config, storage: OnDisk, start: Start | None, adopt: bool, quiet: bool, *,
             alone: bool) -> Setup:
     """The checked setup of a new run, or of one that resumes from `start`; prints the plan. Exits on faults. `alone`:
     perhaps a scheduler resumes the run, and nobody is there to correct the prompt file."""
@@ -251,7 +251,7 @@ def _set_up(asked: RunRequest, chosen: Config, storage: OnDisk, start: Start | N
     from train.runs.directory import check_place, check_unused, check_writable
 
     local = storage.run
-    report = check(asked, chosen, planned=None if start is None else start.planned)
+    report = check(request, chosen, planned=None if start is None else start.planned)
     opt.stop_at_faults(report.faults)
     if not alone:
         opt.stop_at_faults(opt.prompt_faults(report.setup))
@@ -308,27 +308,27 @@ def _start(local: Local, named: str | None, ranks: Ranks, complete: bool) -> Sta
         raise
 
 
-def of_run(asked: RunRequest, local: Local) -> RunRequest:
-    """`asked` with the model that the run was started with, unless `asked` names another."""
+def of_run(request: RunRequest, local: Local) -> RunRequest:
+    """`request` with the model that the run was started with, unless `request` names another."""
     from train.runs.directory import model_of, read_run
 
     if not (local.path / "run.json").is_file():
-        return asked
+        return request
     run = read_run(local)
-    return replace(asked, model=model_of(run, asked.model), cache=asked.cache or run.asked.cache,
-                   other_encoders=asked.other_encoders or run.asked.other_encoders)
+    return replace(request, model=model_of(run, request.model), cache=request.cache or run.request.cache,
+                   other_encoders=request.other_encoders or run.request.other_encoders)
 
 
 def _compared(start: Start, setup: Setup, adopt: bool) -> tuple[Setup, tuple[str, ...]]:
     """The setup with all accepted changes so far, and notes on changes. Exits if the run may not resume."""
     from train.runs.resume import compare
 
-    found = compare(start, setup, adopt=adopt)
-    opt.stop_at_faults(found.faults)
+    compared = compare(start, setup, adopt=adopt)
+    opt.stop_at_faults(compared.faults)
     adopted: tuple[Any, ...] = start.state.adopted
-    if found.adopted:
-        adopted = (*adopted, {"step": start.state.step, "changes": list(found.adopted)})
-    notes = (*found.notes, *(f"accepted: {what}" for what in found.adopted))
+    if compared.adopted:
+        adopted = (*adopted, {"step": start.state.step, "changes": list(compared.adopted)})
+    notes = (*compared.notes, *(f"accepted: {what}" for what in compared.adopted))
     return replace(setup, adopted=adopted, init=start.state.init), notes
 
 

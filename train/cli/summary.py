@@ -47,60 +47,60 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
 def _intervals(setup: Setup) -> list[str]:
     """A line on what intervals in epochs are in steps, if there are any."""
     config, held_out = setup.config, any(map(len, setup.index.validation))
-    given = {"validation": config.validation.every if held_out else 0, "sample pictures": config.sample.every,
-             "checkpoints": config.checkpoint.every}
-    told = [f"{what} every {every.removeprefix('1 ')} ({setup.interval(every).told})" for what, every in given.items()
-            if isinstance(every, str)]
-    return [", ".join(told)] if told else []
+    settings = {"validation": config.validation.every if held_out else 0, "sample pictures": config.sample.every,
+                "checkpoints": config.checkpoint.every}
+    lines = [f"{what} every {every.removeprefix('1 ')} ({setup.interval(every).told})"
+for what, every in settings.items() if isinstance(every, str)]
+    return [", ".join(lines)] if lines else []
 
 
-def outlook_lines(told: Outlook, latency: float | None = None) -> list[str]:
+def outlook_lines(outlook: Outlook, latency: float | None = None) -> list[str]:
     """What ranks and nodes take, in lines. `latency`: seconds in which a store answers a request, if there is one."""
     from prep.manifest.shards import MOST_OF_A_MANIFEST, manifests_for
 
-    lines = [f"{counted(told.world, 'rank')} on {counted(told.nodes, 'node')}: {counted(told.samples, 'sample')} and "
-             f"{counted(told.steps, 'step')} an epoch; planning a step takes {told.planning * 1e3:.1f} ms, the index "
-             f"{format_bytes(told.memory)} of a node's memory"]
-    if told.idle:
-        lines.append(f"note: {counted(told.idle, 'rank')} have no sample of a micro-batch: a larger --micro-batch, or "
-                     "fewer ranks")
-    lines.append(f"copies of shards: a node downloads {format_bytes(told.begin)} for its first step "
-                 f"({told.begin / NETWORK:.1f} s at 1 GB/s), about {_first_epoch(told)}, and "
-                 f"{format_bytes(told.later)} in each later one")
+    lines = [f"{counted(outlook.world, 'rank')} on {counted(outlook.nodes, 'node')}: "
+             f"{counted(outlook.samples, 'sample')} and {counted(outlook.steps, 'step')} an epoch; planning a step "
+             f"takes {outlook.planning * 1e3:.1f} ms, the index {format_bytes(outlook.memory)} of a node's memory"]
+    if outlook.idle:
+        lines.append(f"note: {counted(outlook.idle, 'rank')} have no sample of a micro-batch: a larger --micro-batch, "
+                     "or fewer ranks")
+    lines.append(f"copies of shards: a node downloads {format_bytes(outlook.begin)} for its first step "
+                 f"({outlook.begin / NETWORK:.1f} s at 1 GB/s), about {_first_epoch(outlook)}, and "
+                 f"{format_bytes(outlook.later)} in each later one")
     if latency is not None:
-        lines.append(_start_line(told, latency))
-        if told.rounds * latency > LONG:
+        lines.append(_start_line(outlook, latency))
+        if outlook.rounds * latency > LONG:
             lines.append("note: reading the headers of all shards is the limit of the start: a cache of larger shards "
                          "has fewer (prep compact --shard-mib), and so have several manifests")
-    if told.memory > LARGE:
+    if outlook.memory > LARGE:
         lines.append("note: memory for the index is the limit: each rank holds that of all samples; fewer ranks on a "
                      "node, or several manifests, take less")
-    if (least := manifests_for(told.shards, told.tables)) > 1:
+    if (least := manifests_for(outlook.shards, outlook.tables)) > 1:
         lines.append(f"note: {MOST_OF_A_MANIFEST}, so these samples need at least {grouped(least)} manifests")
-    if told.later:
+    if outlook.later:
         lines.append("note: a node has no room for all the shards that it reads, so it downloads them again and again: "
                      "each comes whole; more room on the nodes helps, or more nodes with shuffle = \"partitioned\"")
     return lines
 
 
-def _reading(told: Outlook) -> str:
-    return (f"reads tables of {format_bytes(told.tables)} and the headers of all shards, "
-            f"{counted(told.requests, 'request')} for {format_bytes(told.headers)}")
+def _reading(outlook: Outlook) -> str:
+    return (f"reads tables of {format_bytes(outlook.tables)} and the headers of all shards, "
+            f"{counted(outlook.requests, 'request')} for {format_bytes(outlook.headers)}")
 
 
-def _first_epoch(told: Outlook) -> str:
+def _first_epoch(outlook: Outlook) -> str:
     """What a node downloads in its first epoch, and of how much; more than all shards have, if some come again."""
-    first, whole = format_bytes(told.first), f"{format_bytes(told.bytes)} ({counted(told.shards, 'shard')})"
-    if told.first > told.bytes:
-        return (f"{first} in its first epoch, {told.first / told.bytes:.1f} times the {whole} that there are, since it "
-                "downloads the same shards again and again")
+    first, whole = format_bytes(outlook.first), f"{format_bytes(outlook.bytes)} ({counted(outlook.shards, 'shard')})"
+    if outlook.first > outlook.bytes:
+        return (f"{first} in its first epoch, {outlook.first / outlook.bytes:.1f} times the {whole} that there are, "
+                "since it downloads the same shards again and again")
     return f"{first} of {whole} in its first epoch"
 
 
-def _start_line(told: Outlook, latency: float) -> str:
+def _start_line(outlook: Outlook, latency: float) -> str:
     """What a node reads of a store before its first download of a shard, and how long that takes at least."""
-    seconds = told.rounds * latency + (told.tables + told.headers) / NETWORK
-    return (f"a first start {_reading(told)}: {duration(seconds)}, if the store answers in {latency * 1e3:g} ms and "
+    seconds = outlook.rounds * latency + (outlook.tables + outlook.headers) / NETWORK
+    return (f"a first start {_reading(outlook)}: {duration(seconds)}, if the store answers in {latency * 1e3:g} ms and "
             "sends 1 GB/s; copies of them stay on the node")
 
 
@@ -111,8 +111,8 @@ def _short_steps(plan: StepPlan) -> list[str]:
     if not short:
         return []
     many = sum(short.values())
-    told = [f"{grouped(steps)} with {size}" for size, steps in sorted(short.items(), reverse=True)]
-    each = str(min(short)) if len(short) == 1 else join_texts(told, 5)
+    parts = [f"{grouped(steps)} with {size}" for size, steps in sorted(short.items(), reverse=True)]
+    each = str(min(short)) if len(short) == 1 else join_texts(parts, 5)
     return [f"{counted(many, 'step')} of the first epoch {'has' if many == 1 else 'have'} fewer than {plan.batch_size} "
             f"samples ({each}), so {'its gradient is' if many == 1 else 'their gradients are'} smaller"]
 
@@ -121,12 +121,12 @@ def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
     """A line on smaller micro-batches with which fewer steps of the first epoch are short, if there are any."""
     from prep.batching.short import fewer_short
 
-    found = fewer_short(plan, ranks)
-    sizes = list(found) if len(found) <= MANY else [*list(found)[: MANY - 1], min(found)]
-    if [*found.values()] == [0]:
+    short = fewer_short(plan, ranks)
+    sizes = list(short) if len(short) <= MANY else [*list(short)[: MANY - 1], min(short)]
+    if [*short.values()] == [0]:
         return [f"with --micro-batch {sizes[0]} there are no such steps"]
-    told = [f"{grouped(found[size]) if found[size] else 'none'} with --micro-batch {size}" for size in sizes]
-    return [f"such steps with smaller micro-batches: {', '.join(told)}"] if told else []
+    numbers = [f"{grouped(short[size]) if short[size] else 'none'} with --micro-batch {size}" for size in sizes]
+    return [f"such steps with smaller micro-batches: {', '.join(numbers)}"] if numbers else []
 
 
 def step_sizes(plan: StepPlan) -> dict[int, int]:
@@ -161,8 +161,8 @@ def place_line(run: Local, setup: Setup) -> str:
 
     size = format_bytes(checkpoint_bytes(setup))
     keep = setup.config.checkpoint.keep
-    kept = f"the newest {keep} are kept" if keep else "all are kept"
-    return f"writes to {printable(str(run))}; a checkpoint takes about {size}, {kept}"
+    keeping = f"the newest {keep} are kept" if keep else "all are kept"
+    return f"writes to {printable(str(run))}; a checkpoint takes about {size}, {keeping}"
 
 
 def _what(setup: Setup) -> list[str]:

@@ -28,15 +28,15 @@ def worst(
     from train.runs.pictures import spelled
     from train.runs.stored.reading import for_losses
 
-    found = find_worst(for_losses(place_of(folder)), count, maybe_place(manifest), maybe_place(cache))
+    hardest = find_worst(for_losses(place_of(folder)), count, maybe_place(manifest), maybe_place(cache))
     if as_json:
-        put_json({"format": "latentry/worst", "version": 1, "showings": found.showings, "known": found.known,
-                  "samples": [_as_json(each) for each in found.samples]})
+        put_json({"format": "latentry/worst", "version": 1, "showings": hardest.showings, "known": hardest.known,
+                  "samples": [_as_json(each) for each in hardest.samples]})
         return
     put(f"{'ratio':>6}  {'loss':>8}  {'shown':>5}  picture")
-    for each in found.samples:
+    for each in hardest.samples:
         put(f"{each.ratio:6.2f}  {each.loss:8.4f}  {each.showings:5}  "
-            f"{spelled(each.path, each.name, each.source, found.prefixes)}")
+            f"{spelled(each.path, each.name, each.source, hardest.prefixes)}")
 
 
 def _as_json(each: Hard) -> dict[str, Any]:

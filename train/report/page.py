@@ -72,7 +72,7 @@ def _check_output(run: Run, path: Path) -> None:
     """Raises `PathError` unless the page may be written: apart from cache and pictures, over an earlier page only."""
     places: list[tuple[str, Place | None]] = []
     try:  # not the run's copy: paths are relative to the manifest
-        manifest = read_manifest(run.asked.manifest, fetch=False, cache=run.asked.cache)
+        manifest = read_manifest(run.request.manifest, fetch=False, cache=run.request.cache)
         places = [("cache", manifest.cache), *(("pictures", place) for place in manifest.sources)]
     except Problem:
         pass  # it has moved; the page is still not written over anything else

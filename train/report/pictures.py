@@ -67,12 +67,12 @@ def hardest(run: Run, count: int, manifest: Place | None, pictures: Pictures) ->
         return Hardest(cards=(), why="Not asked for.")
     try:
         opened = open_manifest(open_run(run, manifest).manifest)
-        found = find_worst(run.local, count, manifest, run.asked.cache)
-        described = [describe(opened, hard.sample) for hard in found.samples]
+        worst = find_worst(run.local, count, manifest, run.request.cache)
+        described = [describe(opened, hard.sample) for hard in worst.samples]
     except Problem as error:
         return Hardest(cards=(), why=f"{first_line(error)}. {error.hint}".strip())
     thumbnail, cards = source_thumbnails(opened), []
-    for hard, sample in zip(found.samples, described, strict=True):
+    for hard, sample in zip(worst.samples, described, strict=True):
         cards.append(described_card(
             sample, Shot(name=hard.name, address=pictures.add(thumbnail(sample)),
                          instead="The original picture was not found."),

@@ -24,14 +24,14 @@ Facts = list[tuple[str, str]]  # title, value
 def provenance(run: Run) -> Facts:
     """Titles and values, digests in whole."""
     manifest = own_manifest(run)
-    facts: Facts = [("manifest", str(run.asked.manifest))]
+    facts: Facts = [("manifest", str(run.request.manifest))]
     if manifest is not None:
         facts.append(("manifest, SHA-256", manifest.digest))
         facts += [(f"{name} that encoded, fingerprint", digest)
                   for name, digest in sorted(manifest.document["models"].items())]
-    facts += [("model", str(run.asked.model or "the manifest's"))]
+    facts += [("model", str(run.request.model or "the manifest's"))]
     facts += [(f"{name} that was trained, fingerprint", digest) for name, digest in sorted(run.base.items())]
-    if run.asked.other_encoders:
+    if run.request.other_encoders:
         facts.append(("encoders", "the model's differ from those that made the cache (--allow-other-encoders)"))
     if run.origin.recipe:
         facts.append(("recipe, SHA-256", run.origin.recipe))
@@ -40,8 +40,8 @@ def provenance(run: Run) -> Facts:
 
 def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
     """What the newest checkpoint that can be read says of the data and of the weights at step 0."""
-    state = next((found for folder in reversed(list_checkpoints(run.folder))
-                  if isinstance(found := _state(run, folder), State)), None)
+    state = next((candidate for folder in reversed(list_checkpoints(run.folder))
+                  if isinstance(candidate := _state(run, folder), State)), None)
     if state is None:
         return
     if state.data is not None:

@@ -115,24 +115,24 @@ class State:
     version: int = VERSION
 
 
-def files_of(name: str, there: Iterable[str]) -> tuple[str, ...]:
-    """Those of the files `there` that hold the tensors of `name`: itself, its pieces in their order, or none.
+def files_of(name: str, listed: Iterable[str]) -> tuple[str, ...]:
+    """Those of the files `listed` that hold the tensors of `name`: itself, its pieces in their order, or none.
 
     Raises `Unparsed` if pieces are missing.
     """
-    names = set(there)
+    names = set(listed)
     if name in names:
         return (name,)
     folder = name.removesuffix(".safetensors") + "/"
-    found = tuple(sorted(each for each in names
-                         if each.startswith(folder) and _PIECE.fullmatch(each.removeprefix(folder))))
-    count = int(found[0].removesuffix(".safetensors")[-5:]) if found else 0
+    pieces = tuple(sorted(each for each in names
+                          if each.startswith(folder) and _PIECE.fullmatch(each.removeprefix(folder))))
+    count = int(pieces[0].removesuffix(".safetensors")[-5:]) if pieces else 0
     for each in (piece_name(name, number, count) for number in range(count)):
-        if each not in found:
+        if each not in pieces:
             raise Unparsed(f"its piece {each} is missing")
-    if len(found) != count:
-        raise Unparsed(f"it has {len(found)} pieces, expected {count} as {found[0]} says")
-    return found
+    if len(pieces) != count:
+        raise Unparsed(f"it has {len(pieces)} pieces, expected {count} as {pieces[0]} says")
+    return pieces
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -170,9 +170,9 @@ def find_checkpoint(run: Local, named: str | None) -> Path:
     if not folders:
         raise PathError(f"{run} has no checkpoint")
     names = ", ".join(folder.name for folder in folders)
-    if (found := _ASIDE.fullmatch(name)) and (aside := run.path / "checkpoints" / name).is_dir():
+    if (match := _ASIDE.fullmatch(name)) and (aside := run.path / "checkpoints" / name).is_dir():
         raise PathError(f"checkpoint {name} of {run} was set aside, expected one of: {names}",
-                        hint=_way_back(aside, found[1]))
+                        hint=_way_back(aside, match[1]))
     raise PathError(f"{run} has no checkpoint '{(named or '')[:80]}', expected one of: {names}")
 
 
@@ -212,8 +212,8 @@ def clear_pictures(run: Path, step: int, *, keep: bool) -> list[str]:
 
 def pictured(name: str, after: int = -1) -> bool:
     """Whether a file of this name has the sample pictures of a step, one after step `after`."""
-    found = _PICTURE.fullmatch(name)
-    return found is not None and int(found[1]) > after
+    match = _PICTURE.fullmatch(name)
+    return match is not None and int(match[1]) > after
 
 
 def aside_name(name: str, taken: Callable[[str], bool]) -> str:
@@ -236,11 +236,11 @@ def is_partial(path: Path) -> bool:
 def remove_partial(run: Path) -> None:
     """Removes partial files that a crash left in a run: checkpoints, pictures, the result."""
     for folder in (run, run / "checkpoints", run / "samples"):
-        for left in folder.glob(".*.partial"):
-            if left.is_dir() and not left.is_symlink():
-                atomic.remove_tree(left)
+        for partial in folder.glob(".*.partial"):
+            if partial.is_dir() and not partial.is_symlink():
+                atomic.remove_tree(partial)
             else:
-                atomic.remove(left)
+                atomic.remove(partial)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -259,8 +259,8 @@ def open_weights(path: Path) -> BinaryIO:
     """Opens a file of weights for reading. Outside of runs and caches it may be a link, like those of a snapshot in the
     Hub's cache. Raises `OSError`."""
     near = list(path.absolute().parents)[:3]  # pieces of a denoiser's file are the deepest
-    kept = in_cache(path) or any(os.path.lexists(folder / name) for folder in near for name in (NAME, STATE))
-    return open_plain(path if kept else path.resolve())
+    inside = in_cache(path) or any(os.path.lexists(folder / name) for folder in near for name in (NAME, STATE))
+    return open_plain(path if inside else path.resolve())
 
 
 def recorded_digest(path: Path) -> str | None:
@@ -346,23 +346,23 @@ def _file(name: str, value: Any) -> FileFacts:
 
 def _files_there(folder: Path) -> dict[str, FileFacts]:
     """The files of a checkpoint, without state.json. Raises `OSError`, as `NotRegularFile` for links and others."""
-    found: dict[str, FileFacts] = {}
+    files: dict[str, FileFacts] = {}
     for path in walk(folder):
         name = path.relative_to(folder).as_posix()
         if name != STATE:
-            found[name] = FileFacts(bytes=size_regular(path), sha256=None)
-    return found
+            files[name] = FileFacts(bytes=size_regular(path), sha256=None)
+    return files
 
 
 def _check_files(folder: Path, state: State) -> None:
     """Raises `Unparsed` unless the directory has exactly the listed files, in the listed sizes."""
-    there = _files_there(folder)
+    present = _files_there(folder)
     for name, facts in state.files.items():
-        if name not in there:
+        if name not in present:
             raise Unparsed(f"{name} is missing")
-        if there[name].bytes != facts.bytes:
-            raise Unparsed(f"{name} has {there[name].bytes} bytes, expected {facts.bytes}")
-    for name in there:
+        if present[name].bytes != facts.bytes:
+            raise Unparsed(f"{name} has {present[name].bytes} bytes, expected {facts.bytes}")
+    for name in present:
         if name not in state.files:
             raise Unparsed(f"{name[:80]} is not listed in {STATE}")
 

@@ -155,13 +155,13 @@ def read_tensors(folder: Path, state: State, name: str, wanted: Wanted,
 
 def tensor_names(folder: Path, state: State, name: str) -> set[str]:
     """The names of the tensors in one file of a checkpoint, or in its pieces. Raises `CacheError`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for each in _files(folder, state, name):
         try:
-            found |= names_of(folder / PurePosixPath(each))
+            names |= names_of(folder / PurePosixPath(each))
         except (OSError, Unparsed) as error:
             raise refused(folder / PurePosixPath(each), error, way_out(folder)) from None
-    return found
+    return names
 
 
 def _files(folder: Path, state: State, name: str) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class Run:
     """The content of run.json."""
 
     local: Local
-    asked: RunRequest
+    request: RunRequest
     config: Config
     table: Mapping[str, Any]  # the settings as run.json has them
     base: Mapping[str, str]  # fingerprints of the model; empty in runs of version 1
@@ -140,7 +140,7 @@ def claim_run(run: Local, setup: Setup, *, step: int | None = None) -> list[str]
 def _abandon(run: Local, step: int) -> list[str]:
     """Sets aside or removes what there is of steps after `step`; returns warnings. Pictures come first: after a crash
     between them, checkpoints still say that theirs are to be kept."""
-    newer = any(int(one.name[5:]) > step for one in checkpoint.list_checkpoints(run.path))
+    newer = any(int(folder.name[5:]) > step for folder in checkpoint.list_checkpoints(run.path))
     pictures = [f"samples/{name}" for name in checkpoint.clear_pictures(run.path, step, keep=newer)]
     back = " (--from {} tells the way back)" if run.origin is None else ""
     warnings = [f"a newer checkpoint was set aside: checkpoints/{name}{back.format(name)}"
@@ -246,15 +246,15 @@ def read_run(run: Local, *, manifest: Place | None = None, cache: Place | None =
     folder = run.path
     body = read_document(folder)
     try:
-        moved = body.get("cache")
-        asked = RunRequest(manifest=manifest or place_in(folder, path_text(body["manifest"], "manifest")),
-                           cache=cache or (None if moved is None else place_in(folder, path_text(moved, "cache"))),
-                           model=_model(folder, body["model"]),
-                           other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
+        if cache is None and body.get("cache") is not None:
+            cache = place_in(folder, path_text(body["cache"], "cache"))
+        request = RunRequest(manifest=manifest or place_in(folder, path_text(body["manifest"], "manifest")),
+                             cache=cache, model=_model(folder, body["model"]),
+                             other_encoders=expect(body["other_encoders"], bool, "other_encoders"))
         table = expect(body["config"], dict, "config")
         base = {name: digest_of(value, f"base.{name}") for name, value in
                 expect(body.get("base", {}), dict, "base").items()}
-        return Run(local=run, asked=asked, config=parse(table, "config"), table=table, base=base,
+        return Run(local=run, request=request, config=parse(table, "config"), table=table, base=base,
                    origin=_origin(body), data=digest_of(body["data"], "data") if "data" in body else "",
                    adopted=tuple(list_of(body.get("adopted", []), checkpoint.adopted_of, "adopted")))
     except (Unparsed, ConfigError) as error:
@@ -265,7 +265,7 @@ def own_manifest(run: Run, *, fetch: bool = False) -> Manifest | None:
     """The run's copy of the manifest that it was last started with, as if it lay where that did; `None` if it is
     missing or damaged, or with `fetch` if tables cannot be fetched."""
     try:
-        return read_copy(run.folder / "manifest.json", run.asked.manifest, fetch=fetch, cache=run.asked.cache)
+        return read_copy(run.folder / "manifest.json", run.request.manifest, fetch=fetch, cache=run.request.cache)
     except Problem:
         return None
 
@@ -281,7 +281,7 @@ def open_run(run: Run, manifest: Place | None = None) -> Index:
             if (own := own_manifest(run, fetch=True)) is not None:
                 return open_index(own)
         require_manifest(run)
-    return open_index(read_manifest(run.asked.manifest, cache=run.asked.cache))
+    return open_index(read_manifest(run.request.manifest, cache=run.request.cache))
 
 
 def run_of(folder: Local) -> Local:
@@ -304,15 +304,15 @@ def read_records(folder: Path, samples: int) -> bytes | None:
 def _document(run: Local, setup: Setup) -> dict[str, Any]:
     """The content of run.json. Paths are relative to the run, so that both can move together; of a run in a store they
     are absolute, and what is in a store is named by its URL."""
-    named = setup.asked.model if setup.asked.model is not None else setup.manifest.model
+    named = setup.request.model if setup.request.model is not None else setup.manifest.model
     local = Path(named).is_dir()
-    moved = setup.asked.cache
-    return {"format": FORMAT, "version": VERSION if moved is None else MOVED,
-            "manifest": _relative(setup.asked.manifest, run),
-            **({} if moved is None else {"cache": _relative(moved, run)}),
+    cache = setup.request.cache
+    return {"format": FORMAT, "version": VERSION if cache is None else MOVED,
+            "manifest": _relative(setup.request.manifest, run),
+            **({} if cache is None else {"cache": _relative(cache, run)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
             "model": {"path": _relative(Path(named), run)} if local else {"hub": str(named)},
-            "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.asked.other_encoders,
+            "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.request.other_encoders,
             "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted],
             "started": setup.origin.started, "recipe": setup.origin.recipe}
 
@@ -362,13 +362,13 @@ def _model(folder: Path, named: Any) -> str | Path | None:
 
 def require_manifest(run: Run) -> None:
     """Raises `CacheError` unless the manifest that the run names is a file."""
-    check_manifest(run.local, run.asked.manifest)
+    check_manifest(run.local, run.request.manifest)
 
 
-def model_of(run: Run, given: str | Path | None) -> str | Path | None:
-    """The model that was trained, or the `given` one. Raises `ModelError` if the run's directory of it is gone."""
-    named = run.asked.model
-    if not given and isinstance(named, Path) and not named.is_dir():
+def model_of(run: Run, model: str | Path | None) -> str | Path | None:
+    """The model that was trained, or `model` in its place. Raises `ModelError` if the run's directory of it is gone."""
+    named = run.request.model
+    if not model and isinstance(named, Path) and not named.is_dir():
         raise ModelError(f"the base model of {run.local} is gone: {named} is not a directory",
                          hint="name where it is now with --model DIR")
-    return given or named
+    return model or named

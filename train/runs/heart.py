@@ -91,9 +91,9 @@ class Heart(Requests):
 
     def _beat(self, ended: str | None = None) -> None:
         (phase, since), (step, stepped) = self._log.doing, self._log.stepped
-        asked = tuple(kind for kind, event in self.asked.items() if event.is_set())
-        beat = replace(self._who, time=time.time(), phase=phase, since=since, step=step, stepped=stepped, asked=asked,
-                       ended=ended)
+        requests = tuple(kind for kind, event in self.asked.items() if event.is_set())
+        beat = replace(self._who, time=time.time(), phase=phase, since=since, step=step, stepped=stepped,
+       asked=requests, ended=ended)
         with suppress(OSError):
             write_passing(self._run / NAME, beat.spell())
 
@@ -102,16 +102,16 @@ class Heart(Requests):
 def set_by_signals(stop: threading.Event) -> Iterator[None]:
     """Lets the first Ctrl-C set the event, or a signal by which clusters ask for a stop. Another Ctrl-C raises
     `KeyboardInterrupt` at once, if it is not that of the same moment."""
-    asked = math.inf
+    signaled = math.inf
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if number == signal.SIGINT and time.monotonic() - asked >= AGAIN:
+        nonlocal signaled
+        if number == signal.SIGINT and time.monotonic() - signaled >= AGAIN:
             raise KeyboardInterrupt
-        asked = min(asked, time.monotonic())
+        signaled = min(signaled, time.monotonic())
         stop.set()
 
     heeded = [number for number in STOPPING

@@ -55,8 +55,8 @@ def inspect_weights(start: Local, config: Config, family: Family, weights: Shape
         _check_full(path, _joined(path, files), weights)
         metadata = files[0].metadata
     digests = tuple(digest(each) for each in paths)
-    for each, found in zip(paths, digests, strict=True):
-        if recorded_digest(each) not in (None, found):
+    for each, actual in zip(paths, digests, strict=True):
+        if recorded_digest(each) not in (None, actual):
             raise CacheError(f"{each} is damaged: its bytes do not match the digest in {STATE} of its checkpoint",
                              hint="name undamaged weights, like those of another checkpoint of the run")
     return Initial(name=path.name, files=paths, digests=digests, notes=notes, metadata=metadata,
@@ -74,8 +74,8 @@ def find_weights(start: Local, family: Family, method: str) -> tuple[Path, ...]:
         raise PathError(f"--init-from {start} {seen}, {_PLACES}")
     checkpoints = list_checkpoints(path)
     folder = checkpoints[-1] if checkpoints else path
-    there = (folder / name for name in NAMES if (folder / name).is_file())
-    adapters, inner = next(there, folder / "lora.safetensors"), folder / family.denoiser
+    candidates = (folder / name for name in NAMES if (folder / name).is_file())
+    adapters, inner = next(candidates, folder / "lora.safetensors"), folder / family.denoiser
     if is_checkpoint(folder) and (average := _of_checkpoint(folder, "ema.safetensors")):
         return average
     if method == "lora" and not adapters.is_file():
@@ -92,10 +92,10 @@ def find_weights(start: Local, family: Family, method: str) -> tuple[Path, ...]:
 
 def _of_checkpoint(folder: Path, name: str) -> tuple[Path, ...]:
     """The file `name` of a checkpoint, its pieces, or nothing. Raises `ModelError`."""
-    there = [name] if (folder / name).is_file() else [
+    names = [name] if (folder / name).is_file() else [
         each.relative_to(folder).as_posix() for each in (folder / name.removesuffix(".safetensors")).glob("*")]
     try:
-        return tuple(folder / each for each in files_of(name, there))
+        return tuple(folder / each for each in files_of(name, names))
     except Unparsed as error:
         raise refused(folder / name, error, "name an undamaged checkpoint") from None
 
@@ -122,13 +122,13 @@ def _read(path: Path) -> _File:
     return _File(tensors=tensors, metadata=metadata, rows=rows)
 
 
-def _check_full(path: Path, there: Shapes, weights: Shapes) -> None:
+def _check_full(path: Path, shapes: Shapes, weights: Shapes) -> None:
     """Raises `ModelError` unless the tensors are those of the denoiser."""
     for name, shape in weights.items():
-        if there.get(name) != shape:
-            seen = f"has shape {list(there[name])}" if name in there else "is missing"
+        if shapes.get(name) != shape:
+            seen = f"has shape {list(shapes[name])}" if name in shapes else "is missing"
             raise ModelError(f"{path} does not fit the denoiser: '{name[:80]}' {seen}, expected shape {list(shape)}",
                              hint="name weights of the same architecture, or train a LoRA (--method lora)")
-    if others := sorted(there.keys() - weights.keys()):
+    if others := sorted(shapes.keys() - weights.keys()):
         raise ModelError(f"{path} does not fit the denoiser: the model has no '{others[0][:80]}'",
                          hint="name weights of the same architecture")

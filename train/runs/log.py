@@ -92,18 +92,18 @@ class Log:
         """
         self.close()
         try:
-            kept = [(event, line) for event, line in _read(self._path, step)] if step else []
+            events = [(event, line) for event, line in _read(self._path, step)] if step else []
         except FileNotFoundError:
-            kept = []
+            events = []
         except OSError as error:
             raise refused(self._path, error, "remove it; only the record of the steps so far is lost") from None
-        write_atomic(self._path, b"".join(line + b"\n" for _, line in kept))
+        write_atomic(self._path, b"".join(line + b"\n" for _, line in events))
         self._file = Growing(self._path)
         self.losses.rewind(step)
         self.begun, self.curve, self.held_out = {}, [], []
-        for event, _ in kept:
+        for event, _ in events:
             self._keep(event)
-        return frozenset(event["event"] for event, _ in kept if event["step"] == step)
+        return frozenset(event["event"] for event, _ in events if event["step"] == step)
 
     def sync(self) -> None:
         """Syncs the files to disk. Call it before writing a checkpoint that resumes after these events."""

@@ -38,12 +38,12 @@ class LoraFile:
 
     def notes(self, name: str) -> tuple[str, ...]:
         """What is worth knowing about the file that is called `name`."""
-        found = []
+        notes = []
         if self.contents.text:
-            found.append(f"{name} also adapts text encoders; {len(self.contents.text)} of its tensors are not used")
+            notes.append(f"{name} also adapts text encoders; {len(self.contents.text)} of its tensors are not used")
         if not self.alphas and self.settings == Settings() and any(each.startswith(_OF_PEFT) for each in self.shapes):
-            found.append(f"{name} has PEFT's names, but no {_CONFIG} beside it: its alpha is taken for its rank")
-        return tuple(found)
+            notes.append(f"{name} has PEFT's names, but no {_CONFIG} beside it: its alpha is taken for its rank")
+        return tuple(notes)
 
     def scale(self, adapter: Stored) -> float:
         """The factor of what an adapter adds. Raises `Unparsed`."""
@@ -74,16 +74,16 @@ def open_lora(path: Path, layers: Shapes, naming: Naming, hint: str) -> LoraFile
 
 def unfit(path: Path, error: Unparsed) -> ModelError:
     """The error for a file whose content is not read, or does not fit the model."""
-    told = str(error)
-    rows = " whose lengths are those of rows (wd_on_output)" if "dora_scale" in told or "magnitude" in told else ""
-    return ModelError(f"{path} {told.removeprefix('it ')}",
+    reason = str(error)
+    rows = " whose lengths are those of rows (wd_on_output)" if "dora_scale" in reason or "magnitude" in reason else ""
+    return ModelError(f"{path} {reason.removeprefix('it ')}",
                       hint=f"name a LoRA{rows} of the same family of models, for the model that it was trained on")
 
 
 def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, naming: Naming) -> Contents:
     try:
-        found = contents_of(tensors, table_of(layers, naming))
-        for adapter in found.adapters:
+        contents = contents_of(tensors, table_of(layers, naming))
+        for adapter in contents.adapters:
             for kind, name in adapter.tensors.items():
                 known = NUMBERS if kind in ("alpha", "ia3_input") else FLOATS
                 if tensors[name].dtype not in known:
@@ -93,21 +93,21 @@ def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, nam
         raise unfit(path, error) from None
     if not tensors:
         raise ModelError(f"{path} has no tensors, so it is no LoRA", hint="name a run, or a LoRA file")
-    if not found.adapters:
+    if not contents.adapters:
         raise ModelError(f"{path} adapts text encoders only", hint="name a LoRA that adapts the denoiser")
-    return found
+    return contents
 
 
 def _alphas(handle: BinaryIO, start: int, tensors: Mapping[str, TensorInfo], contents: Contents) -> dict[str, float]:
     """The values of the tensors that are single numbers."""
-    found = {}
+    alphas = {}
     for adapter in contents.adapters:
         name = adapter.tensors.get("alpha", "")
         info = tensors.get(name)
         if info is not None and info.shape in _ONE:
             handle.seek(start + info.start)
-            found[name] = number(info.dtype, handle.read(info.end - info.start))
-    return found
+            alphas[name] = number(info.dtype, handle.read(info.end - info.start))
+    return alphas
 
 
 def _settings(path: Path, metadata: Mapping[str, str], naming: Naming) -> Settings:

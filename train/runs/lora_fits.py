@@ -30,13 +30,13 @@ def check_lora(file: LoraFile, lora: Lora, layers: Shapes, presets: Presets, nam
         if adapter.kind != lora.kind:
             raise ConfigError(f"{file.path} has a {KINDS[adapter.kind]} of {adapter.name[:80]}, but lora.kind is "
                               f"'{lora.kind}'", hint=f"--set lora.kind={adapter.kind}")
-    asked = set(wanted)
-    adapted = {adapter.name: [layer for _, layer in adapter.parts if layer in asked] or [
+    targets = set(wanted)
+    adapted = {adapter.name: [layer for _, layer in adapter.parts if layer in targets] or [
         layer for _, layer in adapter.parts] for adapter in adapters}  # of fused ones others' rows may be 0
-    there = {layer for found in adapted.values() for layer in found}
-    if there != asked:
-        raise ConfigError(f"{file.path} adapts {len(there)} layers, like {min(there)}, which are not those of "
-                          f"lora.targets {brief(lora.targets)}", hint=_targets(targets_of(there, layers, presets)))
+    present = {layer for own in adapted.values() for layer in own}
+    if present != targets:
+        raise ConfigError(f"{file.path} adapts {len(present)} layers, like {min(present)}, which are not those of "
+                          f"lora.targets {brief(lora.targets)}", hint=_targets(targets_of(present, layers, presets)))
     for adapter in adapters:
         try:
             (_check_adapter if lora.kind == "lora" else _check_product)(
@@ -46,10 +46,10 @@ def check_lora(file: LoraFile, lora: Lora, layers: Shapes, presets: Presets, nam
             raise unfit(file.path, error) from None
 
 
-def _targets(found: str | tuple[str, ...]) -> str:
-    if isinstance(found, str):
-        return f"--set lora.targets={found}"
-    return f"--set {shell_name(f'lora.targets={json.dumps(found)}')}"
+def _targets(targets: str | tuple[str, ...]) -> str:
+    if isinstance(targets, str):
+        return f"--set lora.targets={targets}"
+    return f"--set {shell_name(f'lora.targets={json.dumps(targets)}')}"
 
 
 def _check_adapter(file: LoraFile, adapter: Stored, trained: list[str], layers: Shapes, lora: Lora) -> None:
@@ -59,14 +59,15 @@ def _check_adapter(file: LoraFile, adapter: Stored, trained: list[str], layers: 
     """
     module, layer = ", ".join(trained), layers[trained[0]]
     shapes = {kind: file.shapes.get(adapter.tensors.get(kind, "")) for kind in ("down", "up")}
-    chosen, there = adapter_of(lora, trained[0], layer[2:]), rank_of(adapter, file.shapes)
+    chosen, file_rank = adapter_of(lora, trained[0], layer[2:]), rank_of(adapter, file.shapes)
     large = "conv_" if prod(layer[2:]) > 1 else ""
     own = chosen.rank * (2 if lora.init == "pissa" else 1)
-    rank = own if there == own else own * len(trained)
-    if shapes["down"] is not None and there != rank:
+    rank = own if file_rank == own else own * len(trained)
+    if shapes["down"] is not None and file_rank != rank:
         doubled = ", which lora.init 'pissa' doubles" if own > chosen.rank else ""
-        hint = f"--set lora.conv_rank={there}" if large else f"--rank {there}"
-        raise ConfigError(f"{file.path} has rank {there} in {module}, but lora.{large}rank is {chosen.rank}{doubled}",
+        hint = f"--set lora.conv_rank={file_rank}" if large else f"--rank {file_rank}"
+        raise ConfigError(f"{file.path} has rank {file_rank} in {module}, but lora.{large}rank is "
+                          f"{chosen.rank}{doubled}",
                           hint=f"--set lora.init=kaiming {hint}" if doubled else hint)
     wanted = {"down": (rank, *layer[1:]), "up": (adapter.rows(layers), rank, *(1 for _ in layer[2:]))}
     for kind, shape in wanted.items():
@@ -94,8 +95,8 @@ def _check_lengths(file: LoraFile, module: str, adapter: Stored, layer: tuple[in
     """Raises `ConfigError` if only the file or only the run is of DoRA, `Unparsed` for lengths of columns."""
     name = adapter.tensors.get("magnitude")
     if (name is not None) != lora.dora:
-        told = "no lengths of rows, but lora.dora is on" if lora.dora else "lengths of rows, but lora.dora is off"
-        raise ConfigError(f"{file.path} has {told}: {module}", hint=f"--set lora.dora={str(not lora.dora).lower()}")
+        lengths = "no lengths of rows, but lora.dora is on" if lora.dora else "lengths of rows, but lora.dora is off"
+        raise ConfigError(f"{file.path} has {lengths}: {module}", hint=f"--set lora.dora={str(not lora.dora).lower()}")
     if name is not None and by_columns(name, file.shapes[name], layer):
         wanted = [layer[0], *(1 for _ in layer[1:])]
         raise Unparsed(f"it has lengths of {module} with shape {list(file.shapes[name])}, expected {wanted}: of rows, "
@@ -107,18 +108,18 @@ def _check_product(file: LoraFile, adapter: Stored, trained: list[str], layers: 
     hint = "give it the lora.kind, factor, rank and targets that the file was trained with"
     (layer,) = trained  # `Naming.require` refuses parts of fused layers
     rank = adapter_of(lora, layer, layers[layer][2:]).rank
-    wanted, given = product_shapes(layers[layer], rank, lora), adapter.tensors
-    if extra := [name for kind, name in given.items() if kind not in (*wanted, "alpha")]:
+    wanted, tensors = product_shapes(layers[layer], rank, lora), adapter.tensors
+    if extra := [name for kind, name in tensors.items() if kind not in (*wanted, "alpha")]:
         raise ModelError(f"{file.path} has the tensor '{extra[0][:80]}', which a {KINDS[lora.kind]} "
                          "with these settings does not have", hint=hint)
     for kind, shape in wanted.items():
-        seen = file.shapes[given[kind]] if kind in given else None
+        seen = file.shapes[tensors[kind]] if kind in tensors else None
         if seen is None or prod(seen) != prod(shape) or seen[:1] != shape[:1]:
-            told = "no such tensor" if seen is None else f"shape {list(seen)}"
-            raise ModelError(f"{file.path} has {told}: '{given.get(kind, f'{_stem(adapter)}.{kind}')[:80]}', expected "
-                             f"shape {list(shape)}", hint=hint)
+            shape_text = "no such tensor" if seen is None else f"shape {list(seen)}"
+            raise ModelError(f"{file.path} has {shape_text}: '{tensors.get(kind, f'{_stem(adapter)}.{kind}')[:80]}', "
+                             f"expected shape {list(shape)}", hint=hint)
     alpha, stored = product_alpha(layers[layer], rank, lora), file.scale(adapter) * rank
-    name = given.get("alpha", f"{_stem(adapter)}.alpha")
+    name = tensors.get("alpha", f"{_stem(adapter)}.alpha")
     if "lokr_w2" not in wanted and abs(stored - alpha) > 1e-3 * alpha:
         raise ConfigError(f"{file.path} has '{name[:80]}' of {stored:g}, expected {alpha:g} by lora.alpha",
                           hint=f"--set lora.alpha={stored * lora.alpha / alpha:g}")

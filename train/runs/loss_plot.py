@@ -61,12 +61,12 @@ def loss_png(losses: Sequence[Point], validation: Sequence[Point], steps: int) -
 
 def _columns(losses: Sequence[Point], frame: _Frame) -> Iterator[tuple[int, float, float]]:
     """Step, least and largest loss of each column of pixels, within the frame."""
-    found: dict[int, tuple[int, float, float]] = {}
+    columns: dict[int, tuple[int, float, float]] = {}
     for step, loss in losses:
         column, inside = int(frame.at(step, 0)[0]) // SCALE, min(max(loss, frame.low), frame.high)
-        _, least, most = found.get(column, (step, inside, inside))
-        found[column] = step, min(least, inside), max(most, inside)
-    yield from found.values()
+        _, least, most = columns.get(column, (step, inside, inside))
+        columns[column] = step, min(least, inside), max(most, inside)
+    yield from columns.values()
 
 
 def _axes(pen: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, frame: _Frame) -> None:

@@ -63,8 +63,8 @@ class Losses:
     def rewind(self, step: int) -> None:
         """Removes the records after step `step` (0: all). Raises `CacheError` if the file is not one of losses."""
         self.close()
-        kept = read_losses(self._path, last=step) if step else np.zeros(0, RECORD)
-        write_atomic(self._path, HEAD + kept.tobytes())
+        records = read_losses(self._path, last=step) if step else np.zeros(0, RECORD)
+        write_atomic(self._path, HEAD + records.tobytes())
         self._file = Growing(self._path)
 
     def add(self, step: int, index: Index, showings: Sequence[tuple[int, int, float]]) -> None:

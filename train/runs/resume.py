@@ -120,16 +120,16 @@ def _layers_need(before: Config, setup: Setup) -> _Needs:
     named = targeted(layers, setup.config.lora, setup.family.lora.presets)
     old, new = ([adapter_of(lora, name, layers[name][2:]) for name in named]
                 for lora in (before.lora, replace(before.lora, layers=setup.config.lora.layers)))
-    if [one.rank for one in old] != [one.rank for one in new]:
+    if [adapter.rank for adapter in old] != [adapter.rank for adapter in new]:
         return "fixed"
     if TABLE[before.optimizer.name].numbers and not _same_groups(old, new):
         return "groups"
-    return "free" if [one.alpha for one in old] == [one.alpha for one in new] else "adopt"
+    return "free" if [adapter.alpha for adapter in old] == [adapter.alpha for adapter in new] else "adopt"
 
 
 def _same_groups(old: Sequence[Adapter], new: Sequence[Adapter]) -> bool:
     """Whether the layers that share a learning rate are the same ones."""
-    pairs = {(one.lr, other.lr) for one, other in zip(old, new, strict=True)}
+    pairs = {(before.lr, after.lr) for before, after in zip(old, new, strict=True)}
     return len(pairs) == len({lr for lr, _ in pairs}) == len({lr for _, lr in pairs})
 
 
@@ -156,7 +156,7 @@ def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) ->
 def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[str]:
     """A note if changes put the losses in the log on another scale."""
     before = setup.identity.facts if start.state.data is None else start.state.data.facts
-    errors = [told for fact, told in _FACTS.items() if before.get(fact) != setup.identity.facts[fact]]
+    errors = [title for fact, title in _FACTS.items() if before.get(fact) != setup.identity.facts[fact]]
     errors += [name for name in differing if name in _ERRORS]
     names = errors + [name for name in differing if name in _WEIGHTS]
     if names:
@@ -168,7 +168,7 @@ def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[
 def _as_it_was(start: Start, setup: Setup) -> str:
     """How to resume with the run's copy of its manifest, which has to lie where the manifest lay: that names its cache
     from there."""
-    copy, named = start.run.path / "manifest.json", setup.asked.manifest
+    copy, named = start.run.path / "manifest.json", setup.request.manifest
     if not is_file(named) or not copy.is_file():
         return "resume with the manifest as it was"
     beside = named.with_name(f"{named.stem}-{start.run.path.name}.json")
@@ -180,9 +180,9 @@ def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
     """Changes of steps, data and model: for each, a description and the error that refuses it."""
     state, name = start.state, start.folder.name
     if state.meaning != MEANING:
-        told = f"{MEANINGS[MEANING]}; was: {MEANINGS[state.meaning]}"
-        yield told, ConfigError(f"{name} was trained by an earlier version, in another way. Now {told}",
-                                hint=f"resume with that version, or {_ADOPT}")
+        meaning = f"{MEANINGS[MEANING]}; was: {MEANINGS[state.meaning]}"
+        yield meaning, ConfigError(f"{name} was trained by an earlier version, in another way. Now {meaning}",
+                                   hint=f"resume with that version, or {_ADOPT}")
     changed = _data_changes(start, setup)
     if changed:
         yield "; ".join(changed), CacheError(
@@ -202,12 +202,12 @@ def _data_changes(start: Start, setup: Setup) -> list[str]:
     if state.data is not None:
         return changes(state.data.facts, state.data.digest, read_records(start.run.path, state.data.facts["samples"]),
                        setup.identity)
-    found = []  # version 1 had the digest of the manifest alone
+    differences = []  # version 1 had the digest of the manifest alone
     if state.manifest != setup.manifest.digest:
-        found.append(f"manifest {setup.manifest.digest[:12]}, was {state.manifest[:12]}")
+        differences.append(f"manifest {setup.manifest.digest[:12]}, was {state.manifest[:12]}")
     if start.config.loss.masked != setup.masked:
-        found.append(f"use of masks: {'on' if setup.masked else 'off'}")
-    return found
+        differences.append(f"use of masks: {'on' if setup.masked else 'off'}")
+    return differences
 
 
 def _consequence(name: str, start: Start, setup: Setup) -> str:
@@ -223,11 +223,11 @@ def _consequence(name: str, start: Start, setup: Setup) -> str:
 
 
 def _other_settings(names: list[str], old: Mapping[str, Any], new: Mapping[str, Any], way_out: str) -> ConfigError:
-    told = "; ".join(f"{name} is {new.get(name)!r}, but the checkpoint was trained with {old.get(name)!r}"
-                     for name in names)
+    message = "; ".join(f"{name} is {new.get(name)!r}, but the checkpoint was trained with {old.get(name)!r}"
+                        for name in names)
     flags = listed([_FLAGS[name] for name in names if name in _FLAGS])
     omit = f"omit {flags}, or else -c or --set" if flags else "omit -c and --set"
-    return ConfigError(told, hint=f"resume with the run's settings ({omit}), or {way_out}")
+    return ConfigError(message, hint=f"resume with the run's settings ({omit}), or {way_out}")
 
 
 def _told(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:

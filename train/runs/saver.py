@@ -59,8 +59,8 @@ class _Pieces:
     def publish(self, written: Callable[[], dict[str, dict[str, Any]]]) -> None:
         """Makes the checkpoint of what all ranks have `written`. If one fails, all fail, and nothing is left."""
         try:
-            found = self.ranks.share(written)
-            self.ranks.share(lambda: self._publish(found) if self.ranks.first else None)
+            pieces = self.ranks.share(written)
+            self.ranks.share(lambda: self._publish(pieces) if self.ranks.first else None)
         finally:
             self.discard()
 
@@ -222,11 +222,11 @@ def _copied(part: Part) -> Part:
     """A part of copies in host memory, whose writing needs no other rank any more."""
     if part.tensors is None:
         return part
-    found: list[Part] = []
+    written: list[Part] = []
 
     def take(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         copies = {name: (part.fetch if value.is_meta else copied_to_host)(value) for name, value in tensors.items()}
-        found.append(Part(name=part.name, tensors=copies, metadata={**(part.metadata or {}), **metadata}))
+        written.append(Part(name=part.name, tensors=copies, metadata={**(part.metadata or {}), **metadata}))
 
     part.write(part.tensors, take)
-    return found[0]
+    return written[0]

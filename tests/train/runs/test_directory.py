@@ -35,7 +35,7 @@ def claim(make, setup_of):
     def go(folder, *, step=None, model=None, **settings):
         setup = setup_of(made, **settings)
         if model is not None:
-            setup = replace(setup, asked=replace(setup.asked, model=model))
+            setup = replace(setup, request=replace(setup.request, model=model))
         claim_run(Local(folder), setup, step=step)
         return setup
 
@@ -46,8 +46,8 @@ def test_a_claimed_run_is_read_back(claim, tmp_path, tiny_model):
     made, go = claim
     setup = go(tmp_path / "run", steps=3)
     run = read_run(Local(tmp_path / "run"))
-    assert run.config == setup.config and run.asked.manifest.resolve() == made.path.resolve()
-    assert tiny_model.samefile(run.asked.model) and not run.asked.other_encoders
+    assert run.config == setup.config and run.request.manifest.resolve() == made.path.resolve()
+    assert tiny_model.samefile(run.request.model) and not run.request.other_encoders
     assert read_manifest(tmp_path / "run" / "manifest.json").document == made.manifest.document
     assert read_records(tmp_path / "run", len(setup.index.samples)) == setup.identity.records
 
@@ -57,16 +57,16 @@ def test_run_and_manifest_move_together(claim, tmp_path_factory):
     go(made.root / "run")
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all"
     shutil.copytree(made.root, elsewhere)
-    assert read_run(Local(elsewhere / "run")).asked.manifest.samefile(elsewhere / "m.json")
+    assert read_run(Local(elsewhere / "run")).request.manifest.samefile(elsewhere / "m.json")
 
 
 def test_a_model_of_one_s_own_is_remembered_relative_or_by_its_hub_id(claim, tmp_path, tiny_model):
     _, go = claim
     go(tmp_path / "a", model=str(tiny_model))
     assert not json.loads((tmp_path / "a" / "run.json").read_text())["model"]["path"].startswith("/")
-    assert tiny_model.samefile(read_run(Local(tmp_path / "a")).asked.model)
+    assert tiny_model.samefile(read_run(Local(tmp_path / "a")).request.model)
     go(tmp_path / "b", model="owner/name")
-    assert read_run(Local(tmp_path / "b")).asked.model == "owner/name"
+    assert read_run(Local(tmp_path / "b")).request.model == "owner/name"
 
 
 def keep(folder, setup, step):
@@ -227,7 +227,7 @@ def test_a_run_of_version_1_is_read(claim, tmp_path):
         "format": "latentry/run", "version": 1, "manifest": "../m.json", "manifest_digest": made.manifest.digest,
         "model": None, "other_encoders": False, "config": as_table(setup.config)}, indent=1))
     run = read_run(Local(tmp_path / "run"))
-    assert run.config == setup.config and run.asked.model is None and run.asked.manifest.samefile(made.path)
+    assert run.config == setup.config and run.request.model is None and run.request.manifest.samefile(made.path)
 
 
 def test_records_that_cannot_be_read_are_none(tmp_path):
@@ -301,7 +301,7 @@ def test_a_manifest_on_another_drive_is_remembered_as_it_stands(claim, tmp_path,
 
     monkeypatch.setattr(rundir.os.path, "relpath", no_way)
     go(tmp_path / "run")
-    assert read_run(Local(tmp_path / "run")).asked.manifest == made.path.resolve()
+    assert read_run(Local(tmp_path / "run")).request.manifest == made.path.resolve()
 
 
 def test_a_run_lies_in_no_cache_not_even_another_one(claim, tmp_path):

@@ -321,7 +321,7 @@ def test_the_hint_for_changed_data_resumes_with_the_manifest_as_it_was(begun, se
     copying = re.search("as it was: (cp .*[.]json), and name that in place of this one", fault.hint)
     subprocess.run(shlex.split(copying[1]), check=True)
     before = made.path.with_name(f"{made.path.stem}-run.json")
-    report = check(replace(setup.asked, manifest=before), setup.config)
+    report = check(replace(setup.request, manifest=before), setup.config)
     assert again(setup=report.setup).faults == ()
 
 

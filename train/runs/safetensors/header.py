@@ -56,9 +56,9 @@ def read_header_and_metadata(handle: BinaryIO, size: int) -> tuple[dict[str, Ten
     metadata = expect(entries.pop("__metadata__", {}), dict, "its metadata")
     if len(entries) > MOST_TENSORS:
         raise Unparsed(f"it has {len(entries)} tensors, expected at most {MOST_TENSORS}")
-    found = {name: _info(value, f"tensor '{name[:80]}'") for name, value in entries.items()}
+    tensors = {name: _info(value, f"tensor '{name[:80]}'") for name, value in entries.items()}
     at = 0
-    ordered = dict(sorted(found.items(), key=lambda one: (one[1].start, one[1].end)))
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
     for name, info in ordered.items():
         if info.start != at:
             raise Unparsed(f"tensor '{name[:80]}' begins at byte {info.start}, expected {at}")
@@ -82,14 +82,14 @@ def first_rows(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -
     places = expect(table, dict, SHARDING)
     if places.keys() != tensors.keys():
         raise Unparsed(f"its {SHARDING} and its header name different tensors")
-    found = {}
+    first = {}
     for name, info in tensors.items():
         where = f"the offsets of tensor '{name[:80]}'"
         offsets = list_of(expect(places[name], dict, where).get(OFFSETS), count, where)
         if len(offsets) != len(info.shape) or any(offsets[1:]):
             raise Unparsed(f"{where} are {brief(offsets)}, expected those of rows of {brief(list(info.shape))}")
-        found[name] = offsets[0] if offsets else 0
-    return found
+        first[name] = offsets[0] if offsets else 0
+    return first
 
 
 def joined(files: Iterable[tuple[Mapping[str, TensorInfo], Mapping[str, int]]]
@@ -102,17 +102,17 @@ def joined(files: Iterable[tuple[Mapping[str, TensorInfo], Mapping[str, int]]]
     for tensors, rows in files:
         for name, info in tensors.items():
             pieces.setdefault(name, []).append((rows[name], info))
-    found = {}
+    whole = {}
     for name, parts in pieces.items():
-        parts.sort(key=lambda one: one[0])
+        parts.sort(key=lambda part: part[0])
         like, at = parts[0][1], 0
         for row, info in parts:
             if row != at or (info.dtype, info.shape[1:]) != (like.dtype, like.shape[1:]):
                 raise Unparsed(f"tensor '{name[:80]}' has {brief(list(info.shape))} {info.dtype} from row {row} on, "
                                f"expected rows like {brief(list(like.shape))} {like.dtype} from row {at} on")
             at += info.shape[0] if info.shape else 1
-        found[name] = (like.dtype, (at, *like.shape[1:]) if like.shape else ())
-    return found
+        whole[name] = (like.dtype, (at, *like.shape[1:]) if like.shape else ())
+    return whole
 
 
 def _info(value: Any, where: str) -> TensorInfo:

@@ -57,13 +57,13 @@ def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused
         whole = joined((header.tensors, header.rows) for header in headers.values())
         if wanted is not None:
             _compare(whole, wanted)
-    asked = _Asked(whole=whole, only=only or {}, known=known or (DTYPES if wanted is None else _KEPT))
-    found: dict[str, Tensor] = {}
+    request = _Asked(whole=whole, only=only or {}, known=known or (DTYPES if wanted is None else _KEPT))
+    tensors: dict[str, Tensor] = {}
     for path, digest in files.items():
-        if asked.any_of(headers[path]):
+        if request.any_of(headers[path]):
             with _refusing(refused, path):
-                _read_file(path, digest, headers[path], asked, found)
-    return {name: found[name] if name in found else asked.empty(name) for name in wanted or whole}
+                _read_file(path, digest, headers[path], request, tensors)
+    return {name: tensors[name] if name in tensors else request.empty(name) for name in wanted or whole}
 
 
 def names_of(path: Path) -> set[str]:
@@ -110,18 +110,18 @@ class _Asked:
             for name, info in header.tensors.items())
 
 
-def _read_file(path: Path, digest: str | None, header: _Header, asked: _Asked, found: dict[str, Tensor]) -> None:
-    """Adds the tensors of a file, or their rows, to `found`. Raises `Unparsed`, `OSError`."""
+def _read_file(path: Path, digest: str | None, header: _Header, request: _Asked, tensors: dict[str, Tensor]) -> None:
+    """Adds the tensors of a file, or their rows, to `tensors`. Raises `Unparsed`, `OSError`."""
     with open_weights(path) as handle:
         hashed = _Hashed(handle)
         if _header(hashed, os.fstat(handle.fileno()).st_size) != header:
             raise Unparsed("it was changed while it was read")
         for name, info in header.tensors.items():
-            value, first, span = _read(hashed, info, asked.known), header.rows[name], asked.span(name)
+            value, first, span = _read(hashed, info, request.known), header.rows[name], request.span(name)
             if not info.shape or range(first, first + len(value)) == span:
-                found[name] = value
+                tensors[name] = value
                 continue
-            target = found.setdefault(name, asked.empty(name))
+            target = tensors.setdefault(name, request.empty(name))
             begin, end = max(first, span.start), min(first + len(value), span.stop)
             if begin < end:
                 target[begin - span.start : end - span.start] = value[begin - first : end - first]
@@ -155,16 +155,16 @@ class _Hashed:
         return int(count)
 
 
-def _compare(there: Mapping[str, tuple[str, tuple[int, ...]]], wanted: Wanted) -> None:
+def _compare(present: Mapping[str, tuple[str, tuple[int, ...]]], wanted: Wanted) -> None:
     """Raises `Unparsed` unless names, dtypes and shapes are as in `wanted`."""
     for name, (dtype, shape) in wanted.items():
-        if name not in there:
+        if name not in present:
             raise Unparsed(f"'{name}' is missing, expected shape {list(shape)}")
-        seen, sides = there[name]
+        seen, sides = present[name]
         if sides != shape or _KEPT.get(seen) != dtype:
             spelled = str(dtype).removeprefix("torch.")
             raise Unparsed(f"'{name}' has shape {list(sides)} {seen}, expected {list(shape)} {spelled}")
-    for name in there:
+    for name in present:
         if name not in wanted:
             raise Unparsed(f"'{name[:80]}' is not a tensor of this run")
 
@@ -174,10 +174,10 @@ def _read(hashed: _Hashed, info: TensorInfo, known: Mapping[str, torch.dtype] = 
         raise Unparsed(f"it has a tensor of dtype {info.dtype}, expected one of: {', '.join(known)}")
     value = torch.empty(info.shape, dtype=known[info.dtype])
     bytes_: Any = value.reshape(-1).view(torch.uint8).numpy()
-    left = memoryview(bytes_)
-    while left:
-        count = hashed.readinto(left)
+    rest = memoryview(bytes_)
+    while rest:
+        count = hashed.readinto(rest)
         if not count:
-            raise Unparsed(f"it ends {len(left)} bytes early")
-        left = left[count:]
+            raise Unparsed(f"it ends {len(rest)} bytes early")
+        rest = rest[count:]
     return value

@@ -49,12 +49,12 @@ def first_not_finite(handle: BinaryIO, start: int, tensors: Iterable[tuple[str, 
             continue
         kind, ones = _BITS[info.dtype]
         handle.seek(start + info.start)
-        left = info.end - info.start
-        while left:
-            data = handle.read(min(left, _PIECE))
+        rest = info.end - info.start
+        while rest:
+            data = handle.read(min(rest, _PIECE))
             if not data:
-                raise Unparsed(f"it ends {left} bytes early")
-            left -= len(data)
+                raise Unparsed(f"it ends {rest} bytes early")
+            rest -= len(data)
             bits = np.frombuffer(data, kind)
             if bool(((bits & bits.dtype.type(ones)) == ones).any()):
                 return name

@@ -42,13 +42,13 @@ NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES, WANDB_ID)  # to cont
 Names = Mapping[str, Listed]
 
 
-def check_new(objects: Objects, there: Names) -> None:
+def check_new(objects: Objects, listed: Names) -> None:
     """Raises `PathError` unless a new run may begin at its place in the store."""
     url = objects.place
-    if RUN in there or whole_steps(there) or has_result(there):
+    if RUN in listed or whole_steps(listed) or has_result(listed):
         raise PathError(f"{url} already holds a run", hint="add --resume to continue it; or name another: "
                         f"-o {shell_name(f'{url}-2')}")
-    if there:
+    if listed:
         raise PathError(f"{url} is not empty and is not a training run", hint="name another place with -o")
     _check_outside(objects)
 
@@ -72,34 +72,34 @@ def _check_outside(objects: Objects) -> None:
             raise PathError(f"run {objects.place} would lie in the run {place}", hint="name a place outside with -o")
 
 
-def continued(objects: Objects, run: Local, there: Names, named: str | None) -> list[str]:
+def continued(objects: Objects, run: Local, listed: Names, named: str | None) -> list[str]:
     """Brings what a resumed run needs; returns warnings. Raises `PathError`, `CacheError`."""
-    if RUN not in there:
+    if RUN not in listed:
         raise PathError(f"{objects.place} is not a training run: it has no run.json",
                         hint="omit --resume to start this run")
-    folder, steps, warnings = run.path, whole_steps(there), list[str]()
+    folder, steps, warnings = run.path, whole_steps(listed), list[str]()
     ahead = _ahead(objects, folder, max(steps, default=None))
     if not ahead:
-        moved = set_aside(folder, max(steps, default=0))
+        superseded = set_aside(folder, max(steps, default=0))
         warnings = [f"a checkpoint here is not of the run that the store has, and was set aside: "
-                    f"{folder / 'checkpoints' / name}" for name in moved]
+                    f"{folder / 'checkpoints' / name}" for name in superseded]
     chosen = _choose(objects.place, {*steps, *ahead}, named)
     if chosen in steps:
-        bring_checkpoint(objects, folder, step_name(chosen), there)
+        bring_checkpoint(objects, folder, step_name(chosen), listed)
     elif chosen is not None:
         find_checkpoint(run, step_name(chosen))
     if not ahead:
         for path in list((folder / "samples").glob("step-*")):
-            if pictured(path.name) and f"samples/{path.name}" not in there:
+            if pictured(path.name) and f"samples/{path.name}" not in listed:
                 atomic.remove(path)
-        follow(objects, folder, there, (*NEEDED, *_prompts(there), f"samples/{step_name(chosen or 0)}.png"))
+        follow(objects, folder, listed, (*NEEDED, *_prompts(listed), f"samples/{step_name(chosen or 0)}.png"))
     return warnings
 
 
 def _ahead(objects: Objects, folder: Path, newest: int | None) -> set[int]:
     """The checkpoints here that the store lacks and that count."""
-    found = {int(one.name[5:]) for one in list_checkpoints(folder)}
-    later = {step for step in found if newest is None or step > newest}
+    local_steps = {int(saved.name[5:]) for saved in list_checkpoints(folder)}
+    later = {step for step in local_steps if newest is None or step > newest}
     names = (WRITER, *(() if newest is None else (f"{CHECKPOINTS}{step_name(newest)}/{STATE}",)))
     try:
         same = bool(later) and all((folder / name).read_bytes() == objects.read(name) for name in names)
@@ -121,11 +121,11 @@ def _choose(url: Bucket, steps: set[int], named: str | None) -> int | None:
                     hint="omit --from to use the newest")
 
 
-def _prompts(there: Names) -> Iterable[str]:
-    return (name for name in there if name.startswith(PROMPTS))
+def _prompts(listed: Names) -> Iterable[str]:
+    return (name for name in listed if name.startswith(PROMPTS))
 
 
-def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *, weights_only: bool = False) -> Path:
+def bring_checkpoint(objects: Objects, folder: Path, name: str, listed: Names, *, weights_only: bool = False) -> Path:
     """Makes the checkpoint called `name` in a run's directory that of the store; files with the right digest stay.
 
     With `weights_only`, what the optimizer keeps is left out. Raises `CacheError`, and `FileNotFoundError` if it is
@@ -134,7 +134,7 @@ def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *,
     place, own = f"{CHECKPOINTS}{name}", folder / "checkpoints" / name
     staged = own.with_name(f".{name}.partial")
     atomic.make_dirs(staged)
-    objects.fetch(f"{place}/{STATE}", staged / STATE, there[f"{place}/{STATE}"])
+    objects.fetch(f"{place}/{STATE}", staged / STATE, listed[f"{place}/{STATE}"])
     files = _needed(staged / STATE, own, weights_only)
     if _is_whole(own, staged / STATE, files):
         atomic.remove_tree(staged)
@@ -147,7 +147,7 @@ def bring_checkpoint(objects: Objects, folder: Path, name: str, there: Names, *,
                     atomic.rename(here, staged / file)
                 break
         else:
-            objects.fetch(f"{place}/{file}", staged / file, _listed(place, file, there, own), facts.sha256)
+            objects.fetch(f"{place}/{file}", staged / file, _listed(place, file, listed, own), facts.sha256)
     atomic.remove_tree(own)
     atomic.rename(staged, own)
     atomic.sync_dir(own.parent)
@@ -182,8 +182,8 @@ def _listed(place: str, file: str, there: Names, own: Path) -> Listed:
 def _is_whole(own: Path, state: Path, files: Mapping[str, FileFacts]) -> bool:
     """Whether a directory has exactly this state and these files."""
     try:
-        found = {path.relative_to(own).as_posix() for path in own.rglob("*") if path.is_file()}
-        return (own / STATE).read_bytes() == state.read_bytes() and found == {STATE, *files} and all(
+        present = {path.relative_to(own).as_posix() for path in own.rglob("*") if path.is_file()}
+        return (own / STATE).read_bytes() == state.read_bytes() and present == {STATE, *files} and all(
             _has(own / name, facts) for name, facts in files.items())
     except OSError:
         return False
@@ -196,14 +196,14 @@ def _has(path: Path, facts: FileFacts) -> bool:
         return False
 
 
-def follow(objects: Objects, folder: Path, there: Names, needed: Iterable[str]) -> None:
+def follow(objects: Objects, folder: Path, listed: Names, needed: Iterable[str]) -> None:
     """Makes `needed` files of a run's directory those of the store. Of the others, removes what the store has anew."""
     wanted = set(needed)
-    for name, listed in there.items():
-        if name.startswith(CHECKPOINTS) or name == WRITER or not differs(folder / name, listed):
+    for name, entry in listed.items():
+        if name.startswith(CHECKPOINTS) or name == WRITER or not differs(folder / name, entry):
             continue
         if name in wanted:
-            bring_file(objects, folder, name, listed)
+            bring_file(objects, folder, name, entry)
         elif (folder / name).is_file():
             atomic.remove(folder / name)
 

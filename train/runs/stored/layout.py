@@ -41,7 +41,7 @@ _INDEX = re.compile(r"config\.json|.*\.index\.json")
 
 def whole_steps(names: Iterable[str]) -> set[int]:
     """The steps of the checkpoints that exist."""
-    return {int(found[1]) for name in names if (found := _STATE.fullmatch(name))}
+    return {int(match[1]) for name in names if (match := _STATE.fullmatch(name))}
 
 
 def is_state(name: str) -> bool:
@@ -62,15 +62,15 @@ def below(folder: str, names: Iterable[str]) -> list[str]:
 def others(run: Path) -> list[str]:
     """The files of a run besides its checkpoints, in the order in which they are uploaded: of a result its index and
     its configuration last, then the card, and the log after all."""
-    found = []
+    names = []
     for path in run.rglob("*"):
         name = path.relative_to(run).as_posix()
-        left = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER, *PASSING)
-        left = left or name.startswith("samples/aside-")
-        left = left or (name.startswith((CHECKPOINTS, WANDB)) and name != WANDB_ID)
-        if not left and path.is_file() and not path.is_symlink():
-            found.append(name)
-    return sorted(found, key=lambda name: (_rank(name), name))
+        skipped = any(map(is_partial, (path, *path.relative_to(run).parents))) or name in (PAGE, WRITER, *PASSING)
+        skipped = skipped or name.startswith("samples/aside-")
+        skipped = skipped or (name.startswith((CHECKPOINTS, WANDB)) and name != WANDB_ID)
+        if not skipped and path.is_file() and not path.is_symlink():
+            names.append(name)
+    return sorted(names, key=lambda name: (_rank(name), name))
 
 
 def grows(name: str) -> bool:

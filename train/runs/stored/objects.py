@@ -123,18 +123,18 @@ class Objects:
         """Writes a small object, whether or not there is one."""
         replace_object(self._place(name), data, stop=self.stop)
 
-    def send(self, name: str, path: Path, sha256: str | None = None, there: Listed | None = None) -> None:
-        """Uploads a file, unless what is `there` has its bytes, and compares what arrived.
+    def send(self, name: str, path: Path, sha256: str | None = None, listed: Listed | None = None) -> None:
+        """Uploads a file, unless what is `listed` has its bytes, and compares what arrived.
 
         `sha256`: what the file must have; raises `CacheError` if it has not, or if something else arrives.
         """
-        url, version = self._place(name), None if there is None else there.version
+        url, version = self._place(name), None if listed is None else listed.version
         for _ in range(TRIES + 1):
-            found = digests_of(path, version)
-            if sha256 not in (None, found.sha256):
+            digests = digests_of(path, version)
+            if sha256 not in (None, digests.sha256):
                 raise CacheError(f"{path} is damaged: its bytes do not match its digest, so it is not uploaded",
                                  hint="continue from another checkpoint, with --resume --from")
-            if version is not None and (found.named_by(version) or self._reads(url, version, found)):
+            if version is not None and (digests.named_by(version) or self._reads(url, version, digests)):
                 return
             upload_file(url, path, stop=self.stop)
             version = self._version(url)
@@ -159,9 +159,9 @@ class Objects:
             return False
         return running.hexdigest() == wanted.sha256
 
-    def fetch(self, name: str, path: Path, there: Listed, sha256: str | None = None) -> None:
+    def fetch(self, name: str, path: Path, listed: Listed, sha256: str | None = None) -> None:
         """Downloads an object to `path`, as `fetch_object`."""
-        fetch_object(self._place(name), path, there, sha256, stop=self.stop)
+        fetch_object(self._place(name), path, listed, sha256, stop=self.stop)
 
     def move(self, folder: str, target: str, names: Iterable[str], last: str) -> None:
         """Copies the objects `names` below `folder` to below `target`, the one called `last` at the end; then removes
@@ -182,7 +182,7 @@ class Objects:
             delete_object(self._place(name), stop=self.stop)
 
 
-def fetch_object(url: str, path: Path, there: Listed, sha256: str | None = None, *, stop: threading.Event) -> None:
+def fetch_object(url: str, path: Path, listed: Listed, sha256: str | None = None, *, stop: threading.Event) -> None:
     """Downloads an object to `path`, whole or not at all, and compares it with `sha256`, else with its ETag.
 
     Bytes that its ETag does not name are taken if they come twice: not all ETags are made of bytes. Raises
@@ -191,21 +191,21 @@ def fetch_object(url: str, path: Path, there: Listed, sha256: str | None = None,
     """
     before = ""
     atomic.make_dirs(path.parent)
-    _check_room(url, there.size, path.parent)
+    _check_room(url, listed.size, path.parent)
     staged = atomic.temporary_name(path)
     try:
         for _ in range(TRIES):
             with atomic.create(staged) as file:
-                for part in stream(url, there.size, stop=stop):
+                for part in stream(url, listed.size, stop=stop):
                     atomic.write(file, part)
                 atomic.sync(file)
-            found = digests_of(staged, there.version if sha256 is None else None)
-            right = found.named_by(there.version) or found.sha256 == before if sha256 is None else (
-                found.sha256 == sha256)
+            digests = digests_of(staged, listed.version if sha256 is None else None)
+            right = digests.named_by(listed.version) or digests.sha256 == before if sha256 is None else (
+                digests.sha256 == sha256)
             if right:
                 atomic.rename(staged, path)
                 return
-            before = found.sha256
+            before = digests.sha256
             atomic.remove(staged)
     finally:
         atomic.remove(staged)
@@ -215,19 +215,19 @@ def fetch_object(url: str, path: Path, there: Listed, sha256: str | None = None,
 
 def _check_room(url: str, size: int, folder: Path) -> None:
     """Raises `NotFetched` if the disk of `folder` has no room for `size` bytes, so that no store fills it."""
-    left = max(shutil.disk_usage(folder).free - SPARE, 0)
-    if size > left:
-        raise NotFetched(f"{url} has {format_bytes(size)}, but {mirror()} has room for {format_bytes(left)}",
+    free = max(shutil.disk_usage(folder).free - SPARE, 0)
+    if size > free:
+        raise NotFetched(f"{url} has {format_bytes(size)}, but {mirror()} has room for {format_bytes(free)}",
                          hint=f"free some space, or name a directory on another disk with {DIRECTORY}=DIR; then run "
                          "the same command again")
 
 
-def differs(path: Path, there: Listed) -> bool:
+def differs(path: Path, listed: Listed) -> bool:
     """Whether a file is missing or may have other bytes than an object."""
     try:
-        if path.stat().st_size != there.size:
+        if path.stat().st_size != listed.size:
             return True
-        return not digests_of(path, there.version, sha256=False).named_by(there.version)
+        return not digests_of(path, listed.version, sha256=False).named_by(listed.version)
     except OSError:
         return True
 

@@ -91,22 +91,22 @@ def trained_here(place: Place) -> Local:
 @_only_read()
 def _bring_weights(place: Bucket, checkpoint: str | None = None, *, result: bool = False) -> Path:
     """The directory of copies of a run; with `result`, or if it has no checkpoint, with its result."""
-    for left in range(TRIES - 1, -1, -1):
+    for retries in range(TRIES - 1, -1, -1):
         try:
             return _weights(place, checkpoint, result)
         except FileNotFoundError:  # a checkpoint that is removed just now: there is a newer one
-            if not left:
+            if not retries:
                 raise
     raise AssertionError("the last try raises")
 
 
 def _weights(place: Bucket, checkpoint: str | None, result: bool) -> Path:
-    objects, folder, there = _opened(place)
-    steps = whole_steps(there)
+    objects, folder, listed = _opened(place)
+    steps = whole_steps(listed)
     chosen = _chosen(steps, checkpoint)
-    of_result = {name for name in there if name.partition("/")[0] in RESULTS} if result or not steps else set()
+    of_result = {name for name in listed if name.partition("/")[0] in RESULTS} if result or not steps else set()
     weights = None if chosen is None or of_result else step_name(chosen)
-    _keep(objects, folder, there, lambda name: name == RUN or name in of_result or name.startswith(PROMPTS), weights)
+    _keep(objects, folder, listed, lambda name: name == RUN or name in of_result or name.startswith(PROMPTS), weights)
     return folder
 
 
@@ -125,16 +125,16 @@ def _bring_initial(place: Bucket) -> Path:
         _fetch_file(place.url, folder)
         return folder
     objects = Objects(place)
-    there = objects.list()
-    if RUN in there:
+    listed = objects.list()
+    if RUN in listed:
         return _bring_weights(place)
-    if STATE in there:
+    if STATE in listed:
         run, root = Objects(place.parent.parent), folder.parent.parent
         if not has_weights(run, root, folder.name):
             with _locked(root, run.stop):
                 bring_checkpoint(run, root, folder.name, run.list(), weights_only=True)
         return folder
-    _fetch(objects, folder, there, lambda name: name.endswith((".safetensors", ".json")))
+    _fetch(objects, folder, listed, lambda name: name.endswith((".safetensors", ".json")))
     return folder
 
 
@@ -161,35 +161,35 @@ def _run(place: Place, wanted: Callable[[str], bool]) -> Local:
 def _opened(place: Bucket) -> tuple[Objects, Path, Names]:
     """The objects of a run, its directory of copies, and the list. Raises `PathError` if it is none."""
     objects = Objects(place)
-    there = objects.list()
-    if RUN not in there:
+    listed = objects.list()
+    if RUN not in listed:
         raise PathError(f"{objects.place} is not a training run: it has no run.json",
                         hint="name the place that train run wrote (-o)")
-    return objects, copy_of(place), there
+    return objects, copy_of(place), listed
 
 
-def _keep(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool],
+def _keep(objects: Objects, folder: Path, listed: Names, wanted: Callable[[str], bool],
           weights: str | None = None) -> None:
     """Makes copies of a run's `wanted` files, and of the weights of a checkpoint, what the store has, and removes what
     it has no more."""
-    if (not any(_gone(folder, there)) and not any(_changed(folder, there, wanted))
+    if (not any(_gone(folder, listed)) and not any(_changed(folder, listed, wanted))
             and (weights is None or has_weights(objects, folder, weights))):
         return
     with _locked(folder, objects.stop):
-        for path in list(_gone(folder, there)):
+        for path in list(_gone(folder, listed)):
             atomic.remove_tree(path)
-        for name in _changed(folder, there, wanted):
-            bring_file(objects, folder, name, there[name])
+        for name in _changed(folder, listed, wanted):
+            bring_file(objects, folder, name, listed[name])
         if weights is not None:
-            bring_checkpoint(objects, folder, weights, there, weights_only=True)
+            bring_checkpoint(objects, folder, weights, listed, weights_only=True)
 
 
-def _fetch(objects: Objects, folder: Path, there: Names, wanted: Callable[[str], bool]) -> None:
+def _fetch(objects: Objects, folder: Path, listed: Names, wanted: Callable[[str], bool]) -> None:
     """Makes copies of `wanted` objects what the store has."""
-    if any(_changed(folder, there, wanted)):
+    if any(_changed(folder, listed, wanted)):
         with _locked(folder, objects.stop):
-            for name in _changed(folder, there, wanted):
-                bring_file(objects, folder, name, there[name])
+            for name in _changed(folder, listed, wanted):
+                bring_file(objects, folder, name, listed[name])
 
 
 def _fetch_file(url: str, copy: Path) -> None:
@@ -197,11 +197,11 @@ def _fetch_file(url: str, copy: Path) -> None:
     stop = Event()
     with suppress(FileNotFoundError):
         version = version_of(url, stop=stop)
-        there = Listed(size=size_in(version), written=0.0, version=version)
-        if differs(copy, there):
+        listed = Listed(size=size_in(version), written=0.0, version=version)
+        if differs(copy, listed):
             with _locked(copy.parent, stop):
-                if differs(copy, there):
-                    fetch_object(url, copy, there, stop=stop)
+                if differs(copy, listed):
+                    fetch_object(url, copy, listed, stop=stop)
         return
     atomic.remove(copy)
 
@@ -213,13 +213,13 @@ def _locked(folder: Path, stop: Event) -> AbstractContextManager[None]:
     return lock_copy(next(runs, folder), stop)
 
 
-def _gone(folder: Path, there: Names) -> Iterator[Path]:
+def _gone(folder: Path, listed: Names) -> Iterator[Path]:
     """The checkpoints and files here that the store has no more, and what a killed program left."""
-    steps = {step_name(step) for step in whole_steps(there)}
+    steps = {step_name(step) for step in whole_steps(listed)}
     yield from (old for old in (folder / "checkpoints").glob("*") if old.name not in steps)
     for path in list(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in there and not name.startswith(CHECKPOINTS) and not _is_coming(path):
+        if path.is_file() and name not in listed and not name.startswith(CHECKPOINTS) and not _is_coming(path):
             yield path
 
 
@@ -230,8 +230,8 @@ def _is_coming(path: Path) -> bool:
     return False
 
 
-def _changed(folder: Path, there: Names, wanted: Callable[[str], bool]) -> Iterator[str]:
-    return (name for name, listed in there.items() if wanted(name) and differs(folder / name, listed))
+def _changed(folder: Path, listed: Names, wanted: Callable[[str], bool]) -> Iterator[str]:
+    return (name for name, entry in listed.items() if wanted(name) and differs(folder / name, entry))
 
 
 def _chosen(steps: set[int], named: str | None) -> int | None:

@@ -132,14 +132,14 @@ class StoredRun(OnDisk):
         Raises `PathError`, also if a new run's place is taken, `CacheError`.
         """
         self._resume = resume
-        there = self._objects.list()
-        self._seen = layout.whole_steps(there)
+        listed = self._objects.list()
+        self._seen = layout.whole_steps(listed)
         make_dirs(self.folder.parent)
         if not resume:
-            check_new(self._objects, there)
+            check_new(self._objects, listed)
             return make_way(self.place, self.folder)
         with only_one(self.run):
-            return continued(self._objects, self.run, there, named)
+            return continued(self._objects, self.run, listed, named)
 
     def check_new(self, setup: Setup) -> None:
         """Raises `PathError` unless a new run may begin there."""
@@ -161,9 +161,9 @@ class StoredRun(OnDisk):
         objects.put(WRITER, data := layout.writer(self._token))
         atomic.write_atomic(self.folder / WRITER, data)
         self._there = objects.list()
-        self._whole = {one: layout.below(f"{CHECKPOINTS}{step_name(one)}", self._there)
-                       for one in layout.whole_steps(self._there)}
-        newer = sorted(one for one in self._whole if one > (step or 0))
+        self._whole = {saved: layout.below(f"{CHECKPOINTS}{step_name(saved)}", self._there)
+                       for saved in layout.whole_steps(self._there)}
+        newer = sorted(saved for saved in self._whole if saved > (step or 0))
         self._clear_pictures(-1 if step is None else step, keep=bool(newer))
         for later in newer:
             self._set_aside(later)
@@ -281,7 +281,7 @@ class StoredRun(OnDisk):
             return
         self._check()
         with _steady(path, layout.grows(name)) as steady:
-            self._objects.send(name, steady, there=self._there.pop(name, None))
+            self._objects.send(name, steady, listed=self._there.pop(name, None))
         self._sent[name] = now
 
     def _check(self) -> None:
