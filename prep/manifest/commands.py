@@ -22,19 +22,19 @@ def encode_command(manifest: Manifest, *options: Place | str) -> str:
     recipe = manifest.document["recipe"]
     sources = [place for place in manifest.sources if place is not None]
     named = manifest.folder / recipe if recipe is not None else sources[0] if sources else Path("SOURCE")
-    given = (*_without(manifest.options, set(options)), *options)
+    words = (*_without(manifest.options, set(options)), *options)
     imported = manifest.document["latents"].get("imported")
     if imported is not None:
-        return command_of(named, ("--from", imported["from"], *imported["options"], *given), manifest.cache,
+        return command_of(named, ("--from", imported["from"], *imported["options"], *words), manifest.cache,
                           manifest.path, verb="import")
-    return command_of(named, given, manifest.cache, manifest.path)
+    return command_of(named, words, manifest.cache, manifest.path)
 
 
 def command_of(source: Place, options: Iterable[Place | str], cache: Place, manifest: Place, *, verb: str = "encode"
                ) -> str:
     """The `prep encode` (or other) command of a recipe (or source) and its options."""
-    given = "".join(f" {_here(word)}" for word in options)
-    return f"prep {verb} {_here(source)}{given} --cache {_here(cache)} -o {_here(manifest)}"
+    words = "".join(f" {_here(word)}" for word in options)
+    return f"prep {verb} {_here(source)}{words} --cache {_here(cache)} -o {_here(manifest)}"
 
 
 def mending(manifest: Manifest) -> str:

@@ -91,8 +91,8 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     yield from _between("text weight", texts["weight"], 0, MOST_WEIGHT)
     for name in ("width", "height"):
         yield from _between(name, getattr(samples, name), 1, np.iinfo(np.int32).max)
-    there = samples.table["coverage"].is_valid().to_numpy()  # in the column, null became NaN
-    yield "coverage", samples.coverage, ~there | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
+    known = samples.table["coverage"].is_valid().to_numpy()  # in the column, null became NaN
+    yield "coverage", samples.coverage, ~known | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
 
@@ -112,12 +112,12 @@ def _between(column: str, values: Column, low: float, high: float) -> Iterator[R
 
 def _check_counts(samples: SampleColumns, manifest: Manifest) -> None:
     """Raises `CacheError` unless the manifest's counts by bucket and role match the table."""
-    there = np.bincount(samples.bucket.astype(np.int64) * len(ROLES) + samples.role,
-                        minlength=len(manifest.buckets) * len(ROLES)).reshape(-1, len(ROLES))
-    said = [[bucket[role] for role in ROLES] for bucket in manifest.document["buckets"]]
-    for size, mine, counts in zip(manifest.buckets, there.tolist(), said, strict=True):
-        if mine != counts:
-            raise CacheError(f"the sample table has {mine} samples of {size[0]}x{size[1]} ({', '.join(ROLES)}), "
+    actual = np.bincount(samples.bucket.astype(np.int64) * len(ROLES) + samples.role,
+                         minlength=len(manifest.buckets) * len(ROLES)).reshape(-1, len(ROLES))
+    stated = [[bucket[role] for role in ROLES] for bucket in manifest.document["buckets"]]
+    for size, expected, counts in zip(manifest.buckets, actual.tolist(), stated, strict=True):
+        if expected != counts:
+            raise CacheError(f"the sample table has {expected} samples of {size[0]}x{size[1]} ({', '.join(ROLES)}), "
                              f"expected {counts}, as in the manifest", hint=HINT)
 
 

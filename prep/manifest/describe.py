@@ -66,7 +66,7 @@ def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
         numbers = pc.indices_nonzero(ends).to_pylist()
     sources = range(len(audit.manifest.sources))
     labels = {name, *(label for source in sources for label in labels_of(source, name, audit.prefixes))}
-    findings = [one for one in audit.findings if one["path"] in labels]
+    findings = [row for row in audit.findings if row["path"] in labels]
     if not numbers and not findings:
         near = printable(suggest(name, column.to_pylist())) if len(column) <= SUGGEST_AMONG else ""
         raise UsageError(f"manifest has no sample '{printable(name)}', expected one of its {len(column)} names{near}",
@@ -124,8 +124,8 @@ class Keys:
 
 def _field(audit: OpenedManifest, name: str) -> dict[str, Any]:
     field = audit.manifest.fields[name]
-    mine = [shard["shapes"] for shard in audit.shards if shard["field"] == name]
-    shapes = {array: sorted({tuple(one[array]) for one in mine if array in one}) for array in field.arrays}
+    by_shard = [shard["shapes"] for shard in audit.shards if shard["field"] == name]
+    shapes = {array: sorted({tuple(each[array]) for each in by_shard if array in each}) for array in field.arrays}
     arrays = {array: {**described, "shapes": [list(shape) for shape in shapes[array]]}
               for array, described in field.arrays.items()}
     return {"rows": field.rows, "shards": field.shards, "bytes": field.bytes, "arrays": arrays}

@@ -59,7 +59,7 @@ class DiffSide:
         Empty bytes if a view has no mask. Raises `CacheError`.
         """
         samples, prompts = self.audit.samples, self.manifest.document["prompts"]
-        places = [prompts["unconditional"], *(one[name] for one in prompts["samples"]
+        places = [prompts["unconditional"], *(prompt[name] for prompt in prompts["samples"]
                                               for name in ("positive", "negative_row"))]
         texts = [np.append(samples.texts[name], [place[name] for place in places]) for name in ("shard", "row")]
         keys = partial(keys_at, self.audit.cache, [shard["digest"] for shard in self.audit.shards])
@@ -82,7 +82,7 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
     """
     notes: list[str] = []
     a, b = (_opened(manifest, notes) for manifest in (first, second))
-    one, other, names = first.document, second.document, names_of(first, second)
+    old, new, names = first.document, second.document, names_of(first, second)
     rows = None if a is None or b is None else _noted(lambda: _rows(a, b), notes)
     document: dict[str, Any] = {
         "format": "latentry/diff", "version": 1,
@@ -91,11 +91,11 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
         "model": _model(first, second),
         "fields": {name: _field(first, second, name, (rows or {}).get(name))
                    for name in sorted({*first.fields, *second.fields})},
-        "buckets": _buckets(one, other),
-        "counts": {role: {"a": one["samples"][role], "b": other["samples"][role]} for role in ROLES},
+        "buckets": _buckets(old, new),
+        "counts": {role: {"a": old["samples"][role], "b": new["samples"][role]} for role in ROLES},
         "samples": None if a is None or b is None else _noted(lambda: _samples(a, b, keys=rows is not None), notes),
         "prompts": _lists(*([{name: prompt[name] for name in ("prompt", "negative")}
-                             for prompt in each["prompts"]["samples"]] for each in (one, other))),
+                             for prompt in each["prompts"]["samples"]] for each in (old, new))),
         "findings": None if a is None or b is None else _noted(
             lambda: _lists(a.audit.findings, b.audit.findings), notes),
     }
@@ -122,10 +122,12 @@ def _differs(document: Mapping[str, Any]) -> bool:
     samples, findings = document["samples"] or {}, document["findings"] or {}
     fields = document["fields"].values()
     return bool(
-        document["model"] or document["buckets"] or any(one["a"] != one["b"] for one in document["counts"].values())
+        document["model"] or document["buckets"]
+        or any(entry["a"] != entry["b"] for entry in document["counts"].values())
         or any(samples.get(name) for name in ("added", "removed", "renamed", "changed"))
         or any(document["prompts"].values()) or any(findings.values())
-        or any(one["change"] or one["context"] or one["arrays"] or _rows_differ(one["rows"]) for one in fields))
+        or any(field["change"] or field["context"] or field["arrays"] or _rows_differ(field["rows"])
+               for field in fields))
 
 
 def _rows_differ(rows: Mapping[str, Any]) -> bool:
@@ -141,13 +143,13 @@ def _model(a: Manifest, b: Manifest) -> list[dict[str, Any]]:
                 "origin of latents": import_line(document["latents"]) or "encoded",
                 "vae": document["models"]["vae"], "text encoder": document["models"]["text"]}
 
-    found = _pairs(facts(a), facts(b), "what")
+    pairs = _pairs(facts(a), facts(b), "what")
     same_place = os.path.realpath(a.model) == os.path.realpath(b.model)
     # A path from where `prep encode` ran leads nowhere in a store.
     stored = a.in_store or b.in_store
     if a.document["model"] != b.document["model"] and not same_place and not stored:
-        found.append({"what": "model", "a": str(a.model), "b": str(b.model)})
-    return found
+        pairs.append({"what": "model", "a": str(a.model), "b": str(b.model)})
+    return pairs
 
 
 def _pairs(a: Mapping[str, Any], b: Mapping[str, Any], label: str) -> list[dict[str, Any]]:
@@ -159,26 +161,26 @@ def _field(a: Manifest, b: Manifest, name: str, rows: Mapping[str, int] | None) 
     old, new = a.fields.get(name), b.fields.get(name)
     counts = {"a": old.rows if old else 0, "b": new.rows if new else 0}
     unknown = dict.fromkeys(("shared", "added", "removed"))
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "change": "added" if old is None else "removed" if new is None else None, "context": [], "arrays": [],
         "rows": {**counts, **(rows or unknown)},
         "shards": {"a": old.shards if old else 0, "b": new.shards if new else 0},
         "bytes": {"a": old.bytes if old else 0, "b": new.bytes if new else 0},
     }
     if old is not None and new is not None:
-        found["context"] = [{**one, "words": _words(name, one)}
-                            for one in _pairs(_flat(old.context), _flat(new.context), "entry")]
-        found["arrays"] = _pairs({array: dict(told) for array, told in old.arrays.items()},
-                                 {array: dict(told) for array, told in new.arrays.items()}, "array")
-    return found
+        changes["context"] = [{**pair, "words": _words(name, pair)}
+                              for pair in _pairs(_flat(old.context), _flat(new.context), "entry")]
+        changes["arrays"] = _pairs({array: dict(facts) for array, facts in old.arrays.items()},
+                                   {array: dict(facts) for array, facts in new.arrays.items()}, "array")
+    return changes
 
 
 def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The entries of a context; entries of nested tables get dotted names."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in context.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
 
 
 def _words(field: str, change: Mapping[str, Any]) -> str:
@@ -194,13 +196,13 @@ def _spelled(value: Any) -> Any:
 
 def _rows(a: DiffSide, b: DiffSide) -> dict[str, dict[str, int]]:
     """By field, the number of rows (distinct keys) that are shared, added and removed. Raises `CacheError`."""
-    found = {}
+    rows = {}
     for field in a.keys:
         old, new = (np.unique(side.keys[field]) for side in (a, b))
         old, new = old[old != b""], new[new != b""]
         shared = len(np.intersect1d(old, new, assume_unique=True))
-        found[field] = {"shared": shared, "added": len(new) - shared, "removed": len(old) - shared}
-    return found
+        rows[field] = {"shared": shared, "added": len(new) - shared, "removed": len(old) - shared}
+    return rows
 
 
 def _samples(a: DiffSide, b: DiffSide, *, keys: bool) -> dict[str, Any]:
@@ -224,14 +226,14 @@ def sides_of(first: OpenedManifest, second: OpenedManifest) -> tuple[Side, Side]
 def _sides(a: DiffSide, b: DiffSide, *, keys: bool) -> tuple[Side, Side]:
     """With `keys` (they could be read) and equal key contexts, a different key means a different mask or caption."""
     def known(side: DiffSide, field: str) -> Column | None:
-        contexts = [one.manifest.fields[field].context for one in (a, b) if field in one.manifest.fields]
+        contexts = [each.manifest.fields[field].context for each in (a, b) if field in each.manifest.fields]
         return side.keys[field] if keys and len(contexts) == 2 and contexts[0] == contexts[1] else None
 
-    one, other = (
+    first, second = (
         Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
              masks=known(side, "mask"), texts=known(side, "text"))
         for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True))
-    return one, other
+    return first, second
 
 
 def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -243,8 +245,8 @@ def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]
         match = next((number for number in numbers if where is not None and old[number] == where), None)
         if match is not None and match not in same.values():
             same[place] = match
-    left = [number for number in numbers if number not in same.values()]
-    fresh = iter([*left, *range(len(old), len(old) + len(new))])
+    unpaired = [number for number in numbers if number not in same.values()]
+    fresh = iter([*unpaired, *range(len(old), len(old) + len(new))])
     return tuple(numbers), tuple(same[place] if place in same else next(fresh) for place in range(len(new)))
 
 
@@ -258,7 +260,7 @@ def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]
 
 def _lists(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Multiset difference of two lists: the items added in `b` and removed from `a`, sorted."""
-    counted = [Counter(canonical(one) for one in each) for each in (a, b)]
-    known = {canonical(one): dict(one) for each in (a, b) for one in each}
+    counted = [Counter(canonical(entry) for entry in each) for each in (a, b)]
+    known = {canonical(entry): dict(entry) for each in (a, b) for entry in each}
     return {"added": [known[spelled] for spelled in sorted((counted[1] - counted[0]).elements())],
             "removed": [known[spelled] for spelled in sorted((counted[0] - counted[1]).elements())]}

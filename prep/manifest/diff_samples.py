@@ -85,17 +85,18 @@ def compare_samples(a: Side, b: Side) -> dict[str, Any]:
     changed = [*_changed(a, b, *matched.same, ()), *_changed(a, b, *matched.moved, ("source",))]
     renamed = _changed(a, b, *matched.renamed, ("name",))
     before = a.samples.table["name"].take(pa.array(matched.renamed[0])).to_pylist()
-    moves = [{"from": old, "to": one["name"], "why": one["why"][1:]} for old, one in zip(before, renamed, strict=True)]
+    moves = [{"from": old, "to": sample["name"], "why": sample["why"][1:]}
+             for old, sample in zip(before, renamed, strict=True)]
     return {"a": len(a.samples), "b": len(b.samples), "added": b.names(matched.added),
-            "removed": a.names(matched.removed), "renamed": sorted(moves, key=lambda one: str(one["to"])),
-            "changed": sorted(changed, key=lambda one: str(one["name"]))}
+            "removed": a.names(matched.removed), "renamed": sorted(moves, key=lambda sample: str(sample["to"])),
+            "changed": sorted(changed, key=lambda sample: str(sample["name"]))}
 
 
 def match(a: Side, b: Side) -> Matched:
     """Pairs samples of `a` with the same samples of `b`."""
     names_a, names_b = _codes(a.samples.table["name"], b.samples.table["name"])
     left_a, left_b = np.arange(len(a.samples)), np.arange(len(b.samples))
-    found = []
+    pairs = []
     # Source numbers are small, so name and source fit in one integer.
     numbers_a, numbers_b = (np.array(side.sources, np.int64)[side.samples.source] for side in (a, b))
     width = 1 + max([*a.sources, *b.sources], default=0)
@@ -103,9 +104,9 @@ def match(a: Side, b: Side) -> Matched:
                            _codes_of_digests(a.samples.ids, b.samples.ids)):
         _, at_a, at_b = np.intersect1d(_counted(keys_a[left_a]), _counted(keys_b[left_b]), assume_unique=True,
                                        return_indices=True)
-        found.append((left_a[at_a], left_b[at_b]))
+        pairs.append((left_a[at_a], left_b[at_b]))
         left_a, left_b = np.delete(left_a, at_a), np.delete(left_b, at_b)
-    return Matched(same=found[0], moved=found[1], renamed=found[2], removed=left_a, added=left_b)
+    return Matched(same=pairs[0], moved=pairs[1], renamed=pairs[2], removed=left_a, added=left_b)
 
 
 def _changed(a: Side, b: Side, old: Column, new: Column, known: Sequence[str]) -> list[dict[str, Any]]:
@@ -122,18 +123,18 @@ def _changed(a: Side, b: Side, old: Column, new: Column, known: Sequence[str]) -
 
 def _reasons(a: Side, b: Side, old: Column, new: Column) -> Mapping[str, Column]:
     """By reason, which pairs differ."""
-    one, other = a.samples, b.samples
+    before, after = a.samples, b.samples
     digests = [_digests(side.samples.table["picture"])[numbers] for side, numbers in ((a, old), (b, new))]
     sizes = [np.array(side.buckets, np.int64).reshape(-1, 2)[side.samples.bucket[numbers]]
              for side, numbers in ((a, old), (b, new))]
     differ = {
         "picture": digests[0] != digests[1],
-        "size": (one.width[old] != other.width[new]) | (one.height[old] != other.height[new]),
+        "size": (before.width[old] != after.width[new]) | (before.height[old] != after.height[new]),
         "bucket": (sizes[0] != sizes[1]).any(axis=1),
         **_views(a, b, old, new), **_texts(a, b, old, new),
-        "role": one.role[old] != other.role[new],
-        "repeats": one.repeats[old] != other.repeats[new],
-        "weight": one.weight[old] != other.weight[new],
+        "role": before.role[old] != after.role[new],
+        "repeats": before.repeats[old] != after.repeats[new],
+        "weight": before.weight[old] != after.weight[new],
     }
     differ["placement"] &= ~(differ["bucket"] | differ["size"])  # a different bucket or size implies it
     differ["mask"] &= ~(differ["placement"] | differ["bucket"] | differ["size"])  # these change every mask
@@ -191,9 +192,9 @@ def _counted(keys: Column) -> Column:
     inner = keys[order]
     starts = np.flatnonzero(np.append(True, inner[1:] != inner[:-1])[: len(inner)])
     copy = np.arange(len(inner)) - np.repeat(starts, np.diff(np.append(starts, len(inner))))
-    found = np.empty(len(keys), np.int64)
-    found[order] = copy << 40 | inner  # below 2^40: names times sources
-    return found
+    counts = np.empty(len(keys), np.int64)
+    counts[order] = copy << 40 | inner  # below 2^40: names times sources
+    return counts
 
 
 def _digests(column: pa.ChunkedArray) -> Column:

@@ -151,10 +151,10 @@ def _check_moved(path: Place, cache: Place | None) -> None:
 
 def _with_tables(manifest: Manifest, fetch: bool, cache: Place | None) -> Manifest:
     """The manifest, whose cache is at `cache` now if that is given; with `fetch`, what a store has of its tables."""
-    found = replace(manifest, moved=cache and cache.absolute())
+    located = replace(manifest, moved=cache and cache.absolute())
     if fetch:
-        fetch_tables(found.cache, found.document["tables"].values())
-    return found
+        fetch_tables(located.cache, located.document["tables"].values())
+    return located
 
 
 def _fetched(path: Bucket, *, tables: bool) -> Manifest:
@@ -223,10 +223,10 @@ def _new(path: Place, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
     return manifest, data
 
 
-def check_model_named(manifest: Manifest, given: str | Path | None) -> None:
+def check_model_named(manifest: Manifest, named: str | Path | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
     model = manifest.model
-    if manifest.in_store and not given and isinstance(model, Path) and not model.is_dir():
+    if manifest.in_store and not named and isinstance(model, Path) and not model.is_dir():
         raise ModelError(f"{manifest.path} names the model {manifest.document['model']['path']}, which is a "
                          "directory where the cache was made",
                          hint="name the model on this computer, or its Hub id, with --model")

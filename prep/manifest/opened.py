@@ -46,13 +46,13 @@ class OpenedManifest:
     @cached_property
     def samples(self) -> SampleColumns:
         """The SAMPLES table; the places of its rows are checked if the SHARDS table can be read."""
-        found = read_samples(self.cache, self.manifest)
+        samples = read_samples(self.cache, self.manifest)
         try:
             facts = self._facts
         except CacheError:
-            return found  # reading `shards` raises it
-        check_places(self.manifest, facts, found)
-        return found
+            return samples  # reading `shards` raises it
+        check_places(self.manifest, facts, samples)
+        return samples
 
     @cached_property
     def findings_table(self) -> pa.Table:

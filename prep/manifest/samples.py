@@ -122,7 +122,7 @@ def build_samples(
             **{name: list(map(attrgetter(name), block)) for name in ("source", "repeats", "weight")},
             "views": _views(block, refs, shard_index), "texts": _texts(block, refs, shard_index),
         }
-        batches.append(pa.RecordBatch.from_arrays([_array(columns[one.name], one.type) for one in SAMPLES],
+        batches.append(pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in SAMPLES],
                                                   schema=SAMPLES))
     return pa.Table.from_batches(batches, schema=SAMPLES)
 
@@ -170,9 +170,9 @@ def _texts(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Map
 
 def _places(keys: Sequence[str | None], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> list[list[int]]:
     """Shard number and row of each key; -1 for `None`."""
-    found = [None if key is None else refs[key] for key in keys]
-    return [[-1 if ref is None else shard_index[ref.shard] for ref in found],
-            [-1 if ref is None else ref.row for ref in found]]
+    places = [None if key is None else refs[key] for key in keys]
+    return [[-1 if ref is None else shard_index[ref.shard] for ref in places],
+            [-1 if ref is None else ref.row for ref in places]]
 
 
 def _lists(lengths: Sequence[int] | Column, columns: Sequence[Any], kind: pa.ListType) -> pa.Array:

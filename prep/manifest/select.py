@@ -100,13 +100,13 @@ class Selector:
         for test in self._tests(query):  # the search comes last
             fits &= test()
         order = self._order(query.sort, query.descending)
-        found = order[fits[order]]
+        selected = order[fits[order]]
         with self._lock:
             if losses is self.losses:
-                self._known[query] = found
+                self._known[query] = selected
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
-        return found
+        return selected
 
     def _tests(self, query: Query) -> list[Callable[[], Column]]:
         samples = self.samples
@@ -136,19 +136,19 @@ class Selector:
     @cached_property
     def _texts(self) -> list[tuple[LowerCase, LowerCase, Column]]:
         """By chunk of the table: names, captions, and the number of the first caption of each sample."""
-        table, found = self.samples.table, []
+        table, searched = self.samples.table, []
         for names, texts in zip(table["name"].chunks, table["texts"].chunks, strict=True):
             if len(names):
                 counts = pc.list_value_length(texts).to_numpy()
                 captions = pc.struct_field(pc.list_flatten(texts), "caption")
-                found.append((LowerCase(names), LowerCase(captions), np.cumsum(counts) - counts))
-        return found
+                searched.append((LowerCase(names), LowerCase(captions), np.cumsum(counts) - counts))
+        return searched
 
     def _with_text(self, text: str) -> Column:
         needle = pc.utf8_lower(pa.scalar(text)).as_py().encode()
-        found = [names.contain(needle) | np.logical_or.reduceat(captions.contain(needle), starts)
-                 for names, captions, starts in self._texts]
-        return np.concatenate([np.empty(0, bool), *found])
+        matches = [names.contain(needle) | np.logical_or.reduceat(captions.contain(needle), starts)
+                   for names, captions, starts in self._texts]
+        return np.concatenate([np.empty(0, bool), *matches])
 
     # ---- findings ----------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Selector:
     def codes(self) -> dict[str, int]:
         """The number of findings by code, sorted by code."""
         counted = pc.value_counts(self.findings["code"].combine_chunks())
-        return dict(sorted((one["values"], one["counts"]) for one in counted.to_pylist()))
+        return dict(sorted((count["values"], count["counts"]) for count in counted.to_pylist()))
 
     def findings_with(self, code: str) -> pa.Table:
         """The findings of a code, or all of them for ""."""
@@ -175,8 +175,8 @@ class Selector:
         """The findings about a sample, as documents."""
         name, source = self.samples.name(sample), int(self.samples.source[sample])
         labels = pa.array([name, *labels_of(source, name, self._listed.prefixes)])
-        found: list[dict[str, str]] = self.findings.filter(pc.is_in(self.findings["path"], labels)).to_pylist()
-        return found
+        findings: list[dict[str, str]] = self.findings.filter(pc.is_in(self.findings["path"], labels)).to_pylist()
+        return findings
 
     def _with_finding(self, code: str) -> Column:
         """Samples by the paths of findings: names, or labels, which begin with their source's prefix."""
@@ -186,11 +186,11 @@ class Selector:
         for path in paths:
             for source, name in sources_of(path, prefixes):
                 by_source.setdefault(source, []).append(name)
-        found = np.zeros(len(self.samples), bool)
+        matches = np.zeros(len(self.samples), bool)
         for number, names in by_source.items():
             named = pc.is_in(self.samples.table["name"], pa.array(names, pa.string())).to_numpy()
-            found |= named if number is None else named & (self.samples.source == number)
-        return found
+            matches |= named if number is None else named & (self.samples.source == number)
+        return matches
 
     def samples_of(self, paths: Sequence[str]) -> dict[str, int]:
         """The first sample of each of a few paths of findings; those of no sample, such as rejected pictures, are left
@@ -204,8 +204,8 @@ class Selector:
             name = self.samples.name(number)
             near.setdefault((int(self.samples.source[number]), name), number)
             near.setdefault((None, name), number)
-        found = {path: near.get(key, near.get((None, path))) for path, key in named.items()}
-        return {path: number for path, number in found.items() if number is not None}
+        samples = {path: near.get(key, near.get((None, path))) for path, key in named.items()}
+        return {path: number for path, number in samples.items() if number is not None}
 
     # ---- order -------------------------------------------------------------------------------------------------------
 
@@ -254,12 +254,12 @@ class LowerCase:
 
     def contain(self, needle: bytes) -> Column:
         """Which of the strings contain `needle`, UTF-8 in lower case."""
-        found = np.zeros(len(self._bounds) - 1, bool)
+        contained = np.zeros(len(self._bounds) - 1, bool)
         places = self._places(needle)
         owners = np.searchsorted(self._bounds, places, side="right") - 1
         inside = places + len(needle) <= self._bounds[owners + 1]  # and not across the end of a string
-        found[owners[inside]] = True
-        return found
+        contained[owners[inside]] = True
+        return contained
 
     def _places(self, needle: bytes) -> Column:
         """Where `needle` begins."""
@@ -271,10 +271,10 @@ class LowerCase:
         if at < 0:
             return np.array(places, np.int64)
         data = np.frombuffer(self._data, np.uint8)  # so many that comparing every byte is quicker
-        found = np.flatnonzero(data[:len(data) - len(needle) + 1] == needle[0])
+        hits = np.flatnonzero(data[:len(data) - len(needle) + 1] == needle[0])
         for place, byte in enumerate(needle[1:], 1):
-            found = found[data[found + place] == byte]
-        return found
+            hits = hits[data[hits + place] == byte]
+        return hits
 
 
 def _parts(strings: pa.Array) -> tuple[Column, bytes]:

@@ -54,7 +54,7 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
     """The rows of a SHARDS table. Raises `CacheError` for the first invalid row."""
     if len(table) > MOST_SHARDS:
         raise CacheError(f"the shard table has {len(table)} rows, expected at most {MOST_SHARDS}", hint=HINT)
-    found: list[ShardFacts] = []
+    shards: list[ShardFacts] = []
     before = ("", "")
     for number, row in enumerate(table.to_pylist()):
         try:
@@ -64,8 +64,8 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
         except Unparsed as error:
             raise CacheError(f"row {number} of the shard table is not valid: {error}", hint=HINT) from None
         before = (facts.field, facts.digest)
-        found.append(facts)
-    return tuple(found)
+        shards.append(facts)
+    return tuple(shards)
 
 
 def manifests_for(shards: int, table: int) -> int:
@@ -75,18 +75,18 @@ def manifests_for(shards: int, table: int) -> int:
 
 def keys_at(cache: Cache, digests: Sequence[str], shard: Column, row: Column) -> Column:
     """The keys (S32) of rows given as shard number and row; empty bytes where the number is -1. Raises `CacheError`."""
-    found = np.zeros(len(shard), KEY)
+    result = np.zeros(len(shard), KEY)
     ensure_headers(cache, [digests[number] for number in np.unique(shard).tolist() if number >= 0])
     order = np.argsort(shard, kind="stable")
     numbers, starts = np.unique(shard[order], return_index=True)
-    for number, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+    for number, own in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
         if number >= 0:
             keys = np.frombuffer(read_keys(cache, digests[number]).tobytes(), KEY)
-            if len(keys) <= row[mine].max():
-                raise CacheError(f"shard {digests[number]} has {len(keys)} rows, expected more than {row[mine].max()}",
+            if len(keys) <= row[own].max():
+                raise CacheError(f"shard {digests[number]} has {len(keys)} rows, expected more than {row[own].max()}",
                                  hint=HINT)
-            found[mine] = keys[row[mine]]
-    return found
+            result[own] = keys[row[own]]
+    return result
 
 
 def _facts(row: Mapping[str, Any]) -> ShardFacts:

@@ -82,16 +82,16 @@ def latent_statistics(audit: OpenedManifest, tick: Tick, *, most_bytes: int = MO
     return _joined(audit.manifest, fine, [parts[number] for number in fine], wrong, tuple(sorted(damaged)))
 
 
-def outliers(found: LatentStatistics) -> list[Outlier]:
+def outliers(statistics: LatentStatistics) -> list[Outlier]:
     """The samples with a modified z-score beyond 3.5 in some channel's mean or deviation, the farthest first.
 
     M = 0.6745 (x - median) / MAD, of the means, and of the logarithms of the standard deviations, in each channel
     (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993; NIST/SEMATECH e-Handbook 1.3.5.17).
     """
-    if len(found.samples) < FEWEST:
+    if len(statistics.samples) < FEWEST:
         return []
-    logs = np.log(np.maximum(found.stds_NC, 1e-12))
-    scores = np.stack([modified_z(found.means_NC), modified_z(logs)], axis=-1)  # [N, C, 2]
+    logs = np.log(np.maximum(statistics.stds_NC, 1e-12))
+    scores = np.stack([modified_z(statistics.means_NC), modified_z(logs)], axis=-1)  # [N, C, 2]
     flat = np.abs(scores).reshape(len(scores), -1)
     worst = flat.argmax(axis=1)
     listed = []
@@ -99,8 +99,8 @@ def outliers(found: LatentStatistics) -> list[Outlier]:
         channel, of = divmod(int(worst[place]), 2)
         if flat[place, worst[place]] <= NOTABLE:
             break
-        values = (found.means_NC, found.stds_NC)[of][:, channel]
-        listed.append(Outlier(sample=int(found.samples[place]), channel=channel, value=float(values[place]),
+        values = (statistics.means_NC, statistics.stds_NC)[of][:, channel]
+        listed.append(Outlier(sample=int(statistics.samples[place]), channel=channel, value=float(values[place]),
                               what=("mean", "standard deviation")[of], usual=float(np.median(values)),
                               score=float(scores[place, channel, of])))
     return listed
@@ -117,10 +117,10 @@ def modified_z(values_NC: Floats) -> Floats:
 
 def _chosen(audit: OpenedManifest, most_bytes: int) -> np.ndarray[Any, Any]:
     """Samples whose latents take at most `most_bytes`, evenly spread; all, if they fit."""
-    mine = [shard for shard in audit.shards if shard["field"] == "latent" and "latent" in shard["shapes"]]
+    shards = [shard for shard in audit.shards if shard["field"] == "latent" and "latent" in shard["shapes"]]
     size = sum(shard["rows"] * ITEM_BYTES[shard["dtypes"]["latent"]] * math.prod(shard["shapes"]["latent"])
-               for shard in mine)
-    count, rows = len(audit.samples), sum(shard["rows"] for shard in mine)
+               for shard in shards)
+    count, rows = len(audit.samples), sum(shard["rows"] for shard in shards)
     fits = max(1, most_bytes * rows // max(size, 1))
     return np.unique(np.linspace(0, count - 1, min(count, fits)).round().astype(np.int64))
 
@@ -133,15 +133,15 @@ def _batches(audit: OpenedManifest, reader: Reader, chosen: np.ndarray[Any, Any]
     shards, rows = columns.views["latent_shard"][first], columns.views["latent_row"][first]
     order = np.lexsort((rows, shards))
     for shard in np.unique(shards):
-        mine = order[shards[order] == shard]
+        members = order[shards[order] == shard]
         try:
             spec, _ = reader.array_info(digests[shard], "latent")
         except (CacheError, IndexError):
-            damaged += chosen[mine].tolist()
+            damaged += chosen[members].tolist()
             continue
         size = max(1, BATCH // spec.row_bytes)
-        for start in range(0, len(mine), size):
-            some = mine[start:start + size]
+        for start in range(0, len(members), size):
+            some = members[start:start + size]
             refs = [RowRef(shard=digests[shard], row=int(rows[place])) for place in some]
             out = np.empty((len(refs), spec.row_bytes), np.uint8)
             fine = _read(reader, out, refs)

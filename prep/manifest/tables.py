@@ -115,5 +115,5 @@ def build_shards(rows: list[dict[str, Any]]) -> pa.Table:
 
 def build_findings(findings: list[Finding]) -> pa.Table:
     """The FINDINGS table, sorted by path, code, severity, detail."""
-    rows = sorted((found.path, found.code, found.severity, found.detail) for found in findings)
+    rows = sorted((finding.path, finding.code, finding.severity, finding.detail) for finding in findings)
     return pa.Table.from_pylist([dict(zip(FINDINGS.names, row, strict=True)) for row in rows], schema=FINDINGS)

@@ -47,7 +47,7 @@ class Unencoded:
         first = 0
         for batch in self.samples.table.to_batches():
             parts, at = [], 0
-            for number in sorted(one for one in rows if first <= one < first + len(batch)):
+            for number in sorted(row for row in rows if first <= row < first + len(batch)):
                 parts += [batch.slice(at, number - first - at), *rows[number].to_batches()]
                 at = number - first + 1
             whole = pa.Table.from_batches([*parts, batch.slice(at)]).combine_chunks().to_batches() if parts else [batch]
@@ -70,4 +70,4 @@ def _table(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping
 
 
 def _findings(findings: Iterable[Finding]) -> pa.Table:
-    return pa.Table.from_pylist([one.as_json() for one in findings], schema=FINDINGS)
+    return pa.Table.from_pylist([finding.as_json() for finding in findings], schema=FINDINGS)

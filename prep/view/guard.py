@@ -108,10 +108,10 @@ class Guard:
 
     def _unposted(self, headers: dict[bytes, list[bytes]]) -> tuple[int, str] | None:
         """Why a POST goes no further, beyond what holds for every request."""
-        given, size = headers.get(EDIT_HEADER, []), headers.get(b"content-length", [])
+        tokens, size = headers.get(EDIT_HEADER, []), headers.get(b"content-length", [])
         if not headers.get(b"origin") or headers.get(b"sec-fetch-site", [b"same-origin"]) != [b"same-origin"]:
             return 403, "Only a page of this server can send something."
-        if len(given) != 1 or not secrets.compare_digest(given[0], self._edit_token):
+        if len(tokens) != 1 or not secrets.compare_digest(tokens[0], self._edit_token):
             return 403, "The token of the page is missing, or of another start of prep view: load the page again."
         if len(size) != 1 or not size[0].isdigit() or headers.get(b"transfer-encoding"):
             return 411, "The size of what is sent is missing."

@@ -27,8 +27,8 @@ class Memory:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-            mine = self._making.setdefault(key, Lock())
-        with mine:
+            making = self._making.setdefault(key, Lock())
+        with making:
             with self._lock:
                 if key in self._known:
                     return self._known[key]

@@ -45,16 +45,16 @@ def list_page(site: Site, query: Query, page: int) -> str:
     pages = max(1, -(-len(selected) // CARDS))
     page = min(page, pages - 1)
     shown = selected[page * CARDS:(page + 1) * CARDS].tolist()
-    given = address(query, data.buckets)
+    query_string = address(query, data.buckets)
     return site.render(
-        "list.html", query=query, given=given, edit_token=site.edit_token,
-        queried=query_fields(given), wording=None, filtered=query != Query(text=query.text),
+        "list.html", query=query, given=query_string, edit_token=site.edit_token,
+        queried=query_fields(query_string), wording=None, filtered=query != Query(text=query.text),
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if data.roles[role]],
         buckets=[(format_size(size), count) for size, count in zip(data.buckets, data.crowds, strict=True)],
         sources=[_source(path) for path in data.sources], facts=data.facts, total=len(data.selector.samples),
         count=len(selected), first=page * CARDS + 1, cards=with_form(site, {
-            number: card_of(site, data, number, given=given, facts=loss_of(hard, number)) for number in shown}),
+            number: card_of(site, data, number, query=query_string, facts=loss_of(hard, number)) for number in shown}),
         low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
         notes=data.notes, next=data.next,
         pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.buckets, page=other + 1)}"))
@@ -65,13 +65,13 @@ def sample_page(site: Site, number: int, query: Query) -> str:
     hard, data = site.hardness(), site.data
     row, selected = data.describe(number), data.selector.select(query)
     places = np.flatnonzero(selected == number)
-    given, at = address(query, data.buckets), int(places[0]) if len(places) else None
+    query_string, at = address(query, data.buckets), int(places[0]) if len(places) else None
     back = address(query, data.buckets, page=1 + (at or 0) // CARDS)
     weights = sum(text["weight"] for text in row["texts"])
     return site.render(
         "sample.html", number=number, row=row, at=at, count=len(selected), back=f"{site.base}/{back}",
-        before=None if not at else f"{site.base}/sample/{selected[at - 1]}{given}",
-        after=None if at is None or at + 1 == len(selected) else f"{site.base}/sample/{selected[at + 1]}{given}",
+        before=None if not at else f"{site.base}/sample/{selected[at - 1]}{query_string}",
+        after=None if at is None or at + 1 == len(selected) else f"{site.base}/sample/{selected[at + 1]}{query_string}",
         picture=_picture(site, number, row), losses=loss_chart(site, number),
         facts=[*_sample_facts(row, data.sources[row["source"]]), *facts_of_run(hard, number)],
         findings=findings_table(data.selector.findings_of(number)),
@@ -88,8 +88,8 @@ def findings_page(site: Site, code: str, page: int) -> str:
     page = min(page, pages - 1)
 
     def link(other: int) -> str:
-        given = {name: value for name, value in (("code", code), ("page", other + 1)) if value}
-        return f"{site.base}/findings?{urlencode(given)}"
+        values = {name: value for name, value in (("code", code), ("page", other + 1)) if value}
+        return f"{site.base}/findings?{urlencode(values)}"
 
     shown = chosen.slice(page * ROWS, ROWS).to_pylist()
     return site.render("findings.html", code=code, meaning=CODES[code] if code else None, count=len(chosen),

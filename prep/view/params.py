@@ -24,10 +24,10 @@ _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _RATIO = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 
-def query_of(given: Iterable[tuple[str, str]], buckets: Sequence[Size], sources: int) -> Query:
+def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[Size], sources: int) -> Query:
     """The query of (name, value) pairs; empty values and `page` say nothing. Raises `Unparsed`."""
     values: dict[str, str] = {}
-    for name, value in given:
+    for name, value in parameters:
         if name == "page":
             continue
         one_of(name, NAMES, "a name in the address")
@@ -54,8 +54,8 @@ def address(query: Query, buckets: Sequence[Size], *, page: int = 1) -> str:
         "to": _spelled(query.high), "loss": "" if query.hard is None else f"{query.hard:.3f}".rstrip("0").rstrip("."),
         "sort": query.sort if query.sort != SORTS[0] else "",
         "order": "down" if query.descending else "", "page": page if page > 1 else ""}
-    given = {name: value for name, value in values.items() if value not in ("", None)}
-    return f"?{urlencode(given)}" if given else ""
+    parameters = {name: value for name, value in values.items() if value not in ("", None)}
+    return f"?{urlencode(parameters)}" if parameters else ""
 
 
 def number_of(text: str, name: str, most: int) -> int:

@@ -34,9 +34,9 @@ class RunFiles:
     def __init__(self, folder: Path, samples: SampleColumns, memory: Memory) -> None:
         self.folder = folder
         self._memory, self._ids = memory, samples.ids
-        log, kept = folder / events.NAME, folder / losses.NAME
+        log, losses_file = folder / events.NAME, folder / losses.NAME
         self._history = Fresh(log, lambda: read_history(events.read_events(log)))
-        self._losses = Fresh(kept, lambda: self._compared(read_losses(kept)))
+        self._losses = Fresh(losses_file, lambda: self._compared(read_losses(losses_file)))
 
     @property
     def history(self) -> History:
@@ -62,8 +62,8 @@ class RunFiles:
     def losses_of(self, sample: int) -> list[tuple[int, float]]:
         """Step and loss of each showing of a sample, up to the same time as `hardness`. Raises `CacheError`."""
         records = self._losses.value()[1]
-        mine = records[records["id"] == short_ids(self._ids[sample:sample + 1])[0]]
-        return list(zip(mine["step"].tolist(), mine["loss"].astype(float).tolist(), strict=True))
+        own = records[records["id"] == short_ids(self._ids[sample:sample + 1])[0]]
+        return list(zip(own["step"].tolist(), own["loss"].astype(float).tolist(), strict=True))
 
     def _compared(self, records: Records) -> tuple[Hardness, Records]:
         return hardness(records, self._ids), records

@@ -43,7 +43,7 @@ def page_of_run(site: Site, run: RunFiles) -> str:
     worst = data.selector.select(Query(sort="loss", descending=True))[:min(WORST, shown)].tolist()
     page = run_page(
         history, state, films=films, films_note=note if films else NO_PICTURES,
-        worst=[card_of(site, data, number, given="?sort=loss&order=down", facts=loss_of(hard, number))
+        worst=[card_of(site, data, number, query="?sort=loss&order=down", facts=loss_of(hard, number))
                for number in worst],
         worst_note="" if shown else "The run has no losses of samples of this manifest yet.")
     return site.render(

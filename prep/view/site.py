@@ -63,20 +63,20 @@ class Site:
         """How hard each sample was for the run until now, which the selector then knows, too."""
         if self.run is None:
             return None
-        found = self.run.hardness
-        self.selector.learn(found.ratio)
-        return found
+        hard = self.run.hardness
+        self.selector.learn(hard.ratio)
+        return hard
 
 
-def card_of(site: Site, data: Data, number: int, *, given: str = "", facts: Sequence[str] = ()) -> Card:
-    """Makes the card of a sample, with a link to its page; `given` is the query string of the list."""
+def card_of(site: Site, data: Data, number: int, *, query: str = "", facts: Sequence[str] = ()) -> Card:
+    """Makes the card of a sample, with a link to its page; `query` is the query string of the list."""
     samples = data.selector.samples
     coverage = float(samples.coverage[number])
     return sample_card(
         Shot(name=samples.name(number), address=f"{site.base}/thumbnail/{number}", lazy=True),
         role=ROLES[samples.role[number]], size=(int(samples.width[number]), int(samples.height[number])),
         bucket=data.buckets[samples.bucket[number]], captions=samples.captions(number), most=1, letters=LETTERS,
-        coverage=None if np.isnan(coverage) else coverage, facts=facts, link=f"{site.base}/sample/{number}{given}")
+        coverage=None if np.isnan(coverage) else coverage, facts=facts, link=f"{site.base}/sample/{number}{query}")
 
 
 def loss_of(hard: Hardness | None, number: int) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ class Editor:
             for entry in self.log.entries():  # the newest first
                 last.setdefault((entry.kind, entry.place), entry.after)
                 first[entry.kind, entry.place] = entry.before
-        return {kind: sum(found[0] == kind and first[found] != last[found] for found in last) for kind in KINDS}
+        return {kind: sum(key[0] == kind and first[key] != last[key] for key in last) for kind in KINDS}
 
     def _captions(self, sent: Sent) -> bytes:
         """The file of captions. Raises `Refused`."""

@@ -70,19 +70,19 @@ def plan_of(site: Site, query: Query, wording: Rewording) -> Plan:
 def replace_page(site: Site, query: Query, wording: Rewording) -> str:
     """The captions that a rewording changes, before and after; nothing is saved."""
     data, planned = site.data, plan_of(site, query, wording)
-    given = address(query, data.buckets)
-    asked = [*query_fields(given), *zip(REWORDING, astuple(wording), strict=True)]
+    query_string = address(query, data.buckets)
+    fields = [*query_fields(query_string), *zip(REWORDING, astuple(wording), strict=True)]
     return site.render(
-        "replace.html", given=given, queried=query_fields(given), wording=wording, plan=planned,
-        edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(asked)}",
+        "replace.html", given=query_string, queried=query_fields(query_string), wording=wording, plan=planned,
+        edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(fields)}",
         undo=f"{site.base}/replace/undo",
         cards=[replace(card_of(site, data, change.sent.number), captions=(), more_captions=0, facts=(), part=None,
                        words=compared(change.before, change.after)) for change in planned.changes[:ROWS]])
 
 
-def query_fields(given: str) -> list[tuple[str, str]]:
+def query_fields(query: str) -> list[tuple[str, str]]:
     """The names and values of a query string."""
-    return parse_qsl(given.removeprefix("?"))
+    return parse_qsl(query.removeprefix("?"))
 
 
 def edits_page(site: Site, cost: Cost | None) -> str:

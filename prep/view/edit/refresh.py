@@ -28,10 +28,11 @@ def refreshed(survey: Survey, item: Item, kind: str, path: Path | None) -> Surve
     """The survey after the caption or mask (`kind`) of an item was written to `path`, or its file removed (`None`)."""
     shared = edited_name(item.label, CAPTION_END)
     stem = shared.removesuffix(CAPTION_END)  # compared first, since there may be a million
-    mine = {known.item.label: known for known in survey.items
-            if known.item.label.startswith(stem) and edited_name(known.item.label, CAPTION_END) == shared}
+    by_label = {known.item.label: known for known in survey.items
+                if known.item.label.startswith(stem) and edited_name(known.item.label, CAPTION_END) == shared}
     facts = Memo(None)  # what was just written is not at rest
-    again = _listed(survey, set(mine)) if path is None else [_with(known.item, kind, path) for known in mine.values()]
+    again = _listed(survey, set(by_label)) if path is None else [
+        _with(known.item, kind, path) for known in by_label.values()]
     read = {item.label: result for item, result in zip(again, ingest_items(again, survey.asked, facts, jobs=1),
                                                        strict=True)}
     bad = [result for result in read.values() if isinstance(result, Finding)]
@@ -41,12 +42,13 @@ def refreshed(survey: Survey, item: Item, kind: str, path: Path | None) -> Surve
     with suppress(ConfigError):  # the last mask is gone, but crops need one: they stay as they were
         recipe = settle_masks(survey.asked, items)
     renewed = [result for result in read.values() if isinstance(result, KnownItem)]
-    coverage = {label: part for label, part in survey.coverage.items() if label not in mine}
+    coverage = {label: part for label, part in survey.coverage.items() if label not in by_label}
     coverage |= coverage_of(recipe, renewed, facts, jobs=1, progress=silent)
-    left = [finding for finding in survey.findings if finding.path not in mine or finding.code not in STALE[kind]]
-    said = [note for item in renewed for note in _notes(item)] if kind == "caption" else []
+    findings = [finding for finding in survey.findings
+                if finding.path not in by_label or finding.code not in STALE[kind]]
+    notes = [note for item in renewed for note in _notes(item)] if kind == "caption" else []
     return replace(survey, recipe=recipe, items=items, coverage=coverage, rejected=survey.rejected + len(bad),
-                   findings=(*left, *bad, *said))
+                   findings=(*findings, *bad, *notes))
 
 
 def _with(item: Item, kind: str, path: Path) -> Item:

@@ -58,8 +58,8 @@ def _replaced(site: Site, *, back: bool) -> Callable[[Request], Response]:
         try:
             if back:
                 return PlainTextResponse(replace_captions.undo(site.editor, plan))
-            found = plan_of(site, *_replacing(site, request))
-            return PlainTextResponse(replace_captions.save(site.editor, found, plan))
+            replacements = plan_of(site, *_replacing(site, request))
+            return PlainTextResponse(replace_captions.save(site.editor, replacements, plan))
         except Refused as error:
             return PlainTextResponse(error.message, error.status)
 

@@ -80,8 +80,8 @@ def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs
     masks = [(item.item.label, blob) for item in items if (blob := mask_of(recipe, item)) is not None]
     if not masks:
         return {}
-    found = _facts_of(masks, KINDS[recipe.mask_origin], "masks", facts, jobs=jobs, progress=progress)
-    return {label: fact["mean"] for label, fact in found if fact["mean"] is not None}
+    means = _facts_of(masks, KINDS[recipe.mask_origin], "masks", facts, jobs=jobs, progress=progress)
+    return {label: fact["mean"] for label, fact in means if fact["mean"] is not None}
 
 
 def _facts_of(files: Sequence[tuple[str, Blob]], kind: str, what: str, facts: Memo, *, jobs: int,

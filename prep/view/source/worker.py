@@ -38,31 +38,31 @@ class Wanted:
 UNDECODABLE = b"undecodable"  # instead of a picture
 
 
-def make(asked: Wanted) -> bytes:
+def make(question: Wanted) -> bytes:
     """A JPEG or a PNG; `UNDECODABLE` for a picture that is, b"" for such a mask, and for a file that is another one by
     now."""
     try:
-        data = read_blob(asked.blob.blob())
-        return _made(asked, data) if digest_bytes(data) == asked.digest else b""
+        data = read_blob(question.blob.blob())
+        return _made(question, data) if digest_bytes(data) == question.digest else b""
     except BadPicture:
-        return UNDECODABLE if asked.what in ("small", "view") else b""
+        return UNDECODABLE if question.what in ("small", "view") else b""
     except (OSError, MemoryError):
         return b""
 
 
-def _made(asked: Wanted, data: bytes) -> bytes:
-    place = Placement(scaled=asked.scaled, crop=asked.crop, bucket=asked.bucket, flip=asked.flip)
-    if asked.what == "small":
-        return encode_jpeg(shrink(decode_picture(data, alpha=asked.alpha), asked.side))
-    if asked.what == "view":
-        return encode_png(scale_and_crop(decode_picture(data, alpha=asked.alpha), place))
-    mask = alpha_of(data) if asked.transparency else decode_mask(data)
-    if asked.what == "paint":
-        return encode_png(scaled(np.asarray(mask), shrunk_size(mask.size, asked.side)))
+def _made(question: Wanted, data: bytes) -> bytes:
+    place = Placement(scaled=question.scaled, crop=question.crop, bucket=question.bucket, flip=question.flip)
+    if question.what == "small":
+        return encode_jpeg(shrink(decode_picture(data, alpha=question.alpha), question.side))
+    if question.what == "view":
+        return encode_png(scale_and_crop(decode_picture(data, alpha=question.alpha), place))
+    mask = alpha_of(data) if question.transparency else decode_mask(data)
+    if question.what == "paint":
+        return encode_png(scaled(np.asarray(mask), shrunk_size(mask.size, question.side)))
     if not fits_scaled(mask.size, place.scaled):
         return b""
     pixels = place_mask(mask, place, 1)
-    return encode_shade(pixels) if asked.what == "shade" else encode_png(pixels)
+    return encode_shade(pixels) if question.what == "shade" else encode_png(pixels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +73,23 @@ class Painted:
     size: Size
 
 
-def mask_of_painted(asked: Painted) -> bytes:
+def mask_of_painted(question: Painted) -> bytes:
     """A gray PNG of the picture's size; b"" for what is no PNG, or of another shape."""
     try:
-        header = read_header(asked.data)
-        if header.format != "PNG" or max(header.size) > max(asked.size):
+        header = read_header(question.data)
+        if header.format != "PNG" or max(header.size) > max(question.size):
             return b""
-        return encode_png(read_mask(asked.data, asked.size))
+        return encode_png(read_mask(question.data, question.size))
     except (MemoryError, BadPicture):
         return b""
 
 
-def _paint(asked: Painted) -> Iterator[bytes]:
-    yield mask_of_painted(asked)
+def _paint(question: Painted) -> Iterator[bytes]:
+    yield mask_of_painted(question)
 
 
-def _make(asked: Wanted) -> Iterator[bytes]:
-    yield make(asked)
+def _make(question: Wanted) -> Iterator[bytes]:
+    yield make(question)
 
 
 MAKE = Task(name="make", question=Wanted, part=bytes, work=_make)
