@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -12,11 +13,16 @@ from prep.fs.place import (
     is_directory,
     is_file,
     is_here,
+    is_link,
     local_of,
+    movable_name,
     place_below,
     place_of,
+    real_name,
+    relative_name,
     require_disk,
     require_here,
+    shortest_name,
 )
 from prep.fs.remote.bucket import Bucket
 
@@ -54,6 +60,35 @@ def test_both_kinds_have_the_names_of_a_path(make):
     assert place.parts[-3:] == ("a", "b", "x.tar.gz") and len({place, make(("a", "b", "x.tar.gz"))}) == 1
     with pytest.raises(ValueError, match="a/b"):
         above.relative_to(place)
+
+
+def test_a_path_in_a_document_leads_on_in_its_store():
+    assert place_below(AT.parent, "../cache") == Bucket("s3", "bucket", "a/cache")
+    assert place_below(AT.parent, "s3://other/x") == Bucket("s3", "other", "x")
+    assert AT.parent.follow("s3://bucket/x") is None, "it is no relative path"
+    with pytest.raises(PathError, match=r"\.\./\.\./\.\./x leads out of the bucket of s3://bucket/a/b$"):
+        place_below(AT.parent, "../../../x")
+
+
+def test_documents_name_places(tmp_path, monkeypatch):
+    """Relative to themselves, in a store to the working directory; what is in a store by its URL, or if it shall move
+    with the document relative, too."""
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "m.json"
+    assert relative_name(tmp_path / "x" / "c", here) == movable_name(tmp_path / "x" / "c", here) == "x/c"
+    assert relative_name(tmp_path / "x", AT) == "x" and relative_name(tmp_path / "a:b", here) == "./a:b"
+    assert relative_name(tmp_path / "a\\b", here) is None
+    assert relative_name(AT, here) == movable_name(AT, here) == relative_name(AT, AT) == str(AT)
+    assert movable_name(AT.parent.parent / "cache", AT) == "../cache"
+
+
+def test_a_place_as_a_person_types_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shortest_name(tmp_path / "photos") == "photos" and shortest_name(Path("/x")) == "/x"
+    assert shortest_name(AT) == real_name(AT) == str(AT)
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    assert real_name(Path("link")) == os.path.realpath(tmp_path / "photos")
+    assert is_link(Path("link")) and not is_link(tmp_path) and not is_link(AT)
 
 
 def test_a_whole_bucket():
