@@ -85,16 +85,16 @@ def _named(setup: Setup) -> tuple[str, bool]:
     """The name of the base model, and whether it is a Hub's: a directory's path is left out."""
     named = setup.request.model or setup.manifest.model
     local = isinstance(named, Path) or Path(named).is_dir()
-    return (setup.model.name if local else str(named)), not local
+    return (setup.model.path.name if local else str(named)), not local
 
 
 def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
     """Title and value of each line of the table."""
     config, settings, plan = setup.config, setup.config.result, setup.plan
     yield "Base model", f"{escaped(_named(setup)[0])} ({escaped(labels_of(setup).architecture)})"
-    for part, digest in sorted({**setup.base, **setup.manifest.document["models"]}.items()):
+    for part, digest in sorted({**setup.model.base, **setup.manifest.document["models"]}.items()):
         yield f"Fingerprint of {part}", f"`{digest}`"
-    for part, digest in sorted(setup.others.items()):  # accepted, though another one made the cache
+    for part, digest in sorted(setup.model.others.items()):  # accepted, though another one made the cache
         yield f"Fingerprint of {part}, as the base model has it", f"`{digest}`"
     if config.method == "lora":
         kind = "DoRA" if config.lora.dora else "PiSSA" if config.lora.init == "pissa" else KINDS[config.lora.kind]
@@ -122,7 +122,7 @@ def _facts(setup: Setup, step: int) -> Iterator[tuple[str, str]]:
 
 def _use(setup: Setup, result: str) -> Iterator[str]:
     """How diffusers and ComfyUI load the result."""
-    index, model = pipeline_index(setup.model), json.dumps(_named(setup)[0])
+    index, model = pipeline_index(setup.model.path), json.dumps(_named(setup)[0])
     pipeline, component = str(index["_class_name"]), setup.family.denoiser
     imported, schedule = (pipeline, []) if not setup.config.zero_terminal_snr else (f"DDIMScheduler, {pipeline}", [
         'pipeline.scheduler = DDIMScheduler.from_config(pipeline.scheduler.config, timestep_spacing="trailing",',
@@ -135,7 +135,7 @@ def _use(setup: Setup, result: str) -> Iterator[str]:
                    f"pipeline = {pipeline}.from_pretrained({model}, {component}={component})", *schedule,
                    f"picture = pipeline({prompt}).images[0]")
         return
-    naming = naming_of(setup.family).earlier_format() if setup.naming.earlier else naming_of(setup.family)
+    naming = naming_of(setup.family).earlier_format() if setup.model.naming.earlier else naming_of(setup.family)
     if not setup.family.lora.in_diffusers:
         yield f"diffusers has no loader for a LoRA of this pipeline: `train merge {result} --model MODEL -o DIR`."
     elif unread := unread_by_diffusers(setup.config.lora, naming):
@@ -158,15 +158,15 @@ def _in_comfyui(setup: Setup, naming: Naming, result: str) -> Iterator[str]:
         return
     if unread := unread_by_comfyui(lora, naming):
         yield f"ComfyUI does not read {unread}."
-    if setup.fits_kohya:
+    if setup.model.fits_kohya:
         yield 'ComfyUI: continue the run with `--set lora.format=kohya`, which writes the names that it reads.'
-    if naming.is_misread(lora, setup.strengths):
+    if naming.is_misread(lora, setup.model.strengths):
         yield _strength(setup)
 
 
 def _strength(setup: Setup) -> str:
     """What makes up for an alpha that ComfyUI does not read."""
-    least, most = setup.strengths[0], setup.strengths[-1]
+    least, most = setup.model.strengths[0], setup.model.strengths[-1]
     told = "ComfyUI reads no alpha in this file and takes it for the rank"
     if least != most:
         return f"{told}, but alpha / rank is {least:g} to {most:g} by layer: no strength there draws what was trained."

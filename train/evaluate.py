@@ -111,9 +111,9 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> li
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
     if ranks.sharded:
-        return pictures(trainee.denoiser, rows, setup.model, found.prompts, setup.config.sample)
+        return pictures(trainee.denoiser, rows, setup.model.path, found.prompts, setup.config.sample)
     with ranks.collective():
-        mine = pictures(trainee.denoiser, rows, setup.model, found.prompts[ranks.rank :: ranks.world],
+        mine = pictures(trainee.denoiser, rows, setup.model.path, found.prompts[ranks.rank :: ranks.world],
                         setup.config.sample)
     if ranks.world == 1:
         return mine

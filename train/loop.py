@@ -99,10 +99,11 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     with log.phase("loading the model"), ranks.collective():
         trainee = create_state(setup, progress.device, ranks)
         if start is not None:
-            restore(trainee, start, setup.naming)
+            restore(trainee, start, setup.model.naming)
             if setup.config.lora.format == start.config.lora.format:  # else its names change here
                 name = weights_name(setup.family, setup.config.method)
-                setup = replace(setup, naming=kept_naming(start, name, setup.naming))
+                naming = kept_naming(start, name, setup.model.naming)
+                setup = replace(setup, model=replace(setup.model, naming=naming))
     with log.phase(TRYING), nullcontext() if ranks.sharded else ranks.collective():
         warm_up_largest_bucket(trainee, setup, progress)
     set_aside, existing = list[str](), frozenset[str]()
@@ -157,7 +158,7 @@ def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterat
     setup, config, denoiser = run.setup, run.setup.config, run.trainee.denoiser
     requests = draws.training(run.rows.index, setup.plan, run.progress.done, setup.steps,
                               dropout=config.caption_dropout, timesteps=denoiser.timesteps,
-                              chances=chances_by_bucket(config.timesteps, setup.shifts),
+                              chances=chances_by_bucket(config.timesteps, setup.model.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch, share=share)
     return batches(run.rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda",
                    sharing=run.ranks.local_world)
@@ -203,7 +204,7 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
     if progress.done >= setup.steps:
         return
     somewhere = next(iter(trainee.denoiser.parameters.values()))
-    size = setup.state_bytes // (trainee.ranks.world if trainee.ranks.sharded else 1)
+    size = setup.model.state_bytes // (trainee.ranks.world if trainee.ranks.sharded else 1)
     moments = somewhere.new_empty(0 if trainee.optimizer.state else size, dtype=torch.uint8)
     most, world = setup.config.micro_batch, trainee.ranks.world
     request = draws.trial(setup.index, setup.plan, most, world)
@@ -292,7 +293,7 @@ def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str]) -> Non
     setup, log, ranks, device, first = run.setup, run.log, run.ranks, run.progress.device, run.progress.done
     before, dtype = log.begun, str(run.trainee.denoiser.dtype).removeprefix("torch.")
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(device),
-        parameters=setup.numbers, ranks=ranks.world, dtype=dtype)
+        parameters=setup.model.numbers, ranks=ranks.world, dtype=dtype)
     if before.get("dtype") not in (None, dtype):
         log("warning", first, text=f"forward passes are now computed in {dtype}, and were in {before['dtype']}: "
             f"precision is '{setup.config.precision}', and this device is {device}")

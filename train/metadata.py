@@ -35,15 +35,15 @@ def checkpoint_metadata(setup: Setup, step: int, names: Mapping[str, Any]) -> di
     facts = {"latentry.manifest": setup.manifest.digest, "latentry.data": setup.identity.digest,
              "latentry.step": str(step), "latentry.config": json.dumps(as_table(setup.config), sort_keys=True),
              "latentry.models": json.dumps(setup.manifest.document["models"], sort_keys=True),
-             "latentry.base": json.dumps(dict(setup.base), sort_keys=True)}
-    if setup.others:
-        facts["latentry.other_encoders"] = json.dumps(dict(setup.others), sort_keys=True)
+             "latentry.base": json.dumps(dict(setup.model.base), sort_keys=True)}
+    if setup.model.others:
+        facts["latentry.other_encoders"] = json.dumps(dict(setup.model.others), sort_keys=True)
     if setup.init:
         facts["latentry.init"] = json.dumps(dict(setup.init), sort_keys=True)
     if setup.adopted:
         facts["latentry.adopted"] = json.dumps([dict(each) for each in setup.adopted], sort_keys=True)
     if setup.config.method == "lora":
-        facts.update(lora.describe(names, setup.config.lora, setup.naming, anchored=setup.ambiguous))
+        facts.update(lora.describe(names, setup.config.lora, setup.model.naming, anchored=setup.model.ambiguous))
     return facts
 
 
@@ -73,7 +73,7 @@ def title_of(setup: Setup) -> str:
 
 def labels_of(setup: Setup) -> Labels:
     """What the run's base model is called in metadata. Raises `ModelError`."""
-    return setup.family.labels_of(setup.prediction, Configs(setup.model))
+    return setup.family.labels_of(setup.prediction, Configs(setup.model.path))
 
 
 def usual_size(setup: Setup) -> Size:
@@ -99,7 +99,7 @@ def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
     config, plan, labels = setup.config, setup.plan, labels_of(setup)
     facts: dict[str, Any] = {
         "output_name": title_of(setup), "base_model_version": labels.version or setup.family.name,
-        "sd_model_name": setup.model.name,
+        "sd_model_name": setup.model.path.name,
         "learning_rate": config.optimizer.lr, "unet_lr": config.optimizer.lr, "optimizer": config.optimizer.name,
         "lr_scheduler": config.schedule.name, "lr_warmup_steps": warmup_steps(config.schedule, setup.steps),
         "max_grad_norm": config.optimizer.clip, "seed": config.seed, "steps": step, "max_train_steps": setup.steps,

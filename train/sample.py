@@ -81,7 +81,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     rows = Rows(setup.index)
     if wanted.texts:
         assert encode is not None, "texts need an encoder"
-        found = Found(prompts=encode(setup.index, setup.model, wanted.texts, device))
+        found = Found(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
         found = _overridden(_prompts(wanted, setup), wanted)
     columns = [_column(which, setup, start, device, rows, found, wanted) for which in wanted.which]
@@ -98,19 +98,19 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
             wanted: SampleRequest) -> list[np.ndarray]:
     """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **_typed(wanted))
-    denoiser = load(setup.model, setup.config, setup.prediction, device, adapt=which == "after",
+    denoiser = load(setup.model.path, setup.config, setup.prediction, device, adapt=which == "after",
                     family=setup.family.name)
-    if which == "after" and setup.initial is not None:
-        put_initial(Whole(denoiser.weights), setup.initial, setup.config.method, setup.naming)
+    if which == "after" and setup.model.initial is not None:
+        put_initial(Whole(denoiser.weights), setup.model.initial, setup.config.method, setup.model.naming)
     elif which == "after":
         assert start is not None
         try:
             put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family,
-                        Whole(denoiser.weights), naming=setup.naming)
+                        Whole(denoiser.weights), naming=setup.model.naming)
         except CacheError as error:
             error.hint = _another(start.folder)
             raise
-    return pictures(denoiser, rows, setup.model, found.prompts, settings)
+    return pictures(denoiser, rows, setup.model.path, found.prompts, settings)
 
 
 def _typed(wanted: SampleRequest) -> dict[str, Any]:
@@ -164,8 +164,9 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
 
 def _other_base(setup: Setup, base: Mapping[str, str], name: str) -> list[str]:
     """A warning for each part of the model that differs from that of the checkpoint or run `name`."""
-    return [f"the {part} of {setup.model} differs from that of {name}: it is {setup.base.get(part, 'none')[:12]}, "
-            f"expected {digest[:12]}" for part, digest in base.items() if setup.base.get(part) != digest]
+    own = setup.model.base
+    return [f"the {part} of {setup.model.path} differs from that of {name}: it is {own.get(part, 'none')[:12]}, "
+            f"expected {digest[:12]}" for part, digest in base.items() if own.get(part) != digest]
 
 
 def _start(wanted: SampleRequest) -> Start:

@@ -45,6 +45,27 @@ class Initial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedModel:
+    """The model that is trained, before it is loaded: what its files say, and what the settings make of it."""
+
+    path: Path
+    base: Mapping[str, str]  # fingerprints of denoiser and scheduler
+    others: Mapping[str, str]  # encoders that did not make the cache: name → fingerprint
+    numbers: int  # how many numbers are trained
+    saved: int  # how many numbers a file of weights has: frozen ones, too
+    state_bytes: int  # what the optimizer keeps for the trained ones
+    initial: Initial | None  # None: also for a resumed run
+    shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
+    naming: Naming  # of the tensors in LoRA files
+    ambiguous: bool  # whether the name of a layer that gets an adapter ends the name of one that gets none
+    strengths: tuple[float, ...]  # alpha / rank of the adapters, each once, the smallest first
+    fits_kohya: bool  # whether kohya's names can hold them
+    large: bool  # this and the next two as in `train.config.unused.Facts`
+    convolves: bool
+    rescaled: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
     """What a run writes down once, at its beginning, so that a resumed run's result is the same."""
 
@@ -63,21 +84,10 @@ class Setup:
     plan: StepPlan  # uses the micro-batch of the run's first start; config.micro_batch may split it further
     steps: int  # in total
     masked: bool  # whether masks are used
-    model: Path
-    base: Mapping[str, str]  # fingerprints of denoiser and scheduler
-    numbers: int  # how many numbers are trained
-    saved: int  # how many numbers a file of weights has: frozen ones, too
-    state_bytes: int  # what the optimizer keeps for the trained ones
-    ambiguous: bool  # whether the name of a layer that gets an adapter ends the name of one that gets none
-    strengths: tuple[float, ...]  # alpha / rank of the adapters, each once, the smallest first
-    fits_kohya: bool  # whether kohya's names can hold them
+    model: CheckedModel
     prediction: str
-    shifts: tuple[float, ...]  # of timesteps by bucket, besides timesteps.shift
     family: Family  # of the manifest
-    naming: Naming  # of the tensors in LoRA files
     shards: Looks  # what their files looked like when they were checked
-    others: Mapping[str, str]  # encoders of the model that did not make the cache: name → fingerprint
-    initial: Initial | None = None  # None: also for a resumed run
     init: Mapping[str, str] = field(default_factory=dict)  # {"name", "sha256"} of what step 0 began with, if anything
     origin: Origin = field(default_factory=Origin)
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}

@@ -61,9 +61,9 @@ def replay(local: Local, step: int, manifest: Place | None = None, model: str | 
     setup = _setup(run, manifest, model)
     if not 1 <= step <= setup.steps:
         raise UsageError(f"--step is {step}, but {run.local} has steps 1 to {setup.steps}")
-    config, chances = setup.config, chances_by_bucket(setup.config.timesteps, setup.shifts)
+    config, chances = setup.config, chances_by_bucket(setup.config.timesteps, setup.model.shifts)
     requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
-                                   timesteps=_timesteps(setup.model), chances=chances, most=config.micro_batch))
+                                   timesteps=_timesteps(setup.model.path), chances=chances, most=config.micro_batch))
     records = read_losses(run.folder / NAME, last=step)
     losses = _losses(records[records["step"] == step], setup.index, [draw for one in requests for draw in one.draws])
     if losses is None:

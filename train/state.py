@@ -52,19 +52,19 @@ class TrainState:
 def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> TrainState:
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
-    denoiser = load(setup.model, config, setup.prediction, device, family=setup.family.name,
+    denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
                     weights_on=torch.device("cpu") if ranks.sharded else None, place=partial(_place, config, ranks))
     with remembered_digests() as digest:
-        found = base_fingerprints(setup.model, setup.family, digest)
-    if found != setup.base:
-        raise ModelError(f"{setup.model} changed while it was loaded: it is {describe_base(found)}, and was "
-                         f"{describe_base(setup.base)}", hint="try again when no other process writes to it")
+        found = base_fingerprints(setup.model.path, setup.family, digest)
+    if found != setup.model.base:
+        raise ModelError(f"{setup.model.path} changed while it was loaded: it is {describe_base(found)}, and was "
+                         f"{describe_base(setup.model.base)}", hint="try again when no other process writes to it")
     model = (Sharded if ranks.sharded else Whole)(denoiser.weights, ranks)
     if model.sharded:
         denoiser = replace(denoiser, weights=model.own,
                            parameters={name: model.own[name] for name in denoiser.parameters})
-    if setup.initial is not None:
-        put_initial(model, setup.initial, config.method, setup.naming)
+    if setup.model.initial is not None:
+        put_initial(model, setup.model.initial, config.method, setup.model.naming)
     spec = TABLE[chosen.name]
     optimizer = spec.build(_groups(denoiser, config), chosen, device.type == "cuda")
     average = Average(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None

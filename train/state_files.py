@@ -48,7 +48,7 @@ def weights_name(setup_family: Family, method: str) -> str:
 def state_of(setup: Setup, step: int) -> State:
     """The content of state.json, except for the list of files."""
     identity = setup.identity
-    return State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config), base=setup.base,
+    return State(step=step, manifest=setup.manifest.digest, config=as_table(setup.config), base=setup.model.base,
                  data=DataFacts(digest=identity.digest, facts=identity.facts), micro_batch=setup.plan.micro_batch,
                  init=setup.init, adopted=setup.adopted)
 
@@ -128,14 +128,14 @@ def _piece(model: Sharded, name: str, rows: Mapping[str, Tensor], like: Mapping[
 def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Snapshot) -> Iterator[Part]:
     """The files of a checkpoint, except state.json."""
     metadata = checkpoint_metadata(setup, step, {name: found.weights[name] for name in trainee.denoiser.parameters})
-    tensors = _packed(found.weights, setup.config, setup.naming, found.fetch)
+    tensors = _packed(found.weights, setup.config, setup.model.naming, found.fetch)
     yield from weight_parts(trainee.denoiser, tensors, setup, metadata, weights_name(setup.family, setup.config.method),
                             found.fetch)
     yield Part(name=OPTIMIZER, tensors=found.optimizer, fetch=found.fetch)
     if trainee.scale is not None:
         yield Part(name=SCALE, tensors=trainee.scale.tensors())
     if found.average is not None:
-        yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.naming, found.fetch),
+        yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.model.naming, found.fetch),
                    metadata={**metadata, **_of_average(trainee)}, fetch=found.fetch)
 
 
@@ -165,7 +165,8 @@ def result_files(trainee: TrainState, setup: Setup, step: int, name: str, found:
     Raises `ConfigError` if a weight is too large for `result.dtype`.
     """
     source = found.weights if found.average is None else found.average
-    tensors = _cast(_packed(source, setup.config, setup.naming, found.fetch), setup.config.result.dtype, found.fetch)
+    packed = _packed(source, setup.config, setup.model.naming, found.fetch)
+    tensors = _cast(packed, setup.config.result.dtype, found.fetch)
     trained = {each: found.weights[each] for each in trainee.denoiser.parameters}
     metadata = result_metadata(setup, step, trained, tensors)
     if found.average is not None:

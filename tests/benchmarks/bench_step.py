@@ -186,7 +186,7 @@ def resident(setup: Setup, device: torch.device) -> list[Batch]:
 
 def bare(setup: Setup, held: list[Batch], device: torch.device) -> Iterator[None]:
     """Its steps, one after another."""
-    denoiser = load(setup.model, setup.config, setup.prediction, device)
+    denoiser = load(setup.model.path, setup.config, setup.prediction, device)
     parameters, settings = list(denoiser.parameters.values()), setup.config.optimizer
     optimizer = torch.optim.AdamW(parameters, lr=settings.lr, betas=settings.betas, eps=settings.eps,
                                   weight_decay=settings.weight_decay, fused=device.type == "cuda")
@@ -210,11 +210,11 @@ def bare(setup: Setup, held: list[Batch], device: torch.device) -> Iterator[None
 
 def example(setup: Setup, root: Path, device: torch.device, *, cached: bool) -> Iterator[None]:
     """The steps of a loop as diffusers' example scripts have it, on the demo's pictures."""
-    denoiser, batch = load(setup.model, setup.config, setup.prediction, device), setup.config.batch_size
-    vae: Any = AutoencoderKL.from_pretrained(setup.model / "vae").requires_grad_(False).to(device)
-    encoder: Any = CLIPTextModel.from_pretrained(setup.model / "text_encoder").requires_grad_(False).to(device)
-    tokenizer = CLIPTokenizer.from_pretrained(setup.model / "tokenizer")
-    scheduler = DDPMScheduler.from_pretrained(setup.model / "scheduler")
+    denoiser, batch = load(setup.model.path, setup.config, setup.prediction, device), setup.config.batch_size
+    vae: Any = AutoencoderKL.from_pretrained(setup.model.path / "vae").requires_grad_(False).to(device)
+    encoder: Any = CLIPTextModel.from_pretrained(setup.model.path / "text_encoder").requires_grad_(False).to(device)
+    tokenizer = CLIPTokenizer.from_pretrained(setup.model.path / "tokenizer")
+    scheduler = DDPMScheduler.from_pretrained(setup.model.path / "scheduler")
     side = int(max(width * height for width, height in setup.manifest.buckets) ** 0.5) // 8 * 8
     photos = root / "demo" / "photos"
     found = [path for folder in ("hearts", "others") for path in sorted((photos / folder).iterdir())

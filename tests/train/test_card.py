@@ -32,11 +32,12 @@ def test_the_card_says_what_was_trained(make, setup_of, tmp_path):
     setup = replace(setup, origin=Origin(started="2026-11-22T19:30:00Z", recipe="ab" * 32))
     go(setup, tmp_path / "run")
     text = text_of(tmp_path / "run")
-    for told in (setup.manifest.digest, *setup.base.values(), *setup.manifest.document["models"].values(), "ab" * 32,
+    for told in (setup.manifest.digest, *setup.model.base.values(), *setup.manifest.document["models"].values(),
+                 "ab" * 32,
                  "| Seed | 7 |", "LoRA of rank 2, alpha 2, float16", "**a red heart**", "seed = 7\n", "lora.rank = 2\n",
                  "(samples/step-000002.png)", "2026-11-22T19:30:00Z", "| Author | A\\. B\\. |", "ComfyUI/models/loras"):
         assert told in text, told
-    assert str(tmp_path) not in text and str(setup.model.parent) not in text
+    assert str(tmp_path) not in text and str(setup.model.path.parent) not in text
     front = dict(line.split(": ", 1) for line in text.split("---\n")[1].splitlines())
     assert json.loads(front["license"]) == "cc0-1.0" and json.loads(front["instance_prompt"]) == "a red heart"
     assert "base_model" not in front and "lora" in json.loads(front["tags"])
@@ -102,8 +103,8 @@ def test_the_code_of_the_card_loads_the_result(make, setup_of, tmp_path, monkeyp
     setup = setup_of(made, **QUICK, method=method, lora={"rank": 2}, optimizer={"lr": 0.05}, zero_terminal_snr=rescaled)
     go(setup, tmp_path / "run")
     code = re.search(r"```python\n(.*?)```", text_of(tmp_path / "run"), re.DOTALL).group(1)
-    assert json.dumps(setup.model.name) in code
-    code = code.replace(json.dumps(setup.model.name), repr(str(setup.model)))
+    assert json.dumps(setup.model.path.name) in code
+    code = code.replace(json.dumps(setup.model.path.name), repr(str(setup.model.path)))
     code = code.replace("pipeline(", "pipeline(**options, ")
     without = re.sub(r"^pipeline.load_lora_weights.*|, unet=unet", "", code, flags=re.MULTILINE)
     monkeypatch.chdir(tmp_path / "run")

@@ -54,7 +54,7 @@ def test_a_sound_manifest_has_no_fault_and_a_plan(make):
     made = make()
     report = check(RunRequest(manifest=made.path), parse({"batch_size": 2}, "test"))
     assert report.faults == () and report.setup is not None and report.plan.steps_per_epoch == 4
-    assert report.setup.prediction == "epsilon" and report.setup.others == {}
+    assert report.setup.prediction == "epsilon" and report.setup.model.others == {}
 
 
 def test_the_files_of_a_hub_model_are_digested_once(make, tiny_model, tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_another_vae_is_refused_unless_allowed(make, faults, other_model):
     assert fault.message.startswith(f"the VAE of {other_model} did not make this cache: VAE is ")
     assert fault.exit_code == 6 and "--allow-other-encoders" in fault.hint
     report = check(RunRequest(manifest=made.path, model=str(other_model), other_encoders=True), parse({}, "test"))
-    assert report.faults == () and set(report.setup.others) == {"vae"}
+    assert report.faults == () and set(report.setup.model.others) == {"vae"}
 
 
 def test_another_text_encoder_and_tokenizer_are_refused(make, faults, other_model):
@@ -399,9 +399,9 @@ def test_trained_parameters_are_counted_without_loading_them(make, tiny_model):
                      {"lora": {"rank": 3, "kind": "loha", "targets": "kohya-conv"}},
                      {"lora": {"rank": 1, "kind": "lokr", "targets": "kohya-conv"}}):
         setup = check(RunRequest(manifest=made.path), parse({"precision": "fp32", **settings}, "test")).setup
-        denoiser = load(setup.model, setup.config, setup.prediction, torch.device("cpu"))
-        assert setup.numbers == sum(value.numel() for value in denoiser.parameters.values())
-        assert setup.saved == sum(value.numel() for value in denoiser.weights.values())
+        denoiser = load(setup.model.path, setup.config, setup.prediction, torch.device("cpu"))
+        assert setup.model.numbers == sum(value.numel() for value in denoiser.parameters.values())
+        assert setup.model.saved == sum(value.numel() for value in denoiser.weights.values())
 
 
 @pytest.mark.parametrize("spoil", [lambda data: data[:-4], lambda data: b"", lambda data: b"\xff" * 8 + data[8:]],

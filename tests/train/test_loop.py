@@ -429,7 +429,7 @@ def test_a_model_with_other_encoders_says_so_in_the_result(make, tiny_model, tmp
     setup = check(asked, parse({**QUICK, "steps": 1, "precision": "fp32"}, "x")).setup
     go(setup, tmp_path / "run")
     with safe_open(tmp_path / "run" / "lora.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["latentry.other_encoders"]) == dict(setup.others)
+        assert json.loads(file.metadata()["latentry.other_encoders"]) == dict(setup.model.others)
         assert "latentry.weights" not in file.metadata()
 
 
@@ -881,12 +881,12 @@ def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeyp
 
     monkeypatch.setattr(loop, "forward_backward", watched)
     loop.warm_up_largest_bucket(trainee, setup, Progress(device=torch.device("cpu")))
-    assert sizes == [4 * setup.numbers * held, 4 * setup.numbers] and gradients() == 0
+    assert sizes == [4 * setup.model.numbers * held, 4 * setup.model.numbers] and gradients() == 0
     sizes.clear()
     with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000),
                  masked=False, pinned=False) as feed:
         loop.accumulate(trainee, setup, feed, Progress(device=torch.device("cpu")))
-    assert sizes[::2] == [0, 4 * setup.numbers][:1 + held]  # what a step's passes begin with
+    assert sizes[::2] == [0, 4 * setup.model.numbers][:1 + held]  # what a step's passes begin with
 
 
 def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkeypatch):

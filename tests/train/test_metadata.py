@@ -62,7 +62,7 @@ def test_a_lora_says_what_web_uis_sort_by(make, setup_of, tmp_path):
         f"modelspec.{key}": value for key, value in wanted.items()}
     assert facts["sshs_model_hash"] == hashlib.sha256(tensor_bytes(path)).hexdigest()
     assert (facts["latentry.recipe"], facts["latentry.seed"], facts["latentry.step"]) == ("ab" * 32, "7", "4")
-    assert json.loads(facts["latentry.base"]) == setup.base
+    assert json.loads(facts["latentry.base"]) == setup.model.base
     told = {"output_name": setup.manifest.path.stem, "base_model_version": "sd_v1", "learning_rate": "0.0002",
             "steps": "4", "seed": "7", "v2": "False", "network_dim": "2", "num_train_images": "6",
             "total_batch_size": "4", "gradient_accumulation_steps": "2", "training_started_at": "1795375800.0"}

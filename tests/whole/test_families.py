@@ -212,7 +212,7 @@ def test_settings_that_a_flow_has_not(case, made):
     found = check(RunRequest(manifest=made), parse({"timesteps": {"shift_by_size": "schedule"}}, ""))
     assert bool(found.faults) == (not dynamic)
     if found.setup is not None:
-        assert len(found.setup.shifts) == 2 and all(shift != 1 for shift in found.setup.shifts)
+        assert len(found.setup.model.shifts) == 2 and all(shift != 1 for shift in found.setup.model.shifts)
     found = check(RunRequest(manifest=made), parse({"loss": {"min_snr": 5.0}, "lora": {"format": "kohya"}}, "")).faults
     said = [fault.message for fault in found]
     wanted = f"loss.min_snr is 5, but models of family '{case.family}' predict a flow, which has no such weighting"
@@ -229,13 +229,13 @@ def test_settings_that_a_flow_has_not(case, made):
 def test_what_check_counts_is_what_a_run_trains(made):
     """Also of every layer, as a regular expression may choose: HiDream's experts have a gate that is none."""
     found = setup(made, lora={"rank": 2, "conv_rank": 2, "targets": ["re:^(?!.*conv_depth)"]})
-    denoiser = load(found.model, found.config, found.prediction, CPU, family=found.family.name)
-    assert sum(value.numel() for value in denoiser.parameters.values()) == found.numbers
+    denoiser = load(found.model.path, found.config, found.prediction, CPU, family=found.family.name)
+    assert sum(value.numel() for value in denoiser.parameters.values()) == found.model.numbers
     kept = denoiser.model.state_dict().keys() - {name for name, _ in denoiser.model.named_parameters()}
     assert kept == found.family.buffers
     whole = setup(made, method="full")
-    assert whole.numbers == sum(value.numel() for value in load(
-        whole.model, whole.config, whole.prediction, CPU, family=whole.family.name).parameters.values())
+    assert whole.model.numbers == sum(value.numel() for value in load(
+        whole.model.path, whole.config, whole.prediction, CPU, family=whole.family.name).parameters.values())
 
 
 def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made, ours):
@@ -248,7 +248,7 @@ def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made, ours
     if not takes:
         return
     rows = Rows(open_index(read_manifest(made)))
-    other = load(found.model, report.setup.config, found.prediction, CPU, adapt=False, family=found.family.name)
+    other = load(found.model.path, report.setup.config, found.prediction, CPU, adapt=False, family=found.family.name)
     for denoiser, wanted in ((ours, 3.5), (other, 1.0)):
         with watched(denoiser.model) as said, torch.no_grad():
             predict(denoiser, noise(rows), torch.tensor([500]),
@@ -260,7 +260,7 @@ def test_the_denoiser_takes_the_guidance_number_of_the_settings(case, made, ours
 def ours(made) -> Any:
     """Our denoiser, for tests that do not change it."""
     found = setup(made)
-    return load(found.model, found.config, found.prediction, CPU, adapt=False, family=found.family.name)
+    return load(found.model.path, found.config, found.prediction, CPU, adapt=False, family=found.family.name)
 
 
 @pytest.fixture(scope="module")

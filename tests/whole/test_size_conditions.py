@@ -64,7 +64,7 @@ def told(made) -> list[tuple[str, bool, list[int], torch.Tensor]]:
     """Of each sample of a few epochs: name, whether it is mirrored, time ids, and its latent as stored."""
     found = check(RunRequest(manifest=made), parse({"precision": "fp32", "batch_size": 2, "steps": 40}, "")).setup
     assert found is not None
-    ours = load(found.model, found.config, found.prediction, CPU, adapt=False)
+    ours = load(found.model.path, found.config, found.prediction, CPU, adapt=False)
     seen: list[Any] = []
     ours.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
     rows = Rows(found.index)

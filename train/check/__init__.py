@@ -14,11 +14,11 @@ from prep.training.interval import INTERVALS
 from prep.training.schema import Config
 from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
 from train.check.faults import Noting
-from train.check.model import CheckedModel, model_of
+from train.check.model import model_of
 from train.check.notes import notes_of
 from train.check.objective import check_fields, prediction_of
 from train.check.requirements import check_libraries
-from train.setup import CheckReport, Initial, RunRequest, Setup
+from train.setup import CheckedModel, CheckReport, Initial, RunRequest, Setup
 
 
 def check(request: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None
@@ -64,13 +64,9 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
 
 def _setup(request: RunRequest, config: Config, manifest: Manifest, index: Index, plan: StepPlan, model: CheckedModel,
            shards: Looks) -> Setup:
-    return Setup(request=request, config=config, manifest=manifest, index=index, plan=plan, model=model.path,
-                 base=model.base, numbers=model.numbers, state_bytes=model.state_bytes, saved=model.saved,
-                 shifts=model.shifts, others=model.others, ambiguous=model.ambiguous, strengths=model.strengths,
-                 fits_kohya=model.fits_kohya, init=_recorded(model.initial), initial=model.initial,
-                 masked=uses_masks(index, config), prediction=prediction_of(config, manifest),
-                 steps=steps_of(config, plan), family=FAMILIES[manifest.family], naming=model.naming,
-                 shards=shards)
+    return Setup(request=request, config=config, manifest=manifest, index=index, plan=plan, model=model,
+                 init=_recorded(model.initial), masked=uses_masks(index, config), steps=steps_of(config, plan),
+                 prediction=prediction_of(config, manifest), family=FAMILIES[manifest.family], shards=shards)
 
 
 def _recorded(initial: Initial | None) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -24,28 +24,7 @@ from train.models.size_shift import size_shifts
 from train.models.targets import Presets, Shapes, is_ambiguous, layers_of, read_weights, targeted, trained_shapes
 from train.optim.optimizers import TABLE, state_bytes
 from train.runs.initial import inspect_weights
-from train.setup import Initial, RunRequest
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedModel:
-    """Facts about the model before it is loaded."""
-
-    path: Path
-    base: Mapping[str, str]
-    others: Mapping[str, str]
-    numbers: int
-    shifts: tuple[float, ...]
-    saved: int
-    state_bytes: int
-    initial: Initial | None
-    large: bool  # this and the next two as in `train.config.unused.Facts`
-    convolves: bool
-    rescaled: bool
-    ambiguous: bool  # this and the next two as in `Setup`
-    strengths: tuple[float, ...]
-    fits_kohya: bool
-    naming: Naming
+from train.setup import CheckedModel, RunRequest
 
 
 def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Index | None,
@@ -81,13 +60,13 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
     if trained is None or base is None or others is None or shifts is None:
         return None
     numbers = sum(map(prod, trained))
-    return CheckedModel(path=path, base=base, others=others, numbers=numbers, shifts=shifts, initial=initial,
-                  large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
-                  rescaled=_rescaled(path), saved=_saved(numbers, weights, config),
-                  strengths=strengths_of(config.lora, adapted),
-                  fits_kohya=naming.fits_kohya(config.lora, adapted), naming=naming,
-                  ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
-                  state_bytes=state_bytes(TABLE[config.optimizer.name], trained))
+    return CheckedModel(
+        path=path, base=base, others=others, numbers=numbers, saved=_saved(numbers, weights, config),
+        state_bytes=state_bytes(TABLE[config.optimizer.name], trained), initial=initial, shifts=shifts, naming=naming,
+        ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
+        strengths=strengths_of(config.lora, adapted), fits_kohya=naming.fits_kohya(config.lora, adapted),
+        large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
+        rescaled=_rescaled(path))
 
 
 def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...]:

@@ -13,11 +13,10 @@ from prep.manifest.document import Manifest
 from prep.training.optimizers import OPTIMIZERS
 from prep.training.schema import Config, Lora
 from train.check.data import uses_masks
-from train.check.model import CheckedModel
 from train.check.objective import prediction_of
 from train.config.unused import Facts, unused
 from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
-from train.setup import Initial
+from train.setup import CheckedModel, Initial
 
 
 def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, index: Index | None) -> Iterator[str]:

@@ -211,7 +211,7 @@ def _require_equal(ranks: Ranks, setup: Setup, start: Start | None) -> None:
     from train.parallel.code import code_digest
 
     ranks.require_equal({
-        "manifest": setup.manifest.digest, "model": dict(setup.base), "settings": as_table(setup.config),
+        "manifest": setup.manifest.digest, "model": dict(setup.model.base), "settings": as_table(setup.config),
         "checkpoint": None if start is None else start.state.step, "code": code_digest()})
     if fault := idle_ranks(setup.config.batch_size, ranks.world):
         raise fault

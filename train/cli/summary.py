@@ -174,8 +174,8 @@ def _what(setup: Setup) -> list[str]:
     held_out = sum(len(members) for members in setup.index.validation)
     part = "some weights of" if config.full.train or config.full.freeze else "every weight of"
     what = f"a LoRA of rank {config.lora.rank} on" if config.method == "lora" else part
-    return [f"{what} {printable(str(setup.model))} ({manifest.family}, {setup.prediction}), "
-            f"{counted(setup.numbers, 'trained parameter')}",
+    return [f"{what} {printable(str(setup.model.path))} ({manifest.family}, {setup.prediction}), "
+            f"{counted(setup.model.numbers, 'trained parameter')}",
             f"{counted(len(setup.index.samples) - held_out, 'training sample')} and "
             f"{counted(held_out, 'validation sample')} in {counted(len(manifest.buckets), 'bucket')}: "
             f"{', '.join(fields)}"]

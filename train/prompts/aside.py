@@ -50,7 +50,7 @@ def forget_failures(run: Path) -> None:
 def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.inf) -> str | None:
     """Encodes `wanted`, waiting for at most `sample.wait` seconds, or `longest` if less. Returns why it did not, in a
     line."""
-    if "text" in setup.others:
+    if "text" in setup.model.others:
         return "the text encoder of the model is not the one that made the cache"
     settings, folder = setup.config.sample, run / "prompts"
     new = {key: text for key, text in wanted.items() if not (folder / f"{key}.late").exists()}
@@ -58,7 +58,7 @@ def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.
         return "that failed or took too long before; --resume tries it again"
     moved = setup.manifest.moved
     request = {"manifest": str(resolve(setup.manifest.path)), "cache": str(setup.manifest.cache) if moved else "",
-               "model": str(setup.model.resolve()), "folder": str(folder.resolve()), "device": settings.encode,
+               "model": str(setup.model.path.resolve()), "folder": str(folder.resolve()), "device": settings.encode,
                "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)
     why = _run(request, settings.encode, min(settings.wait, longest))

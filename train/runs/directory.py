@@ -206,7 +206,7 @@ def check_writable(folder: Path) -> None:
 def checkpoint_bytes(setup: Setup) -> int:
     """About the size of a checkpoint: the weights and their average in float32, and what the optimizer keeps."""
     averaged = setup.config.ema.decay or TABLE[setup.config.optimizer.name].averages
-    return 4 * setup.saved * (2 if averaged else 1) + setup.state_bytes
+    return 4 * setup.model.saved * (2 if averaged else 1) + setup.model.state_bytes
 
 
 def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere: str) -> None:
@@ -218,7 +218,7 @@ def check_space(folder: Path, setup: Setup, done: int, *, spare: int, elsewhere:
     coming = _coming(setup, done)
     most = min(coming, settings.keep + spare - len(checkpoint.list_checkpoints(folder))) if settings.keep else coming
     size = checkpoint_bytes(setup)
-    needed, free = max(most, 0) * size + 4 * setup.saved, shutil.disk_usage(disk).free
+    needed, free = max(most, 0) * size + 4 * setup.model.saved, shutil.disk_usage(disk).free
     if free < needed:
         fewer = "" if settings.keep == 1 else ", or keep fewer checkpoints: --set checkpoint.keep=1"
         raise PathError(f"{disk} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for "
@@ -312,7 +312,7 @@ def _document(run: Local, setup: Setup) -> dict[str, Any]:
             **({} if cache is None else {"cache": _relative(cache, run)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
             "model": {"path": _relative(Path(named), run)} if local else {"hub": str(named)},
-            "base": dict(setup.base), "other_encoders": bool(setup.others) or setup.request.other_encoders,
+            "base": dict(setup.model.base), "other_encoders": bool(setup.model.others) or setup.request.other_encoders,
             "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted],
             "started": setup.origin.started, "recipe": setup.origin.recipe}
 

@@ -116,7 +116,7 @@ def _layers_need(before: Config, setup: Setup) -> _Needs:
     are compared by themselves."""
     if setup.config.method != "lora" or before.method != "lora":
         return "free"
-    layers = layers_of(read_weights(setup.model, setup.family))
+    layers = layers_of(read_weights(setup.model.path, setup.family))
     named = targeted(layers, setup.config.lora, setup.family.lora.presets)
     old, new = ([adapter_of(lora, name, layers[name][2:]) for name in named]
                 for lora in (before.lora, replace(before.lora, layers=setup.config.lora.layers)))
@@ -189,11 +189,11 @@ def _adoptable(start: Start, setup: Setup) -> Iterator[tuple[str, Problem]]:
             f"the data differ from those that {name} was trained on: {'; '.join(changed)}",
             hint=f"{_as_it_was(start, setup)}, train the new one into another RUN with -o, or {_ADOPT}")
     for part, digest in state.base.items():
-        if setup.base.get(part) != digest:
-            what = f"{part} {setup.base.get(part, 'none')[:12]}, was {digest[:12]}"
+        if setup.model.base.get(part) != digest:
+            what = f"{part} {setup.model.base.get(part, 'none')[:12]}, was {digest[:12]}"
             yield what, ModelError(
-                f"the {part} of {setup.model} differs from that of {name}: it is "
-                f"{setup.base.get(part, 'none')[:12]}, expected {digest[:12]}",
+                f"the {part} of {setup.model.path} differs from that of {name}: it is "
+                f"{setup.model.base.get(part, 'none')[:12]}, expected {digest[:12]}",
                 hint=f"name the model of the run with --model, or {_ADOPT}")
 
 

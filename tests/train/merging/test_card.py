@@ -36,12 +36,12 @@ def test_the_card_of_a_run_that_was_merged(make, setup_of, tmp_path):
         "title": "Red hearts", "trigger": "a red heart", "license": "cc0-1.0", "author": "A. B.",
         "description": "Hearts, mostly red."})
     go(setup, tmp_path / "run")
-    done = merge(MergeRequest(lora=tmp_path / "run", model=setup.model, output=tmp_path / "merged", strength=0.7))
+    done = merge(MergeRequest(lora=tmp_path / "run", model=setup.model.path, output=tmp_path / "merged", strength=0.7))
     text = (tmp_path / "merged" / "README.md").read_text(encoding="utf-8")
-    name = escaped(setup.model.name)
+    name = escaped(setup.model.path.name)
     for told in (f"# Red hearts, merged into {name}\n", "\nHearts, mostly red\\.\n", "**a red heart**",
                  f"| Base model | {name} |", *(f"| Fingerprint of {part} | {digest} |"
-                                               for part, digest in setup.base.items()),
+                                               for part, digest in setup.model.base.items()),
                  "| Added | lora\\.safetensors, with a strength of 0.7 |",
                  f"| SHA-256 of that file | `{done.sha256}` |",
                  f"| Manifest | {setup.manifest.digest} |", "| Steps | 2 |", "| Seed | 7 |", "| Author | A\\. B\\. |",
@@ -49,13 +49,13 @@ def test_the_card_of_a_run_that_was_merged(make, setup_of, tmp_path):
         assert told in text, told
     assert front(text) == {"library_name": "diffusers", "pipeline_tag": "text-to-image", "license": "cc0-1.0",
                            "tags": ["text-to-image", "diffusers"], "instance_prompt": "a red heart"}
-    assert str(tmp_path) not in text and str(setup.model.parent) not in text
+    assert str(tmp_path) not in text and str(setup.model.path.parent) not in text
 
 
 def test_the_code_of_the_card_loads_the_model(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **QUICK, lora={"rank": 2}, optimizer={"lr": 0.05})
     go(setup, tmp_path / "run")
-    merge(MergeRequest(lora=tmp_path / "run", model=setup.model, output=tmp_path / "merged"))
+    merge(MergeRequest(lora=tmp_path / "run", model=setup.model.path, output=tmp_path / "merged"))
     text = (tmp_path / "merged" / "README.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1)
     monkeypatch.chdir(tmp_path / "merged")

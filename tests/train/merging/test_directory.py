@@ -319,7 +319,7 @@ def test_the_merged_model_makes_pictures_as_the_run_did(make, setup_of, tmp_path
     setup = setup_of(made, batch_size=4, steps=1, validation={"every": 0}, sample={"every": 0}, method=method,
                      lora={"rank": 2}, **settings)
     go(setup, tmp_path / "run")
-    merge(MergeRequest(lora=tmp_path / "run", model=setup.model, output=tmp_path / "merged"))
+    merge(MergeRequest(lora=tmp_path / "run", model=setup.model.path, output=tmp_path / "merged"))
     with tiny_pipelines.known_warnings():
         schedule = tiny_pipelines.load(tmp_path / "merged").scheduler
     rescaled = settings.get("zero_terminal_snr", False)

@@ -32,5 +32,5 @@ def test_what_drops_is_seen(model, wanted):
 ])
 def test_adapters_drop_if_the_settings_say_so(make, setup_of, lora, dropout):
     setup = setup_of(make(), precision="fp32", lora={"rank": 2, "dropout": dropout, **lora})
-    denoiser = load(setup.model, setup.config, setup.prediction, torch.device("cpu"))
+    denoiser = load(setup.model.path, setup.config, setup.prediction, torch.device("cpu"))
     assert has_dropout(denoiser.model) == bool(dropout)

@@ -139,6 +139,6 @@ def test_rows_that_do_not_fit_are_passed_over(encoded, tmp_path):
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "a.safetensors").write_bytes(b"no tensors")
     assert kept_rows(tmp_path, index, ["a", "b"]) == {}
-    others = replace(setup, others={"text": "ab" * 32})
+    others = replace(setup, model=replace(setup.model, others={"text": "ab" * 32}))
     assert encode_aside(tmp_path, others, {"a": ("x", False)}) == (
         "the text encoder of the model is not the one that made the cache")

@@ -355,9 +355,9 @@ def test_room_for_the_checkpoints_to_come(make, setup_of, tmp_path, monkeypatch,
     for step in range(1, kept + 1):
         (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
     size = rundir.checkpoint_bytes(setup)
-    parameters = len(trained_shapes(read_weights(setup.model, setup.family), setup.config, PRESETS))
-    assert size == setup.numbers * (16 if "ema" in settings else 12) + 4 * parameters  # with each one's steps
-    needed = wanted * size + 4 * setup.numbers
+    parameters = len(trained_shapes(read_weights(setup.model.path, setup.family), setup.config, PRESETS))
+    assert size == setup.model.numbers * (16 if "ema" in settings else 12) + 4 * parameters  # with each one's steps
+    needed = wanted * size + 4 * setup.model.numbers
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
     OnDisk(Local(tmp_path / "run")).check_space(setup, done)
     monkeypatch.setattr(rundir.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))

@@ -178,7 +178,7 @@ def test_the_result_names_what_the_run_began_with_also_after_a_resume(trained, t
     setup = checked(made, run / "lora.safetensors", lora={"rank": 2}).setup
     go(setup, tmp_path / "second")
     kept = find_start(Local(tmp_path / "second")).state.init
-    assert kept == {"name": "lora.safetensors", "sha256": setup.initial.digest}
+    assert kept == {"name": "lora.safetensors", "sha256": setup.model.initial.digest}
     with safe_open(tmp_path / "second" / "lora.safetensors", "pt") as file:
         assert json.loads(file.metadata()["latentry.init"]) == kept
 

@@ -94,10 +94,11 @@ def test_masks_switched_on_are_other_data(begun, setup_of):
 
 def test_another_base_is_refused(begun):
     _, setup, again = begun
-    (fault,) = again(setup=replace(setup, base={**setup.base, "denoiser": "f" * 64})).faults
+    other = replace(setup, model=replace(setup.model, base={**setup.model.base, "denoiser": "f" * 64}))
+    (fault,) = again(setup=other).faults
     assert "the denoiser of " in fault.message and "differs from that of step-000004: it is ffffffffffff, " \
         "expected " in fault.message and fault.exit_code == 6
-    found = again(setup=replace(setup, base={**setup.base, "denoiser": "f" * 64}), adopt=True)
+    found = again(setup=other, adopt=True)
     assert found.faults == () and found.adopted[0].startswith("denoiser ffffffffffff, was ")
 
 
@@ -336,7 +337,7 @@ def test_a_run_that_an_earlier_version_began_keeps_its_names(make, setup_of, tmp
 
     def earlier(steps):
         found = setup(steps)
-        return replace(found, naming=found.naming.earlier_format())
+        return replace(found, model=replace(found.model, naming=found.model.naming.earlier_format()))
 
     go(earlier(2), tmp_path / "whole")
     go(earlier(1), tmp_path / "run")

@@ -34,7 +34,7 @@ def asked(make, setup_of):
     """A base model, its rows and prompts."""
     made = make()
     setup = setup_of(made)
-    denoiser = load(setup.model, setup.config, setup.prediction, CPU, adapt=False)
+    denoiser = load(setup.model.path, setup.config, setup.prediction, CPU, adapt=False)
     return made, setup, denoiser, Rows(setup.index), cached(setup.index)
 
 
@@ -58,13 +58,13 @@ def test_pictures_are_the_pipeline_s(asked, tiny_model, monkeypatch):
             decoded = pipeline.vae.decode(latent / 0.5 + 0.125).sample[0]
         usual = ((decoded / 2 + 0.5).clamp(0, 1) * 255).round().permute(1, 2, 0).numpy()
         assert np.abs(usual - picture).max() <= 1
-    assert made.manifest.document["latents"]["shift_factor"] == "0.125" and setup.others == {}
+    assert made.manifest.document["latents"]["shift_factor"] == "0.125" and setup.model.others == {}
 
 
 def test_a_rescaled_schedule_is_sampled_from_its_last_timestep(make, setup_of, tiny_model, monkeypatch):
     """As Lin et al. 2024 say in 3.3 and 3.2: trailing timesteps of the schedule that was trained."""
     setup = setup_of(make(prediction="v_prediction"), zero_terminal_snr=True)
-    denoiser = load(setup.model, setup.config, setup.prediction, CPU, adapt=False)
+    denoiser = load(setup.model.path, setup.config, setup.prediction, CPU, adapt=False)
     seen = []
     monkeypatch.setattr(DDIMScheduler, "step",
                         lambda self, *args, **rest: seen.append(self) or WHOLE_STEP(self, *args, **rest))
