@@ -54,17 +54,17 @@ def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log,
     due = {*due_after(setup, step), *asked} - existing
     if not due:
         return
-    with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.ranks.sharded):
+    with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.model.sharded):
         if "validation" in due:
-            with log.phase(f"validating step {step}"), _warned(trainee.ranks, log, progress, "validation"):
+            with log.phase(f"validating step {step}"), _warned(trainee, log, progress, "validation"):
                 _validate(trainee, rows, setup, log, step)
         if "sample" in due:
-            with log.phase(f"sampling step {step}"), _warned(trainee.ranks, log, progress, "sample pictures"):
+            with log.phase(f"sampling step {step}"), _warned(trainee, log, progress, "sample pictures"):
                 _sample(trainee, rows, setup, run, log, step)
 
 
 @contextmanager
-def _warned(ranks: Ranks, log: Log, progress: Progress, what: str) -> Iterator[None]:
+def _warned(trainee: TrainState, log: Log, progress: Progress, what: str) -> Iterator[None]:
     """A part whose failure is a warning, unless another rank is gone, or waits in a pass that needs all of them."""
     progress.during = BETWEEN[what]
     try:
@@ -74,16 +74,16 @@ def _warned(ranks: Ranks, log: Log, progress: Progress, what: str) -> Iterator[N
     except Exception as error:
         of_all = isinstance(error, Problem) and not isinstance(
             error, StoreError | NotFetched | OutOfMemoryError)
-        if ranks.sharded and not of_all:
+        if trainee.model.sharded and not of_all:
             raise
-        own = error.__cause__ if isinstance(error, RankFailed) and error.rank == ranks.rank else error
+        own = error.__cause__ if isinstance(error, RankFailed) and error.rank == trainee.ranks.rank else error
         log("warning", progress.done, text=f"no {what}: {_in_a_line(own or error)}")
     progress.during = ""
 
 
 def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
     """Logs the validation loss."""
-    found = validate(trainee.denoiser, rows, setup, trainee.ranks)
+    found = validate(trainee, rows, setup)
     if found is not None:
         log("validation", step, loss=found.loss, spread=found.spread, samples=found.samples, timesteps=found.timesteps,
             losses=found.losses, sources={name: asdict(part) for name, part in found.sources.items()})
@@ -110,7 +110,7 @@ def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> li
     """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own; all draw
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
-    if ranks.sharded:
+    if trainee.model.sharded:
         return pictures(trainee.denoiser, rows, setup.model.path, found.prompts, setup.config.sample)
     with ranks.collective():
         mine = pictures(trainee.denoiser, rows, setup.model.path, found.prompts[ranks.rank :: ranks.world],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -104,7 +104,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
                 name = weights_name(setup.family, setup.config.method)
                 naming = kept_naming(start, name, setup.model.naming)
                 setup = replace(setup, model=replace(setup.model, naming=naming))
-    with log.phase(TRYING), nullcontext() if ranks.sharded else ranks.collective():
+    with log.phase(TRYING), trainee.model.passes():
         warm_up_largest_bucket(trainee, setup, progress)
     set_aside, existing = list[str](), frozenset[str]()
     with ranks.collective():
@@ -126,7 +126,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
 def _steps(run: _Run) -> None:
     """Runs the remaining steps, and what is due after each. After a failure saves the steps that no checkpoint has."""
     setup, trainee, progress, ranks, asked = run.setup, run.trainee, run.progress, run.ranks, run.requests
-    share = draws.RankShare(rank=ranks.rank, world=ranks.world, pad_ranks=ranks.sharded)
+    share = draws.RankShare(rank=ranks.rank, world=ranks.world, pad_ranks=trainee.model.sharded)
     drops, most = has_dropout(trainee.denoiser.model), setup.config.micro_batch
     with set_by_signals(asked.stop), Saver() as saver, _batches(run, share) as feed:
         try:
@@ -204,7 +204,7 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
     if progress.done >= setup.steps:
         return
     somewhere = next(iter(trainee.denoiser.parameters.values()))
-    size = setup.model.state_bytes // (trainee.ranks.world if trainee.ranks.sharded else 1)
+    size = setup.model.state_bytes // (trainee.ranks.world if trainee.model.sharded else 1)
     moments = somewhere.new_empty(0 if trainee.optimizer.state else size, dtype=torch.uint8)
     most, world = setup.config.micro_batch, trainee.ranks.world
     request = draws.trial(setup.index, setup.plan, most, world)
@@ -274,8 +274,8 @@ def _save(run: _Run, saver: Saver) -> None:
 def _rescue(run: _Run, saver: Saver, error: Exception) -> None:
     """Saves the steps since the last checkpoint after a failure: of a whole model on the first rank, and of a divided
     one if no rank is missing, since all have the same error."""
-    progress, ranks = run.progress, run.ranks
-    possible = isinstance(error, NotFinite) if ranks.sharded else ranks.first
+    progress = run.progress
+    possible = isinstance(error, NotFinite) if run.trainee.model.sharded else run.ranks.first
     with suppress(Exception):  # what failed first is told
         if not progress.whole or not possible:
             saver.leave()

@@ -52,14 +52,15 @@ class TrainState:
 def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> TrainState:
     """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
+    kind = Sharded if config.parallel.shard and ranks.world > 1 else Whole
     denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
-                    weights_on=torch.device("cpu") if ranks.sharded else None, place=partial(_place, config, ranks))
+                    weights_on=torch.device("cpu") if kind.sharded else None, place=partial(_place, config, kind, ranks))
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model.path, setup.family, digest)
     if found != setup.model.base:
         raise ModelError(f"{setup.model.path} changed while it was loaded: it is {describe_base(found)}, and was "
                          f"{describe_base(setup.model.base)}", hint="try again when no other process writes to it")
-    model = (Sharded if ranks.sharded else Whole)(denoiser.weights, ranks)
+    model = kind(denoiser.weights, ranks)
     if model.sharded:
         denoiser = replace(denoiser, weights=model.own,
                            parameters={name: model.own[name] for name in denoiser.parameters})
@@ -73,12 +74,12 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 
-def _place(config: Config, ranks: Ranks, model: Any, device: torch.device) -> None:
+def _place(config: Config, kind: type[Whole], ranks: Ranks, model: Any, device: torch.device) -> None:
     """Brings a model to the device, whole or this rank's part of it."""
     if config.method == "lora" and config.lora.init == "pissa":  # decomposed by each rank: other processors may round
         ranks.require_equal({"first weights": data_digest({
             name: value for name, value in model.named_parameters() if lora.is_stored(name)})})
-    (ranks.divide if ranks.sharded else module_to_device)(model, device)
+    (ranks.divide if kind.sharded else module_to_device)(model, device)
 
 
 def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:

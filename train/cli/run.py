@@ -66,7 +66,6 @@ def run(
         with _preparing(ranks):  # apart: a rank that failed above compares nothing, and the others would wait for it
             if ranks.world > 1:
                 _require_equal(ranks, setup, start)
-        ranks = replace(ranks, sharded=setup.config.parallel.shard and ranks.world > 1)
         ending = _train(setup, storage, device, start, start_from, ranks, quiet)
     if as_json and ranks.first:
         put_json({"format": "latentry/run-result", "version": 1, **ending})

@@ -38,8 +38,6 @@ class Ranks:
     local: int = 0  # among those of this machine
     local_world: int = 1  # how many there are on this machine, as far as that is known
     nodes: int = 1  # machines, as far as that is known
-    # Whether the model is divided among the ranks (`train.parallel.shards`): each forward pass then needs all of them.
-    sharded: bool = False
 
     @property
     def first(self) -> bool:

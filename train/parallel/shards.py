@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,10 +28,14 @@ Write = Callable[[Tensors, Mapping[str, str]], None]
 class Whole:
     """Each rank has all weights, `own`."""
 
-    sharded = False
+    sharded = False  # whether each forward pass needs all ranks
 
     def __init__(self, weights: Mapping[str, nn.Parameter], ranks: Ranks = ALONE) -> None:
         self.own, self.ranks = weights, ranks
+
+    def passes(self) -> AbstractContextManager[None]:
+        """Forward passes apart from steps, which succeed on all ranks or fail on all."""
+        return self.ranks.collective()
 
     def shapes(self, names: Mapping[str, Any]) -> Tensors:
         """The whole weights of these names; of a divided model their dtypes and shapes, on the meta device."""
@@ -86,6 +90,10 @@ class Sharded(Whole):
         self.divided = divided
         self._whole = {name: torch.empty(value.shape, dtype=value.dtype, device="meta")
                        for name, value in divided.items()}
+
+    def passes(self) -> AbstractContextManager[None]:
+        """As `Whole.passes`, by themselves: ranks meet within each pass, and do not wait for each other after it."""
+        return nullcontext()
 
     def shapes(self, names: Mapping[str, Any]) -> Tensors:
         """As `Whole.shapes`."""
