@@ -20,6 +20,7 @@ from prep.fs.remote.errors import StoreError
 from prep.loader.rows import Rows
 from prep.models.device.memory import is_out_of_memory
 from prep.runs.grids import columns_of
+from prep.training.schema import Config
 from train.failures import BETWEEN, Progress
 from train.optim import ema
 from train.parallel.errors import RankFailed, RankLost
@@ -151,10 +152,10 @@ def agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
     return found
 
 
-def waits_shortened(setup: Setup, ranks: Ranks) -> str | None:
+def waits_shortened(config: Config, ranks: Ranks) -> str | None:
     """What to tell of `sample.wait` if other ranks do not wait as long."""
-    wait = setup.config.sample.wait
-    if not setup.config.sample.every or wait <= ranks.longest:
+    wait = config.sample.wait
+    if not config.sample.every or wait <= ranks.longest:
         return None
     return (f"sample.wait is {wait} s, but of several processes none waits longer than {ranks.longest:g} s for one "
             "that encodes prompts")

@@ -28,6 +28,7 @@ from prep.loader.batches import Batch, batches
 from prep.loader.device import seed
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
+from prep.training.schema import Config
 from train.card import card
 from train.evaluate import due_after, evaluate, waits_shortened
 from train.failures import TRYING, NotFinite, Progress
@@ -113,7 +114,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
             forget_failures(storage.folder)
             existing = log.rewind(first)
             storage.claim(None if start is None else first)
-    if in_pieces(trainee, setup):
+    if in_pieces(trainee, setup.config):
         require_shared(storage.folder, ranks)
     run = _Run(setup=setup, trainee=trainee, storage=storage, log=log, progress=progress, rows=Rows(setup.index),
                requests=requests or Requests())
@@ -135,7 +136,7 @@ def _steps(run: _Run) -> None:
                     if drops:  # which draws from torch's generators
                         seed(draw_key(setup.config.seed, step, b"", ranks.rank, "dropout-mask")[0], progress.device)
                     passes = draws.passes(setup.plan, step, most=most, share=share)
-                    update.make(step, accumulate(trainee, setup, islice(feed, passes), progress))
+                    update.make(step, accumulate(trainee, setup.config, islice(feed, passes), progress))
                     stopping, drawing = map(bool, ranks.total([asked.stop.is_set(), asked.sample.is_set()]))
                     saver.check()
                     for text in run.storage.news():
@@ -164,7 +165,7 @@ def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterat
                    sharing=run.ranks.local_world)
 
 
-def accumulate(trainee: TrainState, setup: Setup, feed: Iterable[Batch], progress: Progress) -> Gathered:
+def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progress: Progress) -> Gathered:
     """Runs forward and backward over every batch of `feed`: one rank's part of one step."""
     loss = torch.zeros((), device=trainee.denoiser.device)
     samples, waited, asked = 0, 0.0, time.perf_counter()
@@ -172,7 +173,7 @@ def accumulate(trainee: TrainState, setup: Setup, feed: Iterable[Batch], progres
     for batch in feed:
         progress.draws = batch.draws
         waited += time.perf_counter() - asked
-        part, losses = forward_backward(trainee, setup, batch)
+        part, losses = forward_backward(trainee, config, batch)
         if not batch.padding:
             each.append(losses)
             loss = loss + part
@@ -182,16 +183,15 @@ def accumulate(trainee: TrainState, setup: Setup, feed: Iterable[Batch], progres
     return Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
 
 
-def forward_backward(trainee: TrainState, setup: Setup, batch: Batch) -> tuple[Tensor, Tensor]:
+def forward_backward(trainee: TrainState, config: Config, batch: Batch) -> tuple[Tensor, Tensor]:
     """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
     """
-    settings = setup.config.loss
-    given = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, settings)
-    each_B = sample_losses(given, settings)
-    loss = (each_B * given.weight_B).sum()
+    predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss)
+    each_B = sample_losses(predicted, config.loss)
+    loss = (each_B * predicted.weight_B).sum()
     times = 1.0 if trainee.scale is None else trainee.scale.value
     batch.spare_gil()
-    (loss * 0.0 if batch.padding else loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+    (loss * 0.0 if batch.padding else loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
     return loss.detach(), each_B.detach()
 
 
@@ -213,7 +213,7 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
     progress.draws, progress.during = request.draws, TRYING
     with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
         for batch in feed:
-            forward_backward(trainee, setup, batch)
+            forward_backward(trainee, setup.config, batch)
     trainee.model.drop_gradients(trainee.denoiser.parameters)
     progress.draws, progress.during = (), ""
     del moments
@@ -257,7 +257,7 @@ def _save(run: _Run, saver: Saver) -> None:
             run.storage.saved()
 
     run.log.sync()
-    if in_pieces(trainee, setup):
+    if in_pieces(trainee, setup.config):
         saver.save_pieces(run.folder, state, own_files(trainee, setup, step), keep, ranks, beside=beside, done=saved)
     else:
         with snapshot(trainee) as found:
@@ -300,7 +300,7 @@ def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str]) -> Non
     if before.get("ranks") not in (None, ranks.world) and has_dropout(run.trainee.denoiser.model):
         log("warning", first, text=f"the number of processes is {ranks.world}, and was {before['ranks']}: "
             "dropout draws differ, so the steps are not those that one number would have made")
-    if text := waits_shortened(setup, ranks):
+    if text := waits_shortened(setup.config, ranks):
         log("warning", first, text=text)
     for text in set_aside:
         log("warning", first, text=text)

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from prep.geometry import Size
+from prep.loader.index import Index
 from prep.models.configs import Configs
 from prep.models.family import Labels
 from train.config.load import as_table
@@ -121,7 +122,7 @@ def _as_sd_scripts(setup: Setup, step: int) -> dict[str, str]:
     if setup.origin.started:
         begun = time.strptime(setup.origin.started, "%Y-%m-%dT%H:%M:%SZ")
         facts["training_started_at"] = float(calendar.timegm(begun))
-    if tags := _tags(setup) if config.result.tags else {}:
+    if tags := _tags(setup.index) if config.result.tags else {}:
         facts["tag_frequency"] = json.dumps({setup.manifest.path.stem: tags}, ensure_ascii=False)
     return {f"ss_{key}": str(value) for key, value in facts.items()}
 
@@ -131,13 +132,13 @@ def _buckets(setup: Setup) -> dict[str, Any]:
             for number, (size, members) in enumerate(zip(setup.manifest.buckets, setup.index.training, strict=True))}
 
 
-def _tags(setup: Setup) -> dict[str, int]:
+def _tags(index: Index) -> dict[str, int]:
     """How many training samples have each part of a caption between commas, the most frequent first."""
-    members = [sample for bucket in setup.index.training for sample in bucket.tolist()]
+    members = [sample for bucket in index.training for sample in bucket.tolist()]
     if len(members) > MOST_TAGGED:
         return {}
     counts: Counter[str] = Counter()
     for sample in members:
-        parts = {part.strip() for caption in setup.index.samples.captions(sample) for part in caption.split(",")}
+        parts = {part.strip() for caption in index.samples.captions(sample) for part in caption.split(",")}
         counts.update(parts - {""})
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_TAGS])

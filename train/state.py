@@ -117,7 +117,7 @@ def put_whole(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], model
     copy_into(targets, {name: model.rows(values[name]) for name in targets})
 
 
-def clip_gradients(trainee: TrainState, setup: Setup) -> Tensor:
+def clip_gradients(trainee: TrainState, config: Config) -> Tensor:
     """Clips the gradients, after undoing the scale of the loss; returns their norm before, [], without waiting for it
     where the gradients are whole."""
     trained = [value for value in trainee.denoiser.parameters.values() if value.grad is not None]
@@ -125,7 +125,7 @@ def clip_gradients(trainee: TrainState, setup: Setup) -> Tensor:
     if trainee.scale is not None:
         trainee.scale.undo(gradients)
     norm = trainee.model.norm(gradients)
-    torch.nn.utils.clip_grads_with_norm_(trained, setup.config.optimizer.clip or float("inf"), norm)
+    torch.nn.utils.clip_grads_with_norm_(trained, config.optimizer.clip or float("inf"), norm)
     return norm
 
 
@@ -150,7 +150,7 @@ def apply_gradients(trainee: TrainState, setup: Setup, step: int, *, skipped: bo
     return rate
 
 
-def move_average(trainee: TrainState, setup: Setup, step: int) -> None:
+def move_average(trainee: TrainState, config: Config, step: int) -> None:
     """Moves the average, if there is one, toward the parameters that step `step` (from 0) has updated."""
     if trainee.average is not None:
-        trainee.average.update(trainee.denoiser.parameters, ema.decay_at(step, setup.config.ema.decay))
+        trainee.average.update(trainee.denoiser.parameters, ema.decay_at(step, config.ema.decay))

@@ -90,9 +90,9 @@ def _rows_kept(trainee: TrainState, like: Mapping[str, T]) -> dict[str, T]:
             for kind, (_, shape) in trainee.spec.kept(whole).items() if shape == whole}
 
 
-def in_pieces(trainee: TrainState, setup: Setup) -> bool:
+def in_pieces(trainee: TrainState, config: Config) -> bool:
     """Whether each rank writes its own part of a checkpoint."""
-    return trainee.model.sharded and setup.config.method == "full"
+    return trainee.model.sharded and config.method == "full"
 
 
 def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:

@@ -88,7 +88,7 @@ class Now:
     def sum(self, step: int, gathered: Gathered) -> _Summed:
         """Sums and clips the gradients of a step, without waiting for numbers where they are whole."""
         self.trainee.model.sum_gradients(self.trainee.denoiser.parameters)
-        norm = clip_gradients(self.trainee, self.setup)
+        norm = clip_gradients(self.trainee, self.setup.config)
         losses = torch.cat(gathered.each) if gathered.each else torch.zeros(0)
         scale = None if self.trainee.scale is None else self.trainee.scale.value
         return _Summed(step, gathered, norm, Arriving(gathered.loss, norm, losses), scale)
@@ -109,7 +109,7 @@ class Now:
         """Follows the updated weights with their average, and logs the step."""
         progress, done = self.progress, summed.step + 1
         if not numbers.overflowed:
-            move_average(self.trainee, self.setup, summed.step)
+            move_average(self.trainee, self.setup.config, summed.step)
         progress.done, progress.whole = done, True
         now = time.perf_counter()
         seconds, self.since = now - self.since, now

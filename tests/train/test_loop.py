@@ -885,7 +885,7 @@ def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeyp
     sizes.clear()
     with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000),
                  masked=False, pinned=False) as feed:
-        loop.accumulate(trainee, setup, feed, Progress(device=torch.device("cpu")))
+        loop.accumulate(trainee, setup.config, feed, Progress(device=torch.device("cpu")))
     assert sizes[::2] == [0, 4 * setup.model.numbers][:1 + held]  # what a step's passes begin with
 
 

@@ -85,7 +85,7 @@ def _place_faults(resumed: Resumed, setup: Setup) -> list[Problem]:
 
     storage = kept_in(resumed.place)
     try:
-        check_place(storage.folder, setup)
+        check_place(storage.folder, setup.manifest)
         check_writable(storage.folder)
         storage.check_space(setup, 0 if resumed.start is None else resumed.start.state.step)
     except Problem as problem:

@@ -147,7 +147,7 @@ def _train(setup: Setup, storage: OnDisk, device: str, start: Start | None, star
             for note in (*unused_on(setup.config, place.type, ranks.world), *notes):
                 say(f"note: {note}")
             if ranks.first:
-                opened.enter_context(lock_run(local, setup))
+                opened.enter_context(lock_run(local, setup.manifest))
             opened.enter_context(lock_directory(index.cache.root, exclusive=False, patience=PATIENCE))
             check_shards(index, setup.shards)  # another process may have changed the cache before the lock
             _unchanged(local, start_from, start)
@@ -256,7 +256,7 @@ def _set_up(request: RunRequest, chosen: Config, storage: OnDisk, start: Start |
         opt.stop_at_faults(opt.prompt_faults(report.setup))
     assert report.setup is not None
     setup = replace(report.setup, origin=_origin(local, report.setup, start))
-    check_place(local.path, setup)
+    check_place(local.path, setup.manifest)
     check_writable(local.path)
     storage.check_space(setup, 0 if start is None else start.state.step)
     notes = report.notes
@@ -280,7 +280,7 @@ def _origin(local: Local, setup: Setup, start: Start | None) -> Origin:
     from train.setup import Origin
 
     if start is None:
-        return begin(setup)
+        return begin(setup.manifest)
     return read_run(local).origin if (local.path / "run.json").is_file() else Origin()
 
 

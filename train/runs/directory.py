@@ -83,12 +83,12 @@ class Run:
 
 
 @contextmanager
-def lock_run(run: Local, setup: Setup) -> Iterator[None]:
+def lock_run(run: Local, manifest: Manifest) -> Iterator[None]:
     """Locks the directory of a run for training, and creates it if needed, as `only_one` does.
 
     Raises `PathError` also if it may not become a run.
     """
-    check_place(run.path, setup)
+    check_place(run.path, manifest)
     with only_one(run):
         yield
 
@@ -125,7 +125,7 @@ def claim_run(run: Local, setup: Setup, *, step: int | None = None) -> list[str]
     Raises `PathError` if it already holds a run that is not resumed.
     """
     folder = run.path
-    check_place(folder, setup)
+    check_place(folder, setup.manifest)
     if step is None:
         check_unused(run)
     warnings = _abandon(run, -1 if step is None else step)
@@ -164,8 +164,9 @@ def unused_name(run: Local) -> Local:
     return next(beside for beside in names if not beside.path.exists())
 
 
-def check_place(folder: Path, setup: Setup) -> None:
-    """Raises `PathError` unless `folder` is, or may become, a run's directory, and `CacheError` for links in it."""
+def check_place(folder: Path, manifest: Manifest) -> None:
+    """Raises `PathError` unless `folder` is, or may become, the directory of a run on this manifest, and `CacheError`
+    for links in it."""
     if folder.exists() and not folder.is_dir():
         raise PathError(f"{folder} is a file, expected a directory for the run", hint="name another with -o")
     if folder.is_dir():
@@ -174,8 +175,8 @@ def check_place(folder: Path, setup: Setup) -> None:
     if folder.is_dir() and not ours and not all(path.name in PASSING or checkpoint.is_partial(path)
                                                 for path in folder.iterdir()):
         raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
-    sources = [NamedPath(role="pictures", path=place) for place in setup.manifest.sources if place is not None]
-    for other in (NamedPath(role="cache", path=setup.manifest.cache), *sources):
+    sources = [NamedPath(role="pictures", path=place) for place in manifest.sources if place is not None]
+    for other in (NamedPath(role="cache", path=manifest.cache), *sources):
         if is_here(other.path):
             check_disjoint([NamedPath(role="run", path=folder, may_hold=("cache", "pictures")), other])
     for parent in resolve(folder).parents:
@@ -317,12 +318,12 @@ def _document(run: Local, setup: Setup) -> dict[str, Any]:
             "started": setup.origin.started, "recipe": setup.origin.recipe}
 
 
-def begin(setup: Setup) -> Origin:
+def begin(manifest: Manifest) -> Origin:
     """The origin of a new run. SOURCE_DATE_EPOCH replaces the clock (reproducible-builds.org/specs)."""
-    named, digest = setup.manifest.document["recipe"], ""
+    named, digest = manifest.document["recipe"], ""
     if named is not None:
         with suppress(OSError):  # the recipe's path is a hint; the manifest is whole without it
-            digest = digest_bytes(read_regular(setup.manifest.folder / named, MOST_RECIPE))
+            digest = digest_bytes(read_regular(manifest.folder / named, MOST_RECIPE))
     fixed = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = int(fixed) if fixed.isdecimal() and fixed.isascii() and len(fixed) < 12 else time.time()
     return Origin(started=time.strftime(_TIME, time.gmtime(seconds)), recipe=digest)

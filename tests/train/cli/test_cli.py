@@ -556,9 +556,9 @@ def test_a_run_that_went_on_meanwhile_is_left_alone(train, make, monkeypatch):
     assert run(train, made, "--set", "checkpoint.every=1").code == 0
     plain = directory.lock_run
 
-    def others(local, setup):
+    def others(local, manifest):
         shutil.rmtree(local.path / "checkpoints" / "step-000003")
-        return plain(local, setup)
+        return plain(local, manifest)
 
     monkeypatch.setattr("train.runs.directory.lock_run", others)
     result = run(train, made, "--resume", steps=5)
@@ -829,7 +829,7 @@ def test_a_run_that_another_program_is_in_is_left_alone(train, make):
 
     made = make()
     setup = check(RunRequest(manifest=made.path), load_config(None, {})).setup
-    with lock_run(Local(made.root / "run"), setup):
+    with lock_run(Local(made.root / "run"), setup.manifest):
         result = run(train, made)
     assert result.code == 5 and "another program is training in" in result.err
     assert not list((made.root / "run").iterdir())

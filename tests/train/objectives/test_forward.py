@@ -62,7 +62,7 @@ def gradients(setup, shots, cut, settings):
     parts = [shots[start : start + cut] for start in range(0, len(shots), cut)]
     requests = (draws.BatchRequest(bucket=bucket_of(setup, part), draws=tuple(part)) for part in parts)
     with batches(Rows(setup.index), requests, masked=settings["masked"], pinned=False) as feed:
-        gathered = accumulate(trainee, setup, feed, Progress(device=CPU))
+        gathered = accumulate(trainee, setup.config, feed, Progress(device=CPU))
     return {name: value.grad for name, value in denoiser.parameters.items()}, gathered
 
 

@@ -128,7 +128,7 @@ def test_no_other_rank_waits_in_vain(encoded, tmp_path, monkeypatch, world, wait
         asked.append(options["timeout"]) or SimpleNamespace(returncode=0)))
     evaluate._prompts(Rows(open_index(setup.manifest)), setup, tmp_path, ranks.longest)
     assert asked == [waited] and waited < (PATIENCE if world > 1 else 1e6)
-    told = evaluate.waits_shortened(setup, ranks)
+    told = evaluate.waits_shortened(setup.config, ranks)
     assert told == (f"sample.wait is {wait} s, but of several processes none waits longer than 3600 s for one that "
                     "encodes prompts" if warns else None)
 

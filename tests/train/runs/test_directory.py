@@ -262,19 +262,20 @@ def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
 def test_two_programs_never_train_in_one_directory(claim, tmp_path):
     _, go = claim
     setup = go(tmp_path / "run")
-    with lock_run(Local(tmp_path / "run"), setup):
+    with lock_run(Local(tmp_path / "run"), setup.manifest):
         with pytest.raises(PathError, match=r"another program is training in .*run") as caught, \
-                lock_run(Local(tmp_path / "run"), setup):
+                lock_run(Local(tmp_path / "run"), setup.manifest):
             pass
         assert caught.value.hint.endswith(f"name another directory: -o {tmp_path / 'run-2'}")
-    with lock_run(Local(tmp_path / "run"), setup):  # it is free again
+    with lock_run(Local(tmp_path / "run"), setup.manifest):  # it is free again
         pass
 
 
 def test_a_directory_that_may_not_become_a_run_is_not_made(claim, tmp_path):
     made, go = claim
     setup = go(tmp_path / "run")
-    with pytest.raises(PathError, match="lies inside cache"), lock_run(Local(made.root / "cache" / "run"), setup):
+    inside = Local(made.root / "cache" / "run")
+    with pytest.raises(PathError, match="lies inside cache"), lock_run(inside, setup.manifest):
         pass
     assert not (made.root / "cache" / "run").exists()
 
@@ -288,7 +289,7 @@ def test_where_the_disk_has_no_locks_nobody_is_kept_out(claim, tmp_path, monkeyp
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with lock_run(Local(tmp_path / "run"), setup), lock_run(Local(tmp_path / "run"), setup):
+    with lock_run(Local(tmp_path / "run"), setup.manifest), lock_run(Local(tmp_path / "run"), setup.manifest):
         pass
 
 

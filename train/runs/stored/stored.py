@@ -55,7 +55,7 @@ class OnDisk:
 
     def check_new(self, setup: Setup) -> None:
         """Raises `PathError` unless a new run may begin at its place."""
-        check_place(self.folder, setup)
+        check_place(self.folder, setup.manifest)
         check_writable(self.folder)
         check_unused(self.run)
 
