@@ -38,7 +38,7 @@ def command_of(source: Place, options: Iterable[Place | str], cache: Place, mani
 
 
 def mending(manifest: Manifest) -> str:
-    """What repairs a cache in an object store."""
+    """Says what repairs a cache, here or in an object store."""
     if not manifest.in_store:
         return f"encode what is damaged again: {encode_command(manifest, '--recheck')}"
     return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the store, "

@@ -41,7 +41,7 @@ def describe_manifest(audit: OpenedManifest) -> dict[str, Any]:
 
 
 def import_line(latents: Mapping[str, Any]) -> str:
-    """What another program made of a manifest's latents, and whether any was compared; "" for encoded ones."""
+    """Says which program made a manifest's latents, and whether any was compared; "" for latents that were encoded."""
     imported = latents.get("imported")
     if imported is None:
         return ""

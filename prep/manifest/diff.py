@@ -69,7 +69,7 @@ class DiffSide:
 
 
 def names_of(first: Manifest, second: Manifest) -> tuple[str, str]:
-    """What tells two manifests apart: the names of their files, or, if these are the same, their paths or URLs."""
+    """Names for two manifests that differ: those of their files, or, if these are the same, their paths or URLs."""
     if first.path.name != second.path.name or str(first.path) == str(second.path):
         return first.path.name, second.path.name
     return str(first.path), str(second.path)
@@ -211,7 +211,7 @@ def _samples(a: DiffSide, b: DiffSide, *, keys: bool) -> dict[str, Any]:
 
 
 def sides_of(first: OpenedManifest, second: OpenedManifest) -> tuple[Side, Side]:
-    """What of the samples of two manifests is compared. Raises `CacheError` if a table of one cannot be read.
+    """The samples of two manifests, as they are compared. Raises `CacheError` if a table cannot be read.
 
     Keys that cannot be read are not compared: then a changed mask is not seen.
     """

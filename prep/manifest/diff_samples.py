@@ -25,7 +25,7 @@ PLACEMENT = ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """What is compared of one manifest's samples."""
+    """One manifest's samples, as they are compared."""
 
     samples: SampleColumns
     buckets: tuple[Size, ...]
@@ -51,7 +51,7 @@ class Matched:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What differs: R rows, one for each sample that is not the same on both sides."""
+    """Differences between samples: R rows, one for each sample that is not the same on both sides."""
 
     old: Column  # int64 [R]: number of the sample in a; -1: it was added
     new: Column  # in b; -1: it was removed

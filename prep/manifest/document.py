@@ -92,7 +92,7 @@ class Manifest:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What the names of each source's pictures begin with in findings."""
+        """The beginning of the names of each source's pictures in findings."""
         return source_prefixes(self.sources)
 
     @property

@@ -61,7 +61,7 @@ class OpenedManifest:
 
     @cached_property
     def prefixes(self) -> Sequence[str]:
-        """What the names of each source's pictures begin with in findings."""
+        """The beginning of the names of each source's pictures in findings."""
         return self.manifest.prefixes
 
     @cached_property

@@ -74,7 +74,7 @@ class SampleColumns:
         return str(self.table["picture"][sample].as_py().hex())
 
     def picture_path(self, sample: int, sources: Sequence[Place | None]) -> Place | None:
-        """Where the sample's picture is, or was; `None` if nothing leads to its source."""
+        """The path of the sample's picture, which may be gone; `None` if no path leads to its source."""
         source = sources[int(self.source[sample])]
         return None if source is None else resolve(source) / self.name(sample)
 

@@ -30,7 +30,7 @@ MANY = 1000  # places in a chunk that are found one by one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """Which samples, in which order; what is `None` or empty selects nothing out."""
+    """Chooses samples and their order; fields that are `None` or empty leave none out."""
 
     text: str = ""  # in a caption or the name, in upper or lower case
     role: str = ""  # one of ROLES
@@ -73,7 +73,7 @@ class Selector:
         _ = self._texts
 
     def renewed(self, listed: Listed) -> Selector:
-        """A prepared selector of `listed`: the same samples, of which some have other captions, masks or findings."""
+        """A prepared selector of `listed`: the same samples, some with other captions, masks or findings."""
         new = Selector(listed)
         with self._sorting:
             new._orders = {key: order for key, order in self._orders.items() if key[0] in LASTING}
@@ -253,7 +253,7 @@ class LowerCase:
         self._bounds, self._data = bounds, data.lower()
 
     def contain(self, needle: bytes) -> Column:
-        """Which of the strings contain `needle`, UTF-8 in lower case."""
+        """Whether each string contains `needle`, UTF-8 in lower case."""
         contained = np.zeros(len(self._bounds) - 1, bool)
         places = self._places(needle)
         owners = np.searchsorted(self._bounds, places, side="right") - 1

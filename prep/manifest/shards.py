@@ -44,7 +44,7 @@ class ShardFacts:
 
     @property
     def remote(self) -> RemoteShard:
-        """What is needed to fetch it from a store."""
+        """The facts that fetching it from a store needs."""
         arrays = tuple(ArraySpec(name=name, dtype=self.dtypes[name], shape=shape)  # type: ignore[arg-type]  # checked
                        for name, shape in self.shapes.items())
         return RemoteShard(digest=self.digest, field=self.field, rows=self.rows, bytes=self.bytes, arrays=arrays)
@@ -69,7 +69,7 @@ def parse_shards(table: pa.Table) -> tuple[ShardFacts, ...]:
 
 
 def manifests_for(shards: int, table: int) -> int:
-    """How many manifests samples need, at least, that have so many shards and a SAMPLES table of so many bytes."""
+    """The least number of manifests for samples in `shards` shards, with a SAMPLES table of `table` bytes."""
     return max(-(-shards // MOST_SHARDS), -(-table // MOST), 1)
 
 

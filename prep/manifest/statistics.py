@@ -32,7 +32,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStatistics:
-    """What the latents of a manifest's samples are like."""
+    """Mean and spread of the latents of a manifest's samples."""
 
     samples: np.ndarray[Any, Any]  # numbers of the N samples that were read, ascending
     means_NC: Floats  # of each sample's cells

@@ -69,7 +69,8 @@ def path_text(value: Any, where: str) -> str:
 
 
 def place_in(folder: Path, named: str) -> Place:
-    """What a run names: a path, usually relative to the run, or a place in a store, also by the path of its copy."""
+    """The place that a run names by a path, usually relative to the run, or by a URL; the path of a copy means its
+    object."""
     return place_of(named) if is_object(named) else original_of(folder / PurePosixPath(named))
 
 

@@ -73,7 +73,7 @@ class Heartbeat:
 
 
 def read_heartbeat(run: Path) -> Heartbeat | None:
-    """The newest heartbeat of a run; `None` if there is none, or what is there is none."""
+    """The newest heartbeat of a run; `None` if there is none that can be read."""
     try:
         body = expect(json.loads(read_regular(run / NAME, MOST)), dict, "it")
         return _parsed(body)
@@ -113,8 +113,8 @@ def own_start() -> str:
 
 
 def boot_id() -> str:
-    """What tells this computer since its last start, and the processes that this one can see, from others; "" where
-    the system does not say."""
+    """Identifies this computer since its last start, and the processes that this one can see; "" where the system does
+    not say."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

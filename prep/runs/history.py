@@ -27,7 +27,7 @@ class Grid:
 
 @dataclass(kw_only=True, slots=True)
 class History:
-    """What the log of a run says."""
+    """A run's log as numbers over steps."""
 
     status: Status = "open"
     step: int = 0  # done
@@ -77,7 +77,7 @@ def smoothed(losses: Iterable[Point], span: float) -> Iterator[Point]:
 
 
 def read_history(events: Iterable[Event]) -> History:
-    """The history of a run from the events of its log; of values of other types than expected it takes none."""
+    """The history of a run from the events of its log; skips values of other types than expected."""
     history = History()
     for event in events:
         kind, step = event["event"], event["step"]

@@ -1,4 +1,4 @@
-"""What others ask of the process that trains a run: to stop after the step, or to draw sample pictures after it.
+"""Asks the process that trains a run to stop after the step, or to draw sample pictures after it.
 
     RUN/stop.request    RUN/sample.request    the token of the process that is asked, as heartbeat.json has it
 
@@ -78,5 +78,5 @@ def waiting(run: Path, beat: Heartbeat | None) -> list[Kind]:
 
 
 def told(kind: Kind, beat: Heartbeat) -> str:
-    """What a process does that was asked."""
+    """Says what a process will do about a request, in a sentence without a full stop."""
     return f"process {beat.pid} on {printable(beat.host)} {ASKED[kind]}"

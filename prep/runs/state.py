@@ -1,4 +1,4 @@
-"""What a run is doing, by its log and its heartbeat, and the command that comes next."""
+"""Tells from a run's log and heartbeat what it is doing, and which command comes next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class State:
 
     @property
     def says(self) -> str:
-        """What is known of its process, in a sentence; "" if nothing is to be said."""
+        """What its process does or why it ended, in a sentence; "" if that is not known or not needed."""
         beat = self.beat
         if beat is None:
             return "Its log has no end, and it has no heartbeat: an earlier version of Latentry wrote none." if (

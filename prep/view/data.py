@@ -1,4 +1,4 @@
-"""What the pages know of a data set: a manifest's, or that of a source that is not encoded yet."""
+"""The data set that pages show: a manifest's, or that of a source that is not encoded yet."""
 
 from __future__ import annotations
 

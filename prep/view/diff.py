@@ -19,7 +19,7 @@ WHAT = {"added": "added", "removed": "removed", "name": "renamed", "source": "fr
 
 
 class Diff:
-    """What differs between the samples of `before` and of `after`. Threads may share it."""
+    """The differences between the samples of `before` and of `after`. Threads may share it."""
 
     def __init__(self, before: Site, after: Site, changes: Changes, called: tuple[str, str]) -> None:
         self.before, self.after, self.called = before, after, called

@@ -1,4 +1,4 @@
-"""What the model that made a cache does with its captions and latents: tokens, those that are cut off, and the decode.
+"""Shows what the model of a cache does with captions and latents: tokens, those that are cut off, and the decode.
 
 Of the text encoders only the tokenizers are loaded; the VAE is loaded when a latent is first decoded, on the CPU in
 float32.
@@ -41,7 +41,7 @@ class ViewedModel:
         self._finder = TruncationFinder(folder, family, options_of(context))
 
     def readings(self, caption: str) -> list[Reading]:
-        """How each text encoder reads a caption."""
+        """The readings of a caption, one by each text encoder."""
         with self._lock:  # tokenizers are not made for several threads
             return self._finder.readings(caption)
 

@@ -102,7 +102,7 @@ class Pictures:
         return self._memory.get(("latent", sample, view, channel), make)
 
     def decoded(self, sample: int, view: int, decode: Callable[[Array], bytes]) -> bytes | None:
-        """What `decode` makes of a view's latent; `None` if it cannot be read."""
+        """The picture that `decode` makes of a view's latent; `None` if the latent cannot be read."""
         def make() -> bytes | None:
             latent = self.latent(sample, view)
             return None if latent is None else decode(latent)

@@ -1,4 +1,4 @@
-"""What a run has on disk, for its pages: its history, its sampled pictures, and how hard each sample was.
+"""Reads what a run's pages show from its files: its history, its sampled pictures, and how hard each sample was.
 
 Files are read again once they have changed, so that the pages of a run that is trained are as it is now.
 """
@@ -40,7 +40,7 @@ class RunFiles:
 
     @property
     def history(self) -> History:
-        """What the log says now. Raises `CacheError`."""
+        """The history that the log has now. Raises `CacheError`."""
         return self._history.value()
 
     @property
@@ -85,7 +85,7 @@ class RunFiles:
 
 
 class Fresh(Generic[T]):
-    """What a file says, read again when it has changed, but not much more often than reading takes."""
+    """A value read from a file, and read again when the file has changed, but at most about a twentieth of the time."""
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
         self._path, self._read = path, read

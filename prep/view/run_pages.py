@@ -83,7 +83,7 @@ def run_tag(run: RunFiles) -> str:
 
 
 def facts_of_run(hard: Hardness | None, number: int) -> list[tuple[str, str]]:
-    """What a run knows of a sample."""
+    """Titles and values of a sample's loss in a run."""
     if hard is None:
         return []
     if not hard.shown[number]:

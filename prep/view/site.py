@@ -1,4 +1,4 @@
-"""What all pages share: the samples and their pictures, the run, and the card of a sample."""
+"""Holds what all pages share: the samples and their pictures, the run, and the card of a sample."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LETTERS = 240  # of a caption on a card
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What all pages need."""
+    """The data, pictures, run and model that pages show."""
 
     base: str  # of addresses: "/" and the token
     state: Callable[[], Data]  # what is shown now
@@ -43,12 +43,12 @@ class Site:
 
     @property
     def data(self) -> Data:
-        """What is shown now. A page asks once: the next answer may be another."""
+        """The data set as it is now. A page asks once: the next answer may be another."""
         return self.state()
 
     @property
     def selector(self) -> Selector:
-        """That of what is shown now."""
+        """The selector of the data set as it is now."""
         return self.state().selector
 
     def render(self, template: str, **values: Any) -> str:

@@ -80,7 +80,7 @@ def _parameter(row: Row, flag: str) -> inspect.Parameter:
 
 
 def settings_of(config: Path | None, manifest: Path | None) -> Path | None:
-    """The settings file of a new run: `config`, or else train.toml beside the manifest or here, which is said.
+    """The settings file of a new run: `config`, or else train.toml beside the manifest or here, which is printed.
 
     `None` if there is none. Raises `UsageError` if two files are found.
     """
@@ -134,8 +134,8 @@ def request_of(manifest: Place, model: str | None, download: bool, others: bool,
 
 
 def prompt_faults(setup: Setup | None) -> list[Problem]:
-    """What is wrong in the lines of the prompt file, if a new run makes sample pictures of it. Later, when the file is
-    edited beside a run, that is a warning."""
+    """The faults of the prompt file's lines, if a new run makes sample pictures of it. When the file is edited beside a
+    run, they are warnings."""
     from train.sampling.prompts import bad_lines
 
     return [] if setup is None or not setup.config.sample.every else [*bad_lines(setup.index)]

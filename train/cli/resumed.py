@@ -1,6 +1,6 @@
-"""What `train check --resume` finds: by what `train run --resume` does before it trains, but nothing is written.
+"""`train check --resume`: does what `train run --resume` does before it trains, but writes nothing.
 
-Of a run in a store that is what the store has: copies of run.json and of what its checkpoints say of themselves.
+A run in a store is checked by copies of its run.json and of the state.json of its checkpoints.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def line(resumed: Resumed, setup: Setup | None) -> str:
 
 
 def as_json(resumed: Resumed) -> dict[str, Any]:
-    """The same for programs."""
+    """From which step the run would be continued, and what differs, as a JSON document."""
     start, compared = resumed.start, resumed.compared
     return {"checkpoint": None if start is None else start.folder.name,
             "step": 0 if start is None else start.state.step,

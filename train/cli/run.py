@@ -90,7 +90,7 @@ def no_manifest() -> UsageError:
 
 
 def manifest_of(local: Local) -> Place:
-    """The manifest that the run was last started with. Raises `PathError`, `CacheError`, also if it is gone, and
+    """The manifest that the run was last started with. Raises `PathError`; `CacheError` also if the manifest is gone;
     `UsageError` if the run has none yet."""
     from train.runs.directory import read_run, require_manifest
 

@@ -28,7 +28,8 @@ def stop(folder: TrainedRun, as_json: opt.AsJson = False) -> None:
 
 
 def request(folder: Path, kind: Kind, *, as_json: bool) -> None:
-    """Asks the process that trains a run, and prints which it is. Raises `PathError` if there is none here."""
+    """Sends a request to the process that trains a run, and prints which it is. Raises `PathError` if none does here.
+    """
     from prep.runs.requests import ask, told
     from train.runs.stored.reading import trained_here
 

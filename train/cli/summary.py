@@ -55,7 +55,8 @@ for what, every in settings.items() if isinstance(every, str)]
 
 
 def outlook_lines(outlook: Outlook, latency: float | None = None) -> list[str]:
-    """What ranks and nodes take, in lines. `latency`: seconds in which a store answers a request, if there is one."""
+    """Lines on the memory, downloads and start of ranks and nodes. `latency`: seconds in which a store answers a
+    request, if there is one."""
     from prep.manifest.shards import MOST_OF_A_MANIFEST, manifests_for
 
     lines = [f"{counted(outlook.world, 'rank')} on {counted(outlook.nodes, 'node')}: "
@@ -130,7 +131,7 @@ def _fewer_short(plan: StepPlan, ranks: int) -> list[str]:
 
 
 def step_sizes(plan: StepPlan) -> dict[int, int]:
-    """How many steps of the first epoch have how many samples, the largest first."""
+    """The number of the first epoch's steps by their number of samples, the largest first."""
     return dict(sorted(Counter(plan.sizes(0).tolist()).items(), reverse=True))
 
 
@@ -156,7 +157,7 @@ def uneven_lines(report: CheckReport) -> list[str]:
 
 
 def place_line(run: Local, setup: Setup) -> str:
-    """Where a run writes, and about how large its checkpoints are."""
+    """A line on where a run writes, and about how large its checkpoints are."""
     from train.runs.directory import checkpoint_bytes
 
     size = format_bytes(checkpoint_bytes(setup))

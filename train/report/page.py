@@ -33,7 +33,7 @@ WORST = 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """What a page was made of."""
+    """A page that was written, and what is on it."""
 
     path: Path
     size: int  # bytes

@@ -1,4 +1,4 @@
-"""What a run was made from, down to digests: data, model, encoders, settings, checkpoints and the result."""
+"""Lists what a run was made from, down to digests: data, model, encoders, settings, checkpoints and the result."""
 
 from __future__ import annotations
 

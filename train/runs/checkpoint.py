@@ -78,7 +78,7 @@ def step_named(name: str, steps: Iterable[int]) -> int | None:
 
 
 def piece_name(name: str, number: int, count: int) -> str:
-    """The name of a piece, from 0, of a file of so many."""
+    """The name of piece `number`, from 0, of a file that is in `count` pieces."""
     return f"{name.removesuffix('.safetensors')}/shard-{number + 1:05d}-of-{count:05d}.safetensors"
 
 
@@ -116,7 +116,7 @@ class State:
 
 
 def files_of(name: str, listed: Iterable[str]) -> tuple[str, ...]:
-    """Those of the files `listed` that hold the tensors of `name`: itself, its pieces in their order, or none.
+    """The files among `listed` that hold the tensors of `name`: the file itself, or its pieces in their order.
 
     Raises `Unparsed` if pieces are missing.
     """

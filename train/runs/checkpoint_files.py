@@ -87,7 +87,8 @@ def write_folder(folder: Path, parts: Iterable[Part],
 
 
 def write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
-    """Writes files into a directory; their sizes and digests. Raises `FileNotFoundError` if there is none any more."""
+    """Writes files into a directory and returns their sizes and digests. Raises `FileNotFoundError` if the directory is
+    gone."""
     files = {}
     for part in parts:
         _make_parents(staged, part.name)

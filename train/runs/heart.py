@@ -36,7 +36,7 @@ AGAIN = 2.0
 
 
 class Requests:
-    """What a training process is asked: events, which its loop looks at between steps."""
+    """Requests to a training process, as events that its loop looks at between steps."""
 
     def __init__(self) -> None:
         self.asked: dict[Kind, threading.Event] = {kind: threading.Event() for kind in KINDS}
@@ -100,8 +100,8 @@ class Heart(Requests):
 
 @contextmanager
 def set_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Lets the first Ctrl-C set the event, or a signal by which clusters ask for a stop. Another Ctrl-C raises
-    `KeyboardInterrupt` at once, if it is not that of the same moment."""
+    """The first Ctrl-C, or signal by which clusters ask for a stop, sets the event. A later Ctrl-C raises
+    `KeyboardInterrupt` at once, unless it repeats the first within `AGAIN` seconds."""
     signaled = math.inf
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield

@@ -27,7 +27,7 @@ _ONE = ((), (1,))  # shapes of a single number
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraFile:
-    """What a file says without its values."""
+    """The names, shapes, alphas and settings in a LoRA file, without its values."""
 
     path: Path
     shapes: Shapes  # of every tensor
@@ -37,7 +37,7 @@ class LoraFile:
     settings: Settings  # PEFT's; empty if there are none
 
     def notes(self, name: str) -> tuple[str, ...]:
-        """What is worth knowing about the file that is called `name`."""
+        """Notes for the user about the file that is called `name`."""
         notes = []
         if self.contents.text:
             notes.append(f"{name} also adapts text encoders; {len(self.contents.text)} of its tensors are not used")

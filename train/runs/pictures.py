@@ -1,4 +1,4 @@
-"""Where the pictures of a run's samples are, to name them in a shell."""
+"""Finds the pictures of a run's samples, and names them for a shell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def path_of(index: Index, sample: int) -> Path | None:
 
 
 def spelled(path: Path | None, name: str, source: int, prefixes: Sequence[str]) -> str:
-    """How a sample is printed: its path, or its name, after its source if there are several."""
+    """Names a sample for a shell: by its path, else by its name, after its source if there are several."""
     if path is not None:
         return shell_name(str(path))
     return shell_name(f"{prefixes[source]}{name}")

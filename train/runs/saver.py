@@ -27,7 +27,7 @@ LOOKS, SECONDS = 60, 1.0  # NFS may take a minute to show a new directory on ano
 
 
 def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, ranks: Ranks) -> None:
-    """Writes a checkpoint like `save`, of which each rank writes its own `parts`; all ranks call this.
+    """Writes a checkpoint like `save`, to which each rank adds its own `parts`; all ranks call this.
 
     If one fails, all fail, and nothing is left. Raises `PathError` if the ranks do not share the directory of the run.
     """
@@ -145,7 +145,7 @@ class Saver:
 
     def save_pieces(self, run: Path, state: State, parts: Iterable[Part], keep: int, ranks: Ranks, *,
                     beside: bool, done: Callable[[], None]) -> None:
-        """As `save`, for a checkpoint of which each rank writes its own parts.
+        """As `save`, but each rank writes its own parts of the checkpoint.
 
         With `beside`, it becomes one in a call of `check` or `wait`, when all ranks have written theirs.
         """
@@ -193,7 +193,7 @@ class Saver:
         then()
 
     def leave(self) -> None:
-        """As `wait`, after the connection to other ranks was lost: a checkpoint in pieces is given up."""
+        """Like `wait`, but gives up a checkpoint in pieces: the connection to other ranks was lost."""
         if self._pieces is None:
             self.wait()
         elif self._saving is not None:

@@ -64,7 +64,7 @@ class RunDisplay:
             "s per sample": f"{1 / self.rate:.3g}" if self.rate > 1e-9 else "-"}
 
     def line(self, event: Event) -> str | None:
-        """As `line`, of the end of a run that had no step left as what it is."""
+        """As `line`; of a run that had no step left it says that it was finished before."""
         if event["event"] == "end" and 0 < self.steps <= self.begun:
             return printable(f"already finished: {self.step:,} of {self.steps:,} steps; {event['result']}")
         return line(event)

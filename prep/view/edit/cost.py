@@ -1,4 +1,5 @@
-"""What re-encoding would take, by the plan of `prep encode --dry-run`: rows whose keys the cache lacks."""
+"""Counts the rows that re-encoding would make, by the plan of `prep encode --dry-run`: those whose keys the cache
+lacks."""
 
 from __future__ import annotations
 

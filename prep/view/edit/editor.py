@@ -45,7 +45,7 @@ class Editable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """What a save or an undo did."""
+    """The outcome of a save or an undo."""
 
     said: str  # for the user
     version: str  # of what is there now
@@ -64,7 +64,7 @@ class Edits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sent:
-    """What a page sends."""
+    """A caption or mask that a page sends."""
 
     number: int
     kind: str  # one of KINDS
@@ -84,8 +84,8 @@ class Editor:
         self._make_mask, self._lock = make_mask, Lock()
 
     def editable(self, number: int, kind: str, entries: Sequence[Entry] | None = None) -> Editable:
-        """What the page of a sample has to know; `entries` are those of the log, if they are known. Raises `Refused` if
-        it cannot be edited."""
+        """The facts that the edit forms of a sample need; `entries` are those of the log, if they are known. Raises
+        `Refused` if the sample cannot be edited."""
         item = self.source.state.seats[number].item.item
         place = self.places.of(item, kind)
         with self._lock:
@@ -133,7 +133,7 @@ class Editor:
                         undo=self._undoable(place, sent.kind, digest_of(before)) is not None)
 
     def changed(self) -> dict[str, int]:
-        """How many captions and masks differ from what they were before all edits, by kind."""
+        """The number of captions and of masks that differ from what they were before all edits."""
         first: dict[tuple[str, str], str] = {}
         last: dict[tuple[str, str], str] = {}
         with self._lock:

@@ -1,4 +1,4 @@
-"""What the pages say of edits: the forms of a sample, and what was edited and what it costs."""
+"""Renders what pages say about edits: the forms of a sample, and what was edited and what it costs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 500  # edits, and captions that are reworded, that are listed
 
 
 def edit_of(site: Site, number: int) -> dict[str, Any] | None:
-    """What the forms of a sample's page need; `None` without --edit."""
+    """The values of the edit forms on a sample's page; `None` without --edit."""
     editor = site.editor
     if editor is None:
         return None
@@ -60,7 +60,7 @@ def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
 
 
 def plan_of(site: Site, query: Query, wording: Rewording) -> Plan:
-    """What a rewording of the samples that a query selects changes. Raises `Refused`."""
+    """The changes that a rewording makes to the samples that a query selects. Raises `Refused`."""
     assert site.editor is not None, "it has an address only with --edit"
     if not wording.find and not wording.prepend:
         return Plan()
@@ -86,7 +86,7 @@ def query_fields(query: str) -> list[tuple[str, str]]:
 
 
 def edits_page(site: Site, cost: Cost | None) -> str:
-    """What was edited, and with `cost` what re-encoding would take."""
+    """Renders the page of what was edited, and with `cost` of what re-encoding would take."""
     editor = site.editor
     assert editor is not None, "the page has an address only with --edit"
     changed, entries, seats = editor.changed(), editor.log.entries(), editor.source.state.seats

@@ -1,4 +1,4 @@
-"""Where edited captions and masks are written: below a directory of their own, or beside the pictures; nowhere else."""
+"""Places for edited captions and masks: below a directory of their own, or beside the pictures, and nowhere else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDS = {"caption": CAPTION_END, "mask": MASK_END}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EditPlace:
-    """Where a picture's caption or mask is written."""
+    """The file to which a picture's caption or mask is written."""
 
     folder: Below  # nothing is written outside its root
     file: str

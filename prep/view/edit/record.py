@@ -10,7 +10,7 @@ from prep.recipe.edits import record_edits
 
 
 class Recorder:
-    """Writes `[edits]` into a recipe the first time it is called, if it has none. Threads may share one."""
+    """Writes `[edits]` into a recipe that lacks it, the first time it is called. Threads may share it."""
 
     def __init__(self, recipe: Path, folder: Path) -> None:
         self._recipe, self._folder, self._lock, self._done = recipe, folder, Lock(), False

@@ -20,7 +20,7 @@ KEPT = 16  # batches that can be undone as one
 
 @dataclass(frozen=True, slots=True)
 class Rewording:
-    """What is done to each caption, in this order."""
+    """The steps of changing each caption, in this order."""
 
     find: str  # as it is written; "": nothing
     replacement: str
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a rewording changes."""
+    """The changes of a rewording."""
 
     changes: tuple[Change, ...] = ()
     uncaptioned: int = 0  # samples without a caption, which are left as they are
@@ -64,7 +64,8 @@ def reworded_by(text: str, name: str) -> str:
 
 
 def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> Plan:
-    """What a rewording of these samples' captions changes; a file of several samples counts once. Raises `Refused`."""
+    """The changes that a rewording makes to these samples' captions; a file of several samples counts once. Raises
+    `Refused`."""
     seats, entries = editor.source.state.seats, editor.log.entries()
     changes: dict[str, Change] = {}
     uncaptioned = uneditable = 0

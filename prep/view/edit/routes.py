@@ -23,7 +23,7 @@ from prep.view.source.pictures import SourcePictures
 
 
 def edit_routes(site: Site, pictures: SourcePictures) -> list[BaseRoute]:
-    """What is served with --edit besides the other pages."""
+    """The routes that --edit adds to those of the other pages."""
     def paint(request: Request) -> Response:
         return picture_of(pictures.painted(sample_of(site, request), BOARD))
 

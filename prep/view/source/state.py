@@ -54,7 +54,7 @@ class SourceSet:
         return self._state
 
     def data(self) -> Data:
-        """What is shown now."""
+        """The data set as it is now."""
         return self._state.data
 
     def show(self, survey: Survey) -> None:

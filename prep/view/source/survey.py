@@ -75,8 +75,8 @@ def _is_unusable(code: str) -> bool:
 
 def coverage_of(recipe: Recipe, items: Sequence[KnownItem], facts: Memo, *, jobs: int,
                 progress: Progress) -> dict[str, float]:
-    """How much of each picture its mask lets train, 0 to 1, by label; without those that have none, or none that can be
-    read."""
+    """The part of each picture that its mask lets train, 0 to 1, by label; pictures without a mask that can be read are
+    left out."""
     masks = [(item.item.label, blob) for item in items if (blob := mask_of(recipe, item)) is not None]
     if not masks:
         return {}

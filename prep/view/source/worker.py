@@ -21,7 +21,7 @@ from prep.workers.service import Service, Task
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to make of a file."""
+    """A picture that a worker makes from a file."""
 
     what: str  # "small", "view", or of a mask "cells", "shade" or "paint", the whole mask
     blob: BlobMessage

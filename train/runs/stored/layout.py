@@ -1,4 +1,4 @@
-"""What of a run in a store is where, by the names of its objects relative to the run.
+"""The layout of a run in a store: names of objects, relative to the run.
 
     run.json, samples.bin, manifest.json, log.jsonl, …    as in a run's directory, without links
     wandb/id.txt                                           what W&B calls the run; its other files stay here
@@ -55,7 +55,7 @@ def has_result(names: Iterable[str]) -> bool:
 
 
 def below(folder: str, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are below `folder`, relative to it."""
+    """The `names` below `folder`, relative to it."""
     return [name.removeprefix(f"{folder}/") for name in names if name.startswith(f"{folder}/")]
 
 

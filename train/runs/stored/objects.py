@@ -46,7 +46,7 @@ _TAG = re.compile(r"[0-9a-f]{32}(-\d+)?")  # which may be made of MD5: of the by
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digests:
-    """Of the bytes of a file: those that were asked for, and "" for the others."""
+    """Size and digests of a file's bytes; "" for digests that were not asked for."""
 
     size: int
     sha256: str
@@ -109,14 +109,14 @@ class Objects:
         return list_objects(self.place.url, stop=self.stop)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes of a document; `None` if there is none."""
+        """The bytes of a document; `None` if it does not exist."""
         try:
             return read_object(self._place(name), MOST_DOCUMENT, stop=self.stop)
         except FileNotFoundError:
             return None
 
     def create(self, name: str, data: bytes) -> bool:
-        """Creates an object on the condition that there is none; False if there is one."""
+        """Creates an object unless it exists, which the store decides; returns whether it did."""
         return create_object(self._place(name), data, stop=self.stop)
 
     def put(self, name: str, data: bytes) -> None:

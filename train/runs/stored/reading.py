@@ -48,24 +48,23 @@ def _only_read() -> Iterator[None]:
 
 
 def for_report(place: Place) -> Local:
-    """The run of which a page is to be made: of checkpoints only what they say of themselves."""
+    """A run with the files that its page needs; of checkpoints in a store only their state.json."""
     return _run(place, lambda name: (not name.startswith(CHECKPOINTS) or is_state(name))
                 and (name.partition("/")[0] not in RESULTS or name.endswith("lora.safetensors")))
 
 
 def for_losses(place: Place) -> Local:
-    """The run of which the losses of samples are to be read."""
+    """A run with the losses of its samples; of checkpoints in a store only their state.json."""
     return _run(place, lambda name: name in (RUN, LOSSES, "manifest.json") or is_state(name))
 
 
 def for_resume(place: Place) -> Local:
-    """The run that is to be compared with one that would continue it: of checkpoints only what they say of themselves.
-    """
+    """A run with the files that show how it can be continued; of checkpoints in a store only their state.json."""
     return _run(place, lambda name: name in (RUN, "samples.bin", "manifest.json") or is_state(name))
 
 
 def for_weights(place: Place, checkpoint: str | None = None) -> Local:
-    """The run with the weights of its newest checkpoint, or of the one named; if it has no checkpoint, with its result.
+    """A run with the weights of its newest checkpoint, or of the one named; if it has no checkpoint, with its result.
     Rows of prompts that the run encoded come with them.
 
     Raises `PathError`, `CacheError`.
@@ -74,7 +73,7 @@ def for_weights(place: Place, checkpoint: str | None = None) -> Local:
 
 
 def for_merge(place: Place) -> Local:
-    """What `train merge` reads: a file, a run with its result, or one of its checkpoints with its run.json."""
+    """The source of `train merge`: a file, a run with its result, or one of its checkpoints with its run.json."""
     return local_of(place, _bring_merged)
 
 

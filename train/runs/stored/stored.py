@@ -36,7 +36,7 @@ _log = logging.getLogger("latentry.remote")  # a notice is a line on stderr
 
 
 class OnDisk:
-    """Where a run is kept: a directory, which is all there is to do. `StoredRun` keeps one in a store."""
+    """Keeps a run in a directory, where training writes it anyway. `StoredRun` keeps one in a store."""
 
     spare = 1  # checkpoints on the disk besides those that are kept: a new one is written before the oldest is removed
     elsewhere = "with -o"  # how another directory is named for what a run writes on this computer
@@ -72,7 +72,7 @@ class OnDisk:
         continues from; `None`: it begins."""
 
     def local_keep(self, keep: int) -> int:
-        """How many checkpoints a save leaves in the directory; 0: all."""
+        """The number of checkpoints that a save leaves in the directory; 0: all."""
         return keep
 
     def saved(self) -> None:
@@ -93,7 +93,7 @@ class OnDisk:
 
 
 def kept_in(place: Place) -> OnDisk:
-    """Where the run `place` is kept: a directory, or a place in a store. Asks nothing yet."""
+    """What keeps a run at `place`, in a directory or in a store. Sends no request yet."""
     return StoredRun(place) if isinstance(place, Bucket) else OnDisk(Local(place))
 
 
