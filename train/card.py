@@ -167,7 +167,8 @@ def _in_comfyui(setup: Setup, naming: Naming, result: str) -> Iterator[str]:
 def _strength(setup: Setup) -> str:
     """What makes up for an alpha that ComfyUI does not read."""
     least, most = setup.model.strengths[0], setup.model.strengths[-1]
-    told = "ComfyUI reads no alpha in this file and takes it for the rank"
+    warning = "ComfyUI reads no alpha in this file and takes it for the rank"
     if least != most:
-        return f"{told}, but alpha / rank is {least:g} to {most:g} by layer: no strength there draws what was trained."
-    return f"{told}: there, a strength of {least:g} (alpha / rank) draws what was trained."
+        return (f"{warning}, but alpha / rank is {least:g} to {most:g} by layer: no strength there draws what was "
+                "trained.")
+    return f"{warning}: there, a strength of {least:g} (alpha / rank) draws what was trained."

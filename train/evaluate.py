@@ -45,14 +45,14 @@ def due_after(setup: Setup, step: int) -> list[str]:
 
 
 def evaluate(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, progress: Progress,
-             existing: frozenset[str] = frozenset(), asked: Iterable[str] = ()) -> None:
-    """Validates and samples after the last step, if either is due, or is `asked` for.
+             existing: frozenset[str] = frozenset(), requested: Iterable[str] = ()) -> None:
+    """Validates and samples after the last step, if either is due, or is `requested` for.
 
     `existing`: the events of this step that the log already has; they are skipped. The weights do not change. All ranks
     call this.
     """
     step = progress.done
-    due = {*due_after(setup, step), *asked} - existing
+    due = {*due_after(setup, step), *requested} - existing
     if not due:
         return
     with ema.swapped_in(averages(trainee), trainee.denoiser.parameters, copied=trainee.model.sharded):
@@ -84,44 +84,45 @@ def _warned(trainee: TrainState, log: Log, progress: Progress, what: str) -> Ite
 
 def _validate(trainee: TrainState, rows: Rows, setup: Setup, log: Log, step: int) -> None:
     """Logs the validation loss."""
-    found = validate(trainee, rows, setup)
-    if found is not None:
-        log("validation", step, loss=found.loss, spread=found.spread, samples=found.samples, timesteps=found.timesteps,
-            losses=found.losses, sources={name: asdict(part) for name, part in found.sources.items()})
+    result = validate(trainee, rows, setup)
+    if result is not None:
+        log("validation", step, loss=result.loss, spread=result.spread, samples=result.samples,
+            timesteps=result.timesteps, losses=result.losses,
+            sources={name: asdict(part) for name, part in result.sources.items()})
 
 
 def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, step: int) -> None:
     """Writes a grid of sample pictures."""
     ranks, path = trainee.ranks, run / "samples" / f"step-{step:06d}.png"
-    found = agreed_prompts(rows, setup, run, ranks)
-    made = _pictures(trainee, rows, setup, found)
+    prompts = agreed_prompts(rows, setup, run, ranks)
+    made = _pictures(trainee, rows, setup, prompts)
     with ranks.collective():
         if made and ranks.first:
             make_dirs(path.parent)
-            write_atomic(path, grid_png(made, [prompt.prompt for prompt in found.prompts], columns_of(len(made))))
-    for warning in found.warnings:
+            write_atomic(path, grid_png(made, [prompt.prompt for prompt in prompts.prompts], columns_of(len(made))))
+    for warning in prompts.warnings:
         log("warning", step, text=warning)
     if made:
         log("sample", step, picture=path.relative_to(run).as_posix(),
-            prompts=tuple(prompt.prompt[:PROMPT] for prompt in found.prompts[:PROMPTS]),
+            prompts=tuple(prompt.prompt[:PROMPT] for prompt in prompts.prompts[:PROMPTS]),
             sizes=tuple((picture.shape[1], picture.shape[0]) for picture in made))
 
 
-def _pictures(trainee: TrainState, rows: Rows, setup: Setup, found: Found) -> list[np.ndarray]:
+def _pictures(trainee: TrainState, rows: Rows, setup: Setup, prompts: Found) -> list[np.ndarray]:
     """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own; all draw
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
     if trainee.model.sharded:
-        return pictures(trainee.denoiser, rows, setup.model.path, found.prompts, setup.config.sample)
+        return pictures(trainee.denoiser, rows, setup.model.path, prompts.prompts, setup.config.sample)
     with ranks.collective():
-        mine = pictures(trainee.denoiser, rows, setup.model.path, found.prompts[ranks.rank :: ranks.world],
-                        setup.config.sample)
+        own = pictures(trainee.denoiser, rows, setup.model.path, prompts.prompts[ranks.rank :: ranks.world],
+                       setup.config.sample)
     if ranks.world == 1:
-        return mine
-    shapes = ranks.gather([picture.shape for picture in mine])
-    data = ranks.gather_bytes(b"".join(picture.tobytes() for picture in mine))
+        return own
+    shapes = ranks.gather([picture.shape for picture in own])
+    data = ranks.gather_bytes(b"".join(picture.tobytes() for picture in own))
     drawn = [_cut(theirs, of_rank) for theirs, of_rank in zip(data, shapes, strict=True)]
-    return [drawn[number % ranks.world][number // ranks.world] for number in range(len(found.prompts))]
+    return [drawn[number % ranks.world][number // ranks.world] for number in range(len(prompts.prompts))]
 
 
 def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
@@ -138,18 +139,18 @@ def agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
 
     Raises `PathError` if the prompt file is written just now, so that ranks read different ones.
     """
-    found = Found(prompts=())
+    agreed = Found(prompts=())
     with ranks.collective():
         if ranks.first:
-            found = _prompts(rows, setup, run, ranks.longest)
+            agreed = _prompts(rows, setup, run, ranks.longest)
     with ranks.collective():
         if not ranks.first:
-            found = current(rows.index, partial(kept_rows, run, rows.index))
+            agreed = current(rows.index, partial(kept_rows, run, rows.index))
     read = ranks.gather([[prompt.prompt, repr(prompt.settings), isinstance(prompt.positive, RowRef)]
-                         for prompt in found.prompts])
+                         for prompt in agreed.prompts])
     if any(other != read[0] for other in read):
         raise PathError("the processes do not read the same prompts", hint="all must see the same files")
-    return found
+    return agreed
 
 
 def waits_shortened(config: Config, ranks: Ranks) -> str | None:
@@ -164,13 +165,14 @@ def waits_shortened(config: Config, ranks: Ranks) -> str | None:
 def _prompts(rows: Rows, setup: Setup, run: Path, longest: float) -> Found:
     """The current prompts. Those without a row are encoded by another process, if `sample.wait` allows one."""
     encoded = partial(kept_rows, run, rows.index)
-    found = current(rows.index, encoded)
+    prompts = current(rows.index, encoded)
     named = setup.manifest.document["prompts"]["file"]
-    if not found.lacking or not setup.config.sample.wait or not str(named).endswith(".txt"):
-        return found
-    why = encode_aside(run, setup, found.lacking, longest)
-    found = current(rows.index, encoded)
-    return found if why is None else replace(found, warnings=(*found.warnings, f"no prompt was encoded here: {why}"))
+    if not prompts.lacking or not setup.config.sample.wait or not str(named).endswith(".txt"):
+        return prompts
+    why = encode_aside(run, setup, prompts.lacking, longest)
+    prompts = current(rows.index, encoded)
+    return prompts if why is None else replace(
+        prompts, warnings=(*prompts.warnings, f"no prompt was encoded here: {why}"))
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -87,10 +87,10 @@ def _not_finite(error: NotFinite, setup: Setup, progress: Progress) -> Problem:
     """Names the cache rows with non-finite values, or else suggests other settings."""
     rows, config = Rows(setup.index), setup.config
     step, index = progress.done + 1, rows.index
-    if found := rows.not_finite(error.draws):
+    if damaged := rows.not_finite(error.draws):
         names = [f"the {field} row of {index.samples.name(draw.sample)} (shard {ref.shard[:12]}, row "
-                 f"{ref.row})" for field, draw, ref in found[:NAMES]]
-        more = f" and {len(found) - NAMES} more" if len(found) > NAMES else ""
+                 f"{ref.row})" for field, draw, ref in damaged[:NAMES]]
+        more = f" and {len(damaged) - NAMES} more" if len(damaged) > NAMES else ""
         return CacheError(f"step {step} cannot be trained: NaN or infinite values in {', '.join(names)}{more}",
                           hint="encoders never store such rows; to verify all rows and re-encode these, run "
                                + encode_command(index.manifest, "--recheck"))
@@ -175,10 +175,10 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
     world = 1 if progress.saved else progress.world
     smaller = [size for size in range(1, config.micro_batch)
                if config.batch_size % size == 0 and -(-size // world) < len(progress.draws)]
-    found = [f"--micro-batch {smaller[-1]}"] if smaller else []
+    options = [f"--micro-batch {smaller[-1]}"] if smaller else []
     if not config.gradient_checkpointing:
-        found.append("--set gradient_checkpointing=true")
-    return [*found, *_smaller_model(config)] if len(found) < 2 else found
+        options.append("--set gradient_checkpointing=true")
+    return [*options, *_smaller_model(config)] if len(options) < 2 else options
 
 
 def _smaller_model(config: Config) -> list[str]:

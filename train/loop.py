@@ -126,10 +126,10 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
 
 def _steps(run: _Run) -> None:
     """Runs the remaining steps, and what is due after each. After a failure saves the steps that no checkpoint has."""
-    setup, trainee, progress, ranks, asked = run.setup, run.trainee, run.progress, run.ranks, run.requests
+    setup, trainee, progress, ranks, requests = run.setup, run.trainee, run.progress, run.ranks, run.requests
     share = draws.RankShare(rank=ranks.rank, world=ranks.world, pad_ranks=trainee.model.sharded)
     drops, most = has_dropout(trainee.denoiser.model), setup.config.micro_batch
-    with set_by_signals(asked.stop), Saver() as saver, _batches(run, share) as feed:
+    with set_by_signals(requests.stop), Saver() as saver, _batches(run, share) as feed:
         try:
             with update_of(trainee, setup, run.log, progress) as update:
                 for step in range(progress.done, setup.steps):
@@ -137,7 +137,7 @@ def _steps(run: _Run) -> None:
                         seed(draw_key(setup.config.seed, step, b"", ranks.rank, "dropout-mask")[0], progress.device)
                     passes = draws.passes(setup.plan, step, most=most, share=share)
                     update.make(step, accumulate(trainee, setup.config, islice(feed, passes), progress))
-                    stopping, drawing = map(bool, ranks.total([asked.stop.is_set(), asked.sample.is_set()]))
+                    stopping, drawing = map(bool, ranks.total([requests.stop.is_set(), requests.sample.is_set()]))
                     saver.check()
                     for text in run.storage.news():
                         run.log("warning", progress.done, text=text)
@@ -168,18 +168,18 @@ def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterat
 def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progress: Progress) -> Gathered:
     """Runs forward and backward over every batch of `feed`: one rank's part of one step."""
     loss = torch.zeros((), device=trainee.denoiser.device)
-    samples, waited, asked = 0, 0.0, time.perf_counter()
+    samples, waited, since = 0, 0.0, time.perf_counter()
     parts, each = [], []
     for batch in feed:
         progress.draws = batch.draws
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - since
         part, losses = forward_backward(trainee, config, batch)
         if not batch.padding:
             each.append(losses)
             loss = loss + part
             samples += len(batch.draws)
             parts.append((batch.draws, part))
-        asked = time.perf_counter()
+        since = time.perf_counter()
     return Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
 
 
@@ -238,7 +238,7 @@ def _pause(run: _Run, saver: Saver, *, stopping: bool, drawing: bool) -> bool:
     if stopping and done < setup.steps:
         run.log("stopped", done)
         return True
-    evaluate(run.trainee, run.rows, setup, run.folder, run.log, run.progress, asked=("sample",) if drawing else ())
+    evaluate(run.trainee, run.rows, setup, run.folder, run.log, run.progress, requested=("sample",) if drawing else ())
     if drawing:
         run.requests.sample.clear()
     return False
@@ -260,9 +260,9 @@ def _save(run: _Run, saver: Saver) -> None:
     if in_pieces(trainee, setup.config):
         saver.save_pieces(run.folder, state, own_files(trainee, setup, step), keep, ranks, beside=beside, done=saved)
     else:
-        with snapshot(trainee) as found:
-            if found is not None:
-                saver.save(run.folder, state, checkpoint_files(trainee, setup, step, found), keep, beside=beside,
+        with snapshot(trainee) as tensors:
+            if tensors is not None:
+                saver.save(run.folder, state, checkpoint_files(trainee, setup, step, tensors), keep, beside=beside,
                            done=saved)
         if not ranks.first:
             saved()
@@ -313,13 +313,13 @@ def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str]) -> Non
 def _end(run: _Run) -> None:
     """Writes the result, RUN/lora.safetensors or the denoiser in diffusers' layout, and RUN/README.md."""
     setup, folder, step, result = run.setup, run.folder, max(run.progress.done, run.setup.steps), result_name(run.setup)
-    with snapshot(run.trainee) as found:
-        if found is not None and setup.config.method == "lora":
-            for part in result_files(run.trainee, setup, step, result, found):
+    with snapshot(run.trainee) as tensors:
+        if tensors is not None and setup.config.method == "lora":
+            for part in result_files(run.trainee, setup, step, result, tensors):
                 files.write_file(folder / part.name, part)
-        elif found is not None:
+        elif tensors is not None:
             weights = "diffusion_pytorch_model.safetensors"
-            files.write_folder(folder / result, result_files(run.trainee, setup, step, weights, found))
+            files.write_folder(folder / result, result_files(run.trainee, setup, step, weights, tensors))
     if run.ranks.first:
         picture = f"samples/step-{step:06d}.png"
         text = card(setup, step, result, picture if (folder / picture).is_file() else None)

@@ -62,8 +62,8 @@ def result_metadata(setup: Setup, step: int, names: Mapping[str, Any], tensors: 
 def table_in(metadata: Mapping[str, str], key: str) -> Mapping[str, Any]:
     """What a run wrote as JSON into the metadata of a file; empty if another program wrote the file."""
     with suppress(ValueError, RecursionError):
-        found = json.loads(metadata.get(key, "{}"))
-        return found if isinstance(found, dict) else {}
+        table = json.loads(metadata.get(key, "{}"))
+        return table if isinstance(table, dict) else {}
     return {}
 
 

@@ -81,20 +81,20 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     rows = Rows(setup.index)
     if wanted.texts:
         assert encode is not None, "texts need an encoder"
-        found = Found(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
+        prompts = Found(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
-        found = _overridden(_prompts(wanted, setup), wanted)
-    columns = [_column(which, setup, start, device, rows, found, wanted) for which in wanted.which]
+        prompts = _overridden(_prompts(wanted, setup), wanted)
+    columns = [_column(which, setup, start, device, rows, prompts, wanted) for which in wanted.which]
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
-    labels = [head + prompt.prompt for prompt in found.prompts for head in heads]
+    labels = [head + prompt.prompt for prompt in prompts.prompts for head in heads]
     write_atomic(out, grid_png(cells, labels, len(columns) if len(columns) > 1 else columns_of(len(cells))))
     others = () if not after else _other_base(setup, run.base, "the run") if start is None else _other_base(
         setup, start.state.base, start.folder.name)
-    return Shown(warnings=(*found.warnings, *others), pictures=tuple(cells))
+    return Shown(warnings=(*prompts.warnings, *others), pictures=tuple(cells))
 
 
-def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, found: Found,
+def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: Found,
             wanted: SampleRequest) -> list[np.ndarray]:
     """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **_typed(wanted))
@@ -110,7 +110,7 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
         except CacheError as error:
             error.hint = _another(start.folder)
             raise
-    return pictures(denoiser, rows, setup.model.path, found.prompts, settings)
+    return pictures(denoiser, rows, setup.model.path, prompts.prompts, settings)
 
 
 def _typed(wanted: SampleRequest) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def _typed(wanted: SampleRequest) -> dict[str, Any]:
     return {name: value for name in ("steps", "guidance", "seed") if (value := getattr(wanted, name)) is not None}
 
 
-def _overridden(found: Found, wanted: SampleRequest) -> Found:
+def _overridden(prompts: Found, wanted: SampleRequest) -> Found:
     """The prompts with the settings that are asked for instead of their own."""
-    return replace(found, prompts=tuple(replace(prompt, settings=replace(prompt.settings, **_typed(wanted)))
-                                        for prompt in found.prompts))
+    return replace(prompts, prompts=tuple(replace(prompt, settings=replace(prompt.settings, **_typed(wanted)))
+                                          for prompt in prompts.prompts))
 
 
 def _check_output(out: Path, setup: Setup) -> None:
@@ -151,12 +151,12 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
     """
     if wanted.manifest is None:
         require_manifest(run)
-    asked = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
-                    init=run.local if finished else None)
+    request = replace(run.request, download=wanted.download, model=model_of(run, wanted.model),
+                      init=run.local if finished else None)
     config = run.config if start is None else start.config
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
-    report = check(asked, config)
+    report = check(request, config)
     if report.setup is None:
         raise report.faults[0]
     return report.setup
@@ -186,21 +186,21 @@ def _another(damaged: Path) -> str:
 
 def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
     """The prompts whose rows the cache has, or the run's directory."""
-    kept = partial(kept_rows, wanted.run.path, setup.index)
+    encoded = partial(kept_rows, wanted.run.path, setup.index)
     if wanted.prompts is None:
         for fault in bad_lines(setup.index):
             raise fault
-        found = current(setup.index, kept)
+        rows = current(setup.index, encoded)
     else:
         _, prompts = read_prompts(wanted.prompts, "--prompts")
         if not prompts:
             raise PathError(f"prompt file {wanted.prompts} has no prompts",
                             hint="write one on each line, or give one with --prompt TEXT")
-        found = look_up(setup.index, prompts, wanted.prompts, kept)
-    if not found.prompts:
+        rows = look_up(setup.index, prompts, wanted.prompts, encoded)
+    if not rows.prompts:
         named = wanted.prompts or Path("prompts.txt")
         raise CacheError(f"the cache has no text row of any prompt in {named}" if wanted.prompts else
                          "the manifest has no sample prompts and no captions",
                          hint="encode a prompt with --prompt TEXT, or store the rows of a prompt file: "
                          + prompts_command(setup.manifest, named))
-    return found
+    return rows

@@ -65,7 +65,8 @@ def replay(local: Local, step: int, manifest: Place | None = None, model: str | 
     requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
                                    timesteps=_timesteps(setup.model.path), chances=chances, most=config.micro_batch))
     records = read_losses(run.folder / NAME, last=step)
-    losses = _losses(records[records["step"] == step], setup.index, [draw for one in requests for draw in one.draws])
+    drawn = [draw for request in requests for draw in request.draws]
+    losses = _losses(records[records["step"] == step], setup.index, drawn)
     if losses is None:
         raise _not_replayed(run, step, setup)
     return Replayed(epoch=(step - 1) // setup.plan.steps_per_epoch, prefixes=setup.manifest.prefixes,
@@ -81,22 +82,22 @@ def _warnings(run: Run, step: int, setup: Setup) -> Iterator[str]:
     if other:
         yield f"{other}: captions and crops may be others than were trained"
     for after, changes in _accepted_since(run, step):
-        told = [each for each in changes if _is_setting(each) or not other]
-        if told:
-            yield (f"step {step} was trained before --adopt accepted, after step {after}: {'; '.join(told)}; what is "
-                   "shown here has this change")
+        visible = [each for each in changes if _is_setting(each) or not other]
+        if visible:
+            yield (f"step {step} was trained before --adopt accepted, after step {after}: {'; '.join(visible)}; what "
+                   "is shown here has this change")
 
 
 def _not_replayed(run: Run, step: int, setup: Setup) -> CacheError:
     """The error for a step of which other samples or timesteps were recorded: says what changed since, as far as the
     run knows."""
     since, other = list(_accepted_since(run, step)), _other_data(run, setup)
-    told = [other] if other else []
-    told += [f"after step {after}, --adopt accepted: {'; '.join(changes)}" for after, changes in since]
+    reasons = [other] if other else []
+    reasons += [f"after step {after}, --adopt accepted: {'; '.join(changes)}" for after, changes in since]
     last = max((after for after, changes in since if any(map(_is_setting, changes))), default=None)
     seen = (f"step {step} of {run.local} was trained on other samples or timesteps than its data and settings "
             "give now")
-    return CacheError("; ".join([seen, *told]),
+    return CacheError("; ".join([seen, *reasons]),
                       hint="name the manifest that it was trained with: --manifest" if last is None else
                       f"steps that were trained with other settings cannot be replayed; those after step {last} can")
 
@@ -152,7 +153,7 @@ def _losses(records: Records, index: Index, draws: Sequence[Draw]) -> list[float
 
 
 def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[Shown]:
-    samples, left = index.samples, iter(losses)
+    samples, remaining = index.samples, iter(losses)
     for number, request in enumerate(requests):
         for draw in request.draws:
             first = int(samples.text_offsets[draw.sample])
@@ -160,5 +161,5 @@ def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[floa
                 name=samples.name(draw.sample), source=int(samples.source[draw.sample]),
                 path=path_of(index, draw.sample), forward=number,
                 placement=samples.placement(draw.view, index.manifest.buckets[request.bucket]),
-                timestep=draw.timestep, weight=draw.weight, loss=next(left),
+                timestep=draw.timestep, weight=draw.weight, loss=next(remaining),
                 caption=None if draw.text == NO_TEXT else samples.captions(draw.sample)[draw.text - first])

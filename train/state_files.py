@@ -73,11 +73,11 @@ def snapshot(trainee: TrainState) -> Iterator[Snapshot | None]:
     optimizer = optimizer_state.tensors_of(trainee.spec, trainee.optimizer, trainee.denoiser.parameters)
     like = trainee.model.shapes(weights)
     averaged = {} if average is None else {**weights, **average}
-    with trainee.model.handing((weights, like), (optimizer, _rows_kept(trainee, like)), (averaged, like)) as found:
-        if found is None:
+    with trainee.model.handing((weights, like), (optimizer, _rows_kept(trainee, like)), (averaged, like)) as handed:
+        if handed is None:
             yield None
             return
-        (all_weights, moments, all_averages), fetch = found
+        (all_weights, moments, all_averages), fetch = handed
         yield Snapshot(weights=all_weights, average=None if average is None else all_averages, optimizer=moments,
                        fetch=fetch)
 
@@ -125,18 +125,18 @@ def _piece(model: Sharded, name: str, rows: Mapping[str, Tensor], like: Mapping[
                 write=partial(model.save, like))
 
 
-def checkpoint_files(trainee: TrainState, setup: Setup, step: int, found: Snapshot) -> Iterator[Part]:
+def checkpoint_files(trainee: TrainState, setup: Setup, step: int, saved: Snapshot) -> Iterator[Part]:
     """The files of a checkpoint, except state.json."""
-    metadata = checkpoint_metadata(setup, step, {name: found.weights[name] for name in trainee.denoiser.parameters})
-    tensors = _packed(found.weights, setup.config, setup.model.naming, found.fetch)
+    metadata = checkpoint_metadata(setup, step, {name: saved.weights[name] for name in trainee.denoiser.parameters})
+    tensors = _packed(saved.weights, setup.config, setup.model.naming, saved.fetch)
     yield from weight_parts(trainee.denoiser, tensors, setup, metadata, weights_name(setup.family, setup.config.method),
-                            found.fetch)
-    yield Part(name=OPTIMIZER, tensors=found.optimizer, fetch=found.fetch)
+                            saved.fetch)
+    yield Part(name=OPTIMIZER, tensors=saved.optimizer, fetch=saved.fetch)
     if trainee.scale is not None:
         yield Part(name=SCALE, tensors=trainee.scale.tensors())
-    if found.average is not None:
-        yield Part(name=AVERAGE, tensors=_packed(found.average, setup.config, setup.model.naming, found.fetch),
-                   metadata={**metadata, **_of_average(trainee)}, fetch=found.fetch)
+    if saved.average is not None:
+        yield Part(name=AVERAGE, tensors=_packed(saved.average, setup.config, setup.model.naming, saved.fetch),
+                   metadata={**metadata, **_of_average(trainee)}, fetch=saved.fetch)
 
 
 def _of_average(trainee: TrainState) -> dict[str, str]:
@@ -159,19 +159,19 @@ def _model_config(denoiser: Denoiser, name: str) -> Part:
                 data=json.dumps(config, indent=2).encode() + b"\n")
 
 
-def result_files(trainee: TrainState, setup: Setup, step: int, name: str, found: Snapshot) -> Iterator[Part]:
+def result_files(trainee: TrainState, setup: Setup, step: int, name: str, saved: Snapshot) -> Iterator[Part]:
     """The result of the run: the average if there is one (the metadata say so), else the weights.
 
     Raises `ConfigError` if a weight is too large for `result.dtype`.
     """
-    source = found.weights if found.average is None else found.average
-    packed = _packed(source, setup.config, setup.model.naming, found.fetch)
-    tensors = _cast(packed, setup.config.result.dtype, found.fetch)
-    trained = {each: found.weights[each] for each in trainee.denoiser.parameters}
+    source = saved.weights if saved.average is None else saved.average
+    packed = _packed(source, setup.config, setup.model.naming, saved.fetch)
+    tensors = _cast(packed, setup.config.result.dtype, saved.fetch)
+    trained = {each: saved.weights[each] for each in trainee.denoiser.parameters}
     metadata = result_metadata(setup, step, trained, tensors)
-    if found.average is not None:
+    if saved.average is not None:
         metadata |= _of_average(trainee)
-    yield from weight_parts(trainee.denoiser, tensors, setup, metadata, name, found.fetch)
+    yield from weight_parts(trainee.denoiser, tensors, setup, metadata, name, saved.fetch)
 
 
 def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[str, Tensor]:
@@ -179,12 +179,12 @@ def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[
     if dtype == "float32":
         return tensors
     wanted = torch.float16 if dtype == "float16" else torch.bfloat16
-    found = {name: in_memory(value, fetch).to(wanted) for name, value in tensors.items()}
-    for name, value in found.items():
+    cast = {name: in_memory(value, fetch).to(wanted) for name, value in tensors.items()}
+    for name, value in cast.items():
         if not bool(value.isfinite().all()):
             raise ConfigError(f"'{name}' has values that {dtype} cannot hold, so the result is not written",
                               hint="continue with the same command, --resume and --set result.dtype=bfloat16")
-    return found
+    return cast
 
 
 def result_name(setup: Setup) -> str:

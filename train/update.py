@@ -98,12 +98,12 @@ class Now:
         ranks, scale, gathered = self.trainee.ranks, self.trainee.scale, summed.gathered
         own, norm, losses = summed.numbers.wait()
         total, samples = ranks.total([float(own), gathered.samples])
-        found = _Numbers(loss=total / samples, norm=float(norm), samples=int(samples),
-                         showings=_showings(gathered, losses, ranks),
-                         overflowed=scale is not None and scale.overflowed(total / samples, float(norm)))
-        if not found.overflowed:
-            check_finite(found.loss, found.norm, gathered.parts, ranks)
-        return found
+        numbers = _Numbers(loss=total / samples, norm=float(norm), samples=int(samples),
+                           showings=_showings(gathered, losses, ranks),
+                           overflowed=scale is not None and scale.overflowed(total / samples, float(norm)))
+        if not numbers.overflowed:
+            check_finite(numbers.loss, numbers.norm, gathered.parts, ranks)
+        return numbers
 
     def complete(self, summed: _Summed, numbers: _Numbers, rate: float) -> None:
         """Follows the updated weights with their average, and logs the step."""
@@ -184,8 +184,8 @@ def _draw(fields: Mapping[str, Any]) -> Draw:
 def _showings(gathered: Gathered, losses: Tensor, ranks: Ranks) -> list[tuple[int, int, float]]:
     """Sample, timestep and loss of each showing of the step, on all ranks; `losses` are those of this rank."""
     draws = [draw for draws, _ in gathered.parts for draw in draws]
-    mine = [(draw.sample, draw.timestep, loss) for draw, loss in zip(draws, losses.tolist(), strict=True)]
-    return [showing for showings in ranks.gather(mine) for showing in showings]
+    own = [(draw.sample, draw.timestep, loss) for draw, loss in zip(draws, losses.tolist(), strict=True)]
+    return [showing for showings in ranks.gather(own) for showing in showings]
 
 
 def _memory(device: torch.device) -> dict[str, int]:

@@ -99,11 +99,11 @@ def _agreed(feed: Iterator[Batch], ranks: Ranks) -> Iterator[Batch]:
 
 def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str, Part]:
     """The losses of each source of the recipe that has samples among `means`, by the name of its directory."""
-    found: dict[int, list[float]] = {}
+    by_source: dict[int, list[float]] = {}
     for sample, mean in means.items():
-        found.setdefault(int(rows.index.samples.source[sample]), []).append(mean)
+        by_source.setdefault(int(rows.index.samples.source[sample]), []).append(mean)
     short = ["source" if place is None else resolve(place).name for place in setup.manifest.sources]
     names = [name if short.count(name) == 1 else f"{name} {number + 1}" for number, name in enumerate(short)]
-    return {} if len(found) < 2 else {
+    return {} if len(by_source) < 2 else {
         names[source]: Part(loss=fmean(each), spread=pstdev(each), samples=len(each))
-        for source, each in sorted(found.items())}
+        for source, each in sorted(by_source.items())}

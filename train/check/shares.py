@@ -82,24 +82,24 @@ def _pictures(setup: Setup, areas: list[int]) -> list[float]:
         own = [PromptSettings()] * CAPTIONS
     counts = [len(members) for members in setup.index.training]
     usual = settings.size[0] * settings.size[1] if settings.size else areas[counts.index(max(counts))]
-    found = []
+    costs = []
     for one in own:
         known = (one.guidance, settings.guidance, family.sampling.guidance)
         guidance = next(value for value in known if value is not None)
         twice = guidance > 1 and not family.takes_guidance
         area = one.width * one.height if one.width and one.height else usual
-        found.append(float((one.steps or settings.steps) * (1 + twice) * area))
-    return found
+        costs.append(float((one.steps or settings.steps) * (1 + twice) * area))
+    return costs
 
 
 def notes_on_shares(setup: Setup) -> list[str]:
     """A note if most of a long run does not train."""
-    found, every = shares_of(setup), (setup.config.validation.every, setup.config.sample.every)
-    if found.training >= MUCH or not any(one and setup.interval(one).count(setup.steps) > 1 for one in every):
+    shares, every = shares_of(setup), (setup.config.validation.every, setup.config.sample.every)
+    if shares.training >= MUCH or not any(one and setup.interval(one).count(setup.steps) > 1 for one in every):
         return []
-    if found.validation >= found.sampling:
-        fewer = f"fewer samples (--set validation.most={FEW}) or " if found.validated > FEW else ""
-        return [f"validation takes about {found.validation:.0%} of the run: {fewer}a longer interval "
+    if shares.validation >= shares.sampling:
+        fewer = f"fewer samples (--set validation.most={FEW}) or " if shares.validated > FEW else ""
+        return [f"validation takes about {shares.validation:.0%} of the run: {fewer}a longer interval "
                 "(validation.every) takes less"]
-    return [f"sample pictures take about {found.sampling:.0%} of the run: a longer interval (sample.every), fewer "
+    return [f"sample pictures take about {shares.sampling:.0%} of the run: a longer interval (sample.every), fewer "
             "prompts or fewer steps (sample.steps) take less"]

@@ -30,8 +30,8 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     latent_BChw = latents.normalize(batch.latent_BChw)
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
     noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
-    given = Conditions(text=batch.text, sizes_B6=batch.sizes_B6)
-    predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, given)
+    conditions = Conditions(text=batch.text, sizes_B6=batch.sizes_B6)
+    predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
     weight_B1hw = None
     if batch.mask_B1hw is not None:
         weight_B1hw = loss.cell_weight(batch.mask_B1hw.to(torch.float32) / 255, settings.unmasked_weight)
@@ -42,7 +42,7 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     )
 
 
-def sample_losses(given: Prediction, settings: Loss) -> Tensor:
-    """The loss of each sample, `[B]`, not yet multiplied by `given.weight_B`."""
-    return loss.per_sample(given.predicted_BChw, given.target_BChw, given.weight_B1hw,
+def sample_losses(prediction: Prediction, settings: Loss) -> Tensor:
+    """The loss of each sample, `[B]`, not yet multiplied by `prediction.weight_B`."""
+    return loss.per_sample(prediction.predicted_BChw, prediction.target_BChw, prediction.weight_B1hw,
                            normalize_area=settings.normalize_area, huber=settings.huber)

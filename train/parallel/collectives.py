@@ -48,24 +48,24 @@ def exchange(numbers: Sequence[float]) -> list[list[float]]:
     By way of the first rank if there are more than two: gloo's `all_gather` goes round all ranks, one after another. Of
     8 processes on two busy cores it takes 9 ms instead of 2.
     """
-    mine, world = torch.tensor(numbers, dtype=torch.float64), dist.get_world_size()
-    found = torch.empty(world, len(mine), dtype=torch.float64)
+    own, world = torch.tensor(numbers, dtype=torch.float64), dist.get_world_size()
+    all_numbers = torch.empty(world, len(own), dtype=torch.float64)
     if world == 2:
-        dist.all_gather(list(found), mine)
+        dist.all_gather(list(all_numbers), own)
     else:
-        dist.gather(mine, list(found) if dist.get_rank() == 0 else None)
-        dist.broadcast(found, 0)
-    return [one.tolist() for one in found]
+        dist.gather(own, list(all_numbers) if dist.get_rank() == 0 else None)
+        dist.broadcast(all_numbers, 0)
+    return [row.tolist() for row in all_numbers]
 
 
 def gather(data: bytes, sizes: Sequence[int]) -> list[bytes]:
     """The data of all ranks, of which each has its size in `sizes`."""
-    mine = torch.zeros(max(sizes), dtype=torch.uint8)
+    own = torch.zeros(max(sizes), dtype=torch.uint8)
     if data:  # torch takes no empty buffer
-        mine[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    found = [torch.empty_like(mine) for _ in sizes]
-    dist.all_gather(found, mine)
-    return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
+        own[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    parts = [torch.empty_like(own) for _ in sizes]
+    dist.all_gather(parts, own)
+    return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
 
 def join_rows(own: Tensor, whole: Tensor) -> Tensor | None:
@@ -75,12 +75,12 @@ def join_rows(own: Tensor, whole: Tensor) -> Tensor | None:
     mine = torch.zeros(each, dtype=torch.uint8)
     data = own.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     mine[:len(data)] = data
-    found = [torch.empty_like(mine) for _ in range(world)] if dist.get_rank() == 0 else None
-    dist.gather(mine, found)
-    if found is None:
+    parts = [torch.empty_like(mine) for _ in range(world)] if dist.get_rank() == 0 else None
+    dist.gather(mine, parts)
+    if parts is None:
         return None
     size = whole.numel() * whole.element_size()
-    return torch.cat(found)[:size].view(whole.dtype).view(whole.shape)
+    return torch.cat(parts)[:size].view(whole.dtype).view(whole.shape)
 
 
 def is_lost(error: Exception) -> bool:
@@ -93,17 +93,17 @@ def used_here(parameters: Sequence[nn.Parameter]) -> bytes:
     return bytes(value.grad is not None for value in parameters)
 
 
-def used(parameters: Sequence[nn.Parameter], told: Sequence[bytes]) -> list[nn.Parameter]:
-    """The parameters that have a gradient on any rank, and now on this one, too. `told`: `used_here` of each rank.
+def used(parameters: Sequence[nn.Parameter], marks: Sequence[bytes]) -> list[nn.Parameter]:
+    """The parameters that have a gradient on any rank, and now on this one, too. `marks`: `used_here` of each rank.
 
     An optimizer leaves the others alone, as it does in one process.
     """
-    anywhere = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in told])
-    found = [value for value, count in zip(parameters, anywhere.tolist(), strict=True) if count]
-    for value in found:
+    anywhere = np.bitwise_or.reduce([np.frombuffer(each, np.uint8) for each in marks])
+    used_anywhere = [value for value, count in zip(parameters, anywhere.tolist(), strict=True) if count]
+    for value in used_anywhere:
         if value.grad is None:
             value.grad = torch.zeros_like(value)
-    return found
+    return used_anywhere
 
 
 def buckets(parameters: Sequence[nn.Parameter], most: int = BUCKET) -> Iterator[list[nn.Parameter]]:

@@ -45,7 +45,7 @@ def _without_views(module: nn.Module, given: Any, output: Any) -> Any:
 def _blocks(model: nn.Module) -> list[nn.Module]:
     """The modules whose weights are gathered together, inner ones first."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in names and module is not model]
-    if not found:
-        found = [block for each in model.children() if isinstance(each, nn.ModuleList) for block in each]
-    return found[::-1]
+    blocks = [module for module in model.modules() if type(module).__name__ in names and module is not model]
+    if not blocks:
+        blocks = [block for each in model.children() if isinstance(each, nn.ModuleList) for block in each]
+    return blocks[::-1]

@@ -88,7 +88,7 @@ class Ranks:
         """The values of all ranks, in their order. They travel as JSON, in which every float keeps its bits."""
         if self.world == 1:
             return [value]
-        return [json.loads(one) for one in self.gather_bytes(json.dumps(value).encode())]
+        return [json.loads(data) for data in self.gather_bytes(json.dumps(value).encode())]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """The data of all ranks, in their order. Raises `RankLost`."""
@@ -103,8 +103,8 @@ class Ranks:
         """What `work` returns on each rank, in their order, as JSON keeps it. If it fails on one, fails on all, as
         `collective`."""
         with self.collective():
-            mine = work()
-        return self.gather(mine)
+            own = work()
+        return self.gather(own)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replaces each gradient by its sum over the ranks. A parameter without one on every rank keeps none."""
@@ -177,27 +177,27 @@ def joined() -> Iterator[Ranks]:
     that torchrun gives it the time to save and to say why. Raises `UsageError` if the environment is not what torchrun
     sets, or the others cannot be reached.
     """
-    found = of_environment(os.environ)
-    if found.world == 1:
-        yield found
+    ranks = of_environment(os.environ)
+    if ranks.world == 1:
+        yield ranks
         return
     from train.parallel import collectives
 
     try:
-        collectives.connect(found.local, PATIENCE)
+        collectives.connect(ranks.local, PATIENCE)
     except (RuntimeError, ValueError) as error:
-        raise UsageError(f"rank {found.rank} cannot reach the other {found.world - 1}: {first_line(error)}",
+        raise UsageError(f"rank {ranks.rank} cannot reach the other {ranks.world - 1}: {first_line(error)}",
                          hint="start all ranks with torchrun") from None
     try:
-        yield found
+        yield ranks
     except RankFailed as error:
-        if error.rank != found.rank:
+        if error.rank != ranks.rank:
             collectives.wait_for(error.rank)
             raise SystemExit(error.exit_code) from None
         assert isinstance(error.__cause__, Exception)
-        raise _said(error.__cause__, found) from None
+        raise _said(error.__cause__, ranks) from None
     except Exception as error:
-        raise _said(lost(found.world, error) if collectives.is_lost(error) else error, found) from None
+        raise _said(lost(ranks.world, error) if collectives.is_lost(error) else error, ranks) from None
     collectives.disconnect()
 
 

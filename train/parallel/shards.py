@@ -105,8 +105,8 @@ class Sharded(Whole):
 
     def rows(self, whole: Tensor) -> Tensor:
         """As `Whole.rows`."""
-        mine = span(len(whole), self.ranks)
-        return whole[mine.start : mine.stop]
+        own = span(len(whole), self.ranks)
+        return whole[own.start : own.stop]
 
     def sum_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Moves the sums of the gradients, which FSDP has made, to this rank's parameters."""
@@ -154,9 +154,9 @@ class Sharded(Whole):
             def fetch(whole: Tensor) -> Tensor:
                 number = numbers[id(whole)]
                 self.ranks.ask(number)
-                found = self.ranks.join_rows(parts[number][0], whole)
-                assert found is not None
-                return found
+                joined = self.ranks.join_rows(parts[number][0], whole)
+                assert joined is not None
+                return joined
 
             yield all_whole, fetch
             self.ranks.ask(-1)

@@ -31,14 +31,14 @@ Wanted = Mapping[str, tuple[str, bool]]  # key → text, and whether it is a neg
 
 def kept_rows(run: Path, index: Index, keys: Iterable[str]) -> dict[str, TextArrays]:
     """The rows of `keys` that earlier processes left in the run's directory; files that do not fit are passed over."""
-    found: dict[str, TextArrays] = {}
+    rows: dict[str, TextArrays] = {}
     for key in keys:
         with suppress(OSError, Unparsed, KeyError):
             row = read_safetensors(run / "prompts" / f"{key}.safetensors", None, None)
             shapes = {name: tuple(value.shape[1:]) for name, value in row.items()}
             if is_shape_of(index.manifest, "text", shapes, dict(index.text_shapes)):
-                found[key] = row
-    return found
+                rows[key] = row
+    return rows
 
 
 def forget_failures(run: Path) -> None:
@@ -81,5 +81,5 @@ def _run(request: Mapping[str, object], device: str, wait: float) -> str | None:
         return f"no process could be started: {error.strerror or error}"
     if not done.returncode:
         return None
-    said = done.stderr.strip().splitlines()
-    return printable(said[-1][:300]) if said else f"exit code {done.returncode}"
+    lines = done.stderr.strip().splitlines()
+    return printable(lines[-1][:300]) if lines else f"exit code {done.returncode}"

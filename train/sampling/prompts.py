@@ -63,21 +63,21 @@ def cached(index: Index) -> tuple[PromptRows, ...]:
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
     """Up to four distinct captions as prompts, and their role: "validation", or "training" if no sample is held out."""
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    texts, found = index.samples.texts, dict[str, PromptRows]()
+    texts, prompts = index.samples.texts, dict[str, PromptRows]()
     held_out = any(len(members) for members in index.validation)
     for members in index.validation if held_out else index.training:
         for sample in members[: 16 * MOST_CAPTIONS].tolist():
             first = int(index.samples.text_offsets[sample])
             captions = index.samples.captions(sample)
-            if captions and captions[0].strip() and len(found) < MOST_CAPTIONS:
+            if captions and captions[0].strip() and len(prompts) < MOST_CAPTIONS:
                 place = index.ref(int(texts["shard"][first]), int(texts["row"][first]))
-                found.setdefault(captions[0], PromptRows(prompt=captions[0], positive=place, negative=unconditional))
-    return tuple(found.values()), "validation" if held_out else "training"
+                prompts.setdefault(captions[0], PromptRows(prompt=captions[0], positive=place, negative=unconditional))
+    return tuple(prompts.values()), "validation" if held_out else "training"
 
 
-def current(index: Index, kept: Kept | None = None) -> Found:
+def current(index: Index, encoded: Kept | None = None) -> Found:
     """The current prompts of the prompt file, without its bad lines; the manifest's if the file is unchanged,
-    unreadable, or has no cached prompt. `kept`: rows that are not in the cache, by their keys."""
+    unreadable, or has no cached prompt. `encoded`: rows that are not in the cache, by their keys."""
     named = index.manifest.document["prompts"]["file"]
     if named is None:
         return Found(prompts=cached(index))
@@ -97,7 +97,7 @@ def current(index: Index, kept: Kept | None = None) -> Found:
     if not prompts:
         found = _of_manifest(index, f"prompt file {path} has no {'other ' if bad else ''}prompts")
     else:
-        found = look_up(index, prompts, path, kept)
+        found = look_up(index, prompts, path, encoded)
     return replace(found, prompts=found.prompts or cached(index), warnings=(*bad, *found.warnings))
 
 
@@ -125,7 +125,7 @@ def _edited(manifest: Manifest, path: Path) -> tuple[list[Prompt], list[ConfigEr
         prompts_of(data, path, by, echo=False))
 
 
-def look_up(index: Index, prompts: Iterable[Prompt], path: Path, kept: Kept | None = None) -> Found:
+def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> Found:
     """Those of `prompts`, from the file at `path`, that have rows; warnings for the rest."""
     context, prompts = index.manifest.fields["text"].context, list(prompts)
     texts = {prompt: {text_key(prompt.text, context): (prompt.text, False)} for prompt in prompts}
@@ -135,20 +135,20 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, kept: Kept | No
     wanted = {key: text for each in texts.values() for key, text in each.items()}
     ledger = ledger_at_hand(index.cache)
     rows: dict[str, RowRef | TextArrays] = {key: ref for key in wanted if (ref := ledger.find(key))}
-    if kept is not None:
-        rows |= kept([key for key in wanted if key not in rows])
+    if encoded is not None:
+        rows |= encoded([key for key in wanted if key not in rows])
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    found = [PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)], settings=prompt.settings,
-                        negative=unconditional if prompt.negative is None
-                        else rows[negative_key(prompt.negative, context)])
-             for prompt in prompts if texts[prompt].keys() <= rows.keys()]
+    complete = [PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)], settings=prompt.settings,
+                           negative=unconditional if prompt.negative is None
+                           else rows[negative_key(prompt.negative, context)])
+                for prompt in prompts if texts[prompt].keys() <= rows.keys()]
     lacking = [prompt for prompt in prompts if not texts[prompt].keys() <= rows.keys()]
     command = prompts_command(index.manifest, path)
     warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet and is skipped; to encode it, run "
                 f"{command}" for prompt in lacking[:WARNINGS]]
     if len(lacking) > WARNINGS:
         warnings.append(f"{len(lacking) - WARNINGS} more prompts of {path} have no text row yet")
-    return Found(prompts=tuple(found), warnings=tuple(warnings),
+    return Found(prompts=tuple(complete), warnings=tuple(warnings),
                  lacking={key: text for key, text in wanted.items() if key not in rows})
 
 
