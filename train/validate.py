@@ -12,12 +12,13 @@ from prep.fs.paths import resolve
 from prep.loader import draws
 from prep.loader.batches import Batch, batches
 from prep.loader.device import to_host
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
-from train.models.denoiser import evaluating
+from train.models.denoiser import Denoiser, evaluating
 from train.objectives.forward import forward, sample_losses
 from train.parallel.ranks import Ranks
+from train.parallel.shards import Whole
 from train.setup import Setup
-from train.state import TrainState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ class Validated:
     sources: Mapping[str, Part]  # by name; empty if there is only one
 
 
-def validate(trainee: TrainState, rows: Rows, setup: Setup) -> Validated | None:
+def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup) -> Validated | None:
     """The denoiser's current validation loss, or `None` without validation samples. Does not change the denoiser.
 
     Each sample is predicted from its first view and first text. Masks weight the cells, and Huber's loss bounds errors,
@@ -50,16 +51,16 @@ def validate(trainee: TrainState, rows: Rows, setup: Setup) -> Validated | None:
     Several ranks take the forward passes in turn. All have the same result, which is that of one: the passes are the
     same, and their losses are added in the same order.
     """
-    config, denoiser, ranks = setup.config, trainee.denoiser, trainee.ranks
+    config, ranks = setup.config, model.ranks
     wanted = draws.spread(config.validation.timesteps, denoiser.timesteps)
     requests = list(draws.validation(rows.index, config.micro_batch, count=config.validation.timesteps,
                                      timesteps=denoiser.timesteps, most=config.validation.most))
     own = requests[ranks.rank :: ranks.world]
-    if trainee.model.sharded and len(own) < len(requests[:: ranks.world]):
+    if model.sharded and len(own) < len(requests[:: ranks.world]):
         own.append(requests[0])  # every rank takes part in every pass; this one's result is not used
-    with trainee.model.passes():
-        losses_here = _losses(trainee, rows, setup, own)
-    each = ranks.gather(losses_here)
+    with model.passes():
+        own_losses = _losses(denoiser, model, rows, setup, own)
+    each = ranks.gather(own_losses)
     sums, counts, losses = dict.fromkeys(wanted, 0.0), dict.fromkeys(wanted, 0), dict[int, list[float]]()
     for number, request in enumerate(requests):
         for draw, value in zip(request.draws, each[number % ranks.world][number // ranks.world], strict=True):
@@ -74,15 +75,15 @@ def validate(trainee: TrainState, rows: Rows, setup: Setup) -> Validated | None:
                      samples=len(means), sources=_by_source(means, rows, setup))
 
 
-def _losses(trainee: TrainState, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest]
+def _losses(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup, requests: Sequence[draws.BatchRequest]
             ) -> list[list[float]]:
     """The losses of the samples of each forward pass."""
-    denoiser, losses = trainee.denoiser, []
+    latents, losses = latents_of(setup.manifest).to(denoiser.device), []
     with (evaluating(denoiser), torch.no_grad(),
           batches(rows, iter(requests), masked=setup.masked, pinned=denoiser.device.type == "cuda",
-                  sharing=trainee.ranks.local_world) as feed):
-        for batch in _agreed(feed, trainee.ranks) if trainee.model.sharded else feed:
-            predicted = forward(denoiser, batch.to(denoiser.device), trainee.latents, setup.config.loss)
+                  sharing=model.ranks.local_world) as feed):
+        for batch in _agreed(feed, model.ranks) if model.sharded else feed:
+            predicted = forward(denoiser, batch.to(denoiser.device), latents, setup.config.loss)
             losses.append(to_host(sample_losses(predicted, setup.config.loss)).tolist())
     return losses
 

@@ -58,7 +58,8 @@ def test_the_card_says_which_changes_were_accepted(make, setup_of, tmp_path):
     assert re.findall(r"\| Changed after step (\d+), with --adopt \| (.*) \|\n", text_of(tmp_path / "run")) == [
         ("2", escaped(told))]
     later = ({"step": 2, "changes": [NASTY]}, {"step": 5, "changes": ["a", "b"]})
-    text = card(replace(changed, adopted=later, others={"vae": "ab" * 32}), 9, "lora.safetensors", None)
+    text = card(replace(changed, adopted=later, model=replace(changed.model, others={"vae": "ab" * 32})), 9,
+                "lora.safetensors", None)
     assert f"| Changed after step 2, with --adopt | {escaped(NASTY)} |" in text
     assert "| Changed after step 5, with --adopt | a; b |" in text
     assert f"| Fingerprint of vae, as the base model has it | `{'ab' * 32}` |" in text

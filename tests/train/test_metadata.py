@@ -125,7 +125,8 @@ def test_flux_is_named_by_its_guidance(make, setup_of, tmp_path, guided, wanted)
     (folder.parent / "model_index.json").write_text(json.dumps({
         "_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}))
     save_file({"weight": torch.zeros(1)}, folder / "diffusion_pytorch_model.safetensors")
-    setup = replace(setup_of(make(), **QUICK), family=FAMILIES["flux"], model=tmp_path / "model")
+    setup = setup_of(make(), **QUICK)
+    setup = replace(setup, family=FAMILIES["flux"], model=replace(setup.model, path=tmp_path / "model"))
     assert labels_of(setup).architecture == wanted
 
 

@@ -18,7 +18,8 @@ CPU = torch.device("cpu")
 
 
 def run(setup, trainee=None):
-    return validate(trainee or create_state(setup, CPU), Rows(setup.index), setup)
+    trainee = trainee or create_state(setup, CPU)
+    return validate(trainee.denoiser, trainee.model, Rows(setup.index), setup)
 
 
 def test_its_loss_is_the_usual_one_over_fixed_noise_and_timesteps(make, setup_of, tiny_model):

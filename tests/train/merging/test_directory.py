@@ -299,7 +299,7 @@ def test_a_checkpoint_without_its_optimizer_and_one_that_was_set_aside_are_merge
     (step,) = (tmp_path / "run" / "checkpoints").iterdir()
     aside = shutil.copytree(step, step.with_name(f"aside-{step.name}"))
     (step / "optimizer.safetensors").unlink()
-    model, merged = setup_of(make()).model, []
+    model, merged = setup_of(make()).model.path, []
     for number, folder in enumerate((step, aside)):
         merge(MergeRequest(lora=folder, model=model, output=tmp_path / str(number)))
         merged.append((tmp_path / str(number) / "unet/diffusion_pytorch_model.safetensors").read_bytes())
