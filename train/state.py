@@ -54,7 +54,8 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
     config, chosen = setup.config, setup.config.optimizer
     kind = Sharded if config.parallel.shard and ranks.world > 1 else Whole
     denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
-                    weights_on=torch.device("cpu") if kind.sharded else None, place=partial(_place, config, kind, ranks))
+                    weights_on=torch.device("cpu") if kind.sharded else None,
+                    place=partial(_place, config, kind, ranks))
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model.path, setup.family, digest)
     if found != setup.model.base:
