@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 from prep.errors import ModelError, OutOfMemoryError, Problem, first_line
+from prep.formatting import format_bytes
 from prep.models.checkpoints.bounds import build, known_warnings, of_diffusers, require_room
 from prep.models.checkpoints.staging import staged
 from prep.models.checkpoints.stored import Stored
 from prep.models.checkpoints.streaming import Settle, compared, fill, names_in, without_weights
 from prep.models.device.allocator import blocks_apart
+from prep.models.device.host import available
 from prep.models.device.memory import is_out_of_memory
+from prep.models.device.offload import SHARED
 from prep.models.files import ComponentFiles
 from prep.models.weights import read_tensors
 
@@ -37,6 +40,13 @@ class Form:
     dtype: torch.dtype  # of its floats, but for the parameters that its class keeps in float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     settle: Settle = as_it_is
+    least: float | None = None  # bytes of a number of a matrix at least, where `settle` makes them fewer
+
+    def size(self, model: Any) -> int:
+        """Bytes that `model` has at least in this form."""
+        whole = self.dtype.itemsize
+        return int(sum(value.numel() * (self.least if self.least and value.ndim == 2 else whole)
+                       for value in model.parameters()))
 
 
 def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> Any:
@@ -50,6 +60,8 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> A
         stored = Stored.of(read_tensors(files.weights))
         names = names_in(model, stored, files)
         refuse_holes(compared(model, stored, names), files.folder)
+        if form.device.type in SHARED:
+            _require_memory(form.size(model), files, what)
         fill(model, stored, names, form.dtype, form.device, form.settle)
     return model.eval()
 
@@ -70,6 +82,18 @@ def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: 
     return model
 
 
+def _require_memory(size: int, files: ComponentFiles, what: str) -> None:
+    """Raises `OutOfMemoryError` if the computer has not `size` bytes left: else the system may end this process."""
+    left = available()
+    if left is not None and left < size:
+        raise OutOfMemoryError(f"the {what} in {files.folder} takes {format_bytes(size)} of memory, and "
+                               f"{format_bytes(left)} are available", hint=_LESS)
+
+
+_LESS = ("end other programs; in training, a quantized denoiser takes less (quantization = \"fp8\" or \"nf4\"), and in "
+         "encoding text encoders that are not loaded whole (--encoder-memory GIB)")
+
+
 @contextmanager
 def _explained(files: ComponentFiles, what: str, packages: str = "") -> Iterator[None]:
     """Loading, whose errors become messages that say what helps."""
@@ -82,10 +106,8 @@ def _explained(files: ComponentFiles, what: str, packages: str = "") -> Iterator
                          hint=f"install that package{packages}") from None
     except Exception as error:  # broken files make the libraries raise almost anything, even SafetensorError
         if is_out_of_memory(error):
-            raise OutOfMemoryError(
-                f"there is too little memory to load the {what} in {files.folder}", hint="end other programs; in "
-                "training, a quantized denoiser takes less (quantization = \"fp8\" or \"nf4\"), and in encoding text "
-                "encoders that are not loaded whole (--encoder-memory GIB)") from None
+            raise OutOfMemoryError(f"there is too little memory to load the {what} in {files.folder}",
+                                   hint=_LESS) from None
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise ModelError(f"cannot load the {what} in {files.folder}: its weights with their scales applied do not "
                              f"fit into {tempfile.gettempdir()}", hint="free space there, or name another directory: "

@@ -24,6 +24,8 @@ from prep.models.loading import dtype_keyword, quiet_libraries
 from prep.models.text.encoder import TextEncoder
 from prep.models.text.truncation import TruncationFinder
 from prep.models.vae import VaeEncoder, load_vae
+from train.config.load import parse
+from train.models.denoiser import load
 
 EVIL = "open({!r}, 'w').close()\nfrom transformers import CLIPTokenizer\nclass Evil(CLIPTokenizer): pass\n"
 VAE = "vae/diffusion_pytorch_model.safetensors"
@@ -214,3 +216,20 @@ def test_too_little_memory_is_no_broken_download(model, monkeypatch, error):
         load_vae(model, torch.float32)
     assert caught.value.exit_code == 9 and "too little memory to load the VAE" in caught.value.message
     assert "download" not in caught.value.hint and "--encoder-memory" in caught.value.hint
+
+
+@pytest.mark.parametrize(("quantization", "bytes_of"), [("none", 2.0), ("fp8", 1.0), ("nf4", 0.5)])
+def test_memory_that_is_not_there_is_said_before_it_is_taken(model, monkeypatch, quantization, bytes_of):
+    """The system would end the process otherwise, without a word."""
+    settings = parse({"precision": "bf16", "quantization": quantization}, "test")
+    values = load_file(model / "unet" / "diffusion_pytorch_model.safetensors").values()
+    size = int(sum(value.numel() * (bytes_of if value.ndim == 2 else 2) for value in values))
+    monkeypatch.setattr("prep.models.loading.available", lambda: size)
+    load(model, settings, "epsilon", torch.device("cpu"), adapt=False)
+    monkeypatch.setattr("prep.models.loading.available", lambda: size - 1)
+    monkeypatch.delattr("prep.models.checkpoints.stored._read")
+    with pytest.raises(OutOfMemoryError) as caught:
+        load(model, settings, "epsilon", torch.device("cpu"), adapt=False)
+    assert caught.value.exit_code == 9 and "download" not in caught.value.hint
+    assert caught.value.message.startswith(f"the denoiser in {model / 'unet'} takes ")
+    assert "are available" in caught.value.message and "quantization" in caught.value.hint

@@ -21,11 +21,11 @@ from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN
-from prep.models.loading import Form, as_it_is, load_diffusers
+from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.training.schema import Config
 from train.models import lora
-from train.models.quantized import quantized
+from train.models.quantized import LEAST, quantized
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
 
@@ -67,9 +67,9 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     dtype = compute_dtype(config.precision, device)
     facts = FAMILIES[family or infer_family(model)]
     whole = adapt and config.method == "full"
-    settle = as_it_is if whole else partial(quantized, config.quantization)
-    denoiser = _load_model(model, facts, Form(dtype=torch.float32 if whole else dtype, device=weights_on or device,
-                                              settle=settle))
+    on = weights_on or device
+    denoiser = _load_model(model, facts, Form(dtype=torch.float32, device=on) if whole else Form(
+        dtype=dtype, device=on, settle=partial(quantized, config.quantization), least=LEAST[config.quantization]))
     trained = set(unfrozen(dict(denoiser.named_parameters()), config.full)) if whole else set()
     if whole:
         for name, value in denoiser.named_parameters():

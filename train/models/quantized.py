@@ -11,6 +11,7 @@ for this base; a result is meant for the model it was trained on, at any precisi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from prep.training.schema import Quantization
 
+LEAST: Mapping[Quantization, float | None] = {"none": None, "fp8": 1.0, "nf4": 0.5}  # bytes of a number
 BLOCK = 64  # of NF4: numbers that share a scale
 PART = 1 << 18  # numbers that are quantized at a time: tens of bytes for each are needed meanwhile
 FP8_MOST = 448.0  # the largest number of float8 e4m3
