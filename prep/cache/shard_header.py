@@ -31,22 +31,30 @@ class Header:
 
 def read_header(cache: Cache, shard: str) -> Header:
     """The header of a shard whose documents agree; does not read the arrays' data. Raises `CacheError`."""
-    root = Path(cache.header_path(shard))
     keys = read_keys(cache, shard)
-    array, arrays = "", []
+    field, rows, arrays = read_documents(cache, shard)
+    return Header(field=field, rows=rows, arrays=arrays, keys=keys)
+
+
+def read_documents(cache: Cache, shard: str) -> tuple[str, int, tuple[ArraySpec, ...]]:
+    """The field, number of rows and arrays of a shard, as its documents say. Raises `CacheError`."""
+    root, array = cache.header_path(shard), ""
+    arrays, counts = list[ArraySpec](), dict[str, int]()
     try:
         field = shard_format.parse_group(read_document(root), "zarr.json")
-        for array in [entry.name for entry in entries(root) if entry.is_dir(follow_symlinks=False)]:
+        for array in [entry.name for entry in entries(Path(root)) if entry.is_dir(follow_symlinks=False)]:
             shard_format.checked_name(array, "a directory")
+            document = read_document(f"{root}{os.sep}{array}")
+            spec, counts[array] = shard_format.parse_array(document, array, f"{array}/zarr.json")
             if array != shard_format.KEY:
-                where = f"{array}/zarr.json"
-                spec, rows = shard_format.parse_array(read_document(root / array), array, where)
-                if rows != len(keys):
-                    raise Unparsed(f"{rows} rows, expected {len(keys)}, one per key")
                 arrays.append(spec)
+        rows = counts.get(shard_format.KEY, 0)
+        for array, count in counts.items():  # noqa: B007  # the error names it
+            if count != rows:
+                raise Unparsed(f"{count} rows, expected {rows}, one per key")
     except (OSError, Unparsed) as error:
         raise fault(root, shard, array, error) from None
-    return Header(field=field, rows=len(keys), arrays=tuple(arrays), keys=keys)
+    return field, rows, tuple(arrays)
 
 
 def read_document(folder: Path | str) -> bytes:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from prep.cache.damage import UnrecordedDamage
 from prep.cache.reader import Reader
 from prep.cache.remote.headers import ensure_headers
-from prep.cache.remote.shards import shard_bytes
-from prep.cache.store import Cache
+from prep.cache.remote.shards import Fetcher
 from prep.errors import CacheError
 from prep.formatting import counted, shell_name
 from prep.fs.stamps import Stamp, Tree, ctime_is_reliable, list_tree, tree_stamp
@@ -39,18 +38,18 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
     """
     cache, known = index.cache, before or {}
     ensure_headers(cache, [shard.digest for shard in index.shards])
-    looks, shards = dict[str, Look](), list[ShardFacts]()
+    looks, shards, reader = dict[str, Look](), list[ShardFacts](), Reader(cache)
     for shard in index.shards:
         then = known.get(shard.digest)
         look = _look(cache.header_path(shard.digest), then) if ctime_is_reliable() else None
         if look is not None and look.settled:
             looks[shard.digest] = look
         if look is None or look != then:
-            _check_size(index, cache, shard)
+            _check_size(index, reader.fetcher, shard, look)
             shards.append(shard)
     arrays = [(shard, array) for shard in shards for array in shard.shapes]
     try:
-        headers = Reader(cache).open_all((shard.digest, array) for shard, array in arrays)
+        headers = reader.open_all((shard.digest, array) for shard, array in arrays)
     except CacheError as error:
         hint = repair_command(index.manifest, recorded=not isinstance(error, UnrecordedDamage))
         raise CacheError(error.message, hint=hint) from None
@@ -77,9 +76,9 @@ def _look(root: str, before: Look | None) -> Look | None:
     return Look(tree, stamp, stamp.at_rest())
 
 
-def _check_size(index: Index, cache: Cache, shard: ShardFacts) -> None:
+def _check_size(index: Index, fetcher: Fetcher, shard: ShardFacts, look: Look | None) -> None:
     try:
-        size = shard_bytes(cache, shard.digest)
+        size = fetcher.size(shard.digest, seen=None if look is None else look.stamp.bytes)
     except FileNotFoundError:
         raise CacheError(f"shard {shard.digest} ({shard.rows} {shard.field} rows) is missing",
                          hint=encode_command(index.manifest)) from None

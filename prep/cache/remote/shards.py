@@ -20,7 +20,7 @@ from prep.arrays import ArraySpec
 from prep.cache import shard_format
 from prep.cache.publish import FULL, publish_dir, retire_shard
 from prep.cache.remote.quota import QUOTA, NotFetched, make_dirs
-from prep.cache.shard_header import read_header
+from prep.cache.shard_header import read_documents
 from prep.cache.store import Cache
 from prep.digest import digest_bytes
 from prep.errors import CacheError
@@ -84,7 +84,7 @@ class Fetcher:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._described: dict[str, RemoteShard] = {}
+        self._described: dict[str, dict[str, tuple[ArraySpec, int]]] = {}
 
     def ensure(self, digest: str, *, stop: threading.Event = NEVER) -> bool:
         """Makes sure that a shard is here, without recorded damage; returns whether it had to be fetched.
@@ -145,13 +145,25 @@ class Fetcher:
         here."""
         if self._cache.store is None:
             return None
+        try:
+            return self._arrays(digest).get(array)
+        except CacheError:
+            return None
+
+    def size(self, digest: str, *, seen: int | None = None) -> int:
+        """The total size of a shard's files; of one in a store, as its header says. `seen`: of those that are here of
+        its header, if they have been looked at. Raises `CacheError`, `FileNotFoundError`, `NotRegularFile`."""
+        files = sum(size for _, size in tree(Path(self._cache.header_path(digest)))) if seen is None else seen
+        if self._cache.store is None:
+            return files
+        return files + sum(shard_format.data_bytes(spec, rows) for spec, rows in self._arrays(digest).values())
+
+    def _arrays(self, digest: str) -> dict[str, tuple[ArraySpec, int]]:
+        """What the header of a shard in a store says of its arrays, read once. Raises `CacheError`."""
         if digest not in self._described:
-            try:
-                self._described[digest] = shard_of(self._cache, digest)
-            except CacheError:
-                return None
-        shard = self._described[digest]
-        return next(((spec, shard.rows) for spec in shard.arrays if spec.name == array), None)
+            _, rows, arrays = read_documents(self._cache, digest)
+            self._described[digest] = {spec.name: (spec, rows) for spec in arrays}
+        return self._described[digest]
 
 
 def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, stop: threading.Event = NEVER) -> None:
@@ -265,21 +277,14 @@ def lookup(cache: Cache, digest: str) -> RemoteShard:
 
 
 def shard_of(cache: Cache, digest: str) -> RemoteShard:
-    """What the header of a shard says. Raises `CacheError`."""
-    header = read_header(cache, digest)
-    shard = RemoteShard(digest=digest, field=header.field, rows=header.rows, bytes=0, arrays=header.arrays)
+    """What the documents of a shard say. Raises `CacheError`."""
+    field, rows, arrays = read_documents(cache, digest)
+    shard = RemoteShard(digest=digest, field=field, rows=rows, bytes=0, arrays=arrays)
     return replace(shard, bytes=sum(shard.files.values()))
 
 
-def shard_bytes(cache: Cache, digest: str) -> int:
-    """The total size of a shard's files; of one in a store, as its header says. Raises `CacheError`,
-    `FileNotFoundError`, `NotRegularFile`."""
-    if cache.store is not None:
-        return shard_of(cache, digest).bytes
-    return sum(size for _, size in tree(cache.shard(digest)))
-
-
 def url_in(cache: Cache, digest: str, name: str) -> str:
+    """The URL of a file of a shard."""
     return f"{cache.place}/shards/{digest[:2]}/{digest}/{name}"
 
 
