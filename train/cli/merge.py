@@ -49,11 +49,11 @@ def merge(
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
     require_output(output, "a merged model")
     source = for_merge(place_of(lora))
+    if not source.path.exists():
+        raise PathError(f"{source} does not exist, expected a LoRA file or a run")
     named: str | Path | None = model
     if named is None and source.path.is_dir():
         named = model_of(read_run(run_of(source)), None)
-    if named is None and not source.path.exists():
-        raise PathError(f"{source} does not exist, expected a LoRA file or a run")
     if named is None:
         parent = source.path.parent
         beside = f"name its run, {parent}, or " if (parent / "run.json").is_file() else ""

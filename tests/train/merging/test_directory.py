@@ -496,6 +496,8 @@ def test_a_file_that_cannot_be_copied(tmp_path):
 def test_options(train, sd15, tmp_path):
     result = train("merge", tmp_path / "nowhere", "-o", tmp_path / "merged")
     assert result.code == 5 and f"{tmp_path / 'nowhere'} does not exist, expected a LoRA file or a run\n" in result.err
+    result = train("merge", tmp_path / "nowhere", "-o", tmp_path / "merged", "--model", tmp_path / "no model")
+    assert result.code == 5 and "nowhere does not exist" in result.err  # before torch is loaded
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     shutil.copy(sd15[1], tmp_path / "run" / "lora.safetensors")
