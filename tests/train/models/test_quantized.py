@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("bitsandbytes", reason="what the extra bnb installs")
+
 from diffusers import UNet2DConditionModel
 from runs import events, go
 from safetensors.torch import load_file
