@@ -12,7 +12,7 @@ DEMO ?= demo
 CORE := batching buckets cache captions dataset format fs images manifest recipe runs sources train/config vocabulary \
 	workers
 
-.PHONY: venv demo check test test-all test-floors lint docs bench clean
+.PHONY: venv demo check test test-all test-floors test-real lint docs bench clean
 
 venv: $(STAMP)
 
@@ -50,6 +50,10 @@ $(FLOORS_STAMP): pyproject.toml .ci/constraints.txt .ci/floors.py
 	$(FLOORS_VENV)/bin/python .ci/floors.py > $(FLOORS_VENV)/floors.txt
 	$(FLOORS_VENV)/bin/python -m pip install --quiet --requirement $(FLOORS_VENV)/floors.txt
 	@touch $(FLOORS_STAMP)
+
+# Memory of loading models of real size, with random weights: 7 GB of disk, 7 of memory, some minutes.
+test-real: venv
+	$(BIN)/python -m tests.benchmarks --only bench_loading --limits
 
 lint: venv
 	$(BIN)/ruff check .
