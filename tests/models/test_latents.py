@@ -131,7 +131,8 @@ def test_a_vector_of_any_float_dtype(tmp_path, dtype, kind):
     assert found == tuple(values.double().tolist())
 
 
-@pytest.mark.parametrize(("dtype", "shape", "size"), [("I32", [4], 16), ("F32", [2, 2], 16), ("F32", [1 << 17], 1 << 19)])
+@pytest.mark.parametrize(("dtype", "shape", "size"), [("I32", [4], 16), ("F32", [2, 2], 16),
+                                                      ("F32", [1 << 17], 1 << 19)])
 def test_a_tensor_that_is_no_vector_of_floats(tmp_path, dtype, shape, size):
     path = vector(tmp_path / "w", dtype, shape, bytes(size))
     with pytest.raises(ModelError, match=r"has v .*, expected one dimension of floats"):

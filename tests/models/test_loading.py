@@ -141,9 +141,9 @@ def replace_weights(path: Path) -> None:
     pytest.param("text_encoder/model.safetensors", "text encoder", marks=pytest.mark.slow)])
 def test_a_model_that_changes_after_its_digest_makes_no_rows(prep, photos, model, tmp_path, monkeypatch, part, what):
     """Rows of the new weights would lie under the keys of the old ones."""
-    from prep.encode import run
+    from prep.encode import execute
 
-    begin = run._run
+    begin = execute._run_engine
 
     def changed(*arguments: object) -> object:
         if part.endswith(".json"):
@@ -152,7 +152,7 @@ def test_a_model_that_changes_after_its_digest_makes_no_rows(prep, photos, model
             replace_weights(model / part)
         return begin(*arguments)
 
-    monkeypatch.setattr(run, "_run", changed)
+    monkeypatch.setattr(execute, "_run_engine", changed)
     expected = (vae_fingerprint if what == "VAE" else text_fingerprint)(model)[:12]
     result = encode(prep, photos, model, tmp_path)
     found = (vae_fingerprint if what == "VAE" else text_fingerprint)(model)[:12]
