@@ -68,7 +68,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
     if setup.model.initial is not None:
         put_initial(model, setup.model.initial, config.method, setup.model.naming)
     spec = TABLE[chosen.name]
-    optimizer = spec.build(_groups(denoiser, config), chosen, device.type == "cuda")
+    optimizer = spec.build(groups(denoiser, config), chosen, device.type == "cuda")
     average = Average(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device),
@@ -83,7 +83,7 @@ def _place(config: Config, kind: type[Whole], ranks: Ranks, model: Any, device: 
     (ranks.divide if kind.sharded else module_to_device)(model, device)
 
 
-def _groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
+def groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:
     """The parameters by their learning rate (`None`: optimizer.lr), and those without weight decay apart."""
     found: dict[tuple[float | None, bool], list[Tensor]] = {}
     for name, value in denoiser.parameters.items():

@@ -47,18 +47,8 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
     Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base;
     DoRA's lengths are those of the base's rows. Raises `ConfigError` if no module is targeted.
     """
-    denoiser.requires_grad_(False)
-    layers = {name: _shape(module) for name, module in denoiser.named_modules()
-              if isinstance(module, nn.Linear | nn.Conv2d)}
-    names = targeted(layers, lora, presets)
-    adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in names}
-    config = _config(lora, adapters, layers)
-    with torch.random.fork_rng(devices=[]):
-        inject_adapter_in_model(config, denoiser)
-        if lora.init == "pissa":
-            _add_first(denoiser, config)
-    found = {name: value for name, value in denoiser.named_parameters() if is_stored(name)}
-    assert {_split(name)[0] for name in found} == set(names), "PEFT adapted other layers"
+    adapters, layers = inject(denoiser, lora, presets)
+    found = stored(denoiser)
     for name, value in found.items():
         first = _length(name, value) if _split(name)[1] == "magnitude" else _drawn(name, value, seed)
         value.data = to_device(first, value.device)
@@ -67,6 +57,27 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
             require_directions(name, layers[name], adapter, lora)
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
     return {name: value for name, value in found.items() if value.requires_grad}
+
+
+def inject(denoiser: nn.Module, lora: Lora, presets: Presets) -> tuple[dict[str, Adapter], Shapes]:
+    """Adds adapters to `denoiser` and freezes all else; their values and dtypes are still PEFT's. Returns the adapters
+    by layer, and the shapes of all layers. Raises `ConfigError` if no module is targeted."""
+    denoiser.requires_grad_(False)
+    layers = {name: _shape(module) for name, module in denoiser.named_modules()
+              if isinstance(module, nn.Linear | nn.Conv2d)}
+    adapters = {name: adapter_of(lora, name, layers[name][2:]) for name in targeted(layers, lora, presets)}
+    config = _config(lora, adapters, layers)
+    with torch.random.fork_rng(devices=[]):
+        inject_adapter_in_model(config, denoiser)
+        if lora.init == "pissa":
+            _add_first(denoiser, config)
+    assert {_split(name)[0] for name in stored(denoiser)} == set(adapters), "PEFT adapted other layers"
+    return adapters, layers
+
+
+def stored(denoiser: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of all adapters, by name."""
+    return {name: value for name, value in denoiser.named_parameters() if is_stored(name)}
 
 
 def _shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
