@@ -173,6 +173,51 @@ def peak_resident() -> int | None:
     return used if sys.platform == "darwin" else used << 10
 
 
+def resident() -> int | None:
+    """Bytes of memory that this process takes now; `None` on systems that do not say."""
+    with suppress(OSError, IndexError):
+        return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) << 10
+    return None
+
+
+def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The bytes that this process may use: the computer's, or less in a container; `None` if the system has no answer.
+
+    `groups` is where Linux mounts control groups.
+    """
+    try:
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows; a system without these names
+        return None
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2 and 1
+        try:
+            text = (groups / name).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text.isdecimal():
+            found = min(found, int(text))
+    return found
+
+
+def memory_free(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The bytes that this process may still take: what the computer has available, or what is left of a container's
+    limit; `None` if the system has no answer."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        found = int(text.split("MemAvailable:")[1].split()[0]) << 10
+    except (OSError, IndexError, ValueError):
+        return None
+    for most, used in (("memory.max", "memory.current"),
+                       ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            words = [(groups / name).read_text(encoding="ascii").strip() for name in (most, used)]
+        except (OSError, UnicodeDecodeError):
+            continue
+        if all(map(str.isdecimal, words)):
+            found = min(found, max(int(words[0]) - int(words[1]), 0))
+    return found
+
+
 def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The processors that this process may use: the computer's, or fewer in a container or in a cluster's job.
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
-from pathlib import Path
 
 from prep.doctor.check import Check
 from prep.errors import first_line
 from prep.formatting import counted, format_bytes
-from prep.runtime import usable_cores
+from prep.runtime import memory_limit, usable_cores
 
 MEMORY = 8 << 30  # bytes: one SDXL checkpoint in half precision, and the rest of a computer
 FILES = 1024  # open files: what most systems allow
@@ -35,25 +33,6 @@ def _memory() -> Check:
         return Check(name="memory", state="warning", what=what,
                      hint="prep encode --dry-run says how much a model needs; --encoder-memory loads less at a time")
     return Check(name="memory", state="ok", what=what)
-
-
-def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The bytes that this process may use: the computer's, or less in a container; `None` if the system has no answer.
-
-    `groups` is where Linux mounts control groups.
-    """
-    try:
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # Windows; a system without these names
-        return None
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2 and 1
-        try:
-            text = (groups / name).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if text.isdecimal():
-            found = min(found, int(text))
-    return found
 
 
 def _open_files() -> list[Check]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counted_steps import counted
 from family_cases import CASES, Case, named, same
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from pictures import draw
@@ -45,6 +46,7 @@ from prep.models.pipeline import scheduler_config
 from prep.training.schema import Sampling
 from train.check import check
 from train.config.load import parse
+from train.memory.step import count
 from train.models import lora
 from train.models.denoiser import load, predict
 from train.models.dropout import has_dropout
@@ -613,6 +615,15 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
     assert torch.allclose(answer(padded), answer(short), rtol=1e-4, atol=1e-5)
     unmasked = padded | {"attention_mask": torch.ones_like(padded["attention_mask"])}
     assert differ(answer(unmasked), answer(short)), "the denoiser does not look at these tokens"
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, made):
+    found = setup(made, method=method, gradient_checkpointing=method == "full", ema={"decay": 0.9})
+    wanted, given = counted(found), count(found, "cpu")
+    assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.01)
+    same_parts = {"weights", "adapters", "average", "inputs"}
+    assert {name: given.get(name) for name in same_parts} == {name: wanted.get(name) for name in same_parts}
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

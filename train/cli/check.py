@@ -16,6 +16,7 @@ from prep.fs.place import Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
 from train.cli.cluster import MOST_SAMPLES, Cluster, latency_of, room_of
+from train.cli.memory import Fitting, MemoryOpt, bytes_named, fitting
 from train.cli.resumed import Resumed
 from train.cli.run import manifest_of, no_manifest, run_place, start_of
 from train.cli.summary import outlook_lines, plan_lines, step_sizes
@@ -49,9 +50,11 @@ def check(
     store_latency: Annotated[str | None, typer.Option(
         metavar="TIME", help="with --samples or --node-cache: the time in which an object store answers a "
         "request, like 30ms", show_default=False)] = None,
+    memory: MemoryOpt = None,
     download: opt.Download = False, device: opt.Device = "auto", as_json: opt.AsJson = False,
 ) -> None:
-    """Check everything that run checks, and show the step plan. Nothing is trained and no model is loaded.
+    """Check everything that run checks, show the step plan, and estimate the memory that a step takes. No weights are
+    loaded.
 
     With --resume: what run --resume would refuse, from which step it would continue, and what differs.
     """
@@ -74,11 +77,12 @@ def check(
                               chosen)
     report = _completed(report, chosen, resumed, cluster, _check_device(device, chosen), place,
                         named=output is not None)
+    report, found = _fitted(report, device, memory, cluster.world)
     outlook = _outlook(report.setup, cluster, node_cache, samples)
     if latency is not None and outlook is None and report.setup is not None:
         raise UsageError("--store-latency is given without --node-cache and --samples, expected one of them",
                          hint="add --node-cache, the space for copies of shards on a node")
-    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, as_json=as_json)
+    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, found, as_json=as_json)
     opt.stop_at_faults(report.faults, printed=as_json)
 
 
@@ -100,13 +104,13 @@ def _report(resumed: Resumed | None, request: RunRequest, config: Config) -> tup
 
 
 def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any], outlook: Outlook | None,
-          latency: float | None, world: int | None, *, as_json: bool) -> None:
+          latency: float | None, world: int | None, found: Fitting, *, as_json: bool) -> None:
     """Prints what was found, but for the faults, which the command ends with."""
     if as_json:
-        put_json(_as_json(report) | ({"resume": resuming.as_json(resumed)} if resumed else {})
+        put_json(_as_json(report, found) | ({"resume": resuming.as_json(resumed)} if resumed else {})
                  | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {}))
         return
-    lines = [*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world),
+    lines = [*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world, found),
              _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else [])]
     if text := "\n".join(line for line in lines if line):
         put(text)
@@ -133,12 +137,21 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
                                   *notes_on_shares(report.setup)))
 
 
+def _fitted(report: CheckReport, device: str, memory: str | None, world: int | None) -> tuple[CheckReport, Fitting]:
+    """The memory of the run, and the report with a fault if it surely does not fit. Raises `UsageError`."""
+    found = fitting(report.setup, device, bytes_named(memory), world)
+    if found.fault is not None:
+        report = replace(report, faults=(*report.faults, found.fault), setup=None)
+    return report, found
+
+
 def _tell_none(problem: Problem, as_json: bool) -> None:
     """Ends the command if there is nothing to resume."""
     from train.setup import CheckReport
 
     if as_json:
-        put_json(_as_json(CheckReport(faults=(problem,), setup=None, plan=None, left_out=(), repeated=())))
+        put_json(_as_json(CheckReport(faults=(problem,), setup=None, plan=None, left_out=(), repeated=()),
+                          Fitting(forecast=None)))
     opt.stop_at_faults([problem], printed=as_json)
 
 
@@ -249,7 +262,7 @@ def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]
     return kind, []
 
 
-def _as_json(report: CheckReport) -> dict[str, Any]:
+def _as_json(report: CheckReport, found: Fitting) -> dict[str, Any]:
     from train.check.shares import shares_of
 
     return {"format": "latentry/check", "version": 1, "ok": not report.faults,
@@ -257,12 +270,12 @@ def _as_json(report: CheckReport) -> dict[str, Any]:
             "steps_per_epoch": report.plan.steps_per_epoch if report.plan else 0,
             "step_sizes": {str(size): steps for size, steps in step_sizes(report.plan).items()} if report.plan else {},
             "masked": report.setup.masked if report.setup else None,
-            "shares": asdict(shares_of(report.setup)) if report.setup else None,
+            "shares": asdict(shares_of(report.setup)) if report.setup else None, "memory": found.document,
             "left_out": list(report.left_out), "repeated": list(report.repeated), "notes": list(report.notes)}
 
 
-def _as_text(report: CheckReport, world: int | None) -> str:
-    lines = plan_lines(report, world or 1)
+def _as_text(report: CheckReport, world: int | None, found: Fitting) -> str:
+    lines = [*plan_lines(report, world or 1), *found.lines]
     lines += [f"note: {printable(note)}" for note in report.notes]
     lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]

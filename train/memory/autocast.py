@@ -6,12 +6,14 @@ float32, and keeps so for the backward pass.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 # Of `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in ATen/autocast_mode.h, what the CPU has not. By the names of
 # Python's functions and methods: `interpolate` is all of `upsample_*`.
@@ -30,6 +32,12 @@ class OfGpu(TorchFunctionMode):
         if getattr(func, "__name__", "") in FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map_only(Tensor, _float32, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def recomputed(module: Any, *args: Any) -> Any:
+    """Calls a block with gradient checkpointing, as diffusers does; torch itself leaves such modes out when it computes
+    the block again."""
+    return checkpoint(module.__call__, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), OfGpu()))
 
 
 def _float32(value: Tensor) -> Tensor:

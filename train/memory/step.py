@@ -7,29 +7,26 @@ are trained, without what loading them takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-import diffusers
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from prep.cache.records import RowRef
+from prep.fs.place import is_here
 from prep.loader import draws
 from prep.loader.batches import SLOTS, Batch, Slot
-from prep.loader.device import module_to_device
 from prep.loader.draws import BatchRequest
 from prep.loader.latents import latents_of
-from prep.loader.rows import DTYPES
-from prep.models.checkpoints.bounds import build
-from prep.models.components import class_of
-from prep.models.device.hollow import META, Hollow
-from prep.models.family import ATTENTION_MASK, TOKEN
-from prep.models.fields import STD
-from prep.models.pipeline import pipeline_index, weighted_files
-from train.models import lora
-from train.models.denoiser import Denoiser, load_scheduler, noise_schedule, quiet
-from train.models.quantized import quantize
-from train.models.targets import unfrozen
+from prep.loader.rows import DTYPES, Rows
+from prep.models.device.counting import tensors_in
+from prep.models.device.hollow import Hollow
+from prep.models.family import ATTENTION_MASK
+from train.memory.autocast import OfGpu, recomputed
+from train.models.denoiser import Denoiser, quiet
+from train.models.unloaded import dtype_of, unloaded
 from train.objectives.forward import forward, sample_losses
 from train.optim.ema import Average
 from train.optim.loss_scale import LossScale
@@ -40,30 +37,32 @@ from train.state import TrainState, apply_gradients, clip_gradients, groups, mov
 
 WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE, INPUTS = (
     "weights", "adapters", "gradients", "optimizer", "average", "inputs")
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_CPU = torch.device("cpu")
+_DIVIDED = {WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE}  # among processes, by parallel.shard
 
 
-def count(setup: Setup, kind: str) -> Mapping[str, int]:
-    """The bytes of a step at its peak by part, on a device of this kind: one pass over the largest batch, with the
-    gradients of passes before it and with what the optimizer keeps, then the update."""
+def count(setup: Setup, kind: str, world: int = 1) -> dict[str, int]:
+    """The bytes of a step at its peak by part, on a device of this kind, for each of `world` processes: one pass over
+    the largest batch, with the gradients of passes before it and with what the optimizer keeps, then the update."""
     quiet()
-    with Hollow() as counted:
+    with Hollow() as counted, nullcontext() if kind == "cpu" else OfGpu():
         trainee = _trainee(setup, kind, counted)
         trained = trainee.denoiser.parameters
-        for value in trained.values():
-            value.register_post_accumulate_grad_hook(lambda value: counted.add(GRADIENTS, [value.grad]))
-        trainee.model.hold_gradients(trained)
-        _update(trainee, setup, counted)  # after which the optimizer has what it keeps
-        if draws.accumulates(setup.plan, setup.config.micro_batch):
+        for each in trained.values():
+            parameter: Any = each  # whose method torch does not type
+            parameter.register_post_accumulate_grad_hook(lambda value: counted.add(GRADIENTS, [value.grad]))
+        if draws.accumulates(setup.plan, setup.config.micro_batch, world):
             trainee.model.hold_gradients(trained)
             counted.add(GRADIENTS, [value.grad for value in trained.values()])
         counted.reset_peak()
         with counted.making(INPUTS):
-            batch = batch_of(setup, counted)
+            batch = batch_of(setup, counted, world)
         passed(trainee, setup, batch)
-        _update(trainee, setup, counted)
-        return dict(counted.peak)
+        found = _later(dict(counted.peak), trainee, setup, counted)
+    if kind == "cpu":  # where the loader's buffers lie in the same memory
+        found[INPUTS] = SLOTS * found.get(INPUTS, 0)
+    if setup.config.parallel.shard:
+        found |= {name: found[name] // world for name in _DIVIDED & found.keys()}
+    return found
 
 
 def passed(trainee: TrainState, setup: Setup, batch: Batch) -> None:
@@ -73,6 +72,20 @@ def passed(trainee: TrainState, setup: Setup, batch: Batch) -> None:
     loss = (sample_losses(given, settings) * given.weight_B).sum()
     times = 1.0 if trainee.scale is None else trainee.scale.value
     (loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
+
+
+def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: Hollow) -> dict[str, int]:
+    """The peak of a later step by part, if the first one had `passing` in its pass: with what the optimizer keeps, or
+    in the update, which this makes twice."""
+    gradients = {name: value.grad for name, value in trainee.denoiser.parameters.items()}
+    _update(trainee, setup, counted)
+    found = passing | {OPTIMIZER: passing.get(OPTIMIZER, 0) + counted.live[OPTIMIZER]}
+    for name, value in trainee.denoiser.parameters.items():
+        value.grad = gradients[name]
+    del gradients
+    counted.reset_peak()
+    _update(trainee, setup, counted)
+    return max(found, dict(counted.peak), key=lambda parts: sum(parts.values()))
 
 
 def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
@@ -86,13 +99,12 @@ def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
 def _trainee(setup: Setup, kind: str, counted: Hollow) -> TrainState:
     """What `train.state.create_state` makes, without data."""
     config, on_gpu = setup.config, kind != "cpu"
-    denoiser = _denoiser(setup, kind, counted)
-    trained = set(map(id, denoiser.parameters.values()))
-    counted.add(WEIGHTS, (*denoiser.model.parameters(), *denoiser.model.buffers()))
+    denoiser = unloaded(setup.model, config, setup.prediction, dtype_of(config.precision, kind), setup.family, counted,
+                        recomputed if on_gpu else None)
+    counted.add(WEIGHTS, weights_of(denoiser))
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())
         counted.add(ADAPTERS, denoiser.weights.values())
-    assert trained
     spec, averaged = TABLE[config.optimizer.name], config.ema.decay and (config.ema.device == "model" or not on_gpu)
     with counted.making(AVERAGE):
         average = Average(denoiser.parameters, in_host=False) if averaged else None
@@ -102,53 +114,24 @@ def _trainee(setup: Setup, kind: str, counted: Hollow) -> TrainState:
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 
-def _denoiser(setup: Setup, kind: str, counted: Hollow) -> Denoiser:
-    config, family, dtype = setup.config, setup.family, dtype_of(setup.config.precision, kind)
-    files = weighted_files(setup.model, family.denoiser)
-    made = getattr(diffusers, class_of(pipeline_index(setup.model), family.denoiser, setup.model)[1])
-    with META:
-        model = build(made, files.folder)
-    whole = config.method == "full"
-    if whole:
-        trained = set(unfrozen(dict(model.named_parameters()), config.full))
-        for name, value in model.named_parameters():
-            value.requires_grad_(name in trained)
-        model.to(torch.float32)
-    else:
-        module_to_device(model, META, dtype).requires_grad_(False)
-        quantize(model, config.quantization)
-        with META:
-            lora.inject(model, config.lora, family.lora.presets)
-        for value in lora.stored(model).values():
-            value.data = value.data.float()
-    if config.gradient_checkpointing:
-        model.enable_gradient_checkpointing()
-    counted.enter(model)
-    model.train()
-    named = dict(model.named_parameters())
-    flow = setup.prediction == "flow"
-    return Denoiser(
-        model=model, family=family, prediction=setup.prediction, device=_CPU, dtype=dtype,
-        levels=noise_schedule(setup.model, setup.prediction, zero_terminal_snr=config.zero_terminal_snr),
-        zero_terminal_snr=config.zero_terminal_snr, guidance_embedding=config.guidance_embedding,
-        schedule=dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, setup.model).config) if flow else {},
-        parameters={name: value for name, value in named.items() if value.requires_grad},
-        weights={name: value for name, value in named.items() if whole or lora.is_stored(name)})
+def weights_of(denoiser: Denoiser) -> Iterator[Tensor]:
+    """What a denoiser has on its device: parameters, buffers, levels of noise, and tables that its modules keep in
+    plain attributes."""
+    yield from denoiser.model.parameters()
+    yield from denoiser.model.buffers()
+    yield denoiser.levels
+    for module in denoiser.model.modules():
+        yield from tensors_in([value for value in vars(module).values() if isinstance(value, Tensor | list)])
 
 
-def dtype_of(precision: str, kind: str) -> torch.dtype:
-    """The dtype of forward passes on a device of this kind, which need not be here: a GPU has bfloat16."""
-    return _DTYPES[precision] if precision != "auto" else torch.float32 if kind == "cpu" else torch.bfloat16
-
-
-def batch_of(setup: Setup, counted: Hollow) -> Batch:
+def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
     """The largest batch of the run, without data but for what code asks for: timesteps and lengths of texts."""
     config, index = setup.config, setup.index
-    request = draws.trial(index, setup.plan, config.micro_batch)
+    request = draws.trial(index, setup.plan, config.micro_batch, world)
     count, fields, latents = len(request.shots), index.manifest.fields, index.shape("latent", request.bucket)
     latent = counted.empty((count, *latents["latent"]), _stored(fields["latent"].arrays["latent"]))
     noise = counted.empty(tuple(latent.shape), torch.float32)
-    if STD in latents:  # drawn from their posterior
+    if index.with_std:  # drawn from their posterior
         latent = counted.empty(tuple(latent.shape), torch.float32)
     mask = (counted.empty((count, *index.shape("mask", request.bucket)["mask"]), torch.uint8)
             if setup.masked else None)
@@ -160,22 +143,25 @@ def batch_of(setup: Setup, counted: Hollow) -> Batch:
 
 
 def _text(setup: Setup, request: BatchRequest, counted: Hollow) -> dict[str, Tensor]:
-    """The arrays of the batch's texts. Of trimmed rows all but the first are at least a token shorter than the longest,
-    as they usually are: attention then has a mask."""
-    index, count = setup.index, len(request.shots)
-    arrays = index.manifest.fields["text"].arrays
-    shapes = dict(index.text_shapes)
-    if ATTENTION_MASK not in arrays:
-        return {name: counted.empty((count, *shape), _stored(arrays[name])) for name, shape in shapes.items()}
-    tokens = [int(index.tokens[index.samples.texts["shard"][shot.text]]) for shot in request.shots]
-    longest = max(tokens)
-    found = {}
-    for name, shape in shapes.items():
-        sides = tuple(longest if dim == TOKEN else side for dim, side in zip(arrays[name]["dims"], shape, strict=True))
-        found[name] = counted.empty((count, *sides), _stored(arrays[name]))
-    lengths = torch.tensor([min(each, longest - (number > 0)) for number, each in enumerate(tokens)])
-    found[ATTENTION_MASK] = (torch.arange(longest) < lengths[:, None]).to(_stored(arrays[ATTENTION_MASK]))
+    """The arrays of the batch's texts; of trimmed rows those that mask padding have their values."""
+    rows, count = Rows(setup.index), len(request.shots)
+    arrays = setup.index.manifest.fields["text"].arrays
+    refs = rows.places(request.shots, masked=False).texts
+    tokens = rows.tokens(refs)
+    found = {name: counted.empty((count, *shape), _stored(arrays[name]))
+             for name, shape in rows.text_shapes(tokens).items()}
+    if tokens is not None:
+        found[ATTENTION_MASK] = _mask(rows, refs, tokens).to(_stored(arrays[ATTENTION_MASK]))
     return found
+
+
+def _mask(rows: Rows, refs: Sequence[RowRef], tokens: Sequence[int]) -> Tensor:
+    """Which tokens are text. If the rows are elsewhere, all but the first text are at least a token shorter than the
+    longest, as they usually are: attention then has a mask."""
+    if is_here(rows.index.manifest.cache):
+        return rows.text(refs)[ATTENTION_MASK]
+    lengths = torch.tensor([min(each, max(tokens) - (number > 0)) for number, each in enumerate(tokens)])
+    return torch.arange(max(tokens)) < lengths[:, None]
 
 
 def _stored(array: Mapping[str, Any]) -> torch.dtype:

@@ -62,8 +62,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def reset_peak(self) -> None:
         """Forgets the peak so far, as `torch.cuda.reset_peak_memory_stats` does."""
-        self._most = 0
-        self._look()
+        self._most, self.peak = self._now, dict(self.live)
 
     def _see(self, value: Tensor, part: str, *, moved: bool = False) -> None:
         storage = value.untyped_storage()

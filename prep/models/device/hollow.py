@@ -44,6 +44,9 @@ class Hollow(Counted):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = self._hollow(buffer)
+            for name, table in list(vars(module).items()):  # of positions, for example
+                if isinstance(table, Tensor | list):
+                    setattr(module, name, tree_map_only(Tensor, self._hollow, table))
 
     def call(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """What the operation returns, hollow if it is given anything hollow, or makes something large."""

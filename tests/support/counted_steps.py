@@ -1,0 +1,47 @@
+"""What tensors take in a real training step on the CPU: the steps of `train.memory.step`, with weights and rows."""
+
+from __future__ import annotations
+
+import torch
+
+from prep.loader import draws
+from prep.loader.batches import SLOTS, batches
+from prep.loader.rows import Rows
+from prep.models.device.counting import Counted
+from train.memory.step import ADAPTERS, AVERAGE, GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS, passed, weights_of
+from train.state import apply_gradients, clip_gradients, create_state, move_average
+
+CPU = torch.device("cpu")
+
+
+def counted(setup):
+    """Bytes by part at the peak of the second step."""
+    trainee = create_state(setup, CPU)
+    trained = trainee.denoiser.parameters
+    most, plan = setup.config.micro_batch, setup.plan
+    passes = 2 if draws.accumulates(plan, most) else 1
+    requests = iter([draws.trial(setup.index, plan, most)] * 2 * passes)
+    with Counted() as mode, batches(Rows(setup.index), requests, masked=setup.masked, pinned=False) as feed:
+        mode.add(WEIGHTS, weights_of(trainee.denoiser))
+        if setup.config.method == "lora":
+            mode.add(ADAPTERS, trainee.denoiser.weights.values())
+        if trainee.average is not None:
+            mode.add(AVERAGE, trainee.average.values.values())
+        for parameter in trained.values():
+            parameter.register_post_accumulate_grad_hook(lambda value: mode.add(GRADIENTS, [value.grad]))
+        for _ in range(2):
+            mode.reset_peak()
+            for _ in range(passes):
+                batch = next(feed)
+                mode.add(INPUTS, _tensors(batch))
+                passed(trainee, setup, batch)
+            with mode.making(OPTIMIZER):
+                clip_gradients(trainee, setup)
+                apply_gradients(trainee, setup, 0)
+            move_average(trainee, setup, 0)
+        return {**mode.peak, INPUTS: SLOTS * sum(value.nbytes for value in _tensors(batch))}
+
+
+def _tensors(batch):
+    """The tensors of a batch, each once; the loader's thread makes them."""
+    return [batch.latent_BChw, batch.noise_BChw, batch.sizes_B6, batch.timestep_B, batch.weight_B, *batch.text.values()]

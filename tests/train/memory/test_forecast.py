@@ -1,0 +1,131 @@
+"""Whether a run fits, and what makes it fit: with figures in place of counted ones, and once counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from prep.models.device.counting import Counted
+from train.memory import forecast as module
+from train.memory.forecast import changed_by, forecast, spelled, ways
+from train.memory.room import room_of
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def setup(make, setup_of):
+    """The checked setup of the demo's model."""
+    return setup_of(make(), precision="auto", steps=2, batch_size=2, ema={"decay": 0.9})
+
+
+@pytest.fixture
+def figured(monkeypatch):
+    """Bytes by settings, as larger models have them, so that each setting helps."""
+    def count(setup, kind, world=1):
+        config = setup.config
+        found = {"weights": {"none": 8, "fp8": 4, "nf4": 2}[config.quantization] * GIB,
+                 "adapters": config.lora.rank * GIB // 16, "optimizer": config.lora.rank * GIB // 8,
+                 "activations": config.micro_batch * (1 if config.gradient_checkpointing else 6) * GIB}
+        if config.optimizer.name == "adamw-8bit":
+            found["optimizer"] //= 4
+        if config.ema.device == "model":
+            found["average"] = GIB
+        return found
+
+    monkeypatch.setattr(module, "count", count)
+
+
+def told(setup, size):
+    room = replace(room_of("auto", size), libraries=0)
+    return [(way.settings, way.peak, way.fits) for way in ways(setup, forecast(setup, room))]
+
+
+def test_settings_are_tried_by_what_they_cost_until_one_fits(setup, figured):
+    assert told(setup, 24 * GIB) == []
+    assert told(setup, 23 * GIB) == [({"ema.device": "cpu"}, 23 * GIB, True)]
+    free = {"ema.device": "cpu", "gradient_checkpointing": True}
+    assert told(setup, 13 * GIB)[1:] == [(free, 13 * GIB, True)]
+    assert told(setup, 12 * GIB)[2:] == [({**free, "micro_batch": 1}, 12 * GIB, True)]
+    least = told(setup, GIB)[-1]
+    assert not least[2] and least[0]["quantization"] == "nf4" and least[0]["lora.rank"] == 4
+
+
+def test_a_run_surely_does_not_fit_only_beyond_what_a_forecast_may_be_wrong_by(setup, figured):
+    room = replace(room_of("auto", 22 * GIB), libraries=GIB)
+    found = forecast(setup, room)
+    assert found.peak == 25 * GIB and not found.fits and not found.impossible
+    assert forecast(setup, replace(room, total=21 * GIB)).impossible
+    assert forecast(setup, replace(room, total=None, free=None)).fits is None
+
+
+def test_settings_are_changed_by_their_names(setup):
+    given = {"lora.rank": 4, "micro_batch": 1, "optimizer.name": "adamw-8bit"}
+    changed = changed_by(setup.config, given)
+    assert (changed.lora.rank, changed.micro_batch, changed.optimizer.name) == (4, 1, "adamw-8bit")
+    assert spelled(given) == "--set lora.rank=4 --set micro_batch=1 --set optimizer.name=adamw-8bit"
+
+
+def test_a_gpu_that_is_not_there_computes_in_half_precision(setup):
+    at_home, there = (forecast(setup, room_of(device, 1 << 40)) for device in ("cpu", "auto"))
+    assert there.room.kind == "cuda" and at_home.room.kind == "cpu"
+    assert there.parts["weights"] < 0.6 * at_home.parts["weights"]
+    assert there.parts["adapters"] == at_home.parts["adapters"]  # which are float32 in any case
+
+
+def test_what_settings_save_is_counted(setup):
+    def parts(**settings):
+        return forecast(setup, room_of("cpu", 1 << 40), settings).parts
+
+    usual = parts()
+    assert parts(gradient_checkpointing=True)["activations"] < 0.8 * usual["activations"]
+    assert parts(micro_batch=1)["activations"] < 0.7 * usual["activations"]
+    assert parts(**{"lora.rank": 4})["adapters"] * 4 == usual["adapters"]
+    assert parts(quantization="fp8")["weights"] < usual["weights"]
+    assert parts(**{"ema.decay": 0.0})["average"] == 0
+    assert parts(method="full")["adapters"] == 0
+
+
+def test_memory_is_counted_once_and_until_it_is_freed():
+    with Counted() as mode:
+        whole = torch.zeros(1000)
+        half = whole[:500]
+        mode.add("weights", [whole])
+        with mode.making("inputs"):
+            more = torch.ones(10)
+        assert mode.live == {"weights": 4000, "inputs": 40, "activations": 0}
+        del whole
+        assert mode.live["weights"] == 4000  # the view holds it
+        del half, more
+        assert not any(mode.live.values()) and sum(mode.peak.values()) == 4040
+        mode.reset_peak()
+        assert sum(mode.peak.values()) == 0
+
+
+def test_check_says_what_a_step_takes(make, train):
+    made = make()
+    document = train("check", made.path, "--steps", 2, "--device", "cpu", "--json").json
+    memory = document["memory"]
+    assert document["ok"] and memory["device"] == "cpu" and memory["peak"] == sum(memory["parts"].values())
+    assert memory["free"] <= memory["total"] and memory["parts"]["libraries"] > 1 << 20
+    text = train("check", made.path, "--steps", 2, "--memory", "12GB").out
+    assert "estimated memory at the peak: " in text and "; a GPU has 12.0 GiB" in text
+
+
+def test_a_run_that_cannot_fit_is_a_fault_with_the_settings_that_help(make, train):
+    made = make()
+    found = train("check", made.path, "--steps", 2, "--memory", "100KB", "--json")
+    assert found.code == 9 and not found.json["ok"]
+    (fault,), memory = found.json["faults"], found.json["memory"]
+    assert fault["what"].startswith("a step of this run takes about ") and "a GPU has 100.0 KiB" in fault["what"]
+    assert not memory["fits"] and memory["ways"][0]["settings"] == {"gradient_checkpointing": True}
+    said = train("check", made.path, "--steps", 2, "--memory", "100KB")
+    assert said.code == 9 and "those that cost least first" in said.out
+    assert "hint: a device with more memory" in said.err
+
+
+def test_a_size_that_is_none_is_refused(make, train):
+    found = train("check", make().path, "--steps", 2, "--memory", "much")
+    assert found.code == 2 and "--memory is 'much', expected a size like 200GB or 2TB" in found.err

@@ -1,0 +1,101 @@
+"""What `train check` and `train init` say of the memory that a run takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prep.errors import OutOfMemoryError, UsageError, first_line
+from prep.formatting import format_bytes
+from prep.runtime import defer_interrupts
+
+if TYPE_CHECKING:
+    from train.memory.forecast import Forecast
+    from train.setup import Setup
+
+MemoryOpt = Annotated[str | None, typer.Option(
+    "--memory", metavar="SIZE", help="estimate for a GPU with so much memory, like 12GB, or with --device cpu for such "
+    "a computer (default: the device that is there)", show_default=False)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitting:
+    """What a run takes, and with which settings it would take less."""
+
+    forecast: Forecast | None  # None: it cannot be estimated
+    ways: Sequence[Forecast] = ()  # each with more settings changed; if one fits, the last
+    note: str = ""  # why there is no forecast
+
+    @property
+    def fault(self) -> OutOfMemoryError | None:
+        """What is wrong if the run surely does not fit."""
+        found = self.forecast
+        if found is None or not found.impossible:
+            return None
+        assert found.room.total is not None
+        return OutOfMemoryError(
+            f"a step of this run takes about {format_bytes(found.peak)} of memory, but {found.room.name} has "
+            f"{format_bytes(found.room.total)}", hint=self._hint)
+
+    @property
+    def _hint(self) -> str:
+        from train.memory.forecast import spelled
+
+        if self.ways and self.ways[-1].fits:
+            return f"{spelled(self.ways[-1].settings)} takes about {format_bytes(self.ways[-1].peak)}"
+        least = f"; {spelled(self.ways[-1].settings)} takes {format_bytes(self.ways[-1].peak)}" if self.ways else ""
+        return f"a device with more memory, or a smaller --resolution in prep encode{least}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What it takes, and if that is too much, a line for each of the ways to less."""
+        from train.memory.forecast import spelled
+
+        if self.forecast is None:
+            return [f"note: {self.note}"] if self.note else []
+        lines = [self.forecast.line]
+        if self.forecast.fits is False:
+            lines.append("note: that is more than is free; these settings take less, those that cost least first:"
+                         if self.ways else "note: that is more than is free, and no setting takes less")
+            lines += [f"  {format_bytes(way.peak)} with {spelled(way.settings)}" for way in self.ways]
+        return lines
+
+    @property
+    def document(self) -> dict[str, Any] | None:
+        """It as a part of the document of --json."""
+        found = self.forecast
+        if found is None:
+            return None
+        return {"device": found.room.kind, "parts": dict(found.parts), "peak": found.peak, "total": found.room.total,
+                "free": found.room.free, "fits": found.fits,
+                "ways": [{"settings": dict(way.settings), "peak": way.peak, "fits": way.fits} for way in self.ways]}
+
+
+def bytes_named(size: str | None) -> int | None:
+    """The bytes of --memory. Raises `UsageError`."""
+    from prep.parse import Unparsed, bytes_of
+
+    try:
+        return None if size is None else bytes_of(size)
+    except Unparsed as error:
+        raise UsageError(f"--memory {error}") from None
+
+
+def fitting(setup: Setup | None, device: str, named: int | None, world: int | None) -> Fitting:
+    """What a run takes on a device, or on one with so many bytes. Raises `UsageError` for a device that is not there.
+    """
+    if setup is None:
+        return Fitting(forecast=None)
+    with defer_interrupts():
+        from train.memory.forecast import forecast, ways
+        from train.memory.room import room_of
+
+    room = room_of(device, named)
+    try:
+        found = forecast(setup, room, world=world or 1)
+        return Fitting(forecast=found, ways=tuple(ways(setup, found, world or 1)) if found.fits is False else ())
+    except Exception as error:  # a library may need data that a model without weights has not
+        return Fitting(forecast=None, note=f"the memory of a run cannot be estimated: {first_line(error)[:200]}")

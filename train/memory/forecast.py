@@ -1,0 +1,146 @@
+"""Whether a run fits into the memory of a device, and which settings would make it fit.
+
+A forecast counts tensors as a step makes them, but not what kernels and allocators add or share. So a run surely does
+not fit if nine tenths of it are more than all memory of the device: that is a fault. Whatever else is more than what is
+free is a note.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prep.errors import ConfigError
+from prep.formatting import format_bytes
+from prep.models.device.counting import ACTIVATIONS
+from prep.training.schema import Config
+from prep.training.table import spell
+from train.check.requirements import check_libraries
+from train.config.load import as_table, parse
+from train.memory.room import Room
+from train.memory.step import INPUTS, count
+from train.setup import Setup
+
+SURELY = 0.9  # of a forecast
+PARTS = ("weights", "adapters", "gradients", "optimizer", "average", "activations", "inputs", "libraries")
+_LEAST_RANK = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """The memory of a run at its peak."""
+
+    parts: Mapping[str, int]  # bytes, in the order of `PARTS`
+    room: Room
+    settings: Mapping[str, Any]  # that differ from those of the run
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether there is as much; `None`: the system does not say."""
+        return None if self.room.free is None else self.peak <= self.room.free
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the run surely does not fit, whatever else the device is used for."""
+        tensors = self.peak - self.parts["libraries"]
+        return self.room.total is not None and SURELY * tensors > self.room.total
+
+    @property
+    def line(self) -> str:
+        """The parts in a line."""
+        parts = [f"{name} {format_bytes(size)}" for name, size in self.parts.items() if size]
+        there = "" if self.room.total is None else f"; {self.room.name} has {format_bytes(self.room.total)}"
+        if self.room.free is not None and self.room.free != self.room.total:
+            there += f", of which {format_bytes(self.room.free)} are free"
+        return f"estimated memory at the peak: {format_bytes(self.peak)} ({', '.join(parts)}){there}"
+
+
+def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None, *, world: int = 1) -> Forecast:
+    """The memory of each of `world` processes, with some `settings` changed.
+
+    Raises `ModelError`, and whatever a library raises for a model that it cannot run without data.
+    """
+    changed = setup if not settings else replace(setup, config=changed_by(setup.config, settings))
+    found = count(changed, room.kind, world) | {"libraries": room.libraries}
+    return Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings or {})
+
+
+def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
+    """Forecasts with more and more settings changed, those that cost least first, until one fits."""
+    now = first
+    for change in _changes:
+        wanted = change(changed_by(setup.config, now.settings), now)
+        if now.fits:
+            return
+        if not wanted:
+            continue
+        settings = {**now.settings, **wanted}
+        try:
+            check_libraries(changed_by(setup.config, settings))
+        except ConfigError:  # of a library that is not installed, or of settings that exclude each other
+            continue
+        tried = forecast(setup, first.room, settings, world=world)
+        if tried.peak < now.peak:
+            now = tried
+            yield now
+
+
+def _average_elsewhere(config: Config, now: Forecast) -> Mapping[str, Any]:
+    there = config.ema.decay and config.ema.device == "model" and now.room.kind != "cpu"
+    return {"ema.device": "cpu"} if there else {}
+
+
+def _recomputed(config: Config, now: Forecast) -> Mapping[str, Any]:
+    return {} if config.gradient_checkpointing else {"gradient_checkpointing": True}
+
+
+def _fewer_at_once(config: Config, now: Forecast) -> Mapping[str, Any]:
+    """The largest micro-batch that leaves room, as activations grow with it."""
+    assert now.room.free is not None
+    moving = now.parts[ACTIVATIONS] + now.parts[INPUTS]
+    each = moving / config.micro_batch
+    most = int((now.room.free - (now.peak - moving)) / each) if each else 1
+    return {"micro_batch": max(1, min(most, config.micro_batch - 1))} if config.micro_batch > 1 else {}
+
+
+def _smaller_moments(config: Config, now: Forecast) -> Mapping[str, Any]:
+    return {"optimizer.name": "adamw-8bit"} if config.optimizer.name == "adamw" else {}
+
+
+def _in_8_bits(config: Config, now: Forecast) -> Mapping[str, Any]:
+    return {"quantization": "fp8"} if config.method == "lora" and config.quantization == "none" else {}
+
+
+def _in_4_bits(config: Config, now: Forecast) -> Mapping[str, Any]:
+    return {"quantization": "nf4"} if config.method == "lora" and config.quantization != "nf4" else {}
+
+
+def _smaller_rank(config: Config, now: Forecast) -> Mapping[str, Any]:
+    rank = max(_LEAST_RANK, config.lora.rank // 4)
+    return {"lora.rank": rank} if config.method == "lora" and rank < config.lora.rank else {}
+
+
+# In the order of what they cost: nothing, time, and then a little of the result.
+_changes = (_average_elsewhere, _recomputed, _fewer_at_once, _smaller_moments, _in_8_bits, _in_4_bits, _smaller_rank)
+
+
+def changed_by(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The configuration with some settings changed, named as in `lora.rank`."""
+    table = copy.deepcopy(as_table(config))
+    for name, value in settings.items():
+        section, _, key = name.rpartition(".")
+        (table[section] if section else table)[key] = value
+    return parse(table, "")
+
+
+def spelled(settings: Mapping[str, Any]) -> str:
+    """Settings as options of a command."""
+    return " ".join(f"--set {name}={value if isinstance(value, str) else spell(value)}"
+                    for name, value in settings.items())

@@ -1,0 +1,45 @@
+"""How much memory a device has: the one that is there, or one that is only named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from prep.models.tensors import checked_device
+from prep.runtime import memory_free, memory_limit, resident
+
+CONTEXT = 512 << 20  # bytes that CUDA and its libraries take of a GPU: 0.3 to 0.6 GiB by GPU and version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """The memory of a device."""
+
+    kind: str  # cpu, cuda, mps or xpu
+    name: str  # as people call the device
+    total: int | None  # bytes; None: the system does not say
+    free: int | None  # bytes that nothing else takes now
+    libraries: int  # bytes that torch and its libraries take, beside tensors
+
+
+def room_of(device: str, named: int | None = None) -> Room:
+    """The memory of the device that `--device` names; with `named`, of one that has so many bytes: a GPU, unless the
+    CPU is named. Raises `UsageError` for a device that is not there."""
+    found = checked_device(device)
+    if named is not None:
+        kind = "cuda" if found.type == "cpu" and device != "cpu" else found.type
+        return Room(kind=kind, name=f"a {'CPU' if kind == 'cpu' else 'GPU'}", total=named, free=named,
+                    libraries=_libraries(kind))
+    if found.type == "cuda":
+        free, total = torch.cuda.mem_get_info(found)
+        return Room(kind="cuda", name=str(found), total=total, free=free, libraries=CONTEXT)
+    if found.type == "cpu":
+        return Room(kind="cpu", name="this computer", total=memory_limit(), free=memory_free(),
+                    libraries=_libraries("cpu"))
+    return Room(kind=found.type, name=str(found), total=None, free=None, libraries=CONTEXT)
+
+
+def _libraries(kind: str) -> int:
+    """Those of a run have what this process has: it imports the same, and has no weights."""
+    return resident() or CONTEXT if kind == "cpu" else CONTEXT
