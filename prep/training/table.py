@@ -41,20 +41,22 @@ def rows() -> Iterator[Row]:
 SETTINGS: Mapping[str, Row] = {row.name: row for row in rows()}
 
 
-def as_toml() -> str:
-    """The commented train.toml with every default: what `train init` writes."""
-    lines, section = [_HEAD, *(_line(SETTINGS[name]) for name in FIRST), _REST], ""
+def as_toml(chosen: Mapping[str, Any] | None = None) -> str:
+    """The commented train.toml with every default, or the `chosen` value: what `train init` writes."""
+    given = chosen or {}
+    lines, section = [_HEAD, *(_line(SETTINGS[name], given) for name in FIRST), _REST], ""
     for row in (one for one in SETTINGS.values() if one.name not in FIRST):
         head = row.name.rpartition(".")[0]
         if head != section:
             lines += ["", f"# {head}: {SECTIONS[head].__doc__.splitlines()[0]}"]
             section = head
-        lines.append(_line(row))
+        lines.append(_line(row, given))
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row) -> str:
-    line = f"{'# ' if row.spec.derived else ''}{row.name} = {spell(row.value)}"
+def _line(row: Row, given: Mapping[str, Any]) -> str:
+    line = f"{'# ' if row.spec.derived and row.name not in given else ''}{row.name} = " + spell(
+        given.get(row.name, row.value))
     return f"{line:<{_COLUMN - 1}} # {row.told}{' (r)' if row.spec.resume else ''}"
 
 

@@ -83,9 +83,9 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.lora.*", "prep.models.pipeline", "prep.models.files",
                "prep.models.fingerprint", "prep.models.hub", "prep.models.loading", "prep.models.tensors",
                "prep.models.text.*", "prep.models.components", "prep.models.device.*",
-               "prep.models.checkpoints.bounds", "prep.models.vae", "prep.models.weights", "prep.pages.*", "prep.runs.*",
-               "prep.images.decode", "prep.images.formats.parts", "prep.images.thumbnail"} | {
-                   f"prep.{word}" for word in VOCABULARY}
+               "prep.models.checkpoints.bounds", "prep.models.vae", "prep.models.weights", "prep.pages.*",
+               "prep.runs.*", "prep.images.decode", "prep.images.formats.parts",
+               "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}
 
 # Each foreign library, and the only modules that may import it. The demo's makers are users of the libraries, like
 # scripts: they stand apart (prep.demo.*).

@@ -129,3 +129,15 @@ def test_a_run_that_cannot_fit_is_a_fault_with_the_settings_that_help(make, trai
 def test_a_size_that_is_none_is_refused(make, train):
     found = train("check", make().path, "--steps", 2, "--memory", "much")
     assert found.code == 2 and "--memory is 'much', expected a size like 200GB or 2TB" in found.err
+
+
+def test_init_writes_settings_with_which_a_run_fits(make, train, tmp_path, figured, monkeypatch):
+    made, file = make(), tmp_path / "made.toml"
+    monkeypatch.setattr("train.memory.room.CONTEXT", 0)
+    assert train("init", made.path, "--memory", "16GB", "-o", file).code == 0
+    assert "\ngradient_checkpointing = true" in file.read_text()
+    assert train("check", made.path, "-c", file, "--memory", "16GB", "--json").json["memory"]["fits"]
+    least = train("init", made.path, "--memory", "1GB", "-o", tmp_path / "none.toml")
+    assert least.code == 9 and "no settings make a run of " in least.err and not (tmp_path / "none.toml").exists()
+    alone = train("init", "--memory", "12GB", "-o", tmp_path / "none.toml")
+    assert alone.code == 2 and "--memory is given without MANIFEST" in alone.err
