@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_run_that_cannot_fit_is_a_fault_with_the_settings_that_help(make, trai
     found = train("check", made.path, "--steps", 2, "--memory", "100KB", "--json")
     assert found.code == 9 and not found.json["ok"]
     (fault,), memory = found.json["faults"], found.json["memory"]
-    assert fault["what"].startswith("a step of this run takes about ") and "a GPU has 100.0 KiB" in fault["what"]
+    assert re.fullmatch("a step of this run takes about [0-9.]+ MiB of memory, but a GPU has 100.0 KiB", fault["what"])
     assert not memory["fits"] and memory["ways"][0]["settings"] == {"gradient_checkpointing": True}
     said = train("check", made.path, "--steps", 2, "--memory", "100KB")
     assert said.code == 9 and "those that cost least first" in said.out
