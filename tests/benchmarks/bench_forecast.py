@@ -70,7 +70,7 @@ def taken(setup: Setup) -> int:
             if number == 1:
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
             passed(trainee, setup, batch)
-            clip_gradients(trainee, setup)
+            clip_gradients(trainee, setup.config)
             apply_gradients(trainee, setup, 0)
     return (peak_resident() or 0) - before
 

@@ -36,9 +36,9 @@ def counted(setup):
                 mode.add(INPUTS, _tensors(batch))
                 passed(trainee, setup, batch)
             with mode.making(OPTIMIZER):
-                clip_gradients(trainee, setup)
+                clip_gradients(trainee, setup.config)
                 apply_gradients(trainee, setup, 0)
-            move_average(trainee, setup, 0)
+            move_average(trainee, setup.config, 0)
         return {**mode.peak, INPUTS: SLOTS * sum(value.nbytes for value in _tensors(batch))}
 
 

@@ -90,17 +90,17 @@ def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: 
 
 def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
     with counted.making(OPTIMIZER):
-        clip_gradients(trainee, setup)
+        clip_gradients(trainee, setup.config)
         apply_gradients(trainee, setup, 0)
     with counted.making(AVERAGE):
-        move_average(trainee, setup, 0)
+        move_average(trainee, setup.config, 0)
 
 
 def _trainee(setup: Setup, kind: str, counted: Hollow) -> TrainState:
     """What `train.state.create_state` makes, without data."""
     config, on_gpu = setup.config, kind != "cpu"
-    denoiser = unloaded(setup.model, config, setup.prediction, dtype_of(config.precision, kind), setup.family, counted,
-                        recomputed if on_gpu else None)
+    denoiser = unloaded(setup.model.path, config, setup.prediction, dtype_of(config.precision, kind), setup.family,
+                        counted, recomputed if on_gpu else None)
     counted.add(WEIGHTS, weights_of(denoiser))
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())
@@ -128,7 +128,7 @@ def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
     """The largest batch of the run, without data but for what code asks for: timesteps and lengths of texts."""
     config, index = setup.config, setup.index
     request = draws.trial(index, setup.plan, config.micro_batch, world)
-    count, fields, latents = len(request.shots), index.manifest.fields, index.shape("latent", request.bucket)
+    count, fields, latents = len(request.draws), index.manifest.fields, index.shape("latent", request.bucket)
     latent = counted.empty((count, *latents["latent"]), _stored(fields["latent"].arrays["latent"]))
     noise = counted.empty(tuple(latent.shape), torch.float32)
     if index.with_std:  # drawn from their posterior
@@ -139,14 +139,14 @@ def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
                  input_noise_BChw=counted.empty(tuple(latent.shape), torch.float32)
                  if config.noise.perturbation else noise,
                  sizes_B6=torch.ones(count, 6), timestep_B=torch.zeros(count, dtype=torch.int64),
-                 weight_B=torch.ones(count), shots=request.shots, slot=Slot(False), padding=False)
+                 weight_B=torch.ones(count), draws=request.draws, slot=Slot(False), padding=False)
 
 
 def _text(setup: Setup, request: BatchRequest, counted: Hollow) -> dict[str, Tensor]:
     """The arrays of the batch's texts; of trimmed rows those that mask padding have their values."""
-    rows, count = Rows(setup.index), len(request.shots)
+    rows, count = Rows(setup.index), len(request.draws)
     arrays = setup.index.manifest.fields["text"].arrays
-    refs = rows.places(request.shots, masked=False).texts
+    refs = rows.places(request.draws, masked=False).texts
     tokens = rows.tokens(refs)
     found = {name: counted.empty((count, *shape), _stored(arrays[name]))
              for name, shape in rows.text_shapes(tokens).items()}
