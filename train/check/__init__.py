@@ -1,4 +1,4 @@
-"""Checks manifest, cache, settings and model files before a model is loaded. No torch: `train check` takes a second."""
+"""Checks manifest, cache, settings and model files before a model is loaded. No torch here: it takes a second."""
 
 from __future__ import annotations
 
