@@ -199,25 +199,6 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     return found
 
 
-def memory_free(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The bytes that this process may still take: what the computer has available, or what is left of a container's
-    limit; `None` if the system has no answer."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        found = int(text.split("MemAvailable:")[1].split()[0]) << 10
-    except (OSError, IndexError, ValueError):
-        return None
-    for most, used in (("memory.max", "memory.current"),
-                       ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        try:
-            words = [(groups / name).read_text(encoding="ascii").strip() for name in (most, used)]
-        except (OSError, UnicodeDecodeError):
-            continue
-        if all(map(str.isdecimal, words)):
-            found = min(found, max(int(words[0]) - int(words[1]), 0))
-    return found
-
-
 def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """The processors that this process may use: the computer's, or fewer in a container or in a cluster's job.
 

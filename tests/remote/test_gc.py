@@ -214,8 +214,8 @@ def test_an_old_plan_that_a_run_follows_again_is_not_abandoned(both, store, prep
         said.append(told.value)
         return run(ready, planned, cache, stop)
 
-    run = encoding._run
-    monkeypatch.setattr(encoding, "_run", collecting)
+    run = encoding.run_tasks
+    monkeypatch.setattr(encoding, "run_tasks", collecting)
     monkeypatch.setenv(DIRECTORY, str(tmp_path / "another"))
     assert prep(*words, "--part", "1/2").code == 0 and len(said) == 1
     puts = [path for method, path, _ in store.proxy.asked if method == "PUT" and plan in path]

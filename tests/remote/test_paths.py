@@ -57,7 +57,7 @@ URLS = {
     "prep gc more": ("{url}/cache", U), "prep gc keep": ("{url}/cache", "--keep", U), "prep compact cache": (U,),
     "prep export manifest": (U, "--to", "safetensors", "-o", "{tmp}/new"),
     "prep push url": ("{tmp}/x.json", U), "prep pull url": (U, "{tmp}/new"),
-    "train check manifest": (U,), "train run manifest": (U,),
+    "train check manifest": (U,), "train run manifest": (U,), "train init manifest": (U, "-o", "{tmp}/t.toml"),
     "train check output": ("{home}/manifest.json", "-o", U, "--model", "{model}"),
     "train check init_from": ("{home}/manifest.json", "--init-from", U, "--model", "{model}"),
     "train run output": ("{tmp}/x.json", "-o", U), "train run init_from": ("{home}/manifest.json", "--init-from", U),

@@ -141,10 +141,10 @@ def test_a_tar_that_ends_before_a_member_does(store, tars):
 def test_a_tar_that_a_shorter_one_replaces_after_it_was_listed_is_a_finding(store, tars, prep, monkeypatch):
     examined = scanner._examined
 
-    def late(items, work):
+    def late(items, *work):
         listed = list(items)
         store.server.put(f"{store.prefix}/0.tar", (tars / "0.tar").read_bytes()[:600])
-        return examined(listed, work)
+        return examined(listed, *work)
 
     monkeypatch.setattr(scanner, "_examined", late)
     done = prep("scan", f"{store.url}/0.tar", "--json")

@@ -94,7 +94,11 @@ def test_credentials_that_are_refused_from_the_first_shard_on(train, made, store
 def test_check_reads_headers_and_no_rows(train, made, store, tiny_model):
     told = train("check", f"{store.url}/m.json", "--model", tiny_model, "--json")
     assert told.code == 0, told.err
-    assert told.json == train("check", made.path, "--model", tiny_model, "--json").json
+    there, here = told.json, train("check", made.path, "--model", tiny_model, "--json").json
+    for document in (there, here):  # what this computer has and this process takes changes meanwhile
+        document["memory"] = {**document["memory"], "free": 0, "peak": 0}
+        document["memory"]["parts"] = {**document["memory"]["parts"], "libraries": 0}
+    assert there == here
     assert not list(store.copies.glob("whole/*/*/*/cache/shards"))
     keys = store.keys(made.root, "latent/c.0")
     store.server.delete(f"{store.prefix}/{keys[0]}")

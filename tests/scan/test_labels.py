@@ -199,11 +199,13 @@ def test_a_finding_as_json():
 
 def test_names_of_samples_forge_no_line_of_train():
     from train.cli.check import _as_text
+    from train.cli.memory import Fitting
     from train.cli.summary import uneven_lines
     from train.setup import CheckReport
 
     report = CheckReport(faults=(), setup=None, plan=None, left_out=(FORGED,), repeated=(FORGED, "c"))
-    assert _as_text(report, None) == "dropped: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
+    text = _as_text(report, None, Fitting(forecast=None))
+    assert text == "dropped: b\\nerror: fake.png\nrepeated: b\\nerror: fake.png\nrepeated: c"
     assert uneven_lines(report) == [
         "note: 1 sample dropped in the first epoch: $'b\\nerror: fake.png'; train check lists all",
         "note: 2 samples repeated to fill up: $'b\\nerror: fake.png', c; train check lists all"]

@@ -73,7 +73,7 @@ def test_an_error_leaves_it_as_it_was():
 
 
 def test_encode_rests_but_for_the_encoders(prep, photos, tiny_model, tmp_path, monkeypatch):
-    from prep.encode import run
+    from prep.encode import prepare, run
     from prep.encode.engines import local
 
     seen = {}
@@ -87,7 +87,7 @@ def test_encode_rests_but_for_the_encoders(prep, photos, tiny_model, tmp_path, m
 
         monkeypatch.setattr(module, name, watched)
 
-    for module, name in ((run, "resolve_recipe"), (local, "run"), (run, "assemble_manifest")):
+    for module, name in ((prepare, "resolve_recipe"), (local, "run"), (run, "assemble_manifest")):
         watch(module, name)
     result = prep("encode", photos, "--model", tiny_model, "--cache", tmp_path / "c", "-o", tmp_path / "m.json",
                   "--resolution", "96")

@@ -17,7 +17,7 @@ def test_every_dependency_is_installed_at_its_floor():
     floors = dict(one.split(">=") for one in project["dependencies"])
     assert {name: version for name, version in found.items() if name in floors and name != "torch"} == {
         name: version for name, version in floors.items() if name != "torch"}
-    assert set(found) == {*floors, "hypothesis", "pytest"}
+    assert set(found) == {*floors, "hypothesis", "pytest", "pytest-timeout"}
 
 
 def test_the_floors_protect_from_code_of_a_model_directory():

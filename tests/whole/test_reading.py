@@ -25,7 +25,7 @@ OPENS = {
     "prep.cache.damage": "a lock",
     "train.runs.directory": "a directory, to lock it",
     "train.runs.losses": "to append to what was just put there whole",
-    **dict.fromkeys(("prep.doctor.machine", "prep.runtime", "prep.runs.heartbeat"), "files of the system"),
+    **dict.fromkeys(("prep.runtime", "prep.runs.heartbeat", "prep.models.device.host"), "files of the system"),
     "prep.cli.console": "the null device", "prep.workers.worker": "the null device",
     "prep.pages.layout": "files of this package",
     "train.parallel.code": "files of this package",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from prep.models.device.host import available
 from prep.models.tensors import checked_device
-from prep.runtime import memory_free, memory_limit, resident
+from prep.runtime import memory_limit, resident
 
 CONTEXT = 512 << 20  # bytes that CUDA and its libraries take of a GPU: 0.3 to 0.6 GiB by GPU and version
 
@@ -35,7 +36,7 @@ def room_of(device: str, named: int | None = None) -> Room:
         free, total = torch.cuda.mem_get_info(found)
         return Room(kind="cuda", name=str(found), total=total, free=free, libraries=CONTEXT)
     if found.type == "cpu":
-        return Room(kind="cpu", name="this computer", total=memory_limit(), free=memory_free(),
+        return Room(kind="cpu", name="this computer", total=memory_limit(), free=available(),
                     libraries=_libraries("cpu"))
     return Room(kind=found.type, name=str(found), total=None, free=None, libraries=CONTEXT)
 
