@@ -85,6 +85,7 @@ def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtyp
         if settled is not layer:
             parent, _, last = name.rpartition(".")
             setattr(layers[parent], last, settled)
+            layers[name] = settled  # so that nothing keeps the weights that it was made of
 
 
 def _own(layer: nn.Module) -> Iterator[str]:
