@@ -5,7 +5,7 @@ halving); 77 is the length of CLIP's position table. diffusers' UNet takes any s
 the sizes of its own way down. The usual step between buckets is 64 pixels, since three levels halve.
 
 Skipped layers: the hidden states of an earlier layer go through the encoder's final norm, as `encode_prompt` of
-diffusers 0.42 means to do; with transformers 5.6 and later it raises, since the norm is no longer in `text_model`.
+diffusers 0.42 means to do; with transformers since 5.6 it raises, as the norm is no longer in `text_model`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ def _by_hand(pipeline: Any, captions: Sequence[str], options: TextOptions, devic
     """Hidden states [B, L, D] of each window, side by side along L."""
     encoder = pipeline.text_encoder
     states = clip.encode(pipeline.tokenizer, encoder, captions, options, device).hidden_states
-    norm = getattr(encoder, "text_model", encoder).final_layer_norm  # transformers 5.6 has no text_model
-    return clip.joined(norm(states[-(options.clip_skip + 1)]), options)
+    return clip.joined(encoder.final_layer_norm(states[-(options.clip_skip + 1)]), options)
 
 
 def without_prompt(pipeline: Any, options: TextOptions, device: Any) -> TextRow:
