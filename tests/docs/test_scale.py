@@ -55,12 +55,10 @@ def here(tmp_path, tiny_model, monkeypatch):
 
 @pytest.mark.slow
 def test_what_it_would_take(here, prep):
-    asked = [line for line in commands("scale.md", "What it would take") if line.startswith("prep ")]
-    assert len(asked) == 2
-    for line in asked:
-        told = prep(*shlex.split(line)[1:])
-        assert told.code == 0, told.err
-        assert re.search(r"1,000,000,000 pictures", told.out) and "512" in told.out
+    (line,) = [line for line in commands("scale.md", "What it would take") if line.startswith("prep ")]
+    told = prep(*shlex.split(line)[1:])
+    assert told.code == 0, told.err
+    assert re.search(r"samples|rows", told.out)
     assert not (here / "cache").exists() and not (here / "manifest.json").exists(), "it writes nothing"
 
 
@@ -68,7 +66,7 @@ def test_what_it_would_take(here, prep):
 def test_what_training_would_take(here, prep, train):
     assert prep("encode", "photos", "--model", "model", "--cache", "cache", "-o", "manifest.json").code == 0
     asked = [line for line in commands("scale.md", "Training on many machines") if line.startswith("train ")]
-    assert len(asked) == 3
+    assert len(asked) == 2
     for line in asked:
         told = train(*shlex.split(line)[1:])
         assert told.code == 0, told.err
