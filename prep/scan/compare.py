@@ -49,8 +49,9 @@ def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], m
     every = len(distinct) <= LIMIT
     pictures = tuple(bytes.fromhex(picture.identity.file)[:DIGEST] for picture in distinct)
     before = makers.memory.compared()
-    known, fresh = (before.among(pictures) if before is not None and before.every == every
-                    else ([], set(range(len(pictures)))))
+    if before is None or before.every != every:
+        before = Compared(every=every, pictures=(), links=())
+    known, fresh = before.among(pictures)
     links = known
     if fresh and every:
         nears = near_duplicates(_thumbs(distinct, thumbs, makers), tick, fresh)
@@ -58,9 +59,10 @@ def find_near(distinct: Sequence[ScannedPicture], thumbs: Mapping[str, Thumb], m
     elif fresh:
         links = []
         for link in _among_many(distinct, makers, tick, known, fresh):
-            if not known and link.near.second // SAVED > (links[-1].near.second // SAVED if links else 0):
-                _note(Compared(every=False, pictures=pictures, links=tuple(links)).first(
-                    link.near.second // BLOCK * BLOCK), makers)  # pairs of later blocks come later
+            done = link.near.second // BLOCK * BLOCK  # pictures all of whose pairs came before
+            begun = links[-1].near.second // SAVED if links else 0
+            if done // SAVED > begun and done > len(before.pictures):
+                _note(Compared(every=every, pictures=pictures, links=tuple(links)).first(done), makers)
                 makers.memory.save()
             links.append(link)
     compared = Compared(every=every, pictures=pictures, links=tuple(links))

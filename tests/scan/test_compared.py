@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -145,7 +146,8 @@ def test_pictures_that_were_compared_are_not_compared_again(folder, tmp_path, mo
     assert list(map(len, compared)) == [4, 1, 6]
 
 
-def test_a_first_comparison_that_is_interrupted_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("count", "stops"), [(4, (3,)), (6, (3, 5))])
+def test_a_first_comparison_that_is_interrupted_goes_on(tmp_path, monkeypatch, count, stops):
     for module in (scans, compare, copies, remembered):
         monkeypatch.setattr(module, "LIMIT", 2)
     for name in ("prep.scan.duplicates.signature.BLOCK", "prep.scan.compare.BLOCK", "prep.scan.compare.SAVED"):
@@ -153,20 +155,23 @@ def test_a_first_comparison_that_is_interrupted_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "AT_ONCE", 1)
     root = tmp_path / "pictures"
     root.mkdir()
-    for number in range(4):
+    for number in range(count):
         scene(number).save(root / f"{number}.png")
         scene(number).resize((180 - 6 * number, 150 - 5 * number)).save(root / f"{number} copy.png")
     search, whole = compare.likely_pairs, scanned(root, ScanMemo(None))
 
-    def interrupted(*call):
+    def interrupted(stop, *call):
         for number, pair in enumerate(search(*call)):
-            if number == 3:
+            if number == stop:
                 raise KeyboardInterrupt
             yield pair
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(compare, "likely_pairs", interrupted)
-        scanned(root, ScanMemo(tmp_path / "memory.sqlite"))
-    before = ScanMemo(tmp_path / "memory.sqlite").compared()
-    assert before is not None and 4 <= len(before.pictures) < 8 and before.links
-    assert scanned(root, ScanMemo(tmp_path / "memory.sqlite")) == whole and len(whole) == 4
+    known = count - 1
+    for stop in stops:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(compare, "likely_pairs", partial(interrupted, stop))
+            scanned(root, ScanMemo(tmp_path / "memory.sqlite"))
+        before = ScanMemo(tmp_path / "memory.sqlite").compared()
+        assert before is not None and known < len(before.pictures) < 2 * count and before.links
+        known = len(before.pictures)
+    assert scanned(root, ScanMemo(tmp_path / "memory.sqlite")) == whole and len(whole) == count

@@ -66,46 +66,35 @@ def likely_pairs(signatures: Sequence[bytes], tick: Callable[[int], object] = la
     new = every if fresh is None else np.array(sorted(fresh), np.int64)
     is_new = np.zeros(len(rows), bool)
     is_new[new] = True
+    best = np.full((2, len(rows)), -1, np.float32)  # plain and mirrored: the largest product with an earlier picture
+    earlier = np.zeros((2, len(rows)), np.int64)  # which that is
+    for pair in known:
+        best[int(pair.mirrored), pair.second], earlier[int(pair.mirrored), pair.second] = pair.product, pair.first
     for start in range(0, len(rows), BLOCK):
-        places = np.arange(start, min(start + BLOCK, len(rows)))
-        for mirrored in (False, True):
-            best, earlier = _known_best(known, places, mirrored=mirrored)
+        places = every[start : start + BLOCK]
+        for side in (0, 1):
             for those, others in ((places[is_new[places]], every), (places[~is_new[places]], new)):
-                at, probes = those - start, rows[those] * mirror if mirrored else rows[those]
-                best[at], earlier[at] = _best_earlier(probes, those, rows, others, (best[at], earlier[at]))
-            for offset in np.flatnonzero(best >= LIKELY):
-                yield Pair(first=int(earlier[offset]), second=start + int(offset), mirrored=mirrored,
-                           product=float(best[offset]))
+                probes = rows[those] * mirror if side else rows[those]
+                _find_better(probes, those, rows, others, best[side], earlier[side])
+            for second in places[best[side, places] >= LIKELY].tolist():
+                yield Pair(first=int(earlier[side, second]), second=second, mirrored=bool(side),
+                           product=float(best[side, second]))
         tick(len(places))
 
 
-_Best = tuple[Floats, Integers]  # of each of some pictures: the largest product with an earlier one, and which that is
-
-
-def _known_best(known: Sequence[Pair], places: Integers, *, mirrored: bool) -> _Best:
-    best, earlier = np.full(len(places), -1, np.float32), np.zeros(len(places), np.int64)
-    for pair in known:
-        if pair.mirrored == mirrored and places[0] <= pair.second <= places[-1]:
-            best[pair.second - places[0]], earlier[pair.second - places[0]] = pair.product, pair.first
-    return best, earlier
-
-
-def _best_earlier(probes: Floats, those: Integers, rows: Floats, others: Integers, known: _Best) -> _Best:
-    """For each of `probes`, which have the indices `those`, the largest product with an earlier one of the rows
-    `others`, if it exceeds what is `known`. Both lists of indices are sorted."""
-    best, earlier = known
-    if not len(those):
-        return best, earlier
-    others = others[: np.searchsorted(others, those[-1])]
+def _find_better(probes: Floats, those: Integers, rows: Floats, others: Integers, best: Floats,
+                 earlier: Integers) -> None:
+    """Notes in `best` and `earlier`, for each of `probes`, which have the indices `those`, the largest product with an
+    earlier one of the rows `others` that exceeds what is there. Both lists of indices are sorted."""
+    others = others[: np.searchsorted(others, those[-1])] if len(those) else others[:0]
     for low in range(0, len(others), BLOCK):
         compared = others[low : low + BLOCK]
         products = probes @ rows[compared].T
         products[compared[None] >= those[:, None]] = -1  # the picture itself and later ones
         largest = products.argmax(axis=1)
         scores = products[np.arange(len(those)), largest]
-        better = scores > best
-        best[better], earlier[better] = scores[better], compared[largest[better]]
-    return best, earlier
+        better = scores > best[those]
+        best[those[better]], earlier[those[better]] = scores[better], compared[largest[better]]
 
 
 def _unit(signatures: Sequence[bytes]) -> Floats:
