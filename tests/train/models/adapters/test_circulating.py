@@ -185,37 +185,15 @@ def tucker(core, rows, columns):
     return found
 
 
-@pytest.mark.parametrize("family", ("sdxl", "flux"))
-def test_tucker_s_decomposition_and_whole_differences_of_the_authors_layers(family, tmp_path):
-    """As LyCORIS writes them with use_tucker and as its algorithm full; a difference has no alpha."""
+def check_authors_layers(family, tmp_path, parts_of):
+    """Merges a file with a part for each layer under its author's name. `parts_of(number, value, draw)`: the tensors of
+    a layer in the file, and what they add to its weight."""
     weights, _ = model_of(family)
     theirs, rows = as_published(family, weights), as_published(family, row_numbers(weights))
     drawn, tensors, sums = torch.Generator().manual_seed(0), {}, {}
     for number, (name, value) in enumerate(theirs.items()):
         stem = f"lora_unet_{underscored(name.removesuffix('.weight'))}"
-        (whole, across, *sides), ones = value.shape, tuple(1 for _ in value.shape[2:])
-
-        def draw(*shape):
-            return torch.randn(shape, generator=drawn)
-
-        if number % 4 == 0:
-            parts = {"lora_down.weight": draw(3, across, *ones), "lora_up.weight": draw(whole, 3, *ones),
-                     "lora_mid.weight": draw(3, 3, *sides), "alpha": torch.tensor(1.5)}
-            add = tucker(parts["lora_mid.weight"], parts["lora_up.weight"].flatten(1).T,
-                         parts["lora_down.weight"].flatten(1)) / 2
-        elif number % 4 == 1:
-            parts = {f"hada_w{one}_{end}": draw(2, whole if end == "a" else across) for one in "12" for end in "ab"}
-            parts |= {"hada_t1": draw(2, 2, *sides), "hada_t2": draw(2, 2, *sides), "alpha": torch.tensor(1.0)}
-            one, other = (tucker(parts[f"hada_t{n}"], parts[f"hada_w{n}_a"], parts[f"hada_w{n}_b"]) for n in "12")
-            add = one * other / 2
-        elif number % 4 == 2 and whole % 2 == 0 == across % 2:
-            parts = {"lokr_w1": draw(2, 2), "lokr_w2_a": draw(3, whole // 2), "lokr_w2_b": draw(3, across // 2),
-                     "lokr_t2": draw(3, 3, *sides), "alpha": torch.tensor(6.0)}
-            large = tucker(parts["lokr_t2"], parts["lokr_w2_a"], parts["lokr_w2_b"])
-            add = 2 * torch.kron(parts["lokr_w1"].reshape(2, 2, *ones), large)
-        else:
-            parts = {"diff": draw(*value.shape)}
-            add = parts["diff"]
+        parts, add = parts_of(number, value, lambda *shape: torch.randn(shape, generator=drawn))
         tensors |= {f"{stem}.{end}": part for end, part in parts.items()}
         sums[name] = add.reshape(value.shape)
     wanted, found = added_to(weights, sums, rows), merged(tmp_path / "x.safetensors", tensors, family)
@@ -223,36 +201,50 @@ def test_tucker_s_decomposition_and_whole_differences_of_the_authors_layers(fami
         assert torch.allclose(found[name], value, atol=1e-3), name
 
 
+@pytest.mark.parametrize("family", ("sdxl", "flux"))
+def test_tucker_s_decomposition_and_whole_differences_of_the_authors_layers(family, tmp_path):
+    """As LyCORIS writes them with use_tucker and as its algorithm full; a difference has no alpha."""
+    def parts_of(number, value, draw):
+        (whole, across, *sides), ones = value.shape, tuple(1 for _ in value.shape[2:])
+        if number % 4 == 0:
+            parts = {"lora_down.weight": draw(3, across, *ones), "lora_up.weight": draw(whole, 3, *ones),
+                     "lora_mid.weight": draw(3, 3, *sides), "alpha": torch.tensor(1.5)}
+            return parts, tucker(parts["lora_mid.weight"], parts["lora_up.weight"].flatten(1).T,
+                                 parts["lora_down.weight"].flatten(1)) / 2
+        if number % 4 == 1:
+            parts = {f"hada_w{one}_{end}": draw(2, whole if end == "a" else across) for one in "12" for end in "ab"}
+            parts |= {"hada_t1": draw(2, 2, *sides), "hada_t2": draw(2, 2, *sides), "alpha": torch.tensor(1.0)}
+            one, other = (tucker(parts[f"hada_t{n}"], parts[f"hada_w{n}_a"], parts[f"hada_w{n}_b"]) for n in "12")
+            return parts, one * other / 2
+        if number % 4 == 2 and whole % 2 == 0 == across % 2:
+            parts = {"lokr_w1": draw(2, 2), "lokr_w2_a": draw(3, whole // 2), "lokr_w2_b": draw(3, across // 2),
+                     "lokr_t2": draw(3, 3, *sides), "alpha": torch.tensor(6.0)}
+            large = tucker(parts["lokr_t2"], parts["lokr_w2_a"], parts["lokr_w2_b"])
+            return parts, 2 * torch.kron(parts["lokr_w1"].reshape(2, 2, *ones), large)
+        parts = {"diff": draw(*value.shape)}
+        return parts, parts["diff"]
+
+    check_authors_layers(family, tmp_path, parts_of)
+
+
 @pytest.mark.parametrize("family", ("sd15", "sdxl", "flux"))
 def test_glora_and_ia3_of_the_authors_layers(family, tmp_path):
     """As LyCORIS writes them: factors are what is added to 1, of outputs or of inputs, and have no alpha."""
-    weights, _ = model_of(family)
-    theirs, rows = as_published(family, weights), as_published(family, row_numbers(weights))
-    drawn, tensors, sums = torch.Generator().manual_seed(0), {}, {}
-    for number, (name, value) in enumerate(theirs.items()):
-        stem = f"lora_unet_{underscored(name.removesuffix('.weight'))}"
+    def parts_of(number, value, draw):
         (whole, across, *sides), ones = value.shape, tuple(1 for _ in value.shape[2:])
-
-        def draw(*shape):
-            return torch.randn(shape, generator=drawn)
-
         if number % 3 == 0:
             parts = {"a1.weight": draw(across, 3, *ones), "a2.weight": draw(3, across, *ones), "alpha": torch.tensor(6),
                      "b1.weight": draw(whole, 3, *ones), "b2.weight": draw(3, across, *sides)}
             mixed = parts["a1.weight"].flatten(1) @ parts["a2.weight"].flatten(1)
             add = 2 * (value.movedim(1, -1) @ mixed).movedim(-1, 1)
-            add += 2 * (parts["b1.weight"].flatten(1) @ parts["b2.weight"].flatten(1)).reshape(value.shape)
-        elif number % 3 == 1:
+            return parts, add + 2 * (parts["b1.weight"].flatten(1) @ parts["b2.weight"].flatten(1)).reshape(value.shape)
+        if number % 3 == 1:
             parts = {"weight": draw(1, whole, *ones) if sides else draw(whole), "on_input": torch.tensor(0)}
-            add = value * parts["weight"].reshape(-1, 1, *ones)
-        else:
-            parts = {"weight": draw(1, across, *ones) if sides else draw(across), "on_input": torch.tensor(1.0)}
-            add = value * parts["weight"].reshape(1, -1, *ones)
-        tensors |= {f"{stem}.{end}": part for end, part in parts.items()}
-        sums[name] = add
-    wanted, found = added_to(weights, sums, rows), merged(tmp_path / "x.safetensors", tensors, family)
-    for name, value in wanted.items():
-        assert torch.allclose(found[name], value, atol=1e-3), name
+            return parts, value * parts["weight"].reshape(-1, 1, *ones)
+        parts = {"weight": draw(1, across, *ones) if sides else draw(across), "on_input": torch.tensor(1.0)}
+        return parts, value * parts["weight"].reshape(1, -1, *ones)
+
+    check_authors_layers(family, tmp_path, parts_of)
 
 
 def test_lengths_of_columns(tmp_path):
