@@ -15,6 +15,7 @@ from prep.dataset.texts import TextReading, code_of, detail_of, record_of, text_
 from prep.errors import UsageError
 from prep.findings import Finding, apply_policy, finding, parse_code
 from prep.fs.blob import Blob
+from prep.fs.place import real_name
 from prep.models.configs import Configs
 from prep.models.families.registry import FAMILIES
 from prep.models.pipeline import family_of
@@ -118,7 +119,8 @@ def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
 
 
 def _memory(call: ScanCall) -> ScanMemo:
-    return ScanMemo(usual_path(), trust=not call.rehash, sources=[str(source.path) for source in call.recipe.sources])
+    return ScanMemo(usual_path(), trust=not call.rehash,
+                    sources=[real_name(source.path) for source in call.recipe.sources])
 
 
 def _check(call: ScanCall) -> None:

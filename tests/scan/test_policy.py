@@ -261,6 +261,18 @@ def test_a_second_scan_opens_nothing_and_says_the_same(prep, source, started, mo
     assert (again.code, again.out) == (first.code, first.out) and started() == 0
 
 
+def test_sources_of_one_name_in_two_places_are_remembered_apart(prep, tmp_path, monkeypatch):
+    for number, place in enumerate(("here", "there")):
+        for seed in range(2):
+            draw(tmp_path / place / "photos" / f"{seed}.png", (96, 80), seed=2 * number + seed)
+    for again in (False, True):
+        if again:
+            monkeypatch.setattr("prep.scan.compare.near_duplicates", None)
+        for place in ("here", "there"):
+            monkeypatch.chdir(tmp_path / place)
+            assert prep("scan", "photos", "--json", *MODEL_FREE).json["pictures"] == 2
+
+
 def test_what_changed_is_read_and_compared_with_what_did_not(prep, source, started):
     prep("scan", source, *MODEL_FREE)
     (source / "near a.png").write_bytes(saved(Image.open(source / "a.png").resize((72, 60))))

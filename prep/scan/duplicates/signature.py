@@ -90,7 +90,8 @@ def _find_better(probes: Floats, those: Integers, rows: Floats, others: Integers
     for low in range(0, len(others), BLOCK):
         compared = others[low : low + BLOCK]
         products = probes @ rows[compared].T
-        products[compared[None] >= those[:, None]] = -1  # the picture itself and later ones
+        if compared[-1] >= those[0]:  # only in the last blocks: the picture itself and later ones
+            products[compared[None] >= those[:, None]] = -1
         largest = products.argmax(axis=1)
         scores = products[np.arange(len(those)), largest]
         better = scores > best[those]
