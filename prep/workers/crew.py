@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -170,10 +170,12 @@ class Crew(Generic[U, R]):
         """The results of units, in the order of the units; of a crew that neither splits nor is stopped."""
         results: dict[int, R | GivenUp] = {}
         ordered = list(units)
-        index = {id(unit): number for number, unit in enumerate(ordered)}
+        places: dict[int, deque[int]] = defaultdict(deque)  # several, if units are one object
+        for number, unit in enumerate(ordered):
+            places[id(unit)].append(number)
         yielded = 0
         for unit, result in self.as_completed(ordered):
-            results[index[id(unit)]] = result
+            results[places[id(unit)].popleft()] = result
             while yielded in results:
                 yield results.pop(yielded)
                 yielded += 1

@@ -130,6 +130,11 @@ def test_processes_do_a_unit_each_and_report():
     assert not multiprocessing.active_children()
 
 
+def test_units_that_are_one_object_have_a_result_each():
+    with Crew(processes(crew_work.square, 3)) as crew:
+        assert list(crew.in_order([7, 2, 7])) == [49, 4, 49]
+
+
 @pytest.mark.parametrize(("work", "error", "said"), [(crew_work.fail, ValueError, "unit 5"),
                                                      (crew_work.leave, OSError, "unit 5, code 3")])
 def test_a_process_that_fails_ends_the_work(work, error, said):
