@@ -135,25 +135,34 @@ class Resolution:
     buckets: frozenset[Size]
     no_upscale: bool
 
-    @property
+    @cached_property
     def step(self) -> int:
         """Pixels between sides of buckets."""
         return math.gcd(STEP, *(side for bucket in self.buckets for side in bucket))
 
+    @cached_property
+    def _side(self) -> int:
+        side = math.sqrt(max(map(_area, self.buckets)))
+        return max(round(side / self.step), 1) * self.step
+
+    @cached_property
+    def _offered(self) -> Sequence[Size]:
+        """The buckets that sd-scripts makes of these options for pictures that it may enlarge."""
+        options = self.options()
+        return step_buckets(self._side, self.step, options["min_bucket_reso"], options["max_bucket_reso"])
+
     def chosen(self, size: Size) -> Size:
         """The bucket that sd-scripts chooses for a picture of this size with these options (`BucketManager`): that of
         the nearest quotient of sides, where Latentry compares logarithms, and enlarged to it."""
-        options, aspect = self.options(), size[0] / size[1]
-        side: int = options["resolution"]
         if self.no_upscale:
-            return self._cut(size, side)
-        buckets = step_buckets(side, self.step, options["min_bucket_reso"], options["max_bucket_reso"])
-        return size if size in buckets else min(buckets, key=lambda each: abs(each[0] / each[1] - aspect))
+            return self._cut(size)
+        aspect = size[0] / size[1]
+        return size if size in self._offered else min(self._offered, key=lambda each: abs(each[0] / each[1] - aspect))
 
-    def _cut(self, size: Size, side: int) -> Size:
+    def _cut(self, size: Size) -> Size:
         """The bucket with bucket_no_upscale: the picture, made smaller to the area if it is larger, cut to whole steps.
         """
-        (width, height), aspect = size, size[0] / size[1]
+        (width, height), aspect, side = size, size[0] / size[1], self._side
         if width * height > side * side:
             wide, high = self._whole(side * math.sqrt(aspect)), self._whole(side / math.sqrt(aspect))
             by_width, by_height = (wide, self._whole(wide / aspect)), (self._whole(high * aspect), high)
@@ -168,11 +177,9 @@ class Resolution:
 
     def options(self) -> dict[str, Any]:
         """The keys of [[datasets]] with which sd-scripts chooses these buckets."""
-        side = math.sqrt(max(map(_area, self.buckets)))
-        side = max(round(side / self.step), 1) * self.step
-        return {"resolution": side, "enable_bucket": True, "bucket_reso_steps": self.step,
-                "min_bucket_reso": min(side, *(min(bucket) for bucket in self.buckets)),
-                "max_bucket_reso": max(side, *(max(bucket) for bucket in self.buckets)),
+        return {"resolution": self._side, "enable_bucket": True, "bucket_reso_steps": self.step,
+                "min_bucket_reso": min(self._side, *(min(bucket) for bucket in self.buckets)),
+                "max_bucket_reso": max(self._side, *(max(bucket) for bucket in self.buckets)),
                 "bucket_no_upscale": self.no_upscale}
 
 
