@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 from prep.parse import BRIEF, Unparsed, known_keys
@@ -43,7 +44,8 @@ _RECIPE: Mapping[str, str] = {
 }
 
 
-def _training() -> dict[str, str]:
+@cache
+def training_places() -> Mapping[str, str]:
     """Where train.toml has a key that people write into a recipe: settings, tables, and other tools' names for them.
 
     A setting in a table goes by its last name, unless another one, or one of a recipe, is called so or nearly so.
@@ -65,17 +67,14 @@ def _spelled(name: str) -> str:
     return f"[{table}] {key}" if table else key
 
 
-TRAINING: Mapping[str, str] = _training()
-
-
 def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
     """Raises `Unparsed` for the first unknown key of `table`; the message says where the key belongs, if known."""
     for key in table:
         if key in known:
             continue
-        if key in TRAINING:
+        if key in (places := training_places()):
             raise Unparsed(f"unknown key '{key}' in {where}; it is a training setting: in train.toml it is "
-                           f"{TRAINING[key]}")
+                           f"{places[key]}")
         if key in _RECIPE:
             raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}; here it is {_RECIPE[key]}")
     known_keys(table, known, where)

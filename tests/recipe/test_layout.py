@@ -6,7 +6,7 @@ import pytest
 from pictures import draw, draw_captioned
 from tarred import member, tar_of
 
-from prep.recipe.elsewhere import TRAINING
+from prep.recipe.elsewhere import training_places
 from prep.recipe.load import load_recipe
 from prep.recipe.schema import SETTINGS
 from prep.training import table as training
@@ -158,7 +158,7 @@ def test_keys_that_belong_elsewhere(prep, folder, text, says):
 
 
 def test_settings_of_training_are_those_of_the_trainer():
-    for place in TRAINING.values():
+    for place in training_places().values():
         section, _, key = place.removeprefix("[").partition("]")
         record = getattr(Config(), section)
         assert not key.strip() or hasattr(record, key.strip()), place
@@ -169,8 +169,8 @@ def test_every_training_setting_has_one_place_unless_a_recipe_has_its_name():
     ours = {part for name in SETTINGS for part in name.split(".")}
     for name in training.SETTINGS:
         table, _, key = name.rpartition(".")
-        assert TRAINING.get(key, "") in ("", key, f"[{key}]", f"[{table}] {key}"), name
-        assert (key in TRAINING) == (key not in ours) or table, name
-    assert [TRAINING[key] for key in ("lr", "rank", "tf32", "timesteps")] == [
+        assert training_places().get(key, "") in ("", key, f"[{key}]", f"[{table}] {key}"), name
+        assert (key in training_places()) == (key not in ours) or table, name
+    assert [training_places()[key] for key in ("lr", "rank", "tf32", "timesteps")] == [
         "[optimizer] lr", "[lora] rank", "tf32", "[timesteps]"]
-    assert not TRAINING.keys() & (ours | {"every", "name", "size"})
+    assert not training_places().keys() & (ours | {"every", "name", "size"})
