@@ -7,6 +7,7 @@ manifest is what `prep encode` with these prompts would write.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,11 +266,9 @@ def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], known: Seque
     rows = [_spelled(shard) for number, shard in enumerate(opened.shards)
             if number in used or shard["digest"] in needed]
     added = needed - {shard["digest"] for shard in rows}
-    reader = Reader(cache)
     arrays = opened.manifest.fields["text"].arrays
-    rows += [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
-    reader.close()
-    return rows
+    with closing(Reader(cache)) as reader:
+        return rows + [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
 
 
 def _spelled(shard: Mapping[str, Any]) -> dict[str, Any]:

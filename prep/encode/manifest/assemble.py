@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from prep.cache.ledger.ledger import Ledger, load_ledger
@@ -47,10 +48,9 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     require_training(resolved, samples, rejected)
     prompts, lost = split_prompts(resolved.targets.prompts, refs)
     used = _used(resolved, samples, prompts, refs)
-    reader = Reader(cache)
-    numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, resolved, reader)
-    reader.close()
-    means = _coverage(cache, facts, samples, refs)
+    with closing(Reader(cache)) as reader:
+        numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, resolved, reader)
+        means = coverage(reader, facts, samples, refs)
     buckets = sorted({sample.bucket for sample in samples})
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
@@ -81,14 +81,6 @@ def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: 
     manifest = read_manifest(path)
     require_shards(cache, manifest)
     return manifest
-
-
-def _coverage(cache: Cache, facts: Memo, samples: Iterable[Sample], refs: Mapping[str, RowRef]) -> dict[str, float]:
-    reader = Reader(cache)
-    try:
-        return coverage(reader, facts, samples, refs)
-    finally:
-        reader.close()
 
 
 def _used(resolved: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable[PromptTarget],

@@ -24,22 +24,22 @@ def coverage(reader: Reader, facts: Memo, samples: Iterable[Sample], refs: Mappi
     A shard's digest identifies its bytes, so no row is read twice.
     """
     places = {sample.id: refs[sample.views[0].mask] for sample in samples if sample.views[0].mask is not None}
-    resolved: dict[str, set[int]] = {}
+    wanted: dict[str, set[int]] = {}
     for place in places.values():
-        resolved.setdefault(place.shard, set()).add(place.row)
-    means = {shard: _means(reader, facts, shard, sorted(rows)) for shard, rows in resolved.items()}
+        wanted.setdefault(place.shard, set()).add(place.row)
+    means = {shard: _means(reader, facts, shard, sorted(rows)) for shard, rows in wanted.items()}
     return {sample: float(means[place.shard][place.row]) for sample, place in places.items()}
 
 
-def _means(reader: Reader, facts: Memo, shard: str, resolved: Sequence[int]) -> Means:
+def _means(reader: Reader, facts: Memo, shard: str, wanted: Sequence[int]) -> Means:
     """The means of a shard's rows, at least of those wanted."""
-    means = _remembered(facts, shard, resolved[-1])
-    lacking = resolved if means is None else [row for row in resolved if np.isnan(means[row])]
+    means = _remembered(facts, shard, wanted[-1])
+    lacking = wanted if means is None else [row for row in wanted if np.isnan(means[row])]
     if means is not None and not lacking:
         return means
     spec, rows = reader.array_info(shard, "mask")
     if means is None or len(means) != rows:
-        means, lacking = np.full(rows, np.nan), resolved
+        means, lacking = np.full(rows, np.nan), wanted
     for some in _chunks(lacking):
         masks = np.empty((len(some), spec.row_bytes), np.uint8)
         reader.read_batch(masks, "mask", [RowRef(shard=shard, row=row) for row in some])
