@@ -100,14 +100,14 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float, abandon: Sequenc
     a plan may go on; `UsageError` if `abandon` names no plan.
     """
     stock = stock_of(cache)
-    given_up = named_plans(str(cache.place), stock["plans"], abandon)
+    given_up = _named_plans(str(cache.place), stock["plans"], abandon)
     _require_whole(cache, stock, needed)
     refresh(cache)
     at = _Look(cache=cache, guard=guard, now=time.time(), stock=stock, commits=_commits(cache, stock))
     at.young = {kind: {name for name in stock[kind] if guard > 0 and at.age(kind, name) < guard} for kind in KINDS}
     plans = _living_plans(at, given_up)
     if plans and cache.store is not None:
-        raise _unfinished(cache, {plan: age for plan, (age, _) in plans.items()})
+        raise _unfinished(cache, {plan: _latest(at, age, rows) for plan, (age, rows) in plans.items()})
     firm = set(needed.shards) | _shards_of_plans(at, [rows for _, rows in plans.values()], needed.shards)
     shards = (firm | _young_shards(at, needed)) & stock["shards"].keys()
     stays: dict[str, set[str]] = {
@@ -122,7 +122,7 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float, abandon: Sequenc
                  guarded=_guarded(at, stays, firm, needed, plans))
 
 
-def named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> set[str]:
+def _named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> set[str]:
     """The plans that somebody named by their first digits, eight or more.
 
     Raises `UsageError` if one of the names is not that of exactly one plan.
@@ -190,24 +190,31 @@ def _says(commit: Commit | None, shards: Collection[str]) -> bool:
 
 
 def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, tuple[float, Column]]:
-    """The seconds since the last progress of each plan that may still be continued, and its rows (S32, sorted)."""
+    """Each plan that may still be continued: a time in seconds within which there was progress, and its rows (S32,
+    sorted)."""
     living: dict[str, tuple[float, Column]] = {}
     limit = max(at.guard, ABANDONED)
-    ages = {task: at.age("commits", task) for task in at.commits}
     for name in sorted(at.stock["plans"].keys() - given_up):
         plan = read_plan(at.cache, name)
         if plan is None:
             continue
         rows = ordered(plan.row)
-        age = min([at.age("plans", name), *(ages[key] for key in plan.task_keys() if key in ages)])
-        newer = sorted((task for task in ages if ages[task] < min(age, limit)), key=ages.__getitem__)
-        age = next((ages[task] for task in newer if made_any(at.cache, at.commits[task], rows)), age)
+        age = min([at.age("plans", name), *(at.age("commits", key) for key in plan.task_keys() if key in at.commits)])
+        if age >= limit:
+            age = _latest(at, limit, rows)
         if age < limit:
             living[name] = age, rows
     return living
 
 
-def made_any(cache: Cache, commit: Commit | None, rows: Column) -> bool:
+def _latest(at: _Look, age: float, rows: Column) -> float:
+    """Seconds since the last commit, younger than `age`, that made or rejected any of these rows; else `age`."""
+    ages = {task: at.age("commits", task) for task in at.commits}
+    newer = sorted((task for task in ages if ages[task] < age), key=ages.__getitem__)
+    return next((ages[task] for task in newer if _made_any(at.cache, at.commits[task], rows)), age)
+
+
+def _made_any(cache: Cache, commit: Commit | None, rows: Column) -> bool:
     """Whether a commit made or rejected any of these rows, which are sorted.
 
     Then it is progress of their plan, whose tasks do not name all of its commits: what is left of a partly finished

@@ -189,6 +189,18 @@ def test_a_plan_of_which_only_what_was_left_of_a_task_was_made_is_not_abandoned(
     assert not any(sweep.find_garbage(cache, needed(), guard=0).remove.values())
 
 
+def test_for_a_young_plan_on_a_disk_no_keys_are_read(
+    cache: Cache, add: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are as many commits as an encode has made since; when it last went on, only the error of a store says."""
+    kept, task = add(cache, 1)
+    plans.write_plan(cache, "aa" * 32, [task])
+    age(cache.root, 1)
+    newer, _ = add(cache, 2)
+    monkeypatch.setattr(sweep, "read_keys", lambda cache, digest: pytest.fail("keys were read"))
+    assert sweep.find_garbage(cache, needed(kept, newer), guard=0).keep["plans"] == ("aa" * 32,)
+
+
 def test_what_cannot_be_understood_goes_when_it_is_old(cache: Cache, add: Any, edit: Callable[..., None]) -> None:
     shard, task = add(cache, 1)
     plans.write_plan(cache, "aa" * 32, [task])
