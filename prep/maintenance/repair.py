@@ -23,7 +23,7 @@ from prep.cache.writer import ShardWriter
 from prep.digest import digest_json, digest_parts
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.tree import file_digest, listing_digest, tree, tree_digest
+from prep.fs.tree import file_digest, listing_digest, tree, tree_bytes, tree_digest
 from prep.progress import Progress, Tick, phase, silent
 
 
@@ -91,7 +91,7 @@ def _holds(cache: Cache, digest: str, wanted: Column) -> bool:
 def _bytes(cache: Cache, digest: str) -> int:
     """The bytes of a shard that can be read."""
     try:
-        return sum(size for _, size in tree(cache.shard(digest)))
+        return tree_bytes(cache.shard(digest))
     except (CacheError, OSError):
         return 0
 
@@ -133,8 +133,7 @@ def salvaged_tasks(cache: Cache, digest: str) -> tuple[Shard, tuple[Task, Task]]
 def _stated(cache: Cache, digest: str) -> tuple[str, Shard]:
     """What the commit of an intact shard must state: its field, rows and bytes."""
     header = read_header(cache, digest)
-    size = sum(size for _, size in tree(cache.shard(digest)))
-    return header.field, Shard(digest=digest, rows=header.rows, bytes=size)
+    return header.field, Shard(digest=digest, rows=header.rows, bytes=tree_bytes(cache.shard(digest)))
 
 
 def salvage(cache: Cache, digest: str) -> Shard | None:
@@ -181,7 +180,7 @@ def _saved(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> S
         if _rebuilt_digest(root, header) != digest:
             return None
         _rewrite_indexes(cache, root, header)
-    return Shard(digest=digest, rows=header.rows, bytes=sum(size for _, size in tree(root)))
+    return Shard(digest=digest, rows=header.rows, bytes=tree_bytes(root))
 
 
 def _rebuilt_digest(root: Path, header: Header) -> str:

@@ -17,12 +17,12 @@ from prep.cache.damage import Damage, is_lost, record_if_writable, recorded
 from prep.cache.ledger.index import drop_index
 from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.remote.headers import as_stored, ensure_headers
-from prep.cache.remote.shards import Fetcher
 from prep.cache.shard_check import NOT_THERE, is_lasting, is_recorded, quick_check, verify_shard, whole_shard
 from prep.cache.shard_header import Header, read_header, read_keys
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.lock import PATIENCE, lock_directory
+from prep.fs.tree import tree_bytes
 from prep.maintenance.documents import Checkup, check_up, notes_on_damage_records
 from prep.maintenance.references import References
 from prep.manifest.commands import encode_command, mending
@@ -157,7 +157,7 @@ def _check_at(cache: Cache, shard: Mapping[str, Any], uses: References | None, n
 def _quick(cache: Cache, shard: Mapping[str, Any]) -> list[Damage]:
     digest = shard["digest"]
     try:
-        size = Fetcher(cache).size(digest)
+        size = tree_bytes(cache.shard(digest))
     except CacheError as error:  # its directory was replaced by something else
         return [whole_shard(digest, error.message)]
     except OSError as error:

@@ -26,7 +26,7 @@ from prep.fs.lock import BUSY, try_exclusive, try_lock
 from prep.fs.paths import MARKER
 from prep.fs.remote.copies import COMING, DIRECTORY, EARLIER, LIMIT, WHOLE, mirror
 from prep.fs.remote.errors import Stopped
-from prep.fs.tree import tree
+from prep.fs.tree import tree_bytes
 from prep.fs.user_cache import make_private
 from prep.parse import Unparsed, bytes_of
 
@@ -232,7 +232,7 @@ def _copies() -> tuple[int, list[tuple[float, int, Path]]]:
     for root in _caches(mirror() / WHOLE):
         for shard in root.glob("shards/??/*"):
             with contextlib.suppress(OSError):
-                found.append((shard.stat().st_mtime, sum(size for _, size in tree(shard)), shard))
+                found.append((shard.stat().st_mtime, tree_bytes(shard), shard))
         for table in root.glob("tables/??/*"):
             with contextlib.suppress(OSError):
                 tables += table.stat().st_size

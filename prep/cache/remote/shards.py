@@ -30,7 +30,7 @@ from prep.fs.remote.copies import LOCKS, mirror
 from prep.fs.remote.errors import Stopped
 from prep.fs.remote.objects import read_range, stream
 from prep.fs.remote.retry import NEVER
-from prep.fs.tree import listing_digest, tree
+from prep.fs.tree import listing_digest, tree_bytes
 
 GROUP = "zarr.json"  # written last of a shard's files: where it is, the shard is whole
 TRIES = 3  # downloads of a shard whose bytes do not match its digest
@@ -153,7 +153,7 @@ class Fetcher:
     def size(self, digest: str, *, seen: int | None = None) -> int:
         """The total size of a shard's files; of one in a store, as its header says. `seen`: of those that are here of
         its header, if they have been looked at. Raises `CacheError`, `FileNotFoundError`, `NotRegularFile`."""
-        files = sum(size for _, size in tree(Path(self._cache.header_path(digest)))) if seen is None else seen
+        files = tree_bytes(Path(self._cache.header_path(digest))) if seen is None else seen
         if self._cache.store is None:
             return files
         return files + sum(shard_format.data_bytes(spec, rows) for spec, rows in self._arrays(digest).values())

@@ -20,7 +20,7 @@ from prep.cache.remote.upload import Uploader
 from prep.cache.store import Cache
 from prep.errors import CacheError
 from prep.fs.remote.retry import NEVER
-from prep.fs.tree import tree
+from prep.fs.tree import tree_bytes
 
 AGAIN = "run the same command again; finished work is kept"
 
@@ -60,7 +60,7 @@ def settle(cache: Cache, digest: str) -> None:
         made = cache.unsent.shard(digest)
         if not made.is_dir():  # another process has done it
             return
-        if not Fetcher(cache).touch(digest) and _has_room(sum(size for _, size in tree(made))):
+        if not Fetcher(cache).touch(digest) and _has_room(tree_bytes(made)):
             retire_shard(cache, digest)
             move_in(cache, made, cache.shard(digest))
         retire_shard(cache.unsent, digest)
