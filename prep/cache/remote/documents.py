@@ -106,7 +106,7 @@ def _table_size(url: str) -> int:
 
 
 def _fetch_table(cache: Cache, digest: str) -> None:
-    url = f"{cache.place}/{cache.table(digest).relative_to(cache.root).as_posix()}"
+    url = cache.object(cache.table(digest))
     for _ in range(TRIES):
         try:
             # To the disk: tables of 10^8 samples do not fit into memory.

@@ -24,7 +24,7 @@ from prep.cache import shard_format
 from prep.cache.commits import MOST, Commit, parse_commit, read_commit
 from prep.cache.publish import retire_shard
 from prep.cache.remote.headers import drop_header, has_header, keep_header
-from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, lock_shard
+from prep.cache.remote.shards import GROUP, TRIES, RemoteShard, lock_shard, url_in
 from prep.cache.store import SUFFIX, Cache
 from prep.fs import atomic
 from prep.fs.remote.objects import delete_object, list_objects, read_object
@@ -105,12 +105,8 @@ def _shards(cache: Cache) -> dict[str, dict[str, int]]:
 
 def files_of(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str, int]:
     """The objects of a shard in the store, as in `_shards`."""
-    listed = list_objects(_url_of_shard(cache, digest), stop=stop)
+    listed = list_objects(f"{cache.store}/shards/{digest[:2]}/{digest}", stop=stop)
     return {name: one.size for name, one in listed.items() if one.size}
-
-
-def _url_of_shard(cache: Cache, digest: str) -> str:
-    return f"{cache.store}/shards/{digest[:2]}/{digest}"
 
 
 def _is_known(cache: Cache, task: str, size: int, shards: Mapping[str, Files]) -> bool:
@@ -184,7 +180,7 @@ def _described(cache: Cache, commit: Commit, files: Files, stop: threading.Event
         array, _, rest = name.partition("/")
         if rest == GROUP and array != shard_format.KEY:
             shard_format.checked_name(array, name)
-            document = read_object(f"{_url_of_shard(cache, digest)}/{name}", shard_format.MAX_DOCUMENT, stop=stop)
+            document = read_object(url_in(cache, digest, name), shard_format.MAX_DOCUMENT, stop=stop)
             spec, count = shard_format.parse_array(document, array, name)
             if count != rows:
                 raise Unparsed(f"{name} has {count} rows, expected {rows}")
@@ -197,8 +193,8 @@ def _described(cache: Cache, commit: Commit, files: Files, stop: threading.Event
 
 def _keys(cache: Cache, shard: RemoteShard, stop: threading.Event) -> bytes:
     """A shard's file of keys. Raises `Unparsed` if its checksum does not match, `FileNotFoundError`."""
-    data = read_object(f"{_url_of_shard(cache, shard.digest)}/{shard_format.KEY_PATH}",
-                       shard.files[shard_format.KEY_PATH], stop=stop)
+    name = shard_format.KEY_PATH
+    data = read_object(url_in(cache, shard.digest, name), shard.files[name], stop=stop)
     if shard_format.crc_bytes(data[:-shard_format.CRC_BYTES]) != data[-shard_format.CRC_BYTES:]:
         raise Unparsed(f"the keys of shard {shard.digest} do not match their checksum")
     return data
@@ -211,7 +207,7 @@ def forget_shard(cache: Cache, digest: str) -> None:
         if commit is not None and commit.shard is not None and commit.shard.digest == digest:
             cache.discard(cache.commit(task))
     with lock_shard(digest, NEVER):
-        delete_object(f"{_url_of_shard(cache, digest)}/{GROUP}")
+        delete_object(url_in(cache, digest, GROUP))
         drop_header(cache, digest)
 
 
