@@ -38,10 +38,6 @@ AGAIN = ("upload it again from where it was made: prep push MANIFEST URL --reche
          "if it was encoded into the store, run that prep encode again with --recheck")
 
 
-class Spoiled(NotFetched):
-    """A shard that is damaged in the store."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteShard:
     """What a manifest says of a shard: enough to name its files."""
@@ -216,9 +212,9 @@ def staging(cache: Cache) -> Iterator[Path]:
         atomic.remove_tree(staged)
 
 
-def _spoiled(remote: Cache, digest: str) -> Spoiled:
-    return Spoiled(f"shard {digest} in {remote.place} is damaged: its bytes do not match its digest "
-                   f"(downloaded {TRIES} times)", hint=AGAIN)
+def _spoiled(remote: Cache, digest: str) -> NotFetched:
+    return NotFetched(f"shard {digest} in {remote.place} is damaged: its bytes do not match its digest "
+                      f"(downloaded {TRIES} times)", hint=AGAIN)
 
 
 def _download(remote: Cache, shard: RemoteShard, staged: Path, check: bool, stop: threading.Event,
