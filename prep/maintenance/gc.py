@@ -40,9 +40,9 @@ class GcReport:
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
         removed = {kind: len(self.sweep.remove[kind]) for kind in KINDS} | {"staging": self.sweep.staging}
-        kept = {kind: len(self.sweep.keep[kind]) for kind in KINDS}
+        kept, sizes = {kind: len(self.sweep.keep[kind]) for kind in KINDS}, self.sweep.sizes
         return {"format": "latentry/gc", "version": 1, "dry_run": self.dry_run, "removed": removed,
-                "bytes": sum(self.sweep.sizes.values()), "sizes": dict(self.sweep.sizes),
+                "bytes": sum(sizes.values()), "sizes": sizes,
                 "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
                 "guarded": self.sweep.guarded,
                 "others": [{"manifest": str(one.path), "shards": one.shards, "tables": one.tables}
@@ -54,7 +54,7 @@ class GcReport:
         """The report as a few lines of text."""
         document = self.as_json()
         verb = "would remove" if self.dry_run else "removed"
-        lines = [f"{verb} {_count(count, kind)}: {format_bytes(self.sweep.sizes[kind])}"
+        lines = [f"{verb} {_count(count, kind)}: {format_bytes(document['sizes'][kind])}"
                  for kind, count in document["removed"].items() if count]
         lines += [f"{verb} {counted(len(self.replaced), 'replaced manifest')}: {join_names(names, 4)}"
                   for names in [[str(one) for one in self.replaced]] if names]
