@@ -22,7 +22,7 @@ from prep.cache.commits import parse_commit
 from prep.cache.ledger.ledger import write_commit
 from prep.cache.records import Reject, Task
 from prep.cache.remote import gather
-from prep.cache.store import open_cache
+from prep.cache.store import cache_at, open_cache
 from prep.digest import digest_bytes, digest_json
 from prep.errors import CacheError
 from prep.fs.place import place_of
@@ -148,6 +148,24 @@ def test_the_small_shards_take_room_of_copies(small, store, monkeypatch):
     monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "60000")
     joined(f"{store.url}/cache")
     assert 9000 < most < 60000 and len(objects(store)) > len(before)
+
+
+def test_where_nothing_is_to_be_joined_nothing_is_downloaded(small, store, monkeypatch):
+    """So neither room is made, at the cost of copies, nor is there an error if the tables take all that is allowed."""
+    joined(f"{store.url}/cache")
+    table = cache_at(Bucket.parse(f"{store.url}/cache")).table("ab" * 32)
+    table.parent.mkdir(parents=True)
+    table.write_bytes(bytes(100))
+    monkeypatch.setenv("LATENTRY_REMOTE_LIMIT", "50")
+    before, phases = files(store.copies), []
+
+    def progress(what, total, unit):
+        phases.append(what)
+        return silent(what, total, unit)
+
+    report = compact(Bucket.parse(f"{store.url}/cache"), shard_bytes=SMALL, dry_run=False, progress=progress)
+    assert report.as_text() == "nothing to join" and "downloading" not in phases
+    assert files(store.copies) == before
 
 
 @pytest.mark.parametrize("fault", ["flip", *(pytest.param(fault, marks=pytest.mark.slow) for fault in (

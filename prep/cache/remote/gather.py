@@ -19,12 +19,12 @@ JOBS = 8  # shards downloaded at a time
 @contextmanager
 def downloaded(cache: Cache, sizes: Mapping[str, int], progress: Progress) -> Iterator[Cache]:
     """A cache on this computer that has these shards, given with their bytes, for the time of the block: `cache` itself
-    unless it is in a store.
+    if it is here, or there are none.
 
     What is damaged in the store is taken as it is. The shards count as copies, for which there is room, or room is
     made. Raises `CacheError`, `OSError`.
     """
-    if cache.store is None:
+    if cache.store is None or not sizes:
         yield cache
         return
     here, stop = Cache(root=cache.unsent.stage()), threading.Event()
