@@ -23,6 +23,7 @@ from prep.view.params import address
 from prep.view.pictures import statistics
 from prep.view.run_pages import facts_of_run, loss_chart
 from prep.view.site import Site, card_of, loss_of
+from prep.view.source.worker import UNDECODABLE
 
 if TYPE_CHECKING:
     from prep.models.text.truncation import Reading
@@ -142,11 +143,11 @@ def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[s
 
 def _picture(site: Site, number: int, row: Mapping[str, Any]) -> Shot:
     """The original with its crops and masks."""
-    whole = site.pictures.whole(number) is not None
+    whole = site.pictures.whole(number) not in (None, UNDECODABLE)
     overlays = tuple(
         crop_overlay(view, row["bucket"], "" if view["mask"] is None else f"{site.base}/shade/{number}/{place}")
         for place, view in enumerate(row["views"][:VIEWS]))
-    return Shot(name="The original with its crops and masks" if whole else "The crops; the original was not found",
+    return Shot(name="The original with its crops and masks" if whole else "The crops; the original cannot be shown",
                 address=f"{site.base}/picture/{number}" if whole else "", size=row["size"], overlays=overlays,
                 instead="The original was not found, has changed, or cannot be decoded.")
 

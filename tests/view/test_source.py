@@ -170,6 +170,10 @@ def test_a_picture_that_cannot_be_decoded_is_rejected(prep, photos, monkeypatch,
         assert "cut.jpg" in names(running.get().text)
         address = f"/thumbnail/{number(running, 'cut.jpg')}"
         assert "this picture cannot be decoded:" in running.get(address).text
+        text = running.get(address.replace("thumbnail", "sample")).text
+        assert "cannot be decoded." in text and "The original with" not in text and 'class="whole"' not in text
+        text = running.get(f"/sample/{number(running, 'whole.jpg')}").text
+        assert "The original with its crops and masks" in text and 'class="whole"' in text
     with viewing_source(photos, **SMALL) as running:
         (photos / "cut.jpg").rename(tmp_path / "cut.jpg")
         assert "this picture was not found," in running.get(address).text

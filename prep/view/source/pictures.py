@@ -30,17 +30,17 @@ class SourcePictures:
         return self._small(sample, THUMBNAIL)
 
     def whole(self, sample: int) -> bytes | None:
-        """A JPEG of the whole picture, of at most `WHOLE` pixels a side; `None` as above."""
+        """A JPEG of the whole picture, of at most `WHOLE` pixels a side; `UNDECODABLE` or `None` as above."""
         return self._small(sample, WHOLE)
 
     def view(self, sample: int, view: int) -> bytes | None:
-        """The bucket's pixels as training would see them, a PNG; `None` as above."""
+        """The bucket's pixels as training would see them, a PNG; `UNDECODABLE` or `None` as above."""
         item = self._source.state.seats[sample].item
         return self._placed("view", sample, view, item.item.picture, item.picture)
 
     def mask(self, sample: int, view: int, *, shade: bool) -> bytes | None:
-        """A view's mask in pixels of the bucket; `shade`: red where nothing trains, else clear. `None` as above, and
-        for a view without a mask."""
+        """A view's mask in pixels of the bucket; `shade`: red where nothing trains, else clear. `None` for a view
+        without a mask, and for one that is missing, has changed or cannot be decoded."""
         state = self._source.state
         item = state.seats[sample].item
         blob = mask_of(state.survey.recipe, item)
