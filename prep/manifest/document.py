@@ -53,7 +53,6 @@ class Manifest:
 
     path: Place  # as given
     base: Place  # the directory that its cache is named relative to
-    folder: Path  # its other paths are relative to this; of one in a store, where its copy would be, and nothing is
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
@@ -63,6 +62,11 @@ class Manifest:
     def digest(self) -> str:
         """Its `self`: the SHA-256 of its canonical bytes without that key."""
         return str(self.document["self"])
+
+    @property
+    def folder(self) -> Path:
+        """Its other paths are relative to this; of one in a store, where its copy would be, and nothing is."""
+        return directory_of(self.base)
 
     @property
     def cache(self) -> Place:
@@ -247,7 +251,7 @@ def _checked(path: Place, document: dict[str, Any]) -> Manifest:
     fields = {name: Field(**value) for name, value in document["fields"].items()}
     buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
     base = _base(path, document["cache"])
-    return Manifest(path=path, base=base, folder=directory_of(base), document=document, fields=fields, buckets=buckets)
+    return Manifest(path=path, base=base, document=document, fields=fields, buckets=buckets)
 
 
 def _base(path: Place, cache: str) -> Place:

@@ -185,8 +185,7 @@ def sealed(wanted: ResolvedRecipe, shard_bytes: int = SHARD_BYTES) -> Sealed:
     number = min((one.rows, number) for number, one in enumerate(shards) if one.field == "text")[1]
     document = {"family": wanted.family, "tables": {}, "prompts": {"samples": [], "unconditional": {
         "shard": number, "row": 0}}}  # a text row like any other stands for that of no caption
-    manifest = Manifest(path=Path("manifest.json"), base=Path(), folder=Path(), document=document, fields=fields,
-                        buckets=buckets)
+    manifest = Manifest(path=Path("manifest.json"), base=Path(), document=document, fields=fields, buckets=buckets)
     return Sealed(manifest=manifest, samples=open_samples(rows), shards=shards,
                   tables=table_bytes(rows) + table_bytes(table))
 

@@ -141,7 +141,7 @@ def test_a_run_begins_when_the_environment_says(make, setup_of, monkeypatch, tmp
     setup = setup_of(make(), **QUICK)
     recipe = tmp_path / "dataset.toml"
     recipe.write_text("# a recipe")
-    manifest = replace(setup.manifest, folder=tmp_path, document={**setup.manifest.document, "recipe": "dataset.toml"})
+    manifest = replace(setup.manifest, base=tmp_path, document={**setup.manifest.document, "recipe": "dataset.toml"})
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
     assert begin(manifest) == Origin(started="1970-01-01T00:00:00Z",
                                                               recipe=digest_bytes(b"# a recipe"))
