@@ -18,9 +18,11 @@ from prep.cache.records import Reject, Task
 from prep.cache.remote.opening import open_to_encode
 from prep.cache.remote.stored import refresh
 from prep.cache.shard_header import read_keys
+from prep.cache.store import cache_at
 from prep.digest import canonical, with_checksum
 from prep.encode import run as encoding
 from prep.errors import CacheError
+from prep.fs.lock import lock_directory
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import DIRECTORY
 from prep.fs.remote.objects import list_objects
@@ -68,6 +70,17 @@ def gc(prep, cache, manifest, *options):
 
 def sweep(store, prep, *options):
     return gc(prep, f"{store.url}/cache", f"{store.url}/kept.json", "--older-than", "0", *options)
+
+
+def test_nothing_goes_while_this_computer_uses_the_cache(both, store, prep):
+    dry = sweep(store, prep)
+    assert dry["removed"]["shards"]
+    with lock_directory(cache_at(Bucket.parse(f"{store.url}/cache")).root, exclusive=False):
+        assert sweep(store, prep) == dry
+        asked = len(store.proxy.asked)
+        told = sweep(store, prep, "--yes")
+        assert told.code == 7 and "cache is in use by another process" in told.err
+    assert not [method for method, *_ in store.proxy.asked[asked:] if method in ("DELETE", "PUT", "POST")]
 
 
 def test_what_goes_and_what_stays_is_as_on_a_disk(both, store, prep):
