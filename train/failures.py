@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from prep.batching.short import smaller_sizes
 from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
 from prep.formatting import join_texts
@@ -173,9 +174,9 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
     """Options that use less memory, the mildest first."""
     # A resumed run keeps its plan: its ranks divide the micro-batches of before, and take passes of so many samples.
     world = 1 if progress.saved else progress.world
-    smaller = [size for size in range(1, config.micro_batch)
-               if config.batch_size % size == 0 and -(-size // world) < len(progress.draws)]
-    options = [f"--micro-batch {smaller[-1]}"] if smaller else []
+    smaller = [size for size in smaller_sizes(config.batch_size, config.micro_batch)
+               if -(-size // world) < len(progress.draws)]
+    options = [f"--micro-batch {smaller[0]}"] if smaller else []
     if not config.gradient_checkpointing:
         options.append("--set gradient_checkpointing=true")
     return [*options, *_smaller_model(config)] if len(options) < 2 else options

@@ -1,4 +1,4 @@
-"""With which smaller micro-batches fewer steps are short of samples."""
+"""Smaller micro-batches, and with which of them fewer steps are short of samples."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def fewer_short(plan: StepPlan, least: int = 1) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     short, work = short_steps(plan), 0
-    for size in _divisors(plan.batch_size):
+    for size in smaller_sizes(plan.batch_size, plan.micro_batch):
         if not short or size < least:
             break
-        if size < plan.micro_batch:
-            smaller = replace(plan, micro_batch=size)
-            work += sum(smaller.batches)
-            if work > WORK:
-                break
-            if (fewer := short_steps(smaller)) < short:
-                found[size] = short = fewer
+        smaller = replace(plan, micro_batch=size)
+        work += sum(smaller.batches)
+        if work > WORK:
+            break
+        if (fewer := short_steps(smaller)) < short:
+            found[size] = short = fewer
     return found
 
 
-def _divisors(number: int) -> list[int]:
-    """The divisors of a number, the largest first."""
-    small = [each for each in range(1, isqrt(number) + 1) if not number % each]
-    return sorted({*small, *(number // each for each in small)}, reverse=True)
+def smaller_sizes(batch_size: int, micro_batch: int) -> list[int]:
+    """The micro-batches below `micro_batch` that a plan may have, which divide its batch_size, the largest first."""
+    small = [each for each in range(1, isqrt(batch_size) + 1) if not batch_size % each]
+    divisors = {*small, *(batch_size // each for each in small)}
+    return sorted((size for size in divisors if size < micro_batch), reverse=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prep.batching.short import smaller_sizes
 from prep.errors import ConfigError
 from prep.formatting import format_bytes
 from prep.models.device.counting import ACTIVATIONS
@@ -76,9 +77,9 @@ def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
     """Forecasts with more and more settings changed, those that cost least first, until one fits."""
     now = first
     for change in _changes:
-        wanted = change(changed_by(setup.config, now.settings), now)
         if now.fits:
             return
+        wanted = change(changed_by(setup.config, now.settings), now)
         if not wanted:
             continue
         settings = {**now.settings, **wanted}
@@ -106,8 +107,9 @@ def _fewer_at_once(config: Config, now: Forecast) -> Mapping[str, Any]:
     assert now.room.free is not None
     moving = now.parts[ACTIVATIONS] + now.parts[INPUTS]
     each = moving / config.micro_batch
-    most = int((now.room.free - (now.peak - moving)) / each) if each else 1
-    return {"micro_batch": max(1, min(most, config.micro_batch - 1))} if config.micro_batch > 1 else {}
+    most = (now.room.free - (now.peak - moving)) / each if each else 1
+    smaller = smaller_sizes(config.batch_size, config.micro_batch)
+    return {"micro_batch": next((size for size in smaller if size <= most), 1)} if smaller else {}
 
 
 def _smaller_moments(config: Config, now: Forecast) -> Mapping[str, Any]:

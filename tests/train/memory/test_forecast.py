@@ -54,6 +54,14 @@ def test_settings_are_tried_by_what_they_cost_until_one_fits(setup, figured):
     assert not least[2] and least[0]["quantization"] == "nf4" and least[0]["lora.rank"] == 4
 
 
+def test_a_smaller_micro_batch_divides_the_batch(make, setup_of, figured):
+    """Of batch_size = 4 there are micro-batches of 2 and 1 samples, and none of 3, even where 3 would fit."""
+    setup = setup_of(make(), precision="auto", steps=2, batch_size=4, gradient_checkpointing=True)
+    rest = forecast(setup, replace(room_of("auto", GIB), libraries=0)).peak - 4 * GIB
+    for room, size in ((3, 2), (2, 2), (1, 1)):
+        assert told(setup, rest + room * GIB) == [({"micro_batch": size}, rest + size * GIB, True)]
+
+
 def test_a_run_surely_does_not_fit_only_beyond_what_a_forecast_may_be_wrong_by(setup, figured):
     room = replace(room_of("auto", 22 * GIB), libraries=GIB)
     found = forecast(setup, room)
