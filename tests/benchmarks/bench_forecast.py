@@ -27,6 +27,7 @@ from prep.models.loading import quiet_libraries
 from prep.runtime import peak_resident, resident
 from train.check import check
 from train.config.load import parse
+from train.memory.room import room_of
 from train.memory.step import count, passed
 from train.setup import RunRequest, Setup
 from train.state import apply_gradients, clip_gradients, create_state
@@ -86,7 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         setup = made(Path(root), options.model, settings)
         started = time.process_time()
-        said = sum(count(setup, "cpu").values())
+        said = sum(count(setup, room_of("cpu")).values())
         seconds = time.process_time() - started
         found = taken(setup)
     name = f"{options.model}, {options.method}{', recomputed' if options.checkpointing else ''}"

@@ -46,6 +46,7 @@ from prep.models.pipeline import scheduler_config
 from prep.training.schema import Sampling
 from train.check import check
 from train.config.load import parse
+from train.memory.room import room_of
 from train.memory.step import count
 from train.models import lora
 from train.models.denoiser import load, predict
@@ -623,7 +624,7 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, made):
     found = setup(made, method=method, gradient_checkpointing=method == "full", ema={"decay": 0.9})
-    wanted, given = counted(found), count(found, "cpu")
+    wanted, given = counted(found), count(found, room_of("cpu"))
     assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.01)
     same_parts = {"weights", "adapters", "average", "inputs"}
     assert {name: given.get(name) for name in same_parts} == {name: wanted.get(name) for name in same_parts}

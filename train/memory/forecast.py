@@ -69,7 +69,7 @@ def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None
     Raises `ModelError`, and whatever a library raises for a model that it cannot run without data.
     """
     changed = setup if not settings else replace(setup, config=changed_by(setup.config, settings))
-    found = count(changed, room.kind, world) | {"libraries": room.libraries}
+    found = count(changed, room, world) | {"libraries": room.libraries}
     return Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings or {})
 
 

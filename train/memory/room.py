@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from prep.loader.device import compute_dtype
 from prep.models.device.host import available
 from prep.models.tensors import checked_device
 from prep.runtime import memory_limit, resident
@@ -17,11 +18,22 @@ CONTEXT = 512 << 20  # bytes that CUDA and its libraries take of a GPU: 0.3 to 0
 class Room:
     """The memory of a device."""
 
-    kind: str  # cpu, cuda, mps or xpu
+    device: torch.device | None  # None: a GPU that is only named, which has bfloat16
     name: str  # as people call the device
     total: int | None  # bytes; None: the system does not say
     free: int | None  # bytes that nothing else takes now
     libraries: int  # bytes that torch and its libraries take, beside tensors
+
+    @property
+    def kind(self) -> str:
+        """cpu, cuda, mps or xpu."""
+        return "cuda" if self.device is None else self.device.type
+
+    def dtype(self, precision: str) -> torch.dtype:
+        """The dtype of forward passes there."""
+        if self.device is None:
+            return compute_dtype("bf16" if precision == "auto" else precision, torch.device("cuda"))
+        return compute_dtype(precision, self.device)
 
 
 def room_of(device: str, named: int | None = None) -> Room:
@@ -29,16 +41,16 @@ def room_of(device: str, named: int | None = None) -> Room:
     CPU is named. Raises `UsageError` for a device that is not there."""
     found = checked_device(device)
     if named is not None:
-        kind = "cuda" if found.type == "cpu" and device != "cpu" else found.type
-        return Room(kind=kind, name=f"a {'CPU' if kind == 'cpu' else 'GPU'}", total=named, free=named,
-                    libraries=_libraries(kind))
+        there = device == "cpu" or found.type not in ("cpu", "cuda")
+        return Room(device=found if there else None, name=f"a {'CPU' if device == 'cpu' else 'GPU'}", total=named,
+                    free=named, libraries=_libraries(device))
     if found.type == "cuda":
         free, total = torch.cuda.mem_get_info(found)
-        return Room(kind="cuda", name=str(found), total=total, free=free, libraries=CONTEXT)
+        return Room(device=found, name=str(found), total=total, free=free, libraries=CONTEXT)
     if found.type == "cpu":
-        return Room(kind="cpu", name="this computer", total=memory_limit(), free=available(),
+        return Room(device=found, name="this computer", total=memory_limit(), free=available(),
                     libraries=_libraries("cpu"))
-    return Room(kind=found.type, name=str(found), total=None, free=None, libraries=CONTEXT)
+    return Room(device=found, name=str(found), total=None, free=None, libraries=CONTEXT)
 
 
 def _libraries(kind: str) -> int:

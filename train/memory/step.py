@@ -25,8 +25,9 @@ from prep.models.device.counting import tensors_in
 from prep.models.device.hollow import Hollow
 from prep.models.family import ATTENTION_MASK
 from train.memory.autocast import OfGpu, recomputed
+from train.memory.room import Room
 from train.models.denoiser import Denoiser, quiet
-from train.models.unloaded import dtype_of, unloaded
+from train.models.unloaded import unloaded
 from train.objectives.forward import forward, sample_losses
 from train.optim.ema import Average
 from train.optim.loss_scale import LossScale
@@ -40,12 +41,12 @@ WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE, INPUTS = (
 _DIVIDED = {WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE}  # among processes, by parallel.shard
 
 
-def count(setup: Setup, kind: str, world: int = 1) -> dict[str, int]:
-    """The bytes of a step at its peak by part, on a device of this kind, for each of `world` processes: one pass over
+def count(setup: Setup, room: Room, world: int = 1) -> dict[str, int]:
+    """The bytes of a step at its peak by part, on a device of this room, for each of `world` processes: one pass over
     the largest batch, with the gradients of passes before it and with what the optimizer keeps, then the update."""
     quiet()
-    with Hollow() as counted, nullcontext() if kind == "cpu" else OfGpu():
-        trainee = _trainee(setup, kind, counted)
+    with Hollow() as counted, nullcontext() if room.kind == "cpu" else OfGpu():
+        trainee = _trainee(setup, room, counted)
         trained = trainee.denoiser.parameters
         for each in trained.values():
             parameter: Any = each  # whose method torch does not type
@@ -58,7 +59,7 @@ def count(setup: Setup, kind: str, world: int = 1) -> dict[str, int]:
             batch = batch_of(setup, counted, world)
         passed(trainee, setup, batch)
         found = _later(dict(counted.peak), trainee, setup, counted)
-    if kind == "cpu":  # where the loader's buffers lie in the same memory
+    if room.kind == "cpu":  # where the loader's buffers lie in the same memory
         found[INPUTS] = SLOTS * found.get(INPUTS, 0)
     if setup.config.parallel.shard:
         found |= {name: found[name] // world for name in _DIVIDED & found.keys()}
@@ -96,11 +97,11 @@ def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
         move_average(trainee, setup.config, 0)
 
 
-def _trainee(setup: Setup, kind: str, counted: Hollow) -> TrainState:
+def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
     """What `train.state.create_state` makes, without data."""
-    config, on_gpu = setup.config, kind != "cpu"
-    denoiser = unloaded(setup.model.path, config, setup.prediction, dtype_of(config.precision, kind), setup.family,
-                        counted, recomputed if on_gpu else None)
+    config, on_gpu = setup.config, room.kind != "cpu"
+    denoiser = unloaded(setup.model.path, config, setup.prediction, room.dtype(config.precision), setup.family, counted,
+                        recomputed if on_gpu else None)
     counted.add(WEIGHTS, weights_of(denoiser))
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())
@@ -109,7 +110,7 @@ def _trainee(setup: Setup, kind: str, counted: Hollow) -> TrainState:
     with counted.making(AVERAGE):
         average = Average(denoiser.parameters, in_host=False) if averaged else None
     return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average,
-                      optimizer=spec.build(groups(denoiser, config), config.optimizer, on_gpu),
+                      optimizer=spec.build(groups(denoiser, config), config.optimizer, room.kind == "cuda"),
                       latents=latents_of(setup.manifest),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 

@@ -20,8 +20,6 @@ from train.models.denoiser import Denoiser, load_scheduler, noise_schedule
 from train.models.quantized import BLOCK, QuantizedLinear
 from train.models.targets import unfrozen
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 
 def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
              recompute: Callable[..., Any] | None = None) -> Denoiser:
@@ -86,8 +84,3 @@ def _built(model: Path, family: Family) -> Any:
     kind = getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1])
     with META:
         return build(kind, weighted_files(model, family.denoiser).folder)
-
-
-def dtype_of(precision: str, kind: str) -> torch.dtype:
-    """The dtype of forward passes on a kind of device that need not be here; `auto`: a GPU has bfloat16."""
-    return _DTYPES[precision] if precision != "auto" else torch.float32 if kind == "cpu" else torch.bfloat16

@@ -25,7 +25,7 @@ def setup(make, setup_of):
 @pytest.fixture
 def figured(monkeypatch):
     """Bytes by settings, as larger models have them, so that each setting helps."""
-    def count(setup, kind, world=1):
+    def count(setup, room, world=1):
         config = setup.config
         found = {"weights": {"none": 8, "fp8": 4, "nf4": 2}[config.quantization] * GIB,
                  "adapters": config.lora.rank * GIB // 16, "optimizer": config.lora.rank * GIB // 8,
@@ -82,6 +82,21 @@ def test_a_gpu_that_is_not_there_computes_in_half_precision(setup):
     assert there.room.kind == "cuda" and at_home.room.kind == "cpu"
     assert there.parts["weights"] < 0.6 * at_home.parts["weights"]
     assert there.parts["adapters"] == at_home.parts["adapters"]  # which are float32 in any case
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu", "cuda"])
+def test_precision_auto_is_that_of_training_on_a_device_that_is_there(setup, monkeypatch, kind):
+    """Apple's and Intel's GPUs, and old ones of NVIDIA, train in float32 with it; an NVIDIA GPU that is only named has
+    bfloat16."""
+    there = torch.device(kind)
+    monkeypatch.setattr("train.memory.room.checked_device", lambda name: there)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB, GIB))
+    weights = forecast(setup, room_of("auto")).parts["weights"]
+    half = forecast(setup, room_of("auto"), {"precision": "bf16"}).parts["weights"]
+    assert half < 0.6 * weights
+    named = forecast(setup, room_of("auto", GIB)).parts["weights"]
+    assert named == (half if kind == "cuda" else weights)
 
 
 def test_what_settings_save_is_counted(setup):
