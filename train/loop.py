@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from prep.batching.rng import draw_key
 from prep.errors import EXIT_INTERRUPTED, first_line
@@ -34,7 +33,6 @@ from train.evaluate import due_after, evaluate, waits_shortened
 from train.failures import TRYING, NotFinite, Progress
 from train.models.dropout import has_dropout
 from train.models.size_shift import chances_by_bucket
-from train.objectives.forward import forward, sample_losses
 from train.parallel.errors import RankFailed
 from train.parallel.ranks import ALONE, Ranks
 from train.prompts.aside import forget_failures
@@ -48,7 +46,7 @@ from train.runs.resume import Start
 from train.runs.saver import Saver, require_shared
 from train.runs.stored.stored import OnDisk
 from train.setup import Setup
-from train.state import TrainState, create_state
+from train.state import TrainState, create_state, forward_backward
 from train.state_files import (
     checkpoint_files,
     in_pieces,
@@ -181,18 +179,6 @@ def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progr
             parts.append((batch.draws, part))
         since = time.perf_counter()
     return Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
-
-
-def forward_backward(trainee: TrainState, config: Config, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
-    """
-    predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss)
-    each_B = sample_losses(predicted, config.loss)
-    loss = (each_B * predicted.weight_B).sum()
-    times = 1.0 if trainee.scale is None else trainee.scale.value
-    batch.spare_gil()
-    (loss * 0.0 if batch.padding else loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
-    return loss.detach(), each_B.detach()
 
 
 def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress) -> None:

@@ -1,4 +1,7 @@
-"""The training state: trained parameters, optimizer moments, moving average. `state_files` has its files."""
+"""The training state: trained parameters, optimizer moments, moving average, and the parts of a step that change it.
+
+`state_files` has its files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from prep.errors import ModelError, first_line
+from prep.loader.batches import Batch
 from prep.loader.device import module_to_device
 from prep.loader.latents import Latents, latents_of
 from prep.training.schema import Config
@@ -19,6 +23,7 @@ from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
 from train.models.denoiser import Denoiser, load
 from train.models.naming import Naming
+from train.objectives.forward import forward, sample_losses
 from train.optim import ema, optimizers, schedule
 from train.optim.ema import Average, Shadow
 from train.optim.loss_scale import LossScale
@@ -116,6 +121,18 @@ def put_initial(model: Whole, initial: Initial, method: str, naming: Naming) -> 
 def put_whole(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], model: Whole) -> None:
     """Copies whole values into `targets`, or this rank's rows of them."""
     copy_into(targets, {name: model.rows(values[name]) for name in targets})
+
+
+def forward_backward(trainee: TrainState, config: Config, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The weighted losses of a micro-batch, summed, and each sample's, after adding its share to the step's gradients.
+    """
+    predicted = forward(trainee.denoiser, batch.to(trainee.denoiser.device), trainee.latents, config.loss)
+    each_B = sample_losses(predicted, config.loss)
+    loss = (each_B * predicted.weight_B).sum()
+    times = 1.0 if trainee.scale is None else trainee.scale.value
+    batch.spare_gil()
+    (loss * 0.0 if batch.padding else loss * times / config.batch_size).backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), each_B.detach()
 
 
 def clip_gradients(trainee: TrainState, config: Config) -> Tensor:

@@ -28,9 +28,9 @@ from prep.runtime import peak_resident, resident
 from train.check import check
 from train.config.load import parse
 from train.memory.room import room_of
-from train.memory.step import count, passed
+from train.memory.step import count
 from train.setup import RunRequest, Setup
-from train.state import apply_gradients, clip_gradients, create_state
+from train.state import apply_gradients, clip_gradients, create_state, forward_backward
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
@@ -70,7 +70,7 @@ def taken(setup: Setup) -> int:
         for number, batch in enumerate(feed):
             if number == 1:
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-            passed(trainee, setup, batch)
+            forward_backward(trainee, setup.config, batch)
             clip_gradients(trainee, setup.config)
             apply_gradients(trainee, setup, 0)
     return (peak_resident() or 0) - before

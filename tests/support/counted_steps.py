@@ -8,8 +8,8 @@ from prep.loader import draws
 from prep.loader.batches import SLOTS, batches
 from prep.loader.rows import Rows
 from prep.models.device.counting import Counted
-from train.memory.step import ADAPTERS, AVERAGE, GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS, passed, weights_of
-from train.state import apply_gradients, clip_gradients, create_state, move_average
+from train.memory.step import ADAPTERS, AVERAGE, GRADIENTS, INPUTS, OPTIMIZER, WEIGHTS, weights_of
+from train.state import apply_gradients, clip_gradients, create_state, forward_backward, move_average
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def counted(setup):
             for _ in range(passes):
                 batch = next(feed)
                 mode.add(INPUTS, _tensors(batch))
-                passed(trainee, setup, batch)
+                forward_backward(trainee, setup.config, batch)
             with mode.making(OPTIMIZER):
                 clip_gradients(trainee, setup.config)
                 apply_gradients(trainee, setup, 0)

@@ -28,13 +28,12 @@ from train.memory.autocast import OfGpu, recomputed
 from train.memory.room import Room
 from train.models.denoiser import Denoiser, quiet
 from train.models.unloaded import unloaded
-from train.objectives.forward import forward, sample_losses
 from train.optim.ema import Average
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE
 from train.parallel.shards import Whole
 from train.setup import Setup
-from train.state import TrainState, apply_gradients, clip_gradients, groups, move_average
+from train.state import TrainState, apply_gradients, clip_gradients, forward_backward, groups, move_average
 
 WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE, INPUTS = (
     "weights", "adapters", "gradients", "optimizer", "average", "inputs")
@@ -57,22 +56,13 @@ def count(setup: Setup, room: Room, world: int = 1) -> dict[str, int]:
         counted.reset_peak()
         with counted.making(INPUTS):
             batch = batch_of(setup, counted, world)
-        passed(trainee, setup, batch)
+        forward_backward(trainee, setup.config, batch)
         found = _later(dict(counted.peak), trainee, setup, counted)
     if room.kind == "cpu":  # where the loader's buffers lie in the same memory
         found[INPUTS] = SLOTS * found.get(INPUTS, 0)
     if setup.config.parallel.shard:
         found |= {name: found[name] // world for name in _DIVIDED & found.keys()}
     return found
-
-
-def passed(trainee: TrainState, setup: Setup, batch: Batch) -> None:
-    """One pass over a batch, forward and backward, as `train.loop` makes it."""
-    settings = setup.config.loss
-    given = forward(trainee.denoiser, batch, trainee.latents, settings)
-    loss = (sample_losses(given, settings) * given.weight_B).sum()
-    times = 1.0 if trainee.scale is None else trainee.scale.value
-    (loss * times / setup.config.batch_size).backward()  # type: ignore[no-untyped-call]
 
 
 def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: Hollow) -> dict[str, int]:
