@@ -83,7 +83,8 @@ TRAIN_TAKES = {"prep", "prep.loader.*", "prep.fs.atomic", "prep.fs.lock", "prep.
                "prep.models.lora.*", "prep.models.pipeline", "prep.models.files",
                "prep.models.fingerprint", "prep.models.hub", "prep.models.loading", "prep.models.tensors",
                "prep.models.text.*", "prep.models.components", "prep.models.device.*",
-               "prep.models.checkpoints.bounds", "prep.models.vae", "prep.models.weights", "prep.pages.*",
+               "prep.models.checkpoints.bounds", "prep.models.checkpoints.streaming", "prep.models.vae",
+               "prep.models.weights", "prep.pages.*",
                "prep.runs.*", "prep.images.decode", "prep.images.formats.parts",
                "prep.images.thumbnail"} | {f"prep.{word}" for word in VOCABULARY}
 

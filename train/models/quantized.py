@@ -29,7 +29,7 @@ FP8_MOST = 448.0  # the largest number of float8 e4m3
 
 def quantized(quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
     """What takes the place of the layer `name` of a denoiser: a linear layer of a block is quantized, unless
-    `quantization` is none.
+    `quantization` is none. One on the meta device has the shapes of its bytes and scales.
     """
     if quantization != "none" and type(layer) is nn.Linear and any(part.isdecimal() for part in name.split(".")):
         return QuantizedLinear(layer, quantization)
@@ -79,7 +79,10 @@ class _Product(torch.autograd.Function):
 
 def _to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Bytes `[out, in]`, and powers of two `[out, 1]` with which the largest number of a row is 224 to 448."""
-    packed, scale = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight), 1)
+    on = weight.device
+    packed, scale = torch.empty(weight.shape, dtype=torch.uint8, device=on), torch.empty(len(weight), 1, device=on)
+    if weight.is_meta:
+        return packed, scale
     rows = max(1, PART // weight.shape[1])
     for first in range(0, len(weight), rows):
         part, where = weight[first : first + rows].float(), slice(first, first + rows)
@@ -97,9 +100,11 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     from bitsandbytes.functional import quantize_4bit
 
+    packed = torch.empty(-(-weight.numel() // 2), 1, dtype=torch.uint8, device=weight.device)
+    scale = torch.empty(-(-weight.numel() // BLOCK), device=weight.device)
+    if weight.is_meta:
+        return packed, scale
     parts: Any = weight.flatten().split(PART)  # type: ignore[no-untyped-call]
-    packed = torch.empty(-(-weight.numel() // 2), 1, dtype=torch.uint8)
-    scale = torch.empty(-(-weight.numel() // BLOCK))
     places = zip(packed.split(PART // 2), scale.split(PART // BLOCK), strict=True)  # type: ignore[no-untyped-call]
     for part, (bytes_of, scales_of) in zip(parts, places, strict=True):
         made, state = quantize_4bit(part.float(), blocksize=BLOCK, quant_type="nf4", compress_statistics=False)

@@ -10,6 +10,7 @@ import diffusers
 import torch
 
 from prep.models.checkpoints.bounds import build
+from prep.models.checkpoints.streaming import kept_in_float32
 from prep.models.components import class_of
 from prep.models.device.hollow import CPU, META, Hollow
 from prep.models.family import Family
@@ -17,7 +18,7 @@ from prep.models.pipeline import pipeline_index, weighted_files
 from prep.training.schema import Config
 from train.models import lora
 from train.models.denoiser import Denoiser, load_scheduler, noise_schedule
-from train.models.quantized import BLOCK, QuantizedLinear
+from train.models.quantized import quantized
 from train.models.targets import unfrozen
 
 
@@ -55,29 +56,14 @@ def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, f
 
 def _settle(denoiser: torch.nn.Module, config: Config, dtype: torch.dtype) -> None:
     """Gives frozen weights the dtypes and the bytes that they are kept in."""
-    kept = set(getattr(denoiser, "_keep_in_fp32_modules", None) or ())
+    in_float32 = kept_in_float32(denoiser)
     for name, value in (*denoiser.named_parameters(), *denoiser.named_buffers()):
-        if value.is_floating_point() and not kept & set(name.split(".")):
+        if value.is_floating_point() and not in_float32(name):
             value.data = value.data.to(dtype)
     for name, layer in list(denoiser.named_modules()):
-        parts = name.split(".")
-        if config.quantization != "none" and type(layer) is torch.nn.Linear and any(
-                map(str.isdecimal, parts)) and not kept & set(parts):
-            setattr(denoiser.get_submodule(".".join(parts[:-1])), parts[-1], _packed(layer, config))
-
-
-def _packed(layer: torch.nn.Linear, config: Config) -> QuantizedLinear:
-    """A quantized layer in the shapes of its bytes and scales, which are not computed."""
-    made = QuantizedLinear.__new__(QuantizedLinear)
-    torch.nn.Module.__init__(made)
-    made.in_features, made.out_features = layer.in_features, layer.out_features
-    made.bias, made.quantization = layer.bias, config.quantization
-    numbers, whole = layer.weight.numel(), config.quantization == "fp8"
-    shape = (*layer.weight.shape,) if whole else (-(-numbers // 2), 1)
-    made.weight = torch.nn.Parameter(torch.empty(shape, dtype=torch.uint8, device=META), requires_grad=False)
-    made.register_buffer("scale", torch.empty((layer.out_features, 1) if whole else (-(-numbers // BLOCK),),
-                                              device=META))
-    return made
+        if not in_float32(name) and (settled := quantized(config.quantization, name, layer)) is not layer:
+            parent, _, last = name.rpartition(".")
+            setattr(denoiser.get_submodule(parent), last, settled)
 
 
 def _built(model: Path, family: Family) -> Any:

@@ -66,7 +66,7 @@ def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtyp
 
     Parameters that its class keeps in float32 are so. `settle` is given the other layers before they go to `device`.
     """
-    floats = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    in_float32 = kept_in_float32(model)
     layers = dict(model.named_modules())
     own = {name: [f"{name}{name and '.'}{each}" for each in _own(layer)] for name, layer in layers.items()}
 
@@ -75,17 +75,22 @@ def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtyp
                     for found in [stored.tensors[names[each]]]), default=("", 0))
 
     for name in sorted(layers, key=place):
-        layer, kept = layers[name], floats & set(name.split("."))
+        layer = layers[name]
         for each in own[name]:
-            last = each.rpartition(".")[2]
-            of_weights = torch.float32 if kept or last in floats else dtype
-            _put(layer, last, stored, names.get(each), of_weights, dtype)
-        settled = layer if kept else settle(name, layer)
+            of_weights = torch.float32 if in_float32(each) else dtype
+            _put(layer, each.rpartition(".")[2], stored, names.get(each), of_weights, dtype)
+        settled = layer if in_float32(name) else settle(name, layer)
         settled._apply(lambda value: value.to(device), recurse=False)
         if settled is not layer:
             parent, _, last = name.rpartition(".")
             setattr(layers[parent], last, settled)
             layers[name] = settled  # so that nothing keeps the weights that it was made of
+
+
+def kept_in_float32(model: Any) -> Callable[[str], bool]:
+    """Whether a parameter or layer of this name is one that the class of `model` keeps in float32."""
+    floats = set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return lambda name: not floats.isdisjoint(name.split("."))
 
 
 def _own(layer: nn.Module) -> Iterator[str]:
