@@ -20,7 +20,7 @@ from prep.models.components import class_of
 from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Conditions, Family
-from prep.models.files import FETCH_AGAIN
+from prep.models.files import FETCH_AGAIN, ComponentFiles
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.training.schema import Config
@@ -68,30 +68,49 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     facts = FAMILIES[family or infer_family(model)]
     whole = adapt and config.method == "full"
     on = weights_on or device
-    denoiser = _load_model(model, facts, Form(dtype=torch.float32, device=on) if whole else Form(
-        dtype=dtype, device=on, settle=partial(quantized, config.quantization), least=LEAST[config.quantization]))
-    trained = set(unfrozen(dict(denoiser.named_parameters()), config.full)) if whole else set()
+    denoiser = load_diffusers(*source_of(model, facts), "denoiser", Form(dtype=torch.float32, device=on) if whole else
+                              Form(dtype=dtype, device=on, settle=partial(quantized, config.quantization),
+                                   least=LEAST[config.quantization]))
     if whole:
-        for name, value in denoiser.named_parameters():
-            value.requires_grad_(name in trained)
+        unfreeze(denoiser, config)
     else:
         denoiser.requires_grad_(False)
         if adapt:
-            trained = set(lora.attach(denoiser, config.lora, config.seed, facts.lora.presets))
+            lora.attach(denoiser, config.lora, config.seed, facts.lora.presets)
     if config.gradient_checkpointing:
         denoiser.enable_gradient_checkpointing()
     place(denoiser, device)
     speed_up(denoiser, config, device)
-    levels = noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr)
-    flow = prediction == "flow"
-    schedule = dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {}
     denoiser.train(adapt)
-    return Denoiser(model=denoiser, family=facts, levels=to_device(levels, device), prediction=prediction,
+    return with_noise(denoiser, model, facts, config, prediction, device, dtype)
+
+
+def source_of(model: Path, family: Family) -> tuple[Any, ComponentFiles]:
+    """The class and the files of the denoiser below `model`. Raises `ModelError`."""
+    return (getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1]),
+            weighted_files(model, family.denoiser))
+
+
+def unfreeze(denoiser: nn.Module, config: Config) -> None:
+    """Leaves trainable what full fine-tuning trains, and freezes all else."""
+    trained = set(unfrozen(dict(denoiser.named_parameters()), config.full))
+    for name, value in denoiser.named_parameters():
+        value.requires_grad_(name in trained)
+
+
+def with_noise(denoiser: nn.Module, model: Path, family: Family, config: Config, prediction: str, device: torch.device,
+               dtype: torch.dtype) -> Denoiser:
+    """A denoiser whose trained parameters are those that require gradients, with the noise schedule below `model`.
+    Raises `ModelError`."""
+    levels = noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr)
+    flow, named = prediction == "flow", dict(denoiser.named_parameters())
+    schedule = dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {}
+    trained = {name: value for name, value in named.items() if value.requires_grad}
+    whole = config.method == "full" and bool(trained)
+    return Denoiser(model=denoiser, family=family, levels=to_device(levels, device), prediction=prediction,
                     zero_terminal_snr=config.zero_terminal_snr, schedule=schedule, device=device, dtype=dtype,
-                    guidance_embedding=config.guidance_embedding,
-                    parameters={name: value for name, value in denoiser.named_parameters() if name in trained},
-                    weights={name: value for name, value in denoiser.named_parameters()
-                             if whole or lora.is_stored(name)})
+                    guidance_embedding=config.guidance_embedding, parameters=trained,
+                    weights={name: value for name, value in named.items() if whole or lora.is_stored(name)})
 
 
 def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
@@ -167,8 +186,3 @@ def quiet() -> None:
     """Silences diffusers' messages below errors, and its progress bars."""
     diffusers_logging.set_verbosity_error()
     diffusers_logging.disable_progress_bar()
-
-
-def _load_model(model: Path, family: Family, form: Form) -> Any:
-    kind = getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1])
-    return load_diffusers(kind, weighted_files(model, family.denoiser), "denoiser", form)

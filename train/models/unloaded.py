@@ -6,20 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import torch
 
 from prep.models.checkpoints.bounds import build
 from prep.models.checkpoints.streaming import kept_in_float32
-from prep.models.components import class_of
 from prep.models.device.hollow import CPU, META, Hollow
 from prep.models.family import Family
-from prep.models.pipeline import pipeline_index, weighted_files
 from prep.training.schema import Config
 from train.models import lora
-from train.models.denoiser import Denoiser, load_scheduler, noise_schedule
+from train.models.denoiser import Denoiser, source_of, unfreeze, with_noise
 from train.models.quantized import quantized
-from train.models.targets import unfrozen
 
 
 def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
@@ -29,11 +25,11 @@ def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, f
     `dtype` is that of the forward pass; `recompute` calls a block with gradient checkpointing, `None`: as diffusers
     does. Values of adapters are not drawn. Raises `ModelError`.
     """
-    denoiser = _built(model, family)
+    kind, files = source_of(model, family)
+    with META:
+        denoiser = build(kind, files.folder)
     if config.method == "full":
-        trained = set(unfrozen(dict(denoiser.named_parameters()), config.full))
-        for name, value in denoiser.float().named_parameters():
-            value.requires_grad_(name in trained)
+        unfreeze(denoiser.float(), config)
     else:
         _settle(denoiser.requires_grad_(False), config, dtype)
         with META:
@@ -44,14 +40,7 @@ def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, f
         denoiser.enable_gradient_checkpointing(recompute)
     mode.enter(denoiser)
     denoiser.train()
-    named, flow = dict(denoiser.named_parameters()), prediction == "flow"
-    return Denoiser(
-        model=denoiser, family=family, prediction=prediction, device=CPU, dtype=dtype,
-        levels=noise_schedule(model, prediction, zero_terminal_snr=config.zero_terminal_snr),
-        zero_terminal_snr=config.zero_terminal_snr, guidance_embedding=config.guidance_embedding,
-        schedule=dict(load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).config) if flow else {},
-        parameters={name: value for name, value in named.items() if value.requires_grad},
-        weights={name: value for name, value in named.items() if config.method == "full" or lora.is_stored(name)})
+    return with_noise(denoiser, model, family, config, prediction, CPU, dtype)
 
 
 def _settle(denoiser: torch.nn.Module, config: Config, dtype: torch.dtype) -> None:
@@ -64,9 +53,3 @@ def _settle(denoiser: torch.nn.Module, config: Config, dtype: torch.dtype) -> No
         if not in_float32(name) and (settled := quantized(config.quantization, name, layer)) is not layer:
             parent, _, last = name.rpartition(".")
             setattr(denoiser.get_submodule(parent), last, settled)
-
-
-def _built(model: Path, family: Family) -> Any:
-    kind = getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1])
-    with META:
-        return build(kind, weighted_files(model, family.denoiser).folder)

@@ -15,10 +15,10 @@ from prep.errors import ModelError
 from prep.models.checkpoints.bounds import TABLES, TooMuch, limited
 from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import text_files
-from prep.models.loading import Form
+from prep.models.loading import Form, load_diffusers
 from prep.models.text.pipeline import load_encoder
 from prep.models.vae import load_vae
-from train.models.denoiser import _load_model
+from train.models.denoiser import source_of
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_model_far_larger_than_its_weights_is_refused(model, part, changes):
         if part == "vae":
             load_vae(model, torch.float32)
         elif part == "unet":
-            _load_model(model, family, Form(dtype=torch.float32))
+            load_diffusers(*source_of(model, family), "denoiser", Form(dtype=torch.float32))
         else:
             load_encoder(model, family, part, text_files(model), torch.float32)
     assert error.value.message.startswith(

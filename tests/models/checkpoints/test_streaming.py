@@ -24,11 +24,11 @@ from torch import nn
 from prep.errors import ModelError
 from prep.models.checkpoints import stored
 from prep.models.families.registry import FAMILIES
-from prep.models.loading import Form
+from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index
 from prep.models.vae import load_vae
 from train.config.load import parse
-from train.models.denoiser import _load_model, load
+from train.models.denoiser import load, source_of
 from train.models.quantized import QuantizedLinear, quantized
 
 CPU = torch.device("cpu")
@@ -208,7 +208,7 @@ def test_a_layer_is_settled_and_gone_before_the_next_is_read(tmp_path):
         replaced.append(weakref.ref(layer))
         return nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
 
-    _load_model(folder, FAMILIES["sd15"], Form(dtype=torch.float32, settle=settle))
+    load_diffusers(*source_of(folder, FAMILIES["sd15"]), "denoiser", Form(dtype=torch.float32, settle=settle))
     assert len(replaced) > 20
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_read_of_weights_that_do_not_fit(tmp_path, monkeypatch):
               metadata={"format": "pt"})
     monkeypatch.delattr("prep.models.checkpoints.stored._read")
     with pytest.raises(ModelError, match=r"lack conv_out\.bias"):
-        _load_model(folder, FAMILIES["sd15"], Form(dtype=torch.float32))
+        load_diffusers(*source_of(folder, FAMILIES["sd15"]), "denoiser", Form(dtype=torch.float32))
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone says it")

@@ -22,12 +22,12 @@ from prep.models import loading
 from prep.models.checkpoints import bounds
 from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import text_files
-from prep.models.loading import Form
+from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, weighted_files
 from prep.models.text.pipeline import load_encoder
 from prep.models.vae import load_vae
 from prep.models.weights import read_shapes
-from train.models.denoiser import _load_model
+from train.models.denoiser import source_of
 
 
 @pytest.fixture(scope="module", params=tiny_pipelines.FAMILIES)
@@ -47,7 +47,7 @@ def load(model: Path, name: str) -> dict[str, torch.Tensor]:
         if name == "vae":
             return load_vae(model, torch.float32).state_dict()
         if name == family.denoiser:
-            return _load_model(model, family, Form(dtype=torch.float32)).state_dict()
+            return load_diffusers(*source_of(model, family), "denoiser", Form(dtype=torch.float32)).state_dict()
         return load_encoder(model, family, name, text_files(model), torch.float32).state_dict()
 
 
