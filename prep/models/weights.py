@@ -194,7 +194,7 @@ def _tensors_in(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise unreadable(path, error) from None
     try:
-        entries = json.loads(header, object_pairs_hook=_once)
+        entries = json.loads(header, object_pairs_hook=named_once)
         if len(entries) > MOST_TENSORS:
             raise ModelError(f"{path} has {len(entries)} tensors, expected at most {MOST_TENSORS}", hint=FETCH_AGAIN)
         tensors = {name: _tensor(path, value, 8 + length) for name, value in entries.items() if name != "__metadata__"}
@@ -213,11 +213,11 @@ def _tensors_in(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Raises `ValueError` if it has a name twice, of which libraries take different ones."""
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError
+        raise ValueError("a name occurs twice")
     return table
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, BinaryIO
 
-from prep.models.weights import HEADER_BYTES, MOST_TENSORS
+from prep.models.weights import HEADER_BYTES, MOST_TENSORS, named_once
 from prep.parse import Unparsed, brief, count, expect, list_of
 
 ITEM_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
@@ -49,7 +49,7 @@ def read_header_and_metadata(handle: BinaryIO, size: int) -> tuple[dict[str, Ten
         raise Unparsed(f"its header claims {length} bytes, expected at most {min(HEADER_BYTES, max(size - 8, 0))}")
     spelled = _exactly(handle, length)
     try:
-        document = json.loads(spelled, object_pairs_hook=_once)
+        document = json.loads(spelled, object_pairs_hook=named_once)
     except (ValueError, RecursionError) as error:
         raise Unparsed(f"its header is not JSON: {str(error)[:80]}") from None
     entries = dict(expect(document, dict, "its header"))
@@ -76,7 +76,7 @@ def first_rows(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -
     if SHARDING not in metadata:
         return dict.fromkeys(tensors, 0)
     try:
-        table = json.loads(metadata[SHARDING], object_pairs_hook=_once)
+        table = json.loads(metadata[SHARDING], object_pairs_hook=named_once)
     except (ValueError, RecursionError) as error:
         raise Unparsed(f"its {SHARDING} is not JSON: {str(error)[:80]}") from None
     places = expect(table, dict, SHARDING)
@@ -126,13 +126,6 @@ def _info(value: Any, where: str) -> TensorInfo:
     if len(places) != 2 or items > MOST_ITEMS or places[1] - places[0] != items * ITEM_BYTES[dtype]:
         raise Unparsed(f"{where} has data_offsets {brief(offsets)}, expected a range for {brief(list(sides))} {dtype}")
     return TensorInfo(dtype=dtype, shape=sides, start=places[0], end=places[1])
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return table
 
 
 def _exactly(handle: BinaryIO, size: int) -> bytes:
