@@ -15,8 +15,8 @@ from prep.formatting import counted, format_bytes, printable
 from prep.fs.place import Place, maybe_place
 from train.cli import options as opt
 from train.cli import resumed as resuming
-from train.cli.cluster import MOST_SAMPLES, Cluster, latency_of, room_of
-from train.cli.memory import Fitting, MemoryOpt, bytes_named, fitting
+from train.cli.cluster import MOST_SAMPLES, Cluster, latency_of
+from train.cli.memory import Fitting, MemoryOpt, fitting
 from train.cli.resumed import Resumed
 from train.cli.run import manifest_of, no_manifest, run_place, start_of
 from train.cli.summary import outlook_lines, plan_lines, step_sizes
@@ -139,7 +139,7 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
 
 def _fitted(report: CheckReport, device: str, memory: str | None, world: int | None) -> tuple[CheckReport, Fitting]:
     """The memory of the run, and the report with a fault if it surely does not fit. Raises `UsageError`."""
-    found = fitting(report.setup, device, bytes_named(memory), world)
+    found = fitting(report.setup, device, opt.bytes_named(memory, "--memory"), world)
     if found.fault is not None:
         report = replace(report, faults=(*report.faults, found.fault), setup=None)
     return report, found
@@ -186,7 +186,7 @@ def _outlook(setup: Setup | None, cluster: Cluster, room: str | None, samples: f
 
     if room is None and samples is None:
         return None
-    world, most = cluster.require_world(), room_of(room)
+    world, most = cluster.require_world(), opt.bytes_named(room, "--node-cache")
     return None if setup is None else outlook_of(
         setup.index, setup.plan, world=world, nodes=cluster.nodes, room=most, masked=setup.masked,
         samples=None if samples is None else int(samples))

@@ -33,16 +33,6 @@ class Cluster:
         return self.world
 
 
-def room_of(size: str | None) -> int | None:
-    """The bytes of --node-cache. Raises `UsageError`."""
-    from prep.parse import Unparsed, bytes_of
-
-    try:
-        return None if size is None else bytes_of(size)
-    except Unparsed as error:
-        raise UsageError(f"--node-cache {error}") from None
-
-
 def latency_of(text: str) -> float:
     """The seconds of --store-latency. Raises `UsageError`."""
     from prep.parse import Unparsed, seconds_of

@@ -10,8 +10,8 @@ import typer
 
 from prep.cli.console import put, say
 from prep.errors import UsageError
-from train.cli.memory import MemoryOpt, bytes_named, fitting
-from train.cli.options import SETTINGS_FILE, Device, request_of, stop_at_faults
+from train.cli.memory import MemoryOpt, fitting
+from train.cli.options import SETTINGS_FILE, Device, bytes_named, request_of, stop_at_faults
 
 
 def init(
@@ -55,7 +55,7 @@ def _fitting(manifest: Path, device: str, memory: str | None) -> Mapping[str, An
 
     report = check(request_of(manifest, None, False, False), parse(tomllib.loads(as_toml()), "train.toml"))
     stop_at_faults(report.faults)
-    found = fitting(report.setup, device, bytes_named(memory), None)
+    found = fitting(report.setup, device, bytes_named(memory, "--memory"), None)
     for line in found.lines:
         say(line)
     if found.forecast is None or found.forecast.fits is not False:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prep.errors import OutOfMemoryError, UsageError, first_line
+from prep.errors import OutOfMemoryError, first_line
 from prep.formatting import format_bytes
 from prep.runtime import defer_interrupts
 
@@ -72,16 +72,6 @@ class Fitting:
         return {"device": found.room.kind, "parts": dict(found.parts), "peak": found.peak, "total": found.room.total,
                 "free": found.room.free, "fits": found.fits,
                 "ways": [{"settings": dict(way.settings), "peak": way.peak, "fits": way.fits} for way in self.ways]}
-
-
-def bytes_named(size: str | None) -> int | None:
-    """The bytes of --memory. Raises `UsageError`."""
-    from prep.parse import Unparsed, bytes_of
-
-    try:
-        return None if size is None else bytes_of(size)
-    except Unparsed as error:
-        raise UsageError(f"--memory {error}") from None
 
 
 def fitting(setup: Setup | None, device: str, named: int | None, world: int | None) -> Fitting:

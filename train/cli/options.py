@@ -133,6 +133,16 @@ def request_of(manifest: Place, model: str | None, download: bool, others: bool,
                       init=None if init is None else for_init(place_of(init)), cache=maybe_place(cache))
 
 
+def bytes_named(size: str | None, option: str) -> int | None:
+    """The bytes of an option like --memory. Raises `UsageError`."""
+    from prep.parse import Unparsed, bytes_of
+
+    try:
+        return None if size is None else bytes_of(size)
+    except Unparsed as error:
+        raise UsageError(f"{option} {error}") from None
+
+
 def prompt_faults(setup: Setup | None) -> list[Problem]:
     """The faults of the prompt file's lines, if a new run makes sample pictures of it. When the file is edited beside a
     run, they are warnings."""
