@@ -55,9 +55,9 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> A
     `what` names it in messages. Raises `ModelError`, `OutOfMemoryError`.
     """
     with _explained(files, what), blocks_apart():
-        require_room(kind, files, partial(of_diffusers, kind, files))
-        model = without_weights(kind, files)
-        stored = Stored.of(read_tensors(files.weights))
+        tensors = read_tensors(files.weights)
+        require_room(kind, files, tensors, partial(of_diffusers, kind, files))
+        model, stored = without_weights(kind, files), Stored.of(tensors)
         names = names_in(model, stored, files)
         refuse_holes(compared(model, stored, names), files.folder)
         if form.device.type in SHARED:
@@ -73,7 +73,7 @@ def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: 
     `from_pretrained`. Raises `ModelError`, `OutOfMemoryError`.
     """
     with _explained(files, what, packages), staged(files, _dtype_in(options)) as folder, known_warnings():
-        require_room(kind, files, partial(build, kind, folder))
+        require_room(kind, files, read_tensors(files.weights), partial(build, kind, folder))
         model, loaded = kind.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **options)

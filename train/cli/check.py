@@ -239,9 +239,9 @@ def _usual_place(setup: Setup | None, usual: Place) -> Iterator[str]:
 
 
 def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]:
-    """The kind of device, and its fault if there is none or settings need another.
-
-    Only "auto" where nothing depends on it is not looked up, since that imports torch: None.
+    """The kind of device, None for "auto" where nothing depends on it; and its fault if there is none or settings need
+    another. Where nothing does, neither "auto" nor "cpu" is looked up, since that imports torch: a check that finds
+    faults in the data, and so estimates no memory, does without.
     """
     from prep.errors import Problem
     from train.check.requirements import check_device, needs_device

@@ -50,7 +50,7 @@ def _intervals(setup: Setup) -> list[str]:
     settings = {"validation": config.validation.every if held_out else 0, "sample pictures": config.sample.every,
                 "checkpoints": config.checkpoint.every}
     lines = [f"{what} every {every.removeprefix('1 ')} ({setup.interval(every).told})"
-for what, every in settings.items() if isinstance(every, str)]
+             for what, every in settings.items() if isinstance(every, str)]
     return [", ".join(lines)] if lines else []
 
 

@@ -93,7 +93,7 @@ class Heart(Requests):
         (phase, since), (step, stepped) = self._log.doing, self._log.stepped
         requests = tuple(kind for kind, event in self.asked.items() if event.is_set())
         beat = replace(self._who, time=time.time(), phase=phase, since=since, step=step, stepped=stepped,
-       asked=requests, ended=ended)
+                       asked=requests, ended=ended)
         with suppress(OSError):
             write_passing(self._run / NAME, beat.spell())
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from prep.errors import ModelError
 from prep.models.files import ComponentFiles
-from prep.models.weights import TWO_MODELS, StoredTensor, read_tensors
+from prep.models.weights import TWO_MODELS, StoredTensor
 
 # A model has as many numbers as its weights; tied ones count twice. Some are small in tests.
 PARAMETERS, SOME_PARAMETERS = 2, 1 << 24
@@ -35,12 +35,12 @@ class TooMuch(Exception):
     """A model asks for more than its weights have."""
 
 
-def require_room(kind: Any, files: ComponentFiles, build: Callable[[], Any]) -> None:
-    """Raises `ModelError` if the model of class `kind` that `build` makes is far larger than the weights of `files`.
+def require_room(kind: Any, files: ComponentFiles, tensors: Mapping[str, StoredTensor],
+                 build: Callable[[], Any]) -> None:
+    """Raises `ModelError` if the model of class `kind` that `build` makes is far larger than `tensors`, of `files`.
 
     Configs that cannot be built are left to the library, which says why.
     """
-    tensors = read_tensors(files.weights)
     key = (kind, files.small["config.json"], sum(prod(each.shape) for each in tensors.values()), len(tensors))
     if key in _FITTING:
         return

@@ -61,7 +61,6 @@ class Stored:
                              f"{BLOCK} rows and columns", hint=_OTHER)
         return (found.float() * scale).to(dtype or torch.float32)
 
-
     def cast(self, name: str, dtype: torch.dtype) -> Tensor:
         """The tensor `name` as `dtype`, in memory of its own, times its scale if it has one. Raises `ModelError`.
 
