@@ -20,7 +20,7 @@ from prep.digest import canonical, with_checksum
 from prep.errors import CacheError, PathError
 from prep.fs import atomic
 from prep.fs.paths import MARKER, cache_around, resolve
-from prep.fs.place import Place, require_disk
+from prep.fs.place import Place, require_local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import directory_of
 from prep.fs.remote.objects import create_object, delete_object, read_object, replace_object
@@ -54,6 +54,22 @@ class Cache:
     def unsent(self) -> Cache:
         """The cache whose shards are made here: itself; of a cache in a store, those that wait for their upload."""
         return self if self.store is None else Cache(root=self.root / "unsent")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its shards are on this computer; those of a store are fetched when they are read."""
+        return self.store is None
+
+    @property
+    def records_damage(self) -> bool:
+        """Whether damage that readers find is recorded, so that the next encode repairs it without --recheck: not in a
+        store, of whose shards readers see copies, which are fetched again."""
+        return self.store is None
+
+    @property
+    def has_lock(self) -> bool:
+        """Whether a lock keeps others out while `prep gc` removes something: stores have none."""
+        return self.store is None
 
     def shard(self, digest: str) -> Path:
         """The directory of a shard.
@@ -224,7 +240,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
     Raises `PathError` if `path` is not a directory or holds something else; `CacheError` if there is no cache, or one
     of another version or with a link in its root.
     """
-    require_disk(path)
+    require_local(path, "cache")
     marker = path / MARKER
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
@@ -237,7 +253,7 @@ def open_cache(path: Path, *, create: bool) -> Cache:
 
 def check_can_create(path: Path) -> None:
     """Raises `PathError` unless `path` is a cache, or can become one: missing, or an empty directory, in no cache."""
-    require_disk(path)
+    require_local(path, "cache")
     if path.exists() and not path.is_dir():
         raise PathError(f"{path} is a file, expected a cache directory")
     if path.is_dir() and any(not _is_litter(inner.name) for inner in path.iterdir()) and not (path / MARKER).exists():

@@ -11,7 +11,7 @@ from prep.cli import options as opt
 from prep.cli.console import put
 from prep.cli.ticker import progress
 from prep.formatting import counted
-from prep.fs.place import require_here
+from prep.fs.place import require_local
 from prep.runtime import defer_interrupts
 
 
@@ -29,7 +29,7 @@ def convert(
     from prep.models.hub import CONFIGS, PIPELINE, locate
 
     for role, path in (("FILE", file), ("--config", Path(config)), ("OUT", output)):
-        require_here(path, role)
+        require_local(path, role)
     with defer_interrupts():
         from prep.models.checkpoints.single_file import check_target, is_whole
         from prep.models.checkpoints.single_file import convert as convert_file

@@ -15,8 +15,8 @@ def demo(
 ) -> None:
     """Write a small dataset, a tiny model and recipes to try. Nothing is downloaded."""
     from prep.demo import write_demo
-    from prep.fs.place import require_here
+    from prep.fs.place import require_local
 
-    require_here(directory, "DIR")
+    require_local(directory, "DIR")
     write_demo(directory)
     put(f"wrote pictures, prompts and recipes to {directory}, and a tiny model to {directory / 'model'}")

@@ -26,7 +26,7 @@ def doctor(
     from prep.doctor.disk import check_disk
     from prep.doctor.libraries import check_extras, check_libraries
     from prep.doctor.machine import check_devices, check_machine
-    from prep.fs.place import require_disk
+    from prep.fs.place import require_local
     from prep.fs.user_cache import make_private, user_cache
     from prep.report.terminal.doctor import as_json as document
     from prep.report.terminal.doctor import as_text
@@ -34,7 +34,7 @@ def doctor(
     folder = user_cache() if directory is None else directory
     if folder is None:
         raise PathError("there is no home directory to measure the disk in", hint="prep doctor DIRECTORY")
-    require_disk(folder)
+    require_local(folder, "DIRECTORY")
     if directory is None:
         make_private(folder)
     elif not folder.is_dir():

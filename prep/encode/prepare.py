@@ -26,8 +26,7 @@ from prep.findings import Finding
 from prep.formatting import counted
 from prep.fs.memo import Memo
 from prep.fs.paths import NamedPath, check_disjoint, resolve
-from prep.fs.place import Place
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import Place, may_name
 from prep.fs.remote.copies import directory_of
 from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.hub import locate
@@ -109,7 +108,7 @@ def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
         if path is not None and path.exists():
             for target in written:
                 check_disjoint([NamedPath(role=role, path=path), target])
-    if isinstance(output, Bucket) and not output.shares_bucket(cache):
+    if not may_name(output, cache):
         raise PathError(f"the manifest {output} would lie in another place than its cache, {cache}",
                         hint="name a cache in the same bucket; or encode on this computer, and upload the result: prep "
                         "push MANIFEST URL")

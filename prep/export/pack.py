@@ -12,12 +12,11 @@ from typing import Any, BinaryIO
 from prep.cache.store import MARKER_BYTES, Cache, cache_at
 from prep.errors import CacheError, PathError
 from prep.export.tar_format import BLOCK, END, Member, header_of, parts_of, shard_members, table_name, tables_of
-from prep.formatting import counted, format_bytes, printable
+from prep.formatting import counted, format_bytes
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.paths import MARKER
-from prep.fs.place import Place, require_disk, require_local
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import Place, require_local
 from prep.fs.tree import listing_digest
 from prep.fs.untrusted import open_regular, read_regular, size_regular, stream_of
 from prep.manifest.commands import repair_command
@@ -50,8 +49,8 @@ def pack(path: Place, output: Path, *, progress: Progress = silent) -> PackRepor
 
     Nothing is left if that fails. Raises `PathError`, `ManifestError`, `CacheError`, `OSError`.
     """
-    here = require_local(path, "a dataset is packed")
-    require_disk(output)
+    here = require_local(path, "manifest")
+    require_local(output, "tar")
     if output.exists():
         raise PathError(f"{output} is there already", hint="remove it, or name another file with -o")
     manifest = read_manifest(path, fetch=False)
@@ -79,11 +78,7 @@ def pack(path: Place, output: Path, *, progress: Progress = silent) -> PackRepor
 
 def _names(path: Path, manifest: Manifest) -> tuple[str, str]:
     """Names of manifest and cache relative to the nearest directory that holds both. Raises `PathError`."""
-    named = manifest.document["cache"]
-    if isinstance(manifest.cache, Bucket) or Path(named).is_absolute():
-        raise PathError(f"the manifest names the cache {printable(named)}, which does not lie beside it",
-                        hint="prep pull URL DIR downloads a dataset; prep encode writes a manifest near its cache")
-    home, cache = path.absolute(), Path(os.path.normpath(manifest.folder.absolute() / named))
+    home, cache = path.absolute(), Path(os.path.normpath(require_local(manifest.cache, "cache").absolute()))
     common = Path(os.path.commonpath([home.parent, cache]))
     if cache == common:
         common = common.parent  # the manifest lies in its cache

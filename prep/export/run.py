@@ -19,7 +19,7 @@ from prep.export.layout import Picture, lay_out
 from prep.export.sample import Sample, Samples
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
-from prep.fs.place import Place, require_disk
+from prep.fs.place import Place, require_local
 from prep.fs.untrusted import read_regular
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
@@ -127,7 +127,7 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
     if held_out and to not in PICTURES:
         raise UsageError(f"--held-out is given with --to {to}, which has the samples of all roles",
                          hint="omit --held-out")
-    require_disk(output)
+    require_local(output, "output")
     samples = Samples(open_manifest(read_manifest(manifest)))
     asked = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
              **({} if to == "safetensors" else {"layout": LAYOUT}), **({"held_out": True} if held_out else {})}

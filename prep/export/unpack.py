@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from prep.cache.publish import publish_dir, publish_parts
@@ -35,8 +35,7 @@ from prep.formatting import printable, shards_moved
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.paths import MARKER, check_replaceable
-from prep.fs.place import require_disk
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import require_local
 from prep.fs.tree import listing_digest
 from prep.fs.untrusted import open_regular, stream_of
 from prep.manifest.consistency import read_shards
@@ -69,8 +68,8 @@ def unpack(file: Path, folder: Path, *, progress: Progress = silent) -> UnpackRe
 
     Raises `PathError`, `ManifestError`, `CacheError` for a tar that is damaged or is none of `prep pack`, `OSError`.
     """
-    require_disk(file)
-    require_disk(folder)
+    require_local(file, "tar")
+    require_local(folder, "DIR")
     with stream_of(open_regular(file)) as source:
         first = read_header(source, file)
         if safe_path(first.name) != first.name or not first.name.endswith(".json"):
@@ -119,10 +118,10 @@ def _fill(source: BinaryIO, file: Path, manifest: Manifest, folder: Path, progre
 def _cache_name(manifest: Manifest, folder: Path) -> str:
     """The cache's path below `folder`. Raises `PathError` if the manifest names a place outside."""
     named = manifest.document["cache"]
-    place = Path(os.path.normpath(manifest.folder.absolute() / PurePosixPath(named)))
-    if isinstance(manifest.cache, Bucket) or not place.is_relative_to(folder) or place == folder:
+    place = Path(os.path.normpath(require_local(manifest.cache, "cache", AGAIN).absolute()))
+    if not place.is_relative_to(folder) or place == folder:
         raise PathError(f"the manifest names the cache {printable(named)}, which would lie outside {folder}",
-                        hint="take a tar that prep pack wrote")
+                        hint=AGAIN)
     return place.relative_to(folder).as_posix()
 
 

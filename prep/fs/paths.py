@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import overload
 
 from prep.errors import PathError
-from prep.fs.place import Place, require_disk
+from prep.fs.place import Place, require_local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import copy_of
 from prep.fs.remote.objects import read_range
@@ -105,7 +105,7 @@ def resolve(path: Place) -> Place:
     """
     if isinstance(path, Bucket):
         return path
-    require_disk(path)
+    require_local(path)
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -129,11 +129,16 @@ def is_inside(inner: Path, outer: Path) -> bool:
 
 def check_source(path: Path) -> None:
     """Raises `PathError` unless `path` is a directory outside any cache."""
-    if not path.exists():
-        raise PathError(f"source {path} does not exist")
-    if not path.is_dir():
-        raise PathError(f"source {path} is not a directory")
+    check_directory(path)
     check_not_cache(path)
+
+
+def check_directory(source: Place, hint: str = "") -> None:
+    """Raises `PathError` unless a source is a directory; whether objects are below one in a store, listing them shows.
+    """
+    if isinstance(source, Bucket) or source.is_dir():
+        return
+    raise PathError(f"source {source} {'is not a directory' if source.exists() else 'does not exist'}", hint=hint)
 
 
 def check_not_cache(path: Path) -> None:

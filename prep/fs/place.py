@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard
 
-from prep.errors import PathError, UsageError
+from prep.errors import PathError, Problem
 from prep.fs.remote.bucket import Bucket, names_bucket
 
 Place = Path | Bucket
+ANYWHERE = ("name one; what is to be read can be downloaded first, a dataset by prep pull MANIFEST DIR, and what is "
+            "written uploaded later, by prep push MANIFEST URL")
+OUTPUT = "name one with -o, and upload it from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,21 @@ class Local:
     def with_name(self, name: str) -> Local:
         """What has `name` beside this."""
         return replace(self, path=self.path.with_name(name), origin=self.origin and self.origin.with_name(name))
+
+    def new_file(self, name: str) -> Path:
+        """Where what is made from these files is written: among them; of a store's, in the working directory."""
+        return self.path / name if self.origin is None else Path(name)
+
+    def name_of(self, target: Place) -> str:
+        """How a document among these files names a place: by a relative path, so that both can move together. By an
+        absolute one for copies, or if there is no relative one, as on another drive; and one in a store by its URL."""
+        if isinstance(target, Bucket):
+            return str(target)
+        path, base = target.resolve(), self.path.resolve()
+        try:
+            return (path if self.origin is not None else Path(os.path.relpath(path, base))).as_posix()
+        except ValueError:
+            return path.as_posix()
 
 
 def place_of(named: str | os.PathLike[str] | Bucket) -> Place:
@@ -91,6 +109,11 @@ def movable_name(target: Place, document: Place) -> str | None:
     return relative_name(target, document)
 
 
+def may_name(document: Place, target: Place) -> bool:
+    """Whether a document can name a place: one in a store names only what is in its bucket."""
+    return isinstance(document, Path) or document.shares_bucket(target)
+
+
 def shortest_name(place: Place) -> str:
     """How a person would type a place: relative to the working directory if that is shorter."""
     if isinstance(place, Bucket):
@@ -104,6 +127,14 @@ def shortest_name(place: Place) -> str:
 def real_name(place: Place) -> str:
     """A name that a place has however it is spelled: its path without links, or its URL."""
     return str(place) if isinstance(place, Bucket) else os.path.realpath(place)
+
+
+def mark_of(place: Place) -> object:
+    """What tells a file or an object from others, whatever name leads there. Raises `OSError`."""
+    if isinstance(place, Bucket):
+        return place
+    status = place.stat()
+    return status.st_dev, status.st_ino
 
 
 def local_of(place: Place, bring: Callable[[Bucket], Path], *, partial: bool = True) -> Local:
@@ -134,39 +165,18 @@ def is_link(place: Place) -> TypeGuard[Path]:
     return isinstance(place, Path) and place.is_symlink()
 
 
-def require_here(named: str | os.PathLike[str] | Bucket, role: str, hint: str = "name one; what is to be read can be "
-                 "downloaded first, and what is written uploaded later") -> Path:
-    """A place on this computer. Raises `PathError` for another; `role` is what it should be: "prompt file"."""
+def require_local(named: str | os.PathLike[str] | Bucket, role: str = "place", hint: str = ANYWHERE,
+                  error: type[Problem] = PathError) -> Path:
+    """A place on this computer. Raises `error` for one in a store; `role` is what it should be: "prompt file"."""
     place = place_of(named)
     if isinstance(place, Bucket):
-        raise PathError(f"{role} {place} is in an object store, expected a path on this computer", hint=hint)
+        raise error(f"{role} {place} is in an object store, expected a path on this computer", hint=hint)
     return place
 
 
-def require_local(place: Place, what: str) -> Path:
-    """A place on this computer, for what is done there only: `what` says it, like "a dataset is packed". Raises
-    `PathError` for another."""
-    if isinstance(place, Bucket):
-        raise PathError(f"{place} is in an object store, but {what} only on this computer",
-                        hint="download it with prep pull URL DIR, change it there, and upload it with prep push "
-                        "MANIFEST URL")
-    return place
-
-
-def require_output(named: str | os.PathLike[str] | Bucket, what: str) -> None:
-    """Raises `UsageError` for a place in a store as the output of a command that writes `what` to a disk only."""
+def require_stored(named: str | os.PathLike[str] | Bucket, example: str, hint: str) -> Bucket:
+    """A place in a store, like `example`. Raises `PathError` for one on this computer."""
     place = place_of(named)
-    if isinstance(place, Bucket):
-        raise UsageError(f"{place} is in an object store, but {what} is written to a disk",
-                         hint="name a place on this computer with -o, and upload it from there")
-
-
-def require_disk(named: str | os.PathLike[str] | Bucket) -> Path:
-    """A place on this computer, for what works there only. Raises `PathError` for another."""
-    place = place_of(named)
-    if isinstance(place, Bucket):
-        raise PathError(f"{place} is in an object store, where this command does not work",
-                        hint="name a place on this computer; of a manifest, prep pull MANIFEST DIR downloads what it "
-                        "needs, and prep push MANIFEST URL uploads it again, to a new place without what no manifest "
-                        "needs")
+    if not isinstance(place, Bucket):
+        raise PathError(f"{place} is not in an object store, expected a URL like {example}", hint=hint)
     return place

@@ -7,10 +7,8 @@ manifests, and the parent of the cache. Manifests elsewhere are not found.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -20,12 +18,11 @@ from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError, PathError
 from prep.formatting import printable
 from prep.fs.paths import resolve
-from prep.fs.place import Place, place_of, require_disk
+from prep.fs.place import Place, is_directory, mark_of, place_of
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.errors import StoreError
-from prep.fs.remote.objects import list_folder, read_range
 from prep.fs.remote.retry import side_by_side
-from prep.fs.untrusted import read_regular
+from prep.fs.remote.storage import files_in, read_start
 from prep.maintenance.sweep import Sweep
 from prep.manifest.document import LIMIT, Manifest, looks_like_manifest, read_manifest
 from prep.manifest.tables import SHARDS, read_table
@@ -57,11 +54,11 @@ class Others:
 def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
     """The manifests that lose shards or tables by `sweep`. Skips what cannot be read, and says which places and names
     of a store."""
-    known, found = {_mark(manifest.path) for manifest in keep}, list[OtherManifest]()
+    known, found = {mark_of(manifest.path) for manifest in keep}, list[OtherManifest]()
     searched, notices = list[Place](), list[str]()
     for folder in _folders(cache, keep):
         try:
-            names = _candidates(folder)
+            names = _candidates(folder, lambda name: name.endswith(".json"))
             searched.append(folder)
         except StoreError as error:
             notices.append(f"note: other manifests were not searched for in {folder}: {error.message}")
@@ -72,7 +69,7 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
                     for name in bad]
         for path in (folder / name for name in names if name not in bad):
             with contextlib.suppress(OSError, ManifestError, CacheError):
-                if (mark := _mark(path)) not in known:
+                if (mark := mark_of(path)) not in known:
                     known.add(mark)
                     found += _losing(cache, read_manifest(path, fetch=False), sweep)
     return Others(found=tuple(sorted(found, key=lambda one: str(one.path))), searched=tuple(searched),
@@ -82,72 +79,51 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
 def is_of(manifest: Manifest, cache: Cache) -> bool:
     """Whether a manifest is of a cache."""
     try:
-        return manifest.cache == cache.store if cache.store is not None else manifest.cache_root.samefile(cache.root)
+        return mark_of(manifest.cache) == mark_of(cache.place)
     except OSError:
         return False
 
 
-def replaced_name(manifest: Manifest) -> Path:
+def replaced_name(manifest: Manifest) -> Path | None:
     """Where a manifest is kept when another one replaces it: not as `*.json`, so that `--keep *.json` does not name it.
+    Stores keep none.
     """
-    return require_disk(manifest.path).with_name(f"{manifest.path.name}.replaced-{manifest.digest[:12]}")
+    if isinstance(manifest.path, Bucket):
+        return None
+    return manifest.path.with_name(f"{manifest.path.name}.replaced-{manifest.digest[:12]}")
 
 
 def replaced_in(folders: Iterable[Place], cache: Cache) -> Iterator[Path]:
     """Replaced manifests of a cache directly in these directories; none are kept in a store."""
-    for folder in (folder for folder in folders if isinstance(folder, Path) and cache.store is None):
-        with contextlib.suppress(OSError):
-            names = sorted(os.listdir(folder))  # noqa: PTH208  # quicker
-            yield from (folder / name for name in names if _REPLACED.fullmatch(name) and
-                        _is_replaced(folder / name, cache))
-
-
-def _is_replaced(path: Path, cache: Cache) -> bool:
-    with contextlib.suppress(OSError, ManifestError, CacheError):
-        return not path.is_symlink() and _begins_as_manifest(path) and is_of(read_manifest(path, fetch=False), cache)
-    return False
+    for folder in filter(is_directory, folders):
+        for path in (folder / name for name in _candidates(folder, _REPLACED.fullmatch)):
+            with contextlib.suppress(OSError, ManifestError, CacheError):
+                if not path.is_symlink() and is_of(read_manifest(path, fetch=False), cache):
+                    yield path
 
 
 def _folders(cache: Cache, keep: Sequence[Manifest]) -> list[Place]:
     """The places to search, each once, sorted."""
-    places: list[Place] = [cache.place.parent]
-    for manifest in keep:
-        places += [manifest.path.parent] if isinstance(manifest.path, Bucket) else [manifest.path.parent,
-                                                                                     manifest.folder]
+    places = [cache.place.parent, *(place for manifest in keep for place in (manifest.path.parent, manifest.base))]
     found = {str(resolve(place)): place for place in places}
     return [found[name] for name in sorted(found)]
 
 
-def _mark(path: Place) -> object:
-    """What tells a manifest from others, whatever leads there. Raises `OSError`."""
-    if isinstance(path, Bucket):
-        return path
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
-def _candidates(folder: Place) -> list[str]:
-    """The names of files or objects directly in a place that start like a manifest; never blocks on a pipe. Raises
-    `StoreError`."""
-    if isinstance(folder, Bucket):
-        return _stored_candidates(folder)
-    with contextlib.suppress(OSError):
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))  # noqa: PTH208  # quicker
-        return [name for name in names[:MOST_FILES] if _begins_as_manifest(folder / name)]
-    return []
-
-
-def _stored_candidates(folder: Bucket) -> list[str]:
+def _candidates(folder: Place, wanted: Callable[[str], object]) -> list[str]:
+    """The names that are `wanted` of files or objects directly in a place that start like a manifest; never blocks on
+    a pipe. Raises `StoreError`."""
     stop = Event()
-    names = [name for name, size in list_folder(folder.url).items() if name.endswith(".json") and 0 < size <= LIMIT]
+    try:
+        names = [name for name, size in files_in(folder, wanted, MOST_FILES).items() if 0 < size <= LIMIT]
+    except OSError:
+        return []
 
     def begins(name: str) -> bool:
         try:
-            return looks_like_manifest(read_range((folder / name).url, 0, START, stop=stop))
-        except FileNotFoundError:  # removed since it was listed
+            return looks_like_manifest(read_start(folder / name, START, stop=stop))
+        except OSError:  # removed since it was listed, or not to be read
             return False
 
-    names = names[:MOST_FILES]
     return [name for name, good in zip(names, side_by_side(begins, names, JOBS, stop), strict=True) if good]
 
 
@@ -156,16 +132,6 @@ def _is_nameable(place: Place) -> bool:
     try:
         return place_of(str(place)) == place
     except PathError:
-        return False
-
-
-def _begins_as_manifest(path: Path) -> bool:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= LIMIT:
-            return False
-        return looks_like_manifest(read_regular(Path(os.path.realpath(path)), LIMIT)[:START])
-    except OSError:
         return False
 
 

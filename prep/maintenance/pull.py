@@ -22,8 +22,7 @@ from prep.formatting import shards_moved
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.paths import check_replaceable
-from prep.fs.place import Place, require_here
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import Place, require_local, require_stored
 from prep.fs.remote.retry import side_by_side
 from prep.fs.untrusted import read_parts
 from prep.maintenance.repair import write_salvaged
@@ -60,10 +59,8 @@ def pull(url: Place, folder: Path, *, recheck: bool = False, jobs: int = 8, prog
     What is there is not downloaded again; `recheck` reads it all to be sure. The manifest is written last. Raises
     `PathError`, `ManifestError`, `CacheError`, `OSError`.
     """
-    if not isinstance(url, Bucket):
-        raise PathError(f"{url} is not in an object store, expected a URL like s3://bucket/dataset/manifest.json",
-                        hint="name the manifest that prep push uploaded")
-    folder = require_here(folder, "DIR")
+    url = require_stored(url, "s3://bucket/dataset/manifest.json", "name the manifest that prep push uploaded")
+    folder = require_local(folder, "DIR")
     manifest = read_manifest(url)
     remote, place = cache_at(manifest.cache), _place(manifest, folder)
     shards = read_shards(remote, manifest)

@@ -25,7 +25,7 @@ from prep.errors import CacheError, PathError
 from prep.formatting import shards_moved
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.paths import MARKER
-from prep.fs.place import Place, require_local
+from prep.fs.place import Place, require_local, require_stored
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.objects import create_checked, read_object, size_of
 from prep.fs.remote.retry import side_by_side
@@ -66,9 +66,9 @@ def push(path: Place, url: Place, *, recheck: bool = False, jobs: int = 8, progr
     What is there with the right bytes is not sent again; `recheck` reads it all to be sure. Raises `PathError`,
     `ManifestError`, `CacheError`.
     """
-    here = require_local(path, "a manifest is uploaded from a directory")
+    here = require_local(path, "manifest")
     manifest = read_manifest(path, fetch=False)
-    require_local(manifest.cache, "a cache is uploaded from a directory")
+    require_local(manifest.cache, "cache")
     opened = open_manifest(manifest)
     target, root = _places(opened.manifest, url)
     shards = read_shards(opened.cache, opened.manifest)
@@ -86,9 +86,7 @@ def push(path: Place, url: Place, *, recheck: bool = False, jobs: int = 8, progr
 
 def _places(manifest: Manifest, url: Place) -> tuple[Bucket, Bucket]:
     """The places of the manifest and of its cache, which lie to each other as they do here. Raises `PathError`."""
-    if not isinstance(url, Bucket):
-        raise PathError(f"{url} is not in an object store, expected a URL like s3://bucket/dataset",
-                        hint="name a bucket and a prefix with s3://, gs:// or az://")
+    url = require_stored(url, "s3://bucket/dataset", "name a bucket and a prefix with s3://, gs:// or az://")
     if not url.name.endswith(".json") or not url.key:
         url = url / manifest.path.name
     cache = manifest.document["cache"]

@@ -14,8 +14,7 @@ from prep.formatting import counted, format_size, printable, shell_name
 from prep.fs.atomic import forget, publish, write_published, write_synced
 from prep.fs.blob import open_file
 from prep.fs.paths import check_not_cache, check_replaceable
-from prep.fs.place import place_of, require_here
-from prep.fs.remote.bucket import Bucket
+from prep.fs.place import place_of, require_local
 from prep.fs.text import read_small, without_mark
 from prep.fs.untrusted import read_up_to
 from prep.progress import Tick
@@ -108,7 +107,7 @@ def check_choice(sources: Sequence[Path], other: Path | None, model: str | None)
     """Raises `UsageError` unless the user gives either sources or one file to convert, with matching options;
     `PathError` for a file in a store."""
     if other is not None:
-        require_here(other, "FILE")
+        require_local(other, "FILE")
     if bool(sources) == (other is not None):
         raise UsageError("prep init needs a SOURCE or --from FILE, not both",
                          hint="prep init photos, or prep init --from concepts.json")
@@ -116,10 +115,8 @@ def check_choice(sources: Sequence[Path], other: Path | None, model: str | None)
         raise UsageError("--model needs a SOURCE: a file to convert sets its own resolution",
                          hint="set [model] path in the recipe, or pass --model to prep encode")
     for source in sources:
-        if isinstance(place := place_of(source), Bucket):
-            raise UsageError(f"SOURCE is {place}, in an object store, where prep init does not look",
-                             hint=f'name it in a recipe of your own: [[source]] path = "{place}"; prep scan '
-                             "and prep encode take the URL itself, too")
+        require_local(source, "SOURCE", f'name it in a recipe of your own: [[source]] path = "{place_of(source)}"; '
+                      "prep scan and prep encode take the URL itself, too", UsageError)
         if source.suffix in (".toml", ".json") and not source.is_dir():
             raise UsageError(f"SOURCE is {source}, expected a directory of pictures or tars",
                              hint=f"prep init --from {shell_name(str(source))} converts another tool's file")
@@ -142,7 +139,7 @@ def target_of(output: Path | None, other: Path | None) -> Path:
 
 def check_target(output: Path, force: bool) -> None:
     """Raises `PathError` unless `output` does not exist, or is a recipe and `force` is set."""
-    require_here(output, "recipe")
+    require_local(output, "recipe")
     if output.suffix != ".toml":
         raise PathError(f"recipe {output} has the wrong extension, expected NAME.toml")
     check_not_cache(output)

@@ -13,8 +13,8 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import ConfigError, PathError
 from prep.formatting import shell_name
-from prep.fs.place import Place, place_below, require_here
-from prep.fs.remote.bucket import Bucket
+from prep.fs.paths import check_directory
+from prep.fs.place import Place, place_below, require_local
 from prep.fs.text import parse_toml, read_text
 from prep.parse import Unparsed, brief, expect, list_of
 from prep.recipe.checks import path_check
@@ -25,8 +25,8 @@ from prep.recipe.schema import MASKS, OWN, SECTIONS, SETTINGS, ModelOptions, Rec
 from prep.recipe.validate import validate_recipe
 from prep.setting import rows_of
 from prep.sources.item import MaskFrom
-from prep.sources.tar_paths import HINT, tars_of
-from prep.sources.walk import is_tars
+from prep.sources.tar_paths import HINT
+from prep.sources.walk import is_tars, places_of
 
 _STORED = 'the sources that it names may be in a store: path = "s3://bucket/photos"'
 
@@ -38,13 +38,13 @@ def load_recipe(source: Place, *, choices: Mapping[str, Any]) -> Recipe:
     """
     given = {name: value for name, value in choices.items() if value is not None}
     try:
-        recipe = (_read(require_here(source, "recipe", _STORED)) if source.suffix == ".toml" else
+        recipe = (_read(require_local(source, "recipe", _STORED)) if source.suffix == ".toml" else
                   Recipe(sources=(Source(path=_existing(source)),)))
         found = _overridden(recipe, given)
         found = replace(found, edits=None) if found.edits == NONE else found if found.edits else with_usual_edits(found)
         for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
             if path is not None and path != NONE:
-                require_here(path, role)
+                require_local(path, role)
         if found.edits is not None and not found.edits.is_dir():
             raise PathError(f"edits {found.edits} is not a directory",
                             hint=f"mkdir -p {shell_name(str(found.edits))}, or leave --edits and [edits] out")
@@ -69,14 +69,10 @@ def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
 def _existing(source: Place) -> Place:
     """The source itself. Raises `PathError` if it is no directory and no tars; whether a prefix in a store has objects
     is seen when they are listed."""
-    if isinstance(source, Bucket):
-        return source
     if is_tars(source):
-        tars_of(source)
-    elif not source.exists():
-        raise PathError(f"source {source} does not exist", hint=HINT)
-    elif not source.is_dir():
-        raise PathError(f"source {source} is not a directory", hint=HINT)
+        places_of(source)
+    else:
+        check_directory(source, HINT)
     return source
 
 

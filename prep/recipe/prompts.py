@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError, PathError
-from prep.fs.place import require_here
+from prep.fs.place import require_local
 from prep.fs.text import decode_text
 from prep.fs.untrusted import read_regular
 from prep.parse import BRIEF, Unparsed
@@ -85,7 +85,7 @@ def read_prompts(path: Path, named: str) -> tuple[bytes, list[Prompt]]:
 
 def read_prompt_file(path: Path, named: str) -> bytes:
     """The bytes of a prompt file. Raises `PathError` unless it is a readable, small, regular file."""
-    require_here(path, "prompt file")
+    require_local(path, "prompt file")
     try:
         return read_regular(path.resolve(), MOST)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13

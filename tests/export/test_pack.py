@@ -233,17 +233,19 @@ def test_a_full_disk_leaves_no_tar(home, tmp_path, monkeypatch):
 
 def test_places_that_cannot_be_packed(home, prep, packed, tmp_path):
     told = prep("pack", "s3://bucket/m.json", "-o", tmp_path / "x.tar")
-    assert told.code == 5 and "a dataset is packed only on this computer" in told.err
+    assert told.code == 5 and "manifest s3://bucket/m.json is in an object store, expected a path" in told.err
     assert prep("pack", home / "manifest.json", "-o", "s3://bucket/x.tar").code == 5
     shutil.copytree(home / "cache", tmp_path / "other" / "cache")
     moved(home / "manifest.json", home / "absolute.json", "s3://bucket/cache")
-    with pytest.raises(PathError, match="which does not lie beside it"):
+    with pytest.raises(PathError, match="cache s3://bucket/cache is in an object store"):
         pack(home / "absolute.json", tmp_path / "x.tar")
     moved(home / "manifest.json", home / "outside.json", "../../cache")
     members = members_of(packed)
-    bad = write_tar(tmp_path / "bad.tar", [("m.json", (home / "outside.json").read_bytes()), *members[1:]])
-    with pytest.raises(PathError, match=r"the manifest names the cache .* which would lie outside"):
-        unpack(bad, tmp_path / "there")
+    for name, says in (("outside", "the manifest names the cache .* which would lie outside"),
+                       ("absolute", "cache s3://bucket/cache is in an object store")):
+        bad = write_tar(tmp_path / "bad.tar", [("m.json", (home / f"{name}.json").read_bytes()), *members[1:]])
+        with pytest.raises(PathError, match=says):
+            unpack(bad, tmp_path / "there")
     with pytest.raises(PathError, match="cannot be a name in a tar"):
         header_of(Member(name="x" * 300, size=1))
 

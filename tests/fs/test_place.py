@@ -7,21 +7,24 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from prep.errors import PathError
+from prep.errors import PathError, UsageError
 from prep.fs.place import (
+    OUTPUT,
     Local,
     is_directory,
     is_file,
     is_here,
     is_link,
     local_of,
+    mark_of,
+    may_name,
     movable_name,
     place_below,
     place_of,
     real_name,
     relative_name,
-    require_disk,
-    require_here,
+    require_local,
+    require_stored,
     shortest_name,
 )
 from prep.fs.remote.bucket import Bucket
@@ -114,14 +117,17 @@ def test_relative_names_do_not_leave_the_bucket(relative, found):
 
 def test_what_works_on_this_computer_only(tmp_path):
     (tmp_path / "file").touch()
-    assert require_here(str(tmp_path), "DIR") == require_disk(tmp_path) == tmp_path
+    assert require_local(str(tmp_path), "DIR") == require_local(tmp_path) == tmp_path
     assert is_here(tmp_path) and is_directory(tmp_path) and is_file(tmp_path / "file")
     assert not (is_here(AT) or is_directory(AT) or is_file(AT))
     for word in (AT, str(AT), Path(str(AT))):
-        with pytest.raises(PathError, match=r"prompt file s3://bucket/a/b/manifest.json is in an object store"):
-            require_here(word, "prompt file")
-        with pytest.raises(PathError, match=r"s3://bucket/a/b/manifest.json is in an object store, where this command"):
-            require_disk(word)
+        with pytest.raises(PathError, match=r"prompt file s3://bucket/a/b/manifest.json is in an object store, exp"):
+            require_local(word, "prompt file")
+        with pytest.raises(UsageError, match=r"output s3://bucket/a/b/manifest.json is in an object store, exp") as one:
+            require_local(word, "output", OUTPUT, UsageError)
+        assert one.value.hint == OUTPUT and require_stored(word, "s3://bucket", "name one") == AT
+    with pytest.raises(PathError, match=r"is not in an object store, expected a URL like s3://bucket/set"):
+        require_stored(tmp_path, "s3://bucket/set", "name one")
 
 
 def test_files_of_a_place_are_called_what_a_person_called_them(tmp_path):
@@ -132,3 +138,30 @@ def test_files_of_a_place_are_called_what_a_person_called_them(tmp_path):
     assert (copied.path, copied.origin, copied.partial) == (tmp_path / "b", AT.parent, True)
     assert str(copied) == "s3://bucket/a/b" and copied / "x" == Local(tmp_path / "b" / "x", AT.parent / "x", True)
     assert str(copied.with_name("b-2")) == "s3://bucket/a/b-2" and copied.with_name("b-2").path == tmp_path / "b-2"
+
+
+def test_what_is_made_of_copies_lies_elsewhere_and_names_paths_in_full(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    here, copied = Local(Path("run")), Local(tmp_path / "run", AT.parent)
+    assert here.new_file("page.html") == Path("run", "page.html") and copied.new_file("page.html") == Path("page.html")
+    assert here.name_of(Path("m.json")) == "../m.json" and copied.name_of(Path("m.json")) == f"{tmp_path}/m.json"
+    assert here.name_of(AT) == copied.name_of(AT) == str(AT)
+
+
+def test_documents_in_a_store_name_what_is_in_their_bucket(tmp_path):
+    beside, other = AT.parent / "cache", Bucket(scheme="s3", bucket="other", key="cache")
+    assert may_name(AT, beside) and not may_name(AT, other) and not may_name(AT, tmp_path)
+    assert may_name(tmp_path, other) and may_name(tmp_path, tmp_path)
+
+
+def test_a_file_has_one_mark_whatever_leads_to_it(tmp_path):
+    (tmp_path / "a").touch()
+    (tmp_path / "b").touch()
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "same").hardlink_to(tmp_path / "a")
+    marks = [mark_of(tmp_path / name) for name in ("a", "link", "same", "b")]
+    assert marks[0] == marks[1] == marks[2] != marks[3]
+    assert mark_of(AT) == mark_of(Bucket.parse(str(AT))) != mark_of(AT.parent)
+    with pytest.raises(FileNotFoundError):
+        mark_of(tmp_path / "c")

@@ -136,6 +136,19 @@ def test_manifests_that_would_lose_rows_are_named_first(both, store, prep, tmp_p
     assert done.code == 0 and said in done.err and said in done.out
 
 
+def test_manifests_here_that_others_replaced_go(both, store, prep, tmp_path):
+    """As `prep encode` says when it keeps one beside a manifest on this computer, whose cache is in a store."""
+    document = json.loads((both / "other.json").read_bytes())
+    del document["self"]
+    for name, cache in (("kept.json", "cache"), ("kept.json.replaced-" + "a" * 12, "cache"),
+                        ("kept.json.replaced-" + "b" * 12, "elsewhere")):
+        (tmp_path / name).write_bytes(canonical(with_checksum({**document, "cache": f"{store.url}/{cache}"})))
+    replaced = [str(tmp_path / ("kept.json.replaced-" + "a" * 12))]
+    for more in ((), ("--yes",)):
+        assert gc(prep, f"{store.url}/cache", tmp_path / "kept.json", *more)["replaced"] == replaced
+    assert sorted(path.name[-5:] for path in tmp_path.glob("kept.json*")) == [".json", "bbbbb"]
+
+
 def test_names_that_no_url_can_have_are_told_if_they_are_manifests(both, store, prep):
     manifest = (both / "other.json").read_bytes()
     for name, data in (("notes%20%232.json", b"{}"), ("notes%3F.json", b"[]"), ("a%20copy%20%232.json", manifest),

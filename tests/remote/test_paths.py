@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prep.cli.main import app as prep_app
+from prep.fs.place import ANYWHERE
 from train.cli.main import app as train_app
 
 U = "{url}/x.json"
@@ -107,4 +108,4 @@ def test_recipes_name_only_pictures_in_stores(prep, photos, tmp_path, section, r
     done = prep("scan", recipe)
     assert done.code == 5 and done.err == (
         f"error: {role} s3://bucket/x is in an object store, expected a path on this computer\n"
-        "hint: name one; what is to be read can be downloaded first, and what is written uploaded later\n")
+        f"hint: {ANYWHERE}\n")

@@ -618,7 +618,7 @@ def test_what_reading_refuses(train, there, url, tmp_path):
     told = train("report", f"{url}-2")
     assert told.code == 5 and f"error: {url}-2 is not a training run: it has no run.json\nhint: name the" in told.err
     told = train("merge", there, "-o", f"{url}-merged")
-    assert told.code == 2 and f"{url}-merged is in an object store, but a merged model is written to a disk" in told.err
+    assert told.code == 2 and f"{url}-merged is in an object store, expected a path on this computer" in told.err
     told = train("sample", url, "--checkpoint", "step-5", "-o", tmp_path / "a.png")
     assert told.code == 5 and f"{url} has no checkpoint\nhint: show" in told.err
 

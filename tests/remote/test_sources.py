@@ -241,8 +241,8 @@ def test_names_that_differ_in_case_or_form_are_all_read(store, prep, tmp_path):
     (("scan", "{}/photos/*.tar"), 5, "source {}/photos/*.tar matches no object"),
     (("scan", "{}/a**/*.tar"), 5, "source {}/a**/*.tar cannot be expanded: 'a**' mixes ** with other characters"),
     (("scan", "s3://*/a.tar"), 5, "source s3://*/a.tar cannot be expanded: '*' is no bucket"),
-    (("init", "{}/photos"), 2, "SOURCE is {}/photos, in an object store, where prep init does not look"),
-    (("mask", "{}/photos", "--with", "alpha", "-o", "{}/masks"), 5, "{}/masks is in an object store, where this"),
+    (("init", "{}/photos"), 2, "SOURCE {}/photos is in an object store, expected a path on this computer"),
+    (("mask", "{}/photos", "--with", "alpha", "-o", "{}/masks"), 5, "{}/masks is in an object store, expected a"),
     (("encode", "{}/photos", "--model", "m", "--cache", "{}/photos/cache", "-o", "m.json"), 5,
      "cache '{}/photos/cache' lies inside pictures '{}/photos'"),
 ])

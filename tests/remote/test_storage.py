@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from prep.errors import PathError
 from prep.fs.paths import check_replaceable
 from prep.fs.place import place_of
-from prep.fs.remote.storage import put, read
+from prep.fs.remote.storage import files_in, put, read, read_start
 from prep.fs.text import TooLarge
 
 KINDS = ("here", "store")
@@ -28,6 +30,23 @@ def test_a_document_is_written_and_read(place):
     put(place, b"x" * 101)
     with pytest.raises(TooLarge, match="it has more than 100 bytes"):
         read(place, 100)
+
+
+def test_files_are_listed_and_begun(place, tmp_path):
+    """The first so many with wanted names, directly in a place; on a disk no pipe or directory, and links are followed.
+    """
+    for name in ("c.json", "b.json", "a.json", "b.txt", "deep/d.json"):
+        (tmp_path / "here" / "deep").mkdir(exist_ok=True)
+        put(place.parent / name, name.encode() * 9)
+    (tmp_path / "here" / "e.json").symlink_to("gone")
+    (tmp_path / "here" / "f.json").mkdir()
+    os.mkfifo(tmp_path / "here" / "g.json")
+    folder, wanted = place.parent, lambda name: name.endswith(".json")
+    assert files_in(folder, wanted, 100) == {"a.json": 54, "b.json": 54, "c.json": 54}
+    assert list(files_in(folder, wanted, 2)) == ["a.json", "b.json"]
+    assert read_start(folder / "a.json", 4) == b"a.js" and read_start(folder / "a.json", 100) == b"a.json" * 9
+    with pytest.raises(FileNotFoundError):
+        read_start(folder / "gone.json", 4)
 
 
 def test_what_is_there_is_not_written_again(place, store, monkeypatch):

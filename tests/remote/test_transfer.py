@@ -227,7 +227,7 @@ def test_what_is_in_the_way(prep, store, home):
     told = prep("push", home / "manifest.json", home.parent / "elsewhere")
     assert told.code == 5 and "is not in an object store, expected a URL like s3://bucket/dataset" in told.err
     told = prep("push", f"{store.url}/manifest.json", f"{store.url}/other")
-    assert told.code == 5 and "is in an object store, but a manifest is uploaded from a directory only" in told.err
+    assert told.code == 5 and f"manifest {store.url}/manifest.json is in an object store, expected a path" in told.err
 
 
 def test_no_cache_is_uploaded_into_another(prep, store, home):

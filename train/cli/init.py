@@ -27,13 +27,13 @@ def init(
     """
     from prep.errors import PathError
     from prep.fs.atomic import make_dirs, write_published
-    from prep.fs.place import require_here
+    from prep.fs.place import require_local
     from prep.training.table import as_toml
 
     if manifest is None and memory is not None:
         raise UsageError("--memory is given without MANIFEST, but how much a run takes depends on its model and data",
                          hint="train init MANIFEST --memory SIZE")
-    require_here(output, "settings file")
+    require_local(output, "settings file")
     make_dirs(output.absolute().parent)
     if output.is_symlink() or output.exists():
         raise PathError(f"{output} exists, expected a new file", hint="name another with -o")

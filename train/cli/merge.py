@@ -10,7 +10,7 @@ import typer
 from prep.cli.console import put, put_json, say
 from prep.cli.signature import choice
 from prep.formatting import counted, format_bytes, printable
-from prep.fs.place import place_of, require_output
+from prep.fs.place import OUTPUT, place_of, require_local
 from prep.runtime import defer_interrupts
 from train.cli import options as opt
 
@@ -47,7 +47,7 @@ def merge(
 
     if dtype not in (None, *DTYPES):
         raise UsageError(f"--dtype is '{str(dtype)[:80]}', expected one of: {', '.join(DTYPES)}")
-    require_output(output, "a merged model")
+    require_local(output, "output", OUTPUT, UsageError)
     source = for_merge(place_of(lora))
     if not source.path.exists():
         raise PathError(f"{source} does not exist, expected a LoRA file or a run")

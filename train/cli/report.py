@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
-from prep.fs.place import maybe_place, place_of, require_output
+from prep.errors import UsageError
+from prep.fs.place import OUTPUT, maybe_place, place_of, require_local
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def report(
     from train.runs.stored.reading import for_report
 
     if output is not None:
-        require_output(output, "a page")
+        require_local(output, "output", OUTPUT, UsageError)
     quiet_pillow()
     with progress("reading the run", None, shown=not quiet):
         written = write_report(for_report(place_of(folder)), output, date.today(), worst=worst,

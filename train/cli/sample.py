@@ -10,7 +10,8 @@ import typer
 
 from prep.cli.console import put, say
 from prep.cli.signature import option_of
-from prep.fs.place import maybe_place, place_of, require_here, require_output
+from prep.errors import UsageError
+from prep.fs.place import OUTPUT, maybe_place, place_of, require_local
 from prep.models.device.named import require_device
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
@@ -46,7 +47,6 @@ def sample(
 ) -> None:
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
     from prep.cli.ticker import progress
-    from prep.errors import UsageError
     from prep.recipe.prompts import parse_prompt
 
     if prompt and prompts is not None:
@@ -70,10 +70,10 @@ def sample(
             from train.sampling.text import encode_prompts
 
             encode = encode_prompts
-    require_output(output, "a picture")
+    require_local(output, "output", OUTPUT, UsageError)
     place = place_of(folder)
     if prompts is not None:
-        require_here(prompts, "prompt file")
+        require_local(prompts, "prompt file")
     wanted = SampleRequest(run=for_losses(place) if base else for_weights(place, checkpoint), prompts=prompts,
                            texts=texts, checkpoint=checkpoint, manifest=maybe_place(manifest), cache=maybe_place(cache),
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ConfigError
-from prep.fs.place import require_here
+from prep.fs.place import require_local
 from prep.fs.text import TooLarge, parse_toml, read_text
 from prep.parse import BRIEF, Unparsed, brief, expect, known_keys
 from prep.setting import line_check
@@ -117,7 +117,7 @@ def parts(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    require_here(path, "settings file")
+    require_local(path, "settings file")
     try:
         table = parse_toml(read_text(path, most=MOST), str(path), hint=hints.MANY)
     except TooLarge:

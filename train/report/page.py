@@ -53,7 +53,7 @@ def write_report(local: Local, output: Path | None, made: date, *, worst: int = 
     the page.
     """
     run = read_run(local, manifest=manifest, cache=cache)
-    path = output or (run.folder / NAME if local.origin is None else Path(NAME))
+    path = output or local.new_file(NAME)
     _check_output(run, path)
     if worst and manifest is not None:  # what was named has to be there; where the run's own is gone, the page says so
         read_manifest(manifest, fetch=False)

@@ -39,7 +39,6 @@ from prep.formatting import counted, format_bytes, join_texts, shell_name
 from prep.fs.atomic import make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.fs.place import Local, Place, is_here
-from prep.fs.remote.bucket import Bucket
 from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.loader.index import Index, open_index
@@ -309,10 +308,10 @@ def _document(run: Local, setup: Setup) -> dict[str, Any]:
     local = Path(named).is_dir()
     cache = setup.request.cache
     return {"format": FORMAT, "version": VERSION if cache is None else MOVED,
-            "manifest": _relative(setup.request.manifest, run),
-            **({} if cache is None else {"cache": _relative(cache, run)}),
+            "manifest": run.name_of(setup.request.manifest),
+            **({} if cache is None else {"cache": run.name_of(cache)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
-            "model": {"path": _relative(Path(named), run)} if local else {"hub": str(named)},
+            "model": {"path": run.name_of(Path(named))} if local else {"hub": str(named)},
             "base": dict(setup.model.base), "other_encoders": bool(setup.model.others) or setup.request.other_encoders,
             "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted],
             "started": setup.origin.started, "recipe": setup.origin.recipe}
@@ -336,19 +335,6 @@ def _origin(body: Mapping[str, Any]) -> Origin:
     return Origin(started=started, recipe=digest_of(recipe, "recipe") if recipe else "")
 
 
-def _relative(path: Place, run: Local) -> str:
-    """`path` relative to the run; absolute for a run in a store, or if there is no relative path, as on another drive;
-    the URL of one in a store."""
-    if isinstance(path, Bucket):
-        return str(path)
-    if run.origin is not None:
-        return path.resolve().as_posix()
-    try:
-        return Path(os.path.relpath(path.resolve(), run.path.resolve())).as_posix()
-    except ValueError:
-        return path.resolve().as_posix()
-
-
 def _model(folder: Path, named: Any) -> str | Path | None:
     """The model that was trained, a directory or a Hub id; `None` in runs of version 1, which used the manifest's."""
     if named is None:
@@ -369,7 +355,7 @@ def require_manifest(run: Run) -> None:
 def model_of(run: Run, model: str | Path | None) -> str | Path | None:
     """The model that was trained, or `model` in its place. Raises `ModelError` if the run's directory of it is gone."""
     named = run.request.model
-    if not model and isinstance(named, Path) and not named.is_dir():
+    if not model and named and not isinstance(named, str) and not named.is_dir():
         raise ModelError(f"the base model of {run.local} is gone: {named} is not a directory",
                          hint="name where it is now with --model DIR")
     return model or named

@@ -40,7 +40,7 @@ class Replaced:
         """What became of the manifest that `new` replaced; `None` if there was none, or the same."""
         if old is None or old.digest == new.digest:
             return None
-        return cls(kept=_kept_at(old), lacks=tuple(lacks(old, new)))
+        return cls(kept=replaced_name(old), lacks=tuple(lacks(old, new)))
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the document of `prep encode --json`."""
@@ -64,14 +64,9 @@ def read_replaced(path: Place) -> Manifest | None:
 def keep_replaced(old: Manifest, document: Mapping[str, Any]) -> None:
     """Copies a manifest to where it stays until gc, before one with another `document` replaces it; not in a store."""
     same = {name: value for name, value in old.document.items() if name != "self"} == dict(document)
-    place = _kept_at(old)
+    place = replaced_name(old)
     if not same and place is not None and not place.exists():
         atomic.write_atomic(place, read_regular(Path(real_name(old.path)), LIMIT))
-
-
-def _kept_at(manifest: Manifest) -> Path | None:
-    """Where a manifest is kept that is replaced; stores keep none."""
-    return None if manifest.in_store else replaced_name(manifest)
 
 
 def prompts_for(recipe: Recipe, old: Manifest | None) -> tuple[Recipe, bytes | None, list[Prompt], str]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from prep.errors import CacheError
 from prep.fs.atomic import write_atomic
+from prep.fs.blob import open_file
 from prep.fs.place import Place
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.objects import create_object, read_object, replace_object
+from prep.fs.remote.objects import create_object, list_folder, read_object, read_range, replace_object
+from prep.fs.remote.retry import NEVER
 from prep.fs.text import TooLarge, read_small
+from prep.fs.untrusted import read_up_to
 
 TRIES = 3  # at writing what reads back as something else
 
@@ -25,6 +33,31 @@ def read(place: Place, most: int) -> bytes:
         if error.errno != errno.EFBIG:
             raise
         raise TooLarge(errno.EFBIG, f"it has more than {most} bytes", str(place)) from None
+
+
+def read_start(place: Place, most: int, *, stop: threading.Event = NEVER) -> bytes:
+    """The first `most` bytes of a regular file, or of an object. Raises `OSError`, `StoreError`."""
+    if isinstance(place, Bucket):
+        return read_range(place.url, 0, most, stop=stop)
+    with open_file(place) as stream:
+        return read_up_to(stream, most)
+
+
+def files_in(place: Place, wanted: Callable[[str], object], most: int) -> dict[str, int]:
+    """The sizes, in bytes, of the first `most` files or objects directly in a place whose names are `wanted`, by name.
+
+    Raises `OSError`, `StoreError`.
+    """
+    if isinstance(place, Bucket):
+        listed = list_folder(place.url)
+        return {name: listed[name] for name in [*filter(wanted, listed)][:most]}
+    found = dict[str, int]()
+    for name in sorted(filter(wanted, os.listdir(place)))[:most]:  # noqa: PTH208  # quicker
+        with suppress(OSError):  # removed meanwhile
+            status = (place / name).stat()
+            if stat.S_ISREG(status.st_mode):
+                found[name] = status.st_size
+    return found
 
 
 def put(place: Place, data: bytes, *, staging: Path | None = None) -> None:

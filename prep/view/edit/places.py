@@ -13,7 +13,7 @@ from prep.digest import digest_strings
 from prep.errors import PathError, UsageError
 from prep.fs.below import Below
 from prep.fs.paths import NamedPath, check_disjoint, in_cache, resolve
-from prep.fs.place import require_here
+from prep.fs.place import require_local
 from prep.fs.remote.bucket import Bucket
 from prep.fs.user_cache import user_cache
 from prep.recipe.edits import UNDO, source_folders, usual_folder
@@ -52,7 +52,7 @@ class Places:
         if self.folder is not None:
             name = str(PurePosixPath(source_folders(self.recipe)[item.source], edited_name(item.name, end)))
             return _place(self.folder, PurePosixPath(name).parts, name)
-        picture, root = Path(item.picture.file), require_here(self.recipe.sources[item.source].path, "source")
+        picture, root = Path(item.picture.file), require_local(self.recipe.sources[item.source].path, "source")
         name = edited_name(item.label, end)
         if root not in picture.parents:
             raise Refused(409, f"{name} would not be below {root}: edit it where it is")
