@@ -18,7 +18,7 @@ from prep.fs.lock import lock_directory
 from prep.fs.paths import resolve
 from prep.fs.place import Place
 from prep.maintenance.others import OtherManifest, find_others, is_of, replaced_in
-from prep.maintenance.stock import KINDS, remove
+from prep.maintenance.stock import KINDS, stock_of
 from prep.maintenance.sweep import Needed, Sweep, check_no_plan, find_garbage
 from prep.manifest.document import Manifest, read_manifest
 from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
@@ -132,7 +132,7 @@ def collect_garbage(path: Place, keep: Sequence[Place], *, guard: float, asked: 
             for one in replaced:  # before what they need
                 atomic.remove(one)
             with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
-                remove(cache, found.remove, found.stock, unchanged, tick)
+                stock_of(cache).remove(found.remove, found.things, unchanged, tick)
     return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others.found,
                     replaced=replaced, searched=others.searched)
 

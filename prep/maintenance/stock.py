@@ -44,38 +44,54 @@ class Thing:
     objects: Mapping[str, Listed] = field(default_factory=dict)  # in a store, by their names below the cache
 
 
-Stock = Mapping[str, Mapping[str, Thing]]  # by kind and digest; leftovers, of the kind "staging", by path
+Things = Mapping[str, Mapping[str, Thing]]  # by kind and digest; leftovers, of the kind "staging", by path
 Names = Mapping[str, Sequence[str]]  # digests by kind
 
 
-def stock_of(cache: Cache, below: str = "") -> Stock:
-    """What a cache has; in a store, `below` names a kind to list alone. Raises `CacheError`, also for what cannot be
-    listed, because it may state what is needed."""
-    return _on_disk(cache) if cache.store is None else _in_store(cache, below)
-
-
-def remove(cache: Cache, gone: Names, stock: Stock, unchanged: Callable[[], None], tick: Tick = lambda _: None) -> None:
-    """Removes what is named, commits before shards, and leftovers; calls `tick(1)` for each, or for several.
-
-    On a disk this needs the exclusive lock, and no space; after a crash, everything else is intact, and some garbage
-    may remain. In a store `unchanged` raises if somebody has begun to need something. Raises `CacheError`.
-    """
-    if cache.store is None:
-        _remove_here(cache, gone, tick)
-    else:
-        _remove_there(cache, gone, stock, unchanged, tick)
+def stock_of(cache: Cache) -> DiskStock | StoreStock:
+    """What lists a cache, and removes from it."""
+    return DiskStock(cache) if cache.store is None else StoreStock(cache)
 
 
 # ---- on a disk -------------------------------------------------------------------------------------------------------
 
 
-def _on_disk(cache: Cache) -> Stock:
-    for kind in ("shards", *sorted(FANNED)):
-        for folder in cache.closed(kind):
-            raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
-                             hint="run prep gc as a user with read and write access to the whole cache")
-    found = {kind: {name: _thing(path) for name, path in _paths(cache, kind)} for kind in KINDS}
-    return {**found, "staging": {str(path): _thing(path) for path in leftovers(cache)}}
+class DiskStock:
+    """What a cache on this computer has."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def things(self) -> Things:
+        """All that is there. Raises `CacheError` for what cannot be listed, because it may state what is needed."""
+        for kind in ("shards", *sorted(FANNED)):
+            for folder in self._cache.closed(kind):
+                raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
+                                 hint="run prep gc as a user with read and write access to the whole cache")
+        found = {kind: {name: _thing(path) for name, path in _paths(self._cache, kind)} for kind in KINDS}
+        return {**found, "staging": {str(path): _thing(path) for path in leftovers(self._cache)}}
+
+    def plans(self) -> Mapping[str, Thing]:
+        """The plans alone."""
+        return {name: _thing(path) for name, path in _paths(self._cache, "plans")}
+
+    def remove(self, gone: Names, things: Things, unchanged: Callable[[], None], tick: Tick = lambda _: None) -> None:
+        """Removes what is named, commits before shards, and leftovers; calls `tick(1)` for each.
+
+        Needs the exclusive lock, and no space; after a crash, everything else is intact, and some garbage may remain.
+        """
+        if any(gone.values()):
+            drop_index(self._cache)
+        for kind in KINDS:
+            for name in gone[kind]:
+                if kind == "shards":
+                    retire_shard(self._cache, name)
+                else:
+                    atomic.remove_tree(self._cache.file(kind, name))
+                tick(1)
+            for parent in sorted({_path(self._cache, kind, name).parent for name in gone[kind]}):
+                atomic.sync_dir(parent)
+        clear_leftovers(self._cache)
 
 
 def _paths(cache: Cache, kind: str) -> Iterator[tuple[str, Path]]:
@@ -112,36 +128,45 @@ def _bytes(path: Path) -> int:
     return total
 
 
-def _remove_here(cache: Cache, gone: Names, tick: Tick) -> None:
-    if any(gone.values()):
-        drop_index(cache)
-    for kind in KINDS:
-        for name in gone[kind]:
-            if kind == "shards":
-                retire_shard(cache, name)
-            else:
-                atomic.remove_tree(cache.file(kind, name))
-            tick(1)
-        for parent in sorted({_path(cache, kind, name).parent for name in gone[kind]}):
-            atomic.sync_dir(parent)
-    clear_leftovers(cache)
-
-
 # ---- in a store ------------------------------------------------------------------------------------------------------
 
 
-def _in_store(cache: Cache, below: str) -> Stock:
-    """The objects of the cache by kind and digest; other objects are nobody's here, and stay."""
-    found: dict[str, dict[str, dict[str, Listed]]] = {kind: defaultdict(dict) for kind in KINDS}
-    start = f"{below}/" if below else ""
-    for name, one in list_objects(f"{cache.store}/{below}".rstrip("/")).items():
-        kind, _, rest = f"{start}{name}".partition("/")
-        if kind in found and (digest := _digest_in(cache, kind, rest)):
-            found[kind][digest][f"{start}{name}"] = one
-    stock = {kind: {name: Thing(written=max(one.written for one in objects.values()),
-                                bytes=sum(one.size for one in objects.values()), objects=objects)
-                    for name, objects in named.items()} for kind, named in found.items()}
-    return {**stock, "staging": {}}
+class StoreStock:
+    """What a cache in a store has: objects by kind and digest; other objects are nobody's here, and stay."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def things(self) -> Things:
+        """All that is there. Raises `StoreError`."""
+        return {**self._below(""), "staging": {}}
+
+    def plans(self) -> Mapping[str, Thing]:
+        """The plans alone. Raises `StoreError`."""
+        return self._below("plans/")["plans"]
+
+    def _below(self, start: str) -> Things:
+        """The objects whose names begin so."""
+        found: dict[str, dict[str, dict[str, Listed]]] = {kind: defaultdict(dict) for kind in KINDS}
+        for name, one in list_objects(f"{self._cache.store}/{start}".rstrip("/")).items():
+            kind, _, rest = f"{start}{name}".partition("/")
+            if kind in found and (digest := _digest_in(self._cache, kind, rest)):
+                found[kind][digest][f"{start}{name}"] = one
+        return {kind: {name: Thing(written=max(one.written for one in objects.values()),
+                                   bytes=sum(one.size for one in objects.values()), objects=objects)
+                       for name, objects in named.items()} for kind, named in found.items()}
+
+    def remove(self, gone: Names, things: Things, unchanged: Callable[[], None], tick: Tick = lambda _: None) -> None:
+        """As that of `DiskStock`, but calls `tick` for several; `unchanged` raises if somebody has begun to need
+        something. After an interruption, what is left is found again."""
+        unchanged()
+        _delete(self._cache, things["commits"], gone["commits"], tick)
+        for start in range(0, len(gone["shards"]), BATCH):
+            unchanged()
+            _delete(self._cache, things["shards"], gone["shards"][start : start + BATCH], tick)
+        unchanged()
+        for kind in ("tables", "plans"):
+            _delete(self._cache, things[kind], gone[kind], tick)
 
 
 def _digest_in(cache: Cache, kind: str, rest: str) -> str:
@@ -160,18 +185,6 @@ def _digest_in(cache: Cache, kind: str, rest: str) -> str:
 def group_of(digest: str) -> str:
     """The name in a store of the document without which a shard does not count."""
     return f"shards/{digest[:2]}/{digest}/{GROUP}"
-
-
-def _remove_there(cache: Cache, gone: Names, stock: Stock, unchanged: Callable[[], None], tick: Tick) -> None:
-    """After an interruption, what is left is found again."""
-    unchanged()
-    _delete(cache, stock["commits"], gone["commits"], tick)
-    for start in range(0, len(gone["shards"]), BATCH):
-        unchanged()
-        _delete(cache, stock["shards"], gone["shards"][start : start + BATCH], tick)
-    unchanged()
-    for kind in ("tables", "plans"):
-        _delete(cache, stock[kind], gone[kind], tick)
 
 
 def _delete(cache: Cache, things: Mapping[str, Thing], names: Iterable[str], tick: Tick) -> None:

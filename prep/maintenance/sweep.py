@@ -28,7 +28,7 @@ from prep.formatting import clock, join_names, join_texts
 from prep.fs.remote.objects import read_object
 from prep.fs.remote.retry import side_by_side
 from prep.fs.untrusted import NotRegularFile
-from prep.maintenance.stock import KINDS, Stock, group_of, stock_of
+from prep.maintenance.stock import KINDS, Things, group_of, stock_of
 from prep.manifest.tables import SHARDS, read_table
 from prep.parse import Unparsed
 
@@ -50,7 +50,7 @@ class Needed:
 class Sweep:
     """What to remove and what to keep, at the time of the search."""
 
-    stock: Stock
+    things: Things
     remove: Mapping[str, tuple[str, ...]]  # digests by kind, sorted
     keep: Mapping[str, tuple[str, ...]]
     guarded: int  # objects kept only because they are young
@@ -59,7 +59,7 @@ class Sweep:
     def sizes(self) -> dict[str, int]:
         """Bytes to free, by kind and for staging."""
         return {**{kind: self._bytes(kind, self.remove[kind]) for kind in KINDS},
-                "staging": self._bytes("staging", self.stock["staging"])}
+                "staging": self._bytes("staging", self.things["staging"])}
 
     @property
     def kept_bytes(self) -> int:
@@ -69,10 +69,10 @@ class Sweep:
     @property
     def staging(self) -> int:
         """The number of leftovers in tmp/."""
-        return len(self.stock["staging"])
+        return len(self.things["staging"])
 
     def _bytes(self, kind: str, names: Iterable[str]) -> int:
-        return sum(self.stock[kind][name].bytes for name in names if name in self.stock[kind])
+        return sum(self.things[kind][name].bytes for name in names if name in self.things[kind])
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,13 +82,13 @@ class _Look:
     cache: Cache
     guard: float  # seconds
     now: float
-    stock: Stock
+    things: Things
     commits: Mapping[str, Commit | None]  # None: damaged
     young: dict[str, set[str]] = field(default_factory=dict)
 
     def age(self, kind: str, name: str) -> float:
         """Seconds since a thing was written."""
-        return self.now - self.stock[kind][name].written
+        return self.now - self.things[kind][name].written
 
 
 def find_garbage(cache: Cache, needed: Needed, *, guard: float, abandon: Sequence[str] = ()) -> Sweep:
@@ -99,25 +99,25 @@ def find_garbage(cache: Cache, needed: Needed, *, guard: float, abandon: Sequenc
     interpret, if something cannot be read, because it may state what is needed, and in a store, which has no locks, if
     a plan may go on; `UsageError` if `abandon` names no plan.
     """
-    stock = stock_of(cache)
-    given_up = _named_plans(str(cache.place), stock["plans"], abandon)
-    _require_whole(cache, stock, needed)
+    things = stock_of(cache).things()
+    given_up = _named_plans(str(cache.place), things["plans"], abandon)
+    _require_whole(things, needed)
     refresh(cache)
-    at = _Look(cache=cache, guard=guard, now=time.time(), stock=stock, commits=_commits(cache, stock))
-    at.young = {kind: {name for name in stock[kind] if guard > 0 and at.age(kind, name) < guard} for kind in KINDS}
+    at = _Look(cache=cache, guard=guard, now=time.time(), things=things, commits=_commits(cache, things))
+    at.young = {kind: {name for name in things[kind] if guard > 0 and at.age(kind, name) < guard} for kind in KINDS}
     plans = _living_plans(at, given_up)
-    if plans and cache.store is not None:
+    if plans and not cache.has_lock:
         raise _unfinished(cache, {plan: _latest(at, age, rows) for plan, (age, rows) in plans.items()})
     firm = set(needed.shards) | _shards_of_plans(at, [rows for _, rows in plans.values()], needed.shards)
-    shards = (firm | _young_shards(at, needed)) & stock["shards"].keys()
+    shards = (firm | _young_shards(at, needed)) & things["shards"].keys()
     stays: dict[str, set[str]] = {
         "commits": at.young["commits"] | {task for task, commit in at.commits.items() if _says(commit, shards)},
         "shards": shards,
-        "tables": at.young["tables"] | (stock["tables"].keys() & needed.tables),
+        "tables": at.young["tables"] | (things["tables"].keys() & needed.tables),
         "plans": (set(plans) | at.young["plans"]) - given_up,
-        "damaged": stock["damaged"].keys() & shards,
+        "damaged": things["damaged"].keys() & shards,
     }
-    return Sweep(stock=stock, remove={kind: tuple(sorted(stock[kind].keys() - stays[kind])) for kind in KINDS},
+    return Sweep(things=things, remove={kind: tuple(sorted(things[kind].keys() - stays[kind])) for kind in KINDS},
                  keep={kind: tuple(sorted(stays[kind])) for kind in KINDS},
                  guarded=_guarded(at, stays, firm, needed, plans))
 
@@ -140,7 +140,7 @@ def _named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> se
 
 def check_no_plan(cache: Cache, found: Sweep) -> None:
     """Raises `CacheError` if a store has a plan besides those to remove, or a run has begun to follow one of them."""
-    there, known = stock_of(cache, "plans")["plans"], found.stock["plans"]
+    there, known = stock_of(cache).plans(), found.things["plans"]
     if new := sorted(plan for plan in there if plan not in found.remove["plans"] or there[plan] != known[plan]):
         raise _unfinished(cache, dict.fromkeys(new, 0.0))
 
@@ -156,11 +156,11 @@ def _unfinished(cache: Cache, plans: Mapping[str, float]) -> CacheError:
                       "progress for 7 days it counts as abandoned")
 
 
-def _require_whole(cache: Cache, stock: Stock, needed: Needed) -> None:
+def _require_whole(things: Things, needed: Needed) -> None:
     """Raises unless every needed shard has its full size: otherwise its rows may be in shards that no manifest names
     yet."""
     for digest, (size, manifest) in needed.shards.items():
-        thing = stock["shards"].get(digest)
+        thing = things["shards"].get(digest)
         if thing is None or (thing.objects and group_of(digest) not in thing.objects):
             raise CacheError(f"{manifest} needs shard {digest}, which is missing, so nothing is removed", hint=MEND)
         if thing.bytes != size:
@@ -168,19 +168,19 @@ def _require_whole(cache: Cache, stock: Stock, needed: Needed) -> None:
                              "removed", hint=MEND)
 
 
-def _commits(cache: Cache, stock: Stock) -> dict[str, Commit | None]:
+def _commits(cache: Cache, things: Things) -> dict[str, Commit | None]:
     """All commits; `None` for a damaged one. Raises `OSError` if this user may not read one."""
     stop = Event()
 
     def read(task: str) -> Commit | None:
         with contextlib.suppress(FileNotFoundError, NotRegularFile, Unparsed):
             return checked_commit(cache, task)
-        for name in stock["commits"][task].objects:  # whose shard is not whole there, so it is not known here
+        for name in things["commits"][task].objects:  # whose shard is not whole there, so it is not known here
             with contextlib.suppress(FileNotFoundError, Unparsed):
                 return parse_commit(read_object(f"{cache.store}/{name}", MOST, stop=stop), task, name)
         return None
 
-    tasks = sorted(stock["commits"])
+    tasks = sorted(things["commits"])
     return dict(zip(tasks, side_by_side(read, tasks, JOBS, stop), strict=True))
 
 
@@ -194,7 +194,7 @@ def _living_plans(at: _Look, given_up: Collection[str]) -> dict[str, tuple[float
     sorted)."""
     living: dict[str, tuple[float, Column]] = {}
     limit = max(at.guard, ABANDONED)
-    for name in sorted(at.stock["plans"].keys() - given_up):
+    for name in sorted(at.things["plans"].keys() - given_up):
         plan = read_plan(at.cache, name)
         if plan is None:
             continue
@@ -236,7 +236,7 @@ def _shards_of_plans(at: _Look, plans: Sequence[Column], known: Collection[str])
         return set()
     wanted = ordered(np.concatenate(plans))
     found = set()
-    for shard in at.stock["shards"].keys() - known:
+    for shard in at.things["shards"].keys() - known:
         with contextlib.suppress(CacheError):  # damaged: nobody can use its rows
             if among(wanted, read_keys(at.cache, shard).view(KEY).reshape(-1)).any():
                 found.add(shard)

@@ -68,7 +68,7 @@ def needed(*shards: Shard, names: tuple[str, ...] = ()) -> Needed:
 
 
 def remove(cache: Cache, found: Sweep, tick: Tick = lambda _: None) -> None:
-    stock.remove(cache, found.remove, found.stock, lambda: None, tick)
+    stock.stock_of(cache).remove(found.remove, found.things, lambda: None, tick)
 
 
 def test_what_no_manifest_names_goes(cache: Cache, add: Any) -> None:
