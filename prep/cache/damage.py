@@ -82,7 +82,9 @@ def record_if_writable(cache: Cache, found: Iterable[Damage]) -> bool:
 
 def as_recorded(cache: Cache, error: CacheError, found: Damage) -> CacheError:
     """Records damage and returns `error`, or an `UnrecordedDamage` instead if the cache cannot be written."""
-    return error if record_if_writable(cache, [found]) else UnrecordedDamage(error.message, hint=RECHECK)
+    if record_if_writable(cache, [found]) or not cache.records_damage:
+        return error
+    return UnrecordedDamage(error.message, hint=RECHECK)
 
 
 def recorded(cache: Cache, shard: str) -> tuple[Damage, ...]:

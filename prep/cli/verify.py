@@ -32,6 +32,6 @@ def verify(
     if as_json:
         put_json(document)
     else:
-        put(verify_tables(document, width=screen_width(), in_store=opened.cache.store is not None))
+        put(verify_tables(document, width=screen_width(), recorded=opened.cache.records_damage))
     if not document["ok"]:
         raise typer.Exit(CacheError.exit_code)

@@ -40,7 +40,7 @@ def prefetched(rows: Rows, requests: Iterator[BatchRequest], *, masked: bool, sh
     room for copies. A shard that was removed since, to make room for others, is fetched again by the reader. No more
     requests come once `ended()` is true. Raises `CacheError`.
     """
-    if rows.index.cache.store is None:
+    if rows.index.cache.is_whole:
         yield from requests
         return
     with _Downloads(rows, rows.reader.fetcher, sharing, ended) as downloads, suppress(Stopped):

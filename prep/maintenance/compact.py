@@ -40,7 +40,7 @@ class CompactReport:
     fields: Mapping[str, Tally]
     lost: tuple[LostRow, ...]
     dry_run: bool
-    in_store: bool = False
+    recorded: bool = True  # whether encode repairs the damage without --recheck
 
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
@@ -60,7 +60,8 @@ class CompactReport:
         lines += [f"damaged, and dropped: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
                   for one in document["damaged"]]
         if document["damaged"]:
-            lines.append("to repair, run prep encode again as it was first run" + ", with --recheck" * self.in_store)
+            lines.append("to repair, run prep encode again as it was first run"
+                         + ("" if self.recorded else ", with --recheck"))
         if not document["fields"]:
             return "\n".join(["nothing to join", *lines])
         if not self.dry_run:
@@ -81,9 +82,8 @@ def compact(path: Place, *, shard_bytes: int, dry_run: bool, progress: Progress)
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
         return CompactReport(fields=_expected(parts), lost=(), dry_run=True)
-    if cache.store is not None:
-        with suppress(CacheError), lock_directory(cache.root, exclusive=True):  # unless another process works there
-            clear_leftovers(cache.unsent)
+    with suppress(CacheError), lock_directory(cache.root, exclusive=True):  # unless another process works there
+        clear_leftovers(cache.unsent)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
         ledger = load_ledger(cache)
         parts = plan_joins(cache, ledger, shard_bytes=shard_bytes)
@@ -106,7 +106,7 @@ def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], progress: Progress
                 lost += missing
                 if shard is not None:
                     _add(fields, part, rows=shard.rows, size=shard.bytes)
-    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, in_store=cache.store is not None)
+    return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, recorded=cache.records_damage)
 
 
 def _expected(parts: Sequence[Part]) -> dict[str, Tally]:

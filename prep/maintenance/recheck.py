@@ -58,11 +58,10 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
 
 
 def _look(cache: Cache, digest: str, tick: Tick, stop: threading.Event) -> list[Damage]:
-    """The damage of a shard; in a store it then counts as missing."""
-    if cache.store is None:
-        return verify_shard(cache, digest, tick=tick)
+    """The damage of a shard that is to be recorded; in a store a damaged one counts as missing from now on."""
     with as_stored(cache, digest, rows=True, stop=stop) as stored:
         found = verify_shard(stored, digest, tick=tick)
-    if found:
+    if found and not cache.records_damage:
         forget_shard(cache, digest)
-    return []
+        return []
+    return found

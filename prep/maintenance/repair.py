@@ -29,7 +29,7 @@ from prep.progress import Progress, Tick, phase, silent
 
 def damaged_shards(cache: Cache) -> list[str]:
     """The digests of shards with a damage record; none in a store, of whose shards the copies are fetched again."""
-    return list(cache.names("damaged")) if cache.store is None else []
+    return list(cache.names("damaged")) if cache.records_damage else []
 
 
 def incomplete_commits(cache: Cache, ledger: Ledger) -> list[str]:

@@ -58,7 +58,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
-        broken, stored = {one["field"] for one in damaged}, audit.cache.store is not None  # where commits are not read
+        broken, whole = {one["field"] for one in damaged}, audit.cache.is_whole
         uses = None if broken & {"samples table", "shards table"} else References(audit)
         told = "shards table" not in broken
         shards = audit.shards if told else []
@@ -69,7 +69,8 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
                 work = [pool.submit(_check_shard, audit, uses, number, quick, counted, stop)
                         for number in range(len(shards))]
                 mine = {shard["digest"]: shard for shard in shards} if told else None
-                checkup = Checkup() if stored else check_up(audit.cache, mine)  # while the threads read
+                # While the threads read. The commits of a store are not read.
+                checkup = check_up(audit.cache, mine) if whole else Checkup()
                 looks = [one.result() for one in work]
             except BaseException:
                 stop.set()  # threads may wait for a store
@@ -82,7 +83,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
             drop_index(audit.cache)  # the next ledger is read from the files themselves
         ill = [look for look in looks if look.damaged]
         cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
-        checkup.notes += _advice(audit, ill, in_store=bool(damaged) and stored)
+        checkup.notes += _advice(audit, ill, in_store=bool(damaged) and not whole)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
             "unrecorded": [shards[look.number]["digest"] for look in looks if not look.recorded],

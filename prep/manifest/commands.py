@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
+from prep.cache.store import cache_at
 from prep.fs.place import Place, shortest_name
-from prep.fs.remote.bucket import Bucket
 from prep.manifest.document import Manifest
 
 
@@ -37,12 +37,13 @@ def command_of(source: Place, options: Iterable[Place | str], cache: Place, mani
     return f"prep {verb} {_here(source)}{words} --cache {_here(cache)} -o {_here(manifest)}"
 
 
-def mending(manifest: Manifest) -> str:
-    """Says what repairs a cache, here or in an object store."""
-    if not manifest.in_store:
-        return f"encode what is damaged again: {encode_command(manifest, '--recheck')}"
-    return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the store, "
-            "run that prep encode again with --recheck")
+def mending(manifest: Manifest, *, recorded: bool = False) -> str:
+    """Says what repairs a cache, here or in an object store; `recorded`: the damage is recorded in it, if it can be."""
+    if manifest.in_store:
+        return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the "
+                "store, run that prep encode again with --recheck")
+    found = recorded and cache_at(manifest.cache).records_damage
+    return f"encode what is damaged again: {encode_command(manifest, *(() if found else ('--recheck',)))}"
 
 
 def prompts_command(manifest: Manifest, file: Path) -> str:
@@ -52,12 +53,9 @@ def prompts_command(manifest: Manifest, file: Path) -> str:
 
 def repair_command(manifest: Manifest, *, recorded: bool = True) -> str:
     """The commands that list and repair damage; `recorded` is False if the cache could not be written."""
-    if manifest.in_store:
-        return f"prep verify {_here(manifest.path)} lists all damage; to repair it, {mending(manifest)}"
-    stored = isinstance(manifest.cache, Bucket)  # a store has no records of damage
-    why = "" if recorded or stored else "the cache cannot be written here, so the damage is not recorded in it; "
-    return (f"{why}prep verify {_here(manifest.path)} lists all damage; to re-encode only the damaged rows, run "
-            f"{encode_command(manifest, *(('--recheck',) if stored or not recorded else ()))}")
+    why = "" if recorded else "the cache cannot be written here, so the damage is not recorded in it; "
+    return (f"{why}prep verify {_here(manifest.path)} lists all damage; to repair it, "
+            f"{mending(manifest, recorded=recorded)}")
 
 
 def _without(words: Iterable[Place | str], flags: Container[Place | str]) -> Iterator[Place | str]:

@@ -65,7 +65,7 @@ def latent_statistics(audit: OpenedManifest, tick: Tick, *, most_bytes: int = MO
     `None` without samples, and for a cache in a store, whose shards would have to be downloaded. Raises `CacheError` if
     a table is damaged; damaged rows are left out.
     """
-    if audit.cache.store is not None or not len(audit.samples):
+    if not audit.cache.is_whole or not len(audit.samples):
         return None
     reader = Reader(audit.cache)
     parts: dict[int, tuple[Floats, ...]] = {}

@@ -17,7 +17,7 @@ def notes_on_nodes(setup: Setup, nodes: int, *, begins: bool = True) -> list[str
     That what a node reads does not fit on this computer all at once; and, if the run `begins`, by which order of
     samples a node would read less.
     """
-    if setup.index.cache.store is None:
+    if setup.index.cache.is_whole:
         return []
     whole, room = sum(shard.bytes for shard in setup.index.shards), quota()
     partitioned = setup.plan.partitioned

@@ -24,7 +24,7 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.memo import Memo
 from prep.fs.place import Place, relative_name
-from prep.manifest.document import Manifest, read_manifest, write_manifest
+from prep.manifest.document import Manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
@@ -76,9 +76,6 @@ def write_new(cache: Cache, path: Place, document: Mapping[str, Any], replaces: 
     if replaces is not None:
         keep_replaced(replaces, document)
     manifest = write_manifest(path, document)
-    if cache.store is None:
-        return manifest
-    manifest = read_manifest(path)
     require_shards(cache, manifest)
     return manifest
 

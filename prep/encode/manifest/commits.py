@@ -15,6 +15,8 @@ from prep.manifest.tables import SHARDS, read_table
 
 def require_shards(cache: Cache, manifest: Manifest) -> None:
     """Raises `CacheError` if commits of a manifest's shards are gone from a store: `prep gc` ran there meanwhile."""
+    if cache.has_lock:
+        return
     table = read_table(cache, manifest.document["tables"]["shards"], SHARDS)
     lost = {digest.as_py().hex() for digest in table["digest"]} - {shard.digest for shard in load_ledger(cache).shards}
     if lost:
@@ -28,7 +30,7 @@ def require_commits(cache: Cache, path: Place, needed: Set[str], ledger: Ledger)
     Such shards were uploaded without their commits. Other caches do not need them.
     """
     lost = needed - {shard.digest for shard in ledger.shards}
-    if cache.store is not None and lost:
+    if lost and not cache.has_lock:
         raise CacheError(f"{path} is not replaced, because {_uncommitted(cache, lost)}",
                          hint="run prep push MANIFEST URL again where the cache was uploaded from, which sends the "
                          "commits; or prep encode as it was first run, which encodes these rows again")

@@ -53,10 +53,10 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
     return page(*parts, records(HEADS, finding_rows(document["findings"])), width=width)
 
 
-def verify_tables(document: Mapping[str, Any], *, width: int | None = None, in_store: bool = False) -> str:
+def verify_tables(document: Mapping[str, Any], *, width: int | None = None, recorded: bool = True) -> str:
     """The output of `prep verify`: a line per damaged row, notes, and the cost of the repair.
 
-    `in_store`: the cache is in an object store, where a repair makes whole shards again; a note says how.
+    `recorded`: the cache records damage; for one in a store, where a repair makes whole shards again, a note says how.
     """
     rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
              join_names(one["samples"], MOST_NAMED if width is None else 3), one["what"])
@@ -69,7 +69,7 @@ def verify_tables(document: Mapping[str, Any], *, width: int | None = None, in_s
     if document["unrecorded"]:
         repair = ("the damage is not recorded, because the cache is read-only here; to repair, run prep encode "
                   "--recheck where the cache is writable")
-    cost = "" if in_store else f"{repair}: {_repair_cost(document['repair'])}"
+    cost = f"{repair}: {_repair_cost(document['repair'])}" if recorded else ""
     return page(records(("shard", "field", "row", "samples", "what"), rows, right=(2,)), *notes, cost, width=width)
 
 
