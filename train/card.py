@@ -84,7 +84,7 @@ def _front(setup: Setup) -> str:
 def _named(setup: Setup) -> tuple[str, bool]:
     """The name of the base model, and whether it is a Hub's: a directory's path is left out."""
     named = setup.request.model or setup.manifest.model
-    local = isinstance(named, Path) or Path(named).is_dir()
+    local = not isinstance(named, str) or Path(named).is_dir()
     return (setup.model.path.name if local else str(named)), not local
 
 

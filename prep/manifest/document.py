@@ -230,7 +230,7 @@ def _new(path: Place, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
 def check_model_named(manifest: Manifest, named: str | Path | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
     model = manifest.model
-    if manifest.in_store and not named and isinstance(model, Path) and not model.is_dir():
+    if manifest.in_store and not named and not isinstance(model, str) and not model.is_dir():
         raise ModelError(f"{manifest.path} names the model {manifest.document['model']['path']}, which is a "
                          "directory where the cache was made",
                          hint="name the model on this computer, or its Hub id, with --model")

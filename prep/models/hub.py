@@ -26,7 +26,7 @@ def locate(model: str | Path, *, download: bool | None = False, parts: tuple[str
     """
     if Path(model).is_dir():
         return Path(model)
-    if isinstance(model, Path):
+    if not isinstance(model, str):
         raise ModelError(f"the model's directory {model} does not exist",
                          hint="name the model with --model DIR, or move its directory together with the manifest")
     return _snapshot(checked_id(model, parts), download, parts)

@@ -13,7 +13,7 @@ def code_digest() -> str:
     parts = []
     for package in ("prep", "train"):
         found = find_spec(package)
-        assert found is not None and found.origin is not None
+        assert found is not None and found.origin
         root = Path(found.origin).parent
         for path in sorted(root.rglob("*.py")):
             parts += [path.relative_to(root.parent).as_posix().encode(), path.read_bytes()]

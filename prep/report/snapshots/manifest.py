@@ -86,7 +86,7 @@ def check_page(audit: OpenedManifest, path: Path) -> None:
     manifest = audit.manifest
     taken: list[tuple[str, Place | None]] = [("pictures", source) for source in manifest.sources]
     taken += [("cache", manifest.cache)]
-    taken += [("model", manifest.model)] if isinstance(manifest.model, Path) else []
+    taken += [] if isinstance(manifest.model, str) else [("model", manifest.model)]
     check_page_file(path, (NamedPath(role=role, path=place) for role, place in taken
                            if place is not None and is_here(place)))
 
