@@ -25,7 +25,7 @@ from prep.training.optimizers import OptimizerName
 
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
-Quantization = Literal["none", "fp8", "nf4"]
+Quantization = Literal["none", "fp8", "nf4", "int8"]
 Product = Literal["lora", "loha", "lokr"]
 Begin = Literal["kaiming", "pissa"]
 Format = Literal["auto", "kohya", "diffusers"]
@@ -308,7 +308,8 @@ class Config:
     quantization: Quantization = setting("none", choices=get_args(Quantization),
                                          help="keep the frozen weights of a LoRA's base in 8 bits (float8 with a scale "
                                          "for each row) or 4 (NF4, Dettmers et al. 2023; needs the extra bnb): larger "
-                                         "models fit, steps are slower")
+                                         "models fit, steps are slower; int8: 8 bits that are also multiplied as such, "
+                                         "inputs and gradients rounded to them: faster, products off by about 1 %")
     gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
     tf32: bool = setting(False, resume=True, help="multiply float32 matrices with TF32's 10 bits on NVIDIA GPUs: much "
                          "faster where the precision is fp32")

@@ -22,7 +22,7 @@ _NAMES: Mapping[str, str] = {
     "zero_terminal_snr": "rescale_noise_scheduler_to_zero_terminal_snr rescale_betas_zero_snr",
     "guidance_embedding": "flux_guidance_value flux_guidance_embedding",
     "gradient_checkpointing": "activation_checkpointing",
-    "quantization": "fp8_base base_model_precision quantize qtype fp8 nf4",
+    "quantization": "fp8_base base_model_precision quantize qtype fp8 nf4 int8",
     "lora.rank": "network_dim lora_rank network_rank dim",
     "lora.alpha": "network_alpha lora_alpha",
     "lora.conv_rank": "conv_dim conv_lora_dim linear_conv_rank",
