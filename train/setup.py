@@ -16,7 +16,7 @@ from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
 from prep.models.family import Family
 from prep.training.interval import Interval, interval_of
-from prep.training.schema import Config
+from prep.training.schema import Config, Dtype
 from train.models.naming import Naming
 
 
@@ -63,6 +63,7 @@ class CheckedModel:
     large: bool  # this and the next two as in `train.config.unused.Facts`
     convolves: bool
     rescaled: bool
+    dtype: Dtype  # of the base's files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -162,16 +162,29 @@ def _model_config(denoiser: Denoiser, name: str) -> Part:
 def result_files(trainee: TrainState, setup: Setup, step: int, name: str, saved: Snapshot) -> Iterator[Part]:
     """The result of the run: the average if there is one (the metadata say so), else the weights.
 
-    Raises `ConfigError` if a weight is too large for `result.dtype`.
+    Raises `ConfigError` if a weight is too large for `result.dtype`; with auto, bfloat16 takes the place of float16.
     """
     source = saved.weights if saved.average is None else saved.average
     packed = _packed(source, setup.config, setup.model.naming, saved.fetch)
-    tensors = _cast(packed, setup.config.result.dtype, saved.fetch)
+    tensors = _as_asked(packed, setup, saved.fetch)
     trained = {each: saved.weights[each] for each in trainee.denoiser.parameters}
     metadata = result_metadata(setup, step, trained, tensors)
     if saved.average is not None:
         metadata |= _of_average(trainee)
     yield from weight_parts(trainee.denoiser, tensors, setup, metadata, name, saved.fetch)
+
+
+def _as_asked(tensors: Mapping[str, Tensor], setup: Setup, fetch: Fetch) -> Mapping[str, Tensor]:
+    """The tensors in the dtype that `result.dtype` means. Raises `ConfigError` as `_cast` does."""
+    dtype = setup.config.result.dtype
+    if dtype != "auto":
+        return _cast(tensors, dtype, fetch)
+    if setup.config.method == "lora":
+        return tensors
+    try:
+        return _cast(tensors, setup.model.dtype, fetch)
+    except ConfigError:  # the base's numbers are smaller than some of those that training made
+        return _cast(tensors, "bfloat16", fetch)
 
 
 def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[str, Tensor]:

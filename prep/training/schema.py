@@ -37,6 +37,7 @@ Masked = Literal["auto"] | bool
 ScheduleName = Literal["constant", "linear", "cosine", "cosine-restarts", "polynomial"]
 AverageDevice = Literal["model", "cpu"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+ResultDtype = Literal["auto"] | Dtype
 _PARTS = "a list of suffixes of module names, or 're:' and a regular expression of a weight's name"
 STEPS = 2000  # when neither steps nor epochs are given
 
@@ -261,8 +262,9 @@ class Logging:
 class Result:
     """The file of the trained weights, and what it says of itself in the metadata that web UIs show."""
 
-    dtype: Dtype = setting("float32", choices=get_args(Dtype), resume=True,
-                           help="dtype of the weights; checkpoints stay in float32")
+    dtype: ResultDtype = setting("auto", choices=("auto", *get_args(Dtype)), resume=True,
+                                 help="dtype of the weights; auto: of all weights that of the base's files, of a LoRA "
+                                 "float32; checkpoints stay in float32")
     title: str | None = setting(None, check=line_check, values="a line of text", example="Red hearts", resume=True,
                                 derived="the manifest's name", help="name that web UIs show")
     author: str = setting("", check=line_check, values="a line of text", resume=True, help="who made it")

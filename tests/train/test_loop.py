@@ -17,7 +17,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from runs import events, go
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
 from prep.fs.place import Local
@@ -393,6 +393,37 @@ def test_the_result_has_the_dtype_that_is_asked_for(make, setup_of, tmp_path, dt
     if method == "full":
         loaded = UNet2DConditionModel.from_pretrained(tmp_path / "run" / "unet", low_cpu_mem_usage=False)
         assert all(torch.equal(value, result[name].float()) for name, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize(("stored", "method", "wanted"), [
+    (torch.float16, "full", torch.float16), (torch.bfloat16, "full", torch.bfloat16),
+    (torch.float8_e4m3fn, "full", torch.bfloat16), (torch.float32, "full", torch.float32),
+    (torch.float16, "lora", torch.float32)])
+def test_the_result_has_the_dtype_of_the_base_unless_asked(make, tmp_path, tiny_model, stored, method, wanted):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = model / "unet" / "diffusion_pytorch_model.safetensors"
+    save_file({name: value.to(stored) for name, value in load_file(weights).items()}, weights)
+    setup = check(RunRequest(manifest=make().path, model=str(model)),
+                  parse({**QUICK, "steps": 1, "method": method, "lora": {"rank": 2}}, "test")).setup
+    go(setup, tmp_path / "run")
+    inner = "lora.safetensors" if method == "lora" else "unet/diffusion_pytorch_model.safetensors"
+    result = load_file(tmp_path / "run" / inner)
+    kept = load_file(tmp_path / "run" / "checkpoints" / "step-000001" / inner)
+    assert {value.dtype for value in result.values()} == {wanted}
+    assert {value.dtype for value in kept.values()} == {torch.float32}
+
+
+def test_what_float16_cannot_hold_becomes_bfloat16_unless_it_was_asked_for(make, tmp_path, tiny_model):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = model / "unet" / "diffusion_pytorch_model.safetensors"
+    values = {name: value.half() for name, value in load_file(weights).items()}
+    save_file({**values, "conv_out.bias": torch.full_like(values["conv_out.bias"], 4e4)}, weights)
+    setup = check(RunRequest(manifest=make().path, model=str(model)),
+                  parse({**QUICK, "steps": 1, "method": "full", "optimizer": {"lr": 1.0, "weight_decay": 3.0}},
+                        "test")).setup
+    go(setup, tmp_path / "run")
+    result = load_file(tmp_path / "run" / "unet" / "diffusion_pytorch_model.safetensors")
+    assert {value.dtype for value in result.values()} == {torch.bfloat16}
 
 
 def test_a_weight_that_float16_cannot_hold_costs_no_step(make, setup_of, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -12,10 +13,12 @@ from prep.loader.index import Index
 from prep.manifest.document import Manifest, check_model_named
 from prep.models.denoiser.trainable import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
+from prep.models.family import Family
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, scheduler_config, weighted_files
-from prep.training.schema import Config
+from prep.models.weights import read_tensors
+from prep.training.schema import Config, Dtype
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
 from train.models.base import base_fingerprints, remembered_digests
@@ -66,7 +69,7 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
         ambiguous=config.method == "lora" and is_ambiguous(weights, config.lora, presets),
         strengths=strengths_of(config.lora, adapted), fits_kohya=naming.fits_kohya(config.lora, adapted),
         large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
-        rescaled=_rescaled(path))
+        rescaled=_rescaled(path), dtype=_dtype(path, family))
 
 
 def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...]:
@@ -76,6 +79,18 @@ def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...
         draws = replace(draws, shift_by_size="none")
     return size_shifts(draws, FAMILIES[manifest.family],
                        scheduler_config(model), manifest.buckets)
+
+
+def _dtype(model: Path, family: Family) -> Dtype:
+    """The dtype of most numbers in the denoiser's files; of fp8, with or without scales, bfloat16."""
+    numbers: Counter[str] = Counter()
+    for tensor in read_tensors(weighted_files(model, family.denoiser).weights).values():
+        numbers[tensor.dtype] += prod(tensor.shape)
+    (most, _), = numbers.most_common(1)
+    return _SHORT.get(most, "float32")
+
+
+_SHORT: Mapping[str, Dtype] = {"F16": "float16", "BF16": "bfloat16", "F8_E4M3": "bfloat16", "F8_E5M2": "bfloat16"}
 
 
 def _convolves(weights: Shapes) -> bool:
