@@ -81,7 +81,15 @@ def explanation(error: Exception, setup: Setup, run: Path, progress: Progress) -
         return _of_store(error, progress)
     if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
         return _out_of_memory(setup, progress)
+    if isinstance(error, ValueError) and "attn_mask" in str(error) and setup.config.attention != "native":
+        return _no_masks(setup.config)
     return _not_compiled(error) if setup.config.compile else error
+
+
+def _no_masks(config: Config) -> Problem:
+    """The error for a kernel of attention that is given the mask of padded texts."""
+    return ConfigError(f"attention is '{config.attention}', which takes no masks, but texts of one forward pass have "
+                       "different lengths here", hint="--resume with --set attention=native, cudnn or xformers")
 
 
 def _not_finite(error: NotFinite, setup: Setup, progress: Progress) -> Problem:

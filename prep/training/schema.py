@@ -26,6 +26,7 @@ from prep.training.optimizers import OptimizerName
 Method = Literal["lora", "full"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Quantization = Literal["none", "fp8", "nf4", "int8"]
+Attention = Literal["native", "cudnn", "flash", "flash-3", "xformers"]
 Product = Literal["lora", "loha", "lokr"]
 Begin = Literal["kaiming", "pissa"]
 Format = Literal["auto", "kohya", "diffusers"]
@@ -317,6 +318,10 @@ class Config:
                          "faster where the precision is fp32")
     channels_last: bool = setting(False, resume=True, help="keep convolutions' weights with channels last: often "
                                   "faster on GPUs for a UNet in bf16")
+    attention: Attention = setting("native", choices=get_args(Attention), resume=True,
+                                   help="kernel of attention on NVIDIA GPUs, of families whose denoisers let it be "
+                                   "chosen; native: the one that PyTorch chooses; flash and flash-3 need the package "
+                                   "flash-attn of that version, and take no padded texts; xformers needs xformers")
     compile: bool = setting(False, resume=True, help="compile the repeated blocks of the denoiser by torch.compile: "
                             "faster steps, after a slow first one for each shape")
     lora: Lora = field(default_factory=Lora)

@@ -22,7 +22,7 @@ from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import digest_file
 from prep.training.schema import Lora
 from train.check import check, notes
-from train.check.requirements import check_device
+from train.check.requirements import check_device, needs_device
 from train.config.load import parse
 from train.models.adapters.readers import unread_by_comfyui, unread_by_diffusers
 from train.models.denoiser import load_scheduler, noise_schedule, rescaled
@@ -325,6 +325,17 @@ def test_a_paged_optimizer_needs_cuda():
     assert caught.value.hint.endswith("or --set optimizer.name=adamw-8bit")
     check_device(config, "cuda")
     check_device(parse({}, "test"), "cpu")
+
+
+def test_a_kernel_of_attention_needs_cuda_and_a_family_that_lets_it_be_chosen(make, faults):
+    (fault,) = faults(make(), {"attention": "flash"})
+    assert fault.message == "attention is 'flash', but denoisers of family 'sd15' compute it with PyTorch's own"
+    assert fault.hint == "--set attention=native"
+    config = parse({"attention": "cudnn"}, "test")
+    assert needs_device(config)
+    with pytest.raises(ConfigError, match="attention is 'cudnn', which needs cuda, but the device is cpu"):
+        check_device(config, "cpu")
+    check_device(config, "cuda")
 
 
 def test_an_unusual_learning_rate_is_a_note(make):

@@ -93,5 +93,5 @@ def test_what_a_resumed_run_may_change():
                     "sample.sampler", "sample.wait", "sample.encode", "sample.size", "checkpoint.every",
                     "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "tf32",
                     "channels_last", "compile", "result.author", "result.description", "result.license",
-                    "result.trigger", "result.tags", "ema.device"}
+                    "result.trigger", "result.tags", "ema.device", "attention"}
     assert as_table(Config(steps=3))["steps"] == 3

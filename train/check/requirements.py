@@ -6,6 +6,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from prep.errors import ConfigError
+from prep.models.family import Family
 from prep.training.schema import Config
 from train.optim.optimizers import TABLE
 from train.trackers.tracked import check_trackers
@@ -78,13 +79,23 @@ def idle_ranks(batch_size: int, world: int) -> ConfigError | None:
                        hint=f"--batch-size {world} or more, or start fewer processes")
 
 
+def check_attention(config: Config, family: Family) -> None:
+    """Raises `ConfigError` if a kernel of attention is named for a family whose denoisers use PyTorch's own."""
+    if config.attention != "native" and not family.chooses_attention:
+        raise ConfigError(f"attention is '{config.attention}', but denoisers of family '{family.name}' compute it with "
+                          "PyTorch's own", hint="--set attention=native")
+
+
 def needs_device(config: Config) -> bool:
     """Whether the settings need a certain kind of device, or what a device of its kind needs."""
-    return config.compile or bool(TABLE[config.optimizer.name].device)
+    return config.compile or config.attention != "native" or bool(TABLE[config.optimizer.name].device)
 
 
 def check_device(config: Config, kind: str) -> None:
-    """Raises `ConfigError` if the optimizer does not work on a device of this kind."""
+    """Raises `ConfigError` if the optimizer or the kernel of attention does not work on a device of this kind."""
+    if config.attention != "native" and kind != "cuda":
+        raise ConfigError(f"attention is '{config.attention}', which needs cuda, but the device is {kind}",
+                          hint="--device cuda on a machine that has it, or --set attention=native")
     needed = TABLE[config.optimizer.name].device
     if needed and kind != needed:
         raise ConfigError(f"optimizer.name is '{config.optimizer.name}', which needs {needed}, but the device is "

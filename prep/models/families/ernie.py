@@ -113,7 +113,7 @@ FAMILY = Family(
     name="ernie", models=("ERNIE-Image",), pipelines=("ErnieImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1",
     shift_factor="0", batch_norm_eps=1e-5, predictions=("flow",), text=TEXT,
-    predict=predict, sampling=SAMPLING, lora=LORA,
+    predict=predict, chooses_attention=True, sampling=SAMPLING, lora=LORA,
     labels=Labels(architecture="ernie-image"),
     config_widths={"in_channels": ("latent", 4), "text_in_dim": ("hidden", 1)},
 )

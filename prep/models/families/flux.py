@@ -155,7 +155,7 @@ FAMILY = Family(
     name="flux", models=("FLUX.1 dev", "FLUX.1 schnell"), pipelines=("FluxPipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
     shift_factor="0.1159", predictions=("flow",), text=TEXT,
-    predict=predict, takes_guidance=True, sampling=SAMPLING, lora=LORA,
+    predict=predict, chooses_attention=True, takes_guidance=True, sampling=SAMPLING, lora=LORA,
     labels=labels,
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1),
                    "pooled_projection_dim": ("pooled", 1)},

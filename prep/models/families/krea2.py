@@ -152,7 +152,7 @@ COMPONENTS = {
 FAMILY = Family(
     name="krea2", models=("Krea 2",), pipelines=("Krea2Pipeline",), denoiser="transformer", components=COMPONENTS,
     latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
-    predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
+    predictions=("flow",), text=TEXT, predict=predict, chooses_attention=True, sampling=SAMPLING, lora=LORA,
     labels=Labels(architecture="krea-2"),
     config_widths={"in_channels": ("latent", 4), "text_hidden_dim": ("layers", 1)},
 )

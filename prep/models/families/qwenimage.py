@@ -116,7 +116,8 @@ COMPONENTS = {
 FAMILY = Family(
     name="qwenimage", models=("Qwen-Image",), pipelines=("QwenImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1",
-    shift_factor="0", predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
+    shift_factor="0", predictions=("flow",), text=TEXT, predict=predict, chooses_attention=True, sampling=SAMPLING,
+    lora=LORA,
     labels=Labels(architecture="qwen-image", version="qwen_image"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )

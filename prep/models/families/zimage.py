@@ -115,7 +115,8 @@ COMPONENTS = {
 FAMILY = Family(
     name="zimage", models=("Z-Image", "Z-Image-Turbo"), pipelines=("ZImagePipeline",), denoiser="transformer",
     components=COMPONENTS, latent_channels=16, factor=8, patch=2, step=64, resolution=1024, scaling_factor="0.3611",
-    shift_factor="0.1159", predictions=("flow",), text=TEXT, predict=predict, sampling=SAMPLING, lora=LORA,
+    shift_factor="0.1159", predictions=("flow",), text=TEXT, predict=predict, chooses_attention=True,
+    sampling=SAMPLING, lora=LORA,
     labels=Labels(architecture="z-image"),
     config_widths={"in_channels": ("latent", 1), "cap_feat_dim": ("hidden", 1)},
 )

@@ -121,6 +121,13 @@ def test_a_frozen_base_is_that_of_float32_rounded(model, precision, quantization
     assert quantization == "none" or any(isinstance(layer, QuantizedLinear) for layer in found.modules())
 
 
+def test_the_kernel_of_attention_can_be_chosen_where_the_family_says_so(model):
+    """In all layers or in none: a setting that reaches some of them would be worth little."""
+    family = FAMILIES[infer_family(model)]
+    processors = [layer.processor for layer in ours(model, "fp32", "none").modules() if hasattr(layer, "processor")]
+    assert {hasattr(processor, "_attention_backend") for processor in processors} == {family.chooses_attention}
+
+
 def test_all_weights_that_are_trained_are_in_float32(model):
     family = FAMILIES[infer_family(model)]
     with tiny_pipelines.known_warnings():

@@ -49,6 +49,7 @@ TABLE: Mapping[str, Any] = {
     **dict.fromkeys((
         "method", "steps", "epochs", "batch_size", "micro_batch", "underfill", "shuffle", "seed", "precision",
         "prediction", "guidance_embedding", "caption_dropout", "quantization", "gradient_checkpointing", "compile",
+        "attention",
         "optimizer.name", "optimizer.lr", "optimizer.betas", "optimizer.eps", "optimizer.weight_decay",
         "optimizer.momentum", "optimizer.d_coef", "optimizer.bias_correction", "optimizer.clip", "schedule.name",
         "schedule.warmup", "timesteps.distribution", "timesteps.shift", "timesteps.shift_by_size", "timesteps.low",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
+import tiny_pipelines
 import torch
+from diffusers.models import attention_dispatch
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry, attention_backend
 from runs import events, go
 from safetensors.torch import load_file
 
 from prep.errors import ConfigError
+from prep.training.schema import Attention
 from train.config.load import parse
 from train.models import speed
+from train.models.denoiser import load
 
 QUICK = {"steps": 2, "batch_size": 2, "validation": {"every": 0}, "sample": {"every": 0}, "lora": {"rank": 2}}
 
@@ -80,3 +86,44 @@ def test_tf32_is_for_nvidia_gpus_only(monkeypatch, wanted):
     assert not torch.backends.cuda.matmul.allow_tf32
     speed.speed_up(torch.nn.Linear(2, 2), settings, torch.device("cuda"))
     assert torch.backends.cuda.matmul.allow_tf32 is wanted
+
+
+@pytest.fixture
+def flux(tmp_path):
+    """A tiny denoiser whose attention goes through diffusers' dispatch, which a test may change for this process."""
+    folder = tiny_pipelines.save("flux", tmp_path / "model")
+    with attention_backend("native"), tiny_pipelines.known_warnings():
+        yield load(folder, parse({}, "x"), "flow", torch.device("cpu"), adapt=False, family="flux").model
+
+
+def test_the_kernel_of_attention_that_is_named_computes_it(flux, monkeypatch):
+    """Those of GPUs are not here, so PyTorch's plain formula takes the place of one."""
+    monkeypatch.setattr(speed, "_KERNELS", {"cudnn": "_native_math"})
+    called = []
+    math = _AttentionBackendRegistry._backends[AttentionBackendName("_native_math")]
+    monkeypatch.setitem(_AttentionBackendRegistry._backends, AttentionBackendName("_native_math"),
+                        lambda *args, **kwargs: (called.append(1), math(*args, **kwargs))[1])
+    speed.speed_up(flux, parse({"attention": "cudnn"}, "x"), torch.device("cpu"))
+    layers = [layer for layer in flux.modules() if hasattr(layer, "processor")]
+    assert {layer.processor._attention_backend for layer in layers} == {"_native_math"}
+    torch.manual_seed(0)
+    width = flux.config.attention_head_dim * flux.config.num_attention_heads
+    with torch.no_grad():
+        layers[-1](torch.randn(1, 6, width))
+    assert called
+
+
+@pytest.mark.parametrize("name", ["flash", "flash-3", "xformers"])
+def test_a_kernel_that_is_not_installed_is_an_error(flux, monkeypatch, name):
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_FLASH_ATTN", False)
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_FLASH_ATTN_3", False)
+    monkeypatch.setattr(attention_dispatch, "_CAN_USE_XFORMERS_ATTN", False)
+    with pytest.raises(ConfigError, match=f"attention is '{name}': ") as caught:
+        speed.speed_up(flux, parse({"attention": name}, "x"), torch.device("cpu"))
+    assert caught.value.hint == "--set attention=native"
+
+
+def test_each_kernel_is_known_to_diffusers():
+    assert set(speed._KERNELS) == set(get_args(Attention)) - {"native"}
+    for name in speed._KERNELS.values():
+        assert AttentionBackendName(name) in _AttentionBackendRegistry._backends
