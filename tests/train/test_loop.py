@@ -834,6 +834,17 @@ def test_the_micro_batch_that_makes_passes_smaller(tmp_path, saved, world, plann
     assert re.findall(r"--micro-batch \d", found) == ([hint] if hint else [])
 
 
+def test_a_kernel_of_attention_that_takes_no_masks(make, setup_of, tmp_path):
+    setup = setup_of(make(), **QUICK)
+    error = ValueError("`attn_mask` is not supported for flash-attn 2.")
+    progress = Progress(device=torch.device("cpu"))
+    assert failures.explanation(error, setup, tmp_path, progress) is error
+    chosen = replace(setup, config=replace(setup.config, attention="flash"))
+    found = failures.explanation(error, chosen, tmp_path, progress)
+    assert isinstance(found, ConfigError) and "attention is 'flash', which takes no masks" in found.message
+    assert "attention=native" in found.hint
+
+
 def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **QUICK)
     monkeypatch.setattr(loop, "create_state", lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError()))

@@ -106,14 +106,14 @@ class _Int8Product(torch.autograd.Function):
         ctx.layer = layer
         packed, scale = _to_int8(given.flatten(0, -2))
         product = torch._int_mm(packed, layer.weight.t()) * scale * layer.scale.t()
-        return product.to(given.dtype).unflatten(0, given.shape[:-1])
+        return product.to(given.dtype).view(*given.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,), layer = gradients, ctx.layer
         packed, scale = _to_int8(gradient.flatten(0, -2) * layer.scale.t())
         product = torch._int_mm(packed, layer.weight) * scale
-        return product.to(gradient.dtype).unflatten(0, gradient.shape[:-1]), None
+        return product.to(gradient.dtype).view(*gradient.shape[:-1], -1), None
 
 
 def _to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,10 @@ def _to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def _weight_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers `[out, in]`, and a scale for each row, `[out, 1]`."""
-    packed, scale = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), 1)
+    on = weight.device
+    packed, scale = torch.empty(weight.shape, dtype=torch.int8, device=on), torch.empty(len(weight), 1, device=on)
+    if weight.is_meta:
+        return packed, scale
     rows = max(1, PART // weight.shape[1])
     for first in range(0, len(weight), rows):
         where = slice(first, first + rows)
