@@ -91,10 +91,10 @@ def judge(profile: bytes, mode: str) -> tuple[Note, ...]:
         if space not in _SPACES.get(mode, ()):
             return (("invalid-profile", f"the color profile is for {space}, the picture is {mode}; taken as sRGB"),)
         probe = _probe(mode)
-        moved = np.asarray(_convert(probe, profile)).astype(int) - np.asarray(probe.convert("RGB"))
+        shift = np.asarray(_convert(probe, profile)).astype(int) - np.asarray(probe.convert("RGB"))
     except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
         return _INVALID
-    return () if mode != "CMYK" and np.abs(moved).max() <= _SAME else _OTHER
+    return () if mode != "CMYK" and np.abs(shift).max() <= _SAME else _OTHER
 
 
 def _space(profile: bytes) -> str:

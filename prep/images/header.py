@@ -46,7 +46,7 @@ _PIECES = ((0x0111, 0x0117), (0x0144, 0x0145))  # places and lengths of its stri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Header:
-    """What is known of a picture before its pixels are decoded."""
+    """The facts of a picture that are known before its pixels are decoded."""
     format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
     mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
     size: Size  # pixels, after EXIF orientation
@@ -121,7 +121,7 @@ def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
     last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
     if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
         check_complete(parts.body)
-    if parts.format == "JPEG" and all(abs(one - 128) <= _NEARLY for one in _last_block(picture)):
+    if parts.format == "JPEG" and all(abs(value - 128) <= _NEARLY for value in _last_block(picture)):
         again = OPENERS["JPEG"](io.BytesIO(pad_scans(parts.body)))
         again.load()
         if again.tobytes() != picture.tobytes():
@@ -146,11 +146,11 @@ def _row(picture: ImageFile.ImageFile, y: int) -> bytes:
 def _check_strips(picture: TiffImageFile) -> None:
     """Raises if the strips or tiles of a TIFF do not cover it: Pillow leaves the rest black."""
     layers = len(picture.getbands()) if picture.tag_v2.get(_PLANES) == 2 else 1
-    wanted = picture.width * picture.height * layers
-    boxes = [one.extents for one in picture.tile if one.extents is not None]
-    there = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
-    if picture.tile and picture.tile[0].codec_name != "libtiff" and there < wanted:  # libtiff checks for itself
-        raise BadPicture("truncated", f"TIFF has strips for {there} of {wanted} pixels")
+    expected = picture.width * picture.height * layers
+    boxes = [tile.extents for tile in picture.tile if tile.extents is not None]
+    covered = sum((right - left) * (bottom - top) for left, top, right, bottom in boxes)
+    if picture.tile and picture.tile[0].codec_name != "libtiff" and covered < expected:  # libtiff checks for itself
+        raise BadPicture("truncated", f"TIFF has strips for {covered} of {expected} pixels")
 
 
 def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ...]:

@@ -29,13 +29,13 @@ _PACKAGES = {"PIL": "pillow", "pillow_heif": "pillow-heif", "pillow_jxl": "pillo
 
 def decoders() -> str:
     """The installed decoders and their versions: another decoder or version may judge a file differently."""
-    found = []
+    names = []
     for module, package in _PACKAGES.items():
         if find_spec(module) is not None:
-            found.append(package)
+            names.append(package)
             with suppress(PackageNotFoundError):  # installed without package metadata
-                found.append(version(package))
-    return " ".join(found)
+                names.append(version(package))
+    return " ".join(names)
 
 
 class Extra(ImageFile.ImageFile):

@@ -34,14 +34,14 @@ def make_masks(items: Iterable[Item], choice: MaskOptions, *, out: Path, load: C
     """
     check_options(choice)
     model: Model | None = None
-    left = [(item, out / mask_path(item.name, choice.naming)) for item in items]
-    _check_below({target.parent for _, target in left}, out)
+    remaining = [(item, out / mask_path(item.name, choice.naming)) for item in items]
+    _check_below({target.parent for _, target in remaining}, out)
     outcomes: list[tuple[Item, Outcome]] = []
     written: set[Path] = set()
-    while left:  # pictures of the same stem share the mask of the first
-        now, left = _first_of_each(left)
+    while remaining:  # pictures of the same stem share the mask of the first
+        firsts, remaining = _first_of_each(remaining)
         todo = []
-        for item, target in now:
+        for item, target in firsts:
             known = "kept" if target in written else _known(item, target, choice)
             if known is None:
                 todo.append((item, target))
@@ -71,16 +71,16 @@ def _made(outcomes: Sequence[tuple[Item, Outcome]]) -> Made:
     results = [outcome for _, outcome in outcomes]
     black = tuple(item.label for item, outcome in outcomes if outcome == "black")
     return Made(written=results.count("written") + len(black), kept=results.count("kept"),
-                skipped=results.count("skipped"), findings=tuple(one for one in results if isinstance(one, Finding)),
-                black=black)
+                skipped=results.count("skipped"), black=black,
+                findings=tuple(finding for finding in results if isinstance(finding, Finding)))
 
 
-def _first_of_each(left: Sequence[tuple[Item, Path]]) -> tuple[list[tuple[Item, Path]], list[tuple[Item, Path]]]:
+def _first_of_each(pairs: Sequence[tuple[Item, Path]]) -> tuple[list[tuple[Item, Path]], list[tuple[Item, Path]]]:
     """The first item of each target, and the others."""
     seen: set[Path] = set()
     first: list[tuple[Item, Path]] = []
     later: list[tuple[Item, Path]] = []
-    for item, target in left:
+    for item, target in pairs:
         (later if target in seen else first).append((item, target))
         seen.add(target)
     return first, later
@@ -119,8 +119,8 @@ def _run(todo: Sequence[tuple[Item, Path]], choice: MaskOptions, model: Model | 
     ending: deque[tuple[int, Future[Outcome]]] = deque()
     pool, stop = ThreadPoolExecutor(jobs), Event()
 
-    def settle(left: int) -> None:
-        while len(ending) > left:
+    def settle(most: int) -> None:
+        while len(ending) > most:
             number, future = ending.popleft()
             outcomes[number] = future.result()
             tick(1)

@@ -108,8 +108,8 @@ def _check_words(choice: MaskOptions) -> None:
                                  ("--naming", choice.naming, NAMING)):
         if value not in known:
             raise UsageError(f"{option} is '{value}', expected one of: {', '.join(known)}{suggest(value, known)}")
-    for option, given, owner in (("--prompt", choice.prompts, "clipseg"), ("--label", choice.labels, "segment")):
-        if given and owner != method:
+    for option, words, owner in (("--prompt", choice.prompts, "clipseg"), ("--label", choice.labels, "segment")):
+        if words and owner != method:
             raise UsageError(f"{option} is for --with {owner}, not for --with {method}")
-        if owner == method and not [one for one in given if one.strip()]:
+        if owner == method and not [word for word in words if word.strip()]:
             raise UsageError(f"--with {method} has no {option}, expected at least one: {METHODS[choice.method].says}")

@@ -76,7 +76,7 @@ def dilate(gray: Pixels, pixels: int) -> Pixels:
         while reach < 2 * abs(pixels) + 1:
             reach = min(2 * reach, 2 * abs(pixels) + 1)
             steps.append(reach)
-        wide = np.pad(gray, [(abs(pixels), abs(pixels)) if one == axis else (0, 0) for one in (0, 1)], mode="edge")
+        wide = np.pad(gray, [(abs(pixels), abs(pixels)) if other == axis else (0, 0) for other in (0, 1)], mode="edge")
         for before, after in pairwise(steps):
             wide = _paired(wide, after - before, axis, pick)
         gray = wide

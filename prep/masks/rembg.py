@@ -48,15 +48,15 @@ class Matting:
         return [self._map(picture) for picture in inputs]
 
     def _map(self, picture: Pixels) -> Pixels:
-        found = np.asarray(self._rembg.remove(picture, session=self._session, only_mask=True))
-        if found.shape != picture.shape[:2]:
-            raise ModelError(f"rembg model '{self._name}' gives an array of {list(found.shape)}, expected one mask of "
-                             f"{list(picture.shape[:2])}", hint="choose another model, for example u2net")
-        return found.astype(np.uint8)
+        opacity = np.asarray(self._rembg.remove(picture, session=self._session, only_mask=True))
+        if opacity.shape != picture.shape[:2]:
+            raise ModelError(f"rembg model '{self._name}' gives an array of {list(opacity.shape)}, expected one mask "
+                             f"of {list(picture.shape[:2])}", hint="choose another model, for example u2net")
+        return opacity.astype(np.uint8)
 
 
 def _is_installed() -> bool:
-    """Whether there is such a package, without importing it."""
+    """Whether rembg is installed, without importing it."""
     if "rembg" in sys.modules:
         return sys.modules["rembg"] is not None
     return find_spec("rembg") is not None
@@ -77,5 +77,5 @@ def _not_installed() -> UsageError:
 
 def _home() -> Path:
     """The directory of rembg's models, computed as its sessions do."""
-    given = os.environ.get("U2NET_HOME") or f"{os.environ.get('XDG_DATA_HOME', '~')}/.u2net"
-    return Path(given).expanduser()
+    home = os.environ.get("U2NET_HOME") or f"{os.environ.get('XDG_DATA_HOME', '~')}/.u2net"
+    return Path(home).expanduser()

@@ -67,8 +67,9 @@ class MaskReport:
         """The document of `prep mask --json`."""
         return {"format": "latentry/mask", "version": 1,
                 "directory": str(self.output), "written": self.made.written, "kept": self.made.kept,
-                "skipped": self.made.skipped, "black": list(self.made.black), "pages": [str(one) for one in self.pages],
-                "findings": [one.as_json() for one in self.made.findings]}
+                "skipped": self.made.skipped, "black": list(self.made.black),
+                "pages": [str(page) for page in self.pages],
+                "findings": [finding.as_json() for finding in self.made.findings]}
 
     def as_text(self, *, every: bool = False) -> str:
         """A short summary for people; with `every`, it lists every rejected picture."""
@@ -79,7 +80,7 @@ class MaskReport:
                  f"{grouped(made.skipped)} {need} none (all white)"]
         if made.black:
             lines.append(f"entirely black, so they would not train: {join_names(made.black, None if every else 8)}")
-        lines += [f"page: {printable(str(one))}" for one in self.pages]
+        lines += [f"page: {printable(str(page))}" for page in self.pages]
         return "\n".join([*lines, *rejected_lines(made.findings, every=every)])
 
 
@@ -97,9 +98,9 @@ def run_mask(call: MaskCall) -> MaskReport:
         raise UsageError("--mask is 'alpha', expected auto, none, sidecar or a directory",
                          hint="--with alpha makes masks from transparency")
     _check_places(call)
-    found = list(walk_recipe(call.recipe))
-    items = [one for one in found if isinstance(one, Item)]
-    unread = [one for one in found if isinstance(one, Finding) and one.severity == "error"]
+    entries = list(walk_recipe(call.recipe))
+    items = [entry for entry in entries if isinstance(entry, Item)]
+    unread = [entry for entry in entries if isinstance(entry, Finding) and entry.severity == "error"]
     _check_names(call.recipe, items, choice)
     with call.progress("masking", len(items), "pictures") as tick:
         made = make_masks(items, choice, out=call.output, load=partial(_load, call), jobs=call.jobs,

@@ -52,38 +52,38 @@ class Segmenter:
 
     def prepare(self, picture: Pixels) -> Prepared:
         """A picture, uint8 [H, W, 3], scaled and normalized."""
-        found = self._processor(images=picture, input_data_format="channels_last", return_tensors="pt")
-        pixels_3HW = found["pixel_values"][0]
-        if "pixel_mask" not in found:
+        features = self._processor(images=picture, input_data_format="channels_last", return_tensors="pt")
+        pixels_3HW = features["pixel_values"][0]
+        if "pixel_mask" not in features:
             return Prepared(pixels_3HW=pixels_3HW, valid=(pixels_3HW.shape[1], pixels_3HW.shape[2]), padded=False)
-        inside_HW = found["pixel_mask"][0].bool()
+        inside_HW = features["pixel_mask"][0].bool()
         return Prepared(pixels_3HW=pixels_3HW, padded=True,
                         valid=(int(inside_HW.any(1).sum()), int(inside_HW.any(0).sum())))
 
     def maps(self, inputs: Sequence[Prepared]) -> list[Pixels]:
         """A map for each picture: uint8 [h, w], over all of it; pictures of one shape share a forward pass."""
-        found: dict[int, Pixels] = {}
+        maps: dict[int, Pixels] = {}
         for numbers in _of_one_shape(inputs):
             chosen = [inputs[number] for number in numbers]
-            found.update(zip(numbers, self._maps(chosen), strict=True))
-        return [found[number] for number in range(len(inputs))]
+            maps.update(zip(numbers, self._maps(chosen), strict=True))
+        return [maps[number] for number in range(len(inputs))]
 
     @torch.inference_mode()
     def _maps(self, inputs: Sequence[Prepared]) -> Iterator[Pixels]:
-        pixels_B3HW = torch.stack([one.pixels_3HW for one in inputs])
+        pixels_B3HW = torch.stack([picture.pixels_3HW for picture in inputs])
         batch = {"pixel_values": pixels_B3HW.to(self._device)}
         if inputs[0].padded:
             inside_BHW = torch.zeros(pixels_B3HW.shape[0], *pixels_B3HW.shape[2:], dtype=torch.int64)
-            for number, one in enumerate(inputs):
-                inside_BHW[number, :one.valid[0], :one.valid[1]] = 1
+            for number, picture in enumerate(inputs):
+                inside_BHW[number, :picture.valid[0], :picture.valid[1]] = 1
             batch["pixel_mask"] = inside_BHW.to(self._device)
         sure_Bhw = self._sure(self._model, batch).float()
-        if any(one.valid != one.pixels_3HW.shape[1:] for one in inputs):  # padding may end inside a cell
+        if any(picture.valid != picture.pixels_3HW.shape[1:] for picture in inputs):  # padding may end inside a cell
             sure_Bhw = torch.nn.functional.interpolate(sure_Bhw[:, None], pixels_B3HW.shape[2:], mode="bilinear")[:, 0]
         gray_Bhw = sure_Bhw.nan_to_num(0).clamp(0, 1).mul(255).round().to(torch.uint8).cpu().numpy()
-        for gray_hw, one in zip(gray_Bhw, inputs, strict=True):
-            cut = one.valid != one.pixels_3HW.shape[1:]
-            yield np.ascontiguousarray(gray_hw[:one.valid[0], :one.valid[1]]) if cut else gray_hw
+        for gray_hw, picture in zip(gray_Bhw, inputs, strict=True):
+            cut = picture.valid != picture.pixels_3HW.shape[1:]
+            yield np.ascontiguousarray(gray_hw[:picture.valid[0], :picture.valid[1]]) if cut else gray_hw
 
 
 def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
@@ -97,12 +97,13 @@ def clipseg(folder: Path, *, prompts: Sequence[str], device: str) -> Segmenter:
                          hint="--with segment takes other segmentation models")
     model = _load(transformers.CLIPSegForImageSegmentation, files).to(where).eval()
     tokens = load_part(transformers.AutoTokenizer, files, "tokenizer")
-    asked = [_embedded(model, tokens, prompt, where) for prompt in prompts]
+    embeddings = [_embedded(model, tokens, prompt, where) for prompt in prompts]
 
     def sure(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         count = batch["pixel_values"].shape[0]
-        logits = (model(**batch, conditional_embeddings=one_1D.expand(count, -1)).logits for one_1D in asked)
-        return torch.stack([one.reshape(count, *one.shape[-2:]) for one in logits]).amax(0).sigmoid()
+        logits = (model(**batch, conditional_embeddings=embedding_1D.expand(count, -1)).logits
+                  for embedding_1D in embeddings)
+        return torch.stack([map_BHW.reshape(count, *map_BHW.shape[-2:]) for map_BHW in logits]).amax(0).sigmoid()
 
     return Segmenter(model, _processor(files), where, sure)
 
@@ -114,9 +115,9 @@ def _embedded(model: Any, tokens: Any, prompt: str, device: torch.device) -> tor
     count, most = words["input_ids"].shape[1], model.config.text_config.max_position_embeddings
     if count > most:
         raise UsageError(f"prompt '{prompt[:60]}' has {count} tokens, expected at most {most}")
-    found: torch.Tensor = model.get_conditional_embeddings(
+    embedding: torch.Tensor = model.get_conditional_embeddings(
         batch_size=1, input_ids=words["input_ids"], attention_mask=words["attention_mask"])
-    return found
+    return embedding
 
 
 def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
@@ -125,7 +126,7 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
     where = pick_device(device)
     files = single_model_files(folder)
     config = load_part(transformers.AutoConfig, files, "config")
-    wanted = _numbers(config.id2label, labels)
+    classes = _numbers(config.id2label, labels)
     queries = config.model_type in BY_QUERIES
     kinds = transformers.MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING if queries else (
         transformers.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING)
@@ -137,15 +138,15 @@ def segment(folder: Path, *, labels: Sequence[str], device: str) -> Segmenter:
     def semantic(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits_BChw = model(pixel_values=batch["pixel_values"]).logits
         alone = logits_BChw.shape[1] == 1  # softmax over a single class is always 1
-        sure: torch.Tensor = (logits_BChw.sigmoid() if alone else logits_BChw.softmax(1))[:, wanted].sum(1)
+        sure: torch.Tensor = (logits_BChw.sigmoid() if alone else logits_BChw.softmax(1))[:, classes].sum(1)
         return sure
 
     def by_queries(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        found = model(**batch)
+        output = model(**batch)
         detr = config.model_type == "detr"
-        classes_BQC = found.logits if detr else found.class_queries_logits
-        masks_BQhw = found.pred_masks if detr else found.masks_queries_logits
-        sure_BQ = classes_BQC.softmax(-1)[..., wanted].sum(-1)
+        classes_BQC = output.logits if detr else output.class_queries_logits
+        masks_BQhw = output.pred_masks if detr else output.masks_queries_logits
+        sure_BQ = classes_BQC.softmax(-1)[..., classes].sum(-1)
         best: torch.Tensor = (sure_BQ[..., None, None] * masks_BQhw.sigmoid()).amax(1)
         return best
 
@@ -158,13 +159,13 @@ def _numbers(names: Mapping[int, str], labels: Sequence[str]) -> list[int]:
     for number, name in names.items():
         for word in (name, *name.split(",")):
             known.setdefault(word.strip().casefold(), set()).add(int(number))
-    found: set[int] = set()
+    numbers: set[int] = set()
     for label in labels:
         if label.strip().casefold() not in known:
             raise UsageError(f"label '{label[:60]}' is not among this model's {len(names)}"
                              f"{suggest(label.strip().casefold(), known)}", hint=f"the model has: {_some(names)}")
-        found |= known[label.strip().casefold()]
-    return sorted(found)
+        numbers |= known[label.strip().casefold()]
+    return sorted(numbers)
 
 
 def _some(names: Mapping[int, str]) -> str:
@@ -174,8 +175,8 @@ def _some(names: Mapping[int, str]) -> str:
 
 def _of_one_shape(inputs: Sequence[Prepared]) -> list[list[int]]:
     shapes: dict[tuple[torch.Size, bool], list[int]] = {}
-    for number, one in enumerate(inputs):
-        shapes.setdefault((one.pixels_3HW.shape, one.padded), []).append(number)
+    for number, picture in enumerate(inputs):
+        shapes.setdefault((picture.pixels_3HW.shape, picture.padded), []).append(number)
     return list(shapes.values())
 
 

@@ -52,7 +52,7 @@ def walk(root: Place, *, source: int, mask_from: MaskFrom | MaskFolder, workers:
 
 
 def unused_masks(count: int) -> Iterator[Finding]:
-    """The finding on masks in a source that its recipe does not use; none if there are no such masks."""
+    """Yields the finding on masks in a source that its recipe does not use, if there are any."""
     if count:
         yield Finding(path=".", code="masks-unused", severity="info",
                       detail=f"{counted(count, 'mask')} beside the pictures {'is' if count == 1 else 'are'} not used; "
@@ -64,7 +64,7 @@ def unused_masks(count: int) -> Iterator[Finding]:
 
 def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None, tables: Tables, *,
           sidecar: bool) -> Iterator[Item | Finding]:
-    """Items of one directory, then its findings, also on captions and masks without a picture."""
+    """Yields the items of one directory, then its findings, also on captions and masks without a picture."""
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
         stems.setdefault(stem_of(name), []).append(name)
@@ -102,8 +102,8 @@ def _json_of(names: list[str]) -> str | None:
 
 
 def _leftovers(folder: Directory, stems: set[str], *, sidecar: bool) -> None:
-    for stem, found in sorted(folder.captions.items()):
-        names = [name for name in found if not name.lower().endswith(".json")]  # a .json file may be anything
+    for stem, files in sorted(folder.captions.items()):
+        names = [file for file in files if not file.lower().endswith(".json")]  # a .json file may be anything
         if not names:
             continue
         if stem in stems:

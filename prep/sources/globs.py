@@ -17,8 +17,8 @@ def chosen_by(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str],
     `*` and `?` match within a directory, `**` across; a matching directory includes all its contents; `!` reverses an
     earlier match. Raises `Unparsed` for an invalid glob.
     """
-    taken, left = _matcher(include), _matcher(exclude)
-    return lambda name: (not include or taken(name)) and not left(name)
+    included, excluded = _matcher(include), _matcher(exclude)
+    return lambda name: (not include or included(name)) and not excluded(name)
 
 
 def _matcher(globs: Sequence[str]) -> Callable[[str], bool]:

@@ -32,9 +32,9 @@ class Item:
         """Its files."""
         return tuple(blob for blob in (self.picture, self.caption, self.mask, self.metadata) if blob is not None)
 
-    def with_blobs(self, found: Mapping[Blob, Blob]) -> Item:
+    def with_blobs(self, replacements: Mapping[Blob, Blob]) -> Item:
         """The item with other blobs in place of some of its own."""
-        caption, mask, metadata = (None if blob is None else found.get(blob, blob)
+        caption, mask, metadata = (None if blob is None else replacements.get(blob, blob)
                                    for blob in (self.caption, self.mask, self.metadata))
-        return replace(self, picture=found.get(self.picture, self.picture), caption=caption, mask=mask,
+        return replace(self, picture=replacements.get(self.picture, self.picture), caption=caption, mask=mask,
                        metadata=metadata)

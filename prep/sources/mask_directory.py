@@ -26,28 +26,28 @@ class MaskFolder:
     @classmethod
     def read(cls, root: Place) -> MaskFolder:
         """The masks below `root`. Raises `PathError` if it is not a directory."""
-        found = cls(root=root, by_stem={})
+        masks = cls(root=root, by_stem={})
         for folder in folders_of(root):
             for stem, name in [*folder.masks.items(), *((stem_of(name), name) for name in folder.pictures)]:
-                first = found.by_stem.setdefault(printable_name(folder.prefix + stem), blob := folder.blob(name))
+                first = masks.by_stem.setdefault(printable_name(folder.prefix + stem), blob := folder.blob(name))
                 if first is not blob:
-                    found.second[blob] = first
-            found.names |= {folder.base + name: folder.prefix + name
+                    masks.second[blob] = first
+            masks.names |= {folder.base + name: folder.prefix + name
                             for name in (*folder.masks.values(), *folder.pictures, *folder.second_masks)}
-            found.second |= {folder.blob(name): folder.blob(first) for name, first in folder.second_masks.items()}
-        return found
+            masks.second |= {folder.blob(name): folder.blob(first) for name, first in folder.second_masks.items()}
+        return masks
 
     def find(self, *stems: str) -> Blob | None:
         """The mask for a picture's name without extension: in the same subdirectory, else directly in the root.
 
         A picture may have several names; the first that matches a mask counts.
         """
-        asked = [printable_name(stem) for stem in stems]  # as `prep mask` spells the names of its files
-        found = next((self.by_stem[stem] for stem in (*asked, asked[-1].rpartition("/")[2]) if stem in self.by_stem),
-                     None)
-        if found is not None:
-            self.used.add(found.file)
-        return found
+        names = [printable_name(stem) for stem in stems]  # as `prep mask` spells the names of its files
+        mask = next((self.by_stem[stem] for stem in (*names, names[-1].rpartition("/")[2]) if stem in self.by_stem),
+                    None)
+        if mask is not None:
+            self.used.add(mask.file)
+        return mask
 
     def orphans(self) -> Iterator[Finding]:
         """A finding for each mask that no picture used; its path is the root's own name and the path below it."""

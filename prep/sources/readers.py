@@ -32,12 +32,12 @@ TABLE_CODES = {"bad-table", "unreadable-file", "too-large", "special-file"}
 PARSED = 16  # bytes of memory for each byte of a table: a JSON table takes ten
 
 
-def _read_table(asked: TableMessage) -> Iterator[TablePart]:
-    return table_files.read_parts(asked.blob())
+def _read_table(message: TableMessage) -> Iterator[TablePart]:
+    return table_files.read_parts(message.blob())
 
 
-def _read_tar(asked: TarMessage) -> Iterator[TarPart]:
-    return tar_members.read_parts(asked)
+def _read_tar(message: TarMessage) -> Iterator[TarPart]:
+    return tar_members.read_parts(message)
 
 
 TABLE = Task(name="table", question=TableMessage, part=TablePart, work=_read_table)
@@ -53,12 +53,12 @@ def readers() -> WorkerPool:
 def read_table(workers: WorkerPool, table: Blob) -> list[TablePart]:
     """The rows of a table. Raises `WorkerLost`, also if the worker's answer has an impossible finding code,
     `StoreError`, and `Stopped` if the pool is closed meanwhile."""
-    held = fetched(table, stop=workers.closed)
-    if held.fault is not None:
-        return [TablePart([], ending=table_files.unreadable(held.fault))]
-    size = _size(table.path) if held.data is None else len(held.data)
+    content = fetched(table, stop=workers.closed)
+    if content.fault is not None:
+        return [TablePart([], ending=table_files.unreadable(content.fault))]
+    size = _size(table.path) if content.data is None else len(content.data)
     limits = Limits(seconds=SECONDS + size / TABLE_RATE, memory=TABLE_MEMORY + PARSED * size)
-    parts = workers.ask(TABLE, TableMessage.of(held), limits)
+    parts = workers.ask(TABLE, TableMessage.of(content), limits)
     if not {part.ending[0] for part in parts if part.ending is not None} <= TABLE_CODES:
         raise WorkerLost("crash", "with an invalid answer: a finding's code is not one of a table")
     return parts
@@ -67,22 +67,22 @@ def read_table(workers: WorkerPool, table: Blob) -> list[TablePart]:
 def read_tar(workers: WorkerPool, tar: Blob) -> list[Member | Said]:
     """The usable members of a tar, and findings on the tar, in the worker's order.
 
-    Of one in a store this reads the headers, and a worker parses them. Raises `StoreError`; `WorkerLost`, also for
+    For a tar in a store, this reads the headers, and a worker parses them. Raises `StoreError`; `WorkerLost`, also for
     members outside the tar's bytes, or that would be unpacked outside their directory: a worker that lists such members
     has been taken over.
     """
     if is_object(tar.file):
         size = size_in(tar.version)
         try:
-            asked = TarMessage(os.fsencode(tar.file), size, headers_of(tar.file, size, stop=workers.closed))
+            message = TarMessage(os.fsencode(tar.file), size, headers_of(tar.file, size, stop=workers.closed))
         except OSError as error:  # it is gone, or a shorter one has replaced it
             return [Said(name="", code="unreadable-file", detail=f"cannot be read: {error.strerror}")]
     else:
-        asked, size = TarMessage(os.fsencode(tar.file)), _size(tar.path)
-    parts = workers.ask(TAR, asked, Limits(seconds=SECONDS + size / TAR_RATE, memory=TAR_MEMORY))
+        message, size = TarMessage(os.fsencode(tar.file)), _size(tar.path)
+    parts = workers.ask(TAR, message, Limits(seconds=SECONDS + size / TAR_RATE, memory=TAR_MEMORY))
     size = size if is_object(tar.file) else _size(tar.path)
     try:
-        return [one for part in parts for one in _checked(part, size)]
+        return [entry for part in parts for entry in _checked(part, size)]
     except Unparsed as error:
         raise WorkerLost("crash", f"with an invalid answer: {error}") from None
 
@@ -125,13 +125,13 @@ _SIZE = re.compile(rb"\d+ size=(\d{1,20})\n")
 
 
 def headers_of(url: str, size: int, *, stop: threading.Event = NEVER) -> list[tuple[int, bytes]]:
-    """What of a tar in a store its listing takes: pieces of it, and where each begins; the last is where it ends.
+    """Returns the pieces of a tar in a store that its listing needs, and where each begins; the last is where it ends.
 
     Reads on through members below `SKIP`, and asks again beyond larger ones. It follows sizes alone: a worker parses
     the headers, and finds it if one of them leads elsewhere. Raises `FileNotFoundError`, `StoreError`, `Stopped`.
     """
     reader, at = _Through(url, size, stop), 0
-    found: list[tuple[int, bytes]] = []
+    pieces: list[tuple[int, bytes]] = []
     replaced: int | None = None  # the size in a header that goes before the member's own
     while len(header := reader.read(at, _BLOCK)) == _BLOCK and any(header):
         kind, length = header[156:157], _number(header[124:136])
@@ -139,22 +139,22 @@ def headers_of(url: str, size: int, *, stop: threading.Event = NEVER) -> list[tu
             data = reader.read(at + _BLOCK, length + -length % _BLOCK)  # `tarfile` looks at all of it
             if kind == b"x" and (named := _SIZE.search(data)):
                 replaced = int(named[1])
-            found.append((at, header + data))
+            pieces.append((at, header + data))
         else:
-            found.append((at, header))
+            pieces.append((at, header))
             length, replaced = length if replaced is None else replaced, None
         if length is None or at + _BLOCK + length > size:
             break
         folder = kind == b"\0" and header[:100].partition(b"\0")[0].endswith(b"/")
         at += _BLOCK + (0 if kind in _NO_DATA or folder else length + -length % _BLOCK)
     else:
-        found.append((at, header))
+        pieces.append((at, header))
     reader.close()
-    return found
+    return pieces
 
 
 def _number(field: bytes) -> int | None:
-    """A number in a header, octal or in base 256; `None` if it is none."""
+    """Returns a number of a header, written in octal or in base 256; `None` for anything else."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     try:

@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A table to read: a path, which may not be valid UTF-8; of one in a store its URL, and its bytes."""
+    """A table to read: a path, which may not be valid UTF-8, or the URL and bytes of a table in a store."""
 
     file: bytes
     data: bytes | None
@@ -215,7 +215,7 @@ def _csv(data: bytes) -> Iterator[Numbered]:
 
 
 def _csv_rows(data: bytes) -> Iterator[tuple[str, list[str] | str]]:
-    """The values of each row, or why a line begins none."""
+    """Yields the values of each row, or the fault of a line where no row begins."""
     lines = _Lines(data)
     reader, again = csv.reader(lines, strict=True), 0
     while lines.at < len(lines.spans):
@@ -258,7 +258,7 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        wanted = [one.name for one in file.schema_arrow if one.name in _COLUMNS and _is_text(one)]
+        wanted = [column.name for column in file.schema_arrow if column.name in _COLUMNS and _is_text(column)]
         if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
             raise BadTable(f"has two columns {twice[0]!r}, expected one")
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]

@@ -82,15 +82,15 @@ class Tables:
     def find(self, name: str, *, captioned: bool = False) -> TableRow | None:
         """The row of the picture `name`, which is `captioned` by a file or not; records that it was used."""
         stem = name.rpartition(".")[0]
-        key, found = (name, self.rows[name]) if name in self.rows else (stem, self.stems.get(stem))
-        if found is not None:
+        key, row = (name, self.rows[name]) if name in self.rows else (stem, self.stems.get(stem))
+        if row is not None:
             self.used.add(key)
-            if captioned and found.captions:
-                self.unused.setdefault(found.table, []).append(name)
-        return found
+            if captioned and row.captions:
+                self.unused.setdefault(row.table, []).append(name)
+        return row
 
     def why_none(self, name: str) -> str:
-        """Why no table has a caption of the picture `name`; "" if there is no table of it."""
+        """Returns why no table has a caption of the picture `name`; "" if no table names it."""
         row = self.rows.get(name) or self.stems.get(stem := name.rpartition(".")[0])
         faulty = self.faulty.get(name) or self.faulty.get(stem) if row is None else None
         if row is not None:
@@ -106,28 +106,28 @@ class Tables:
             yield finding(label, "second-caption", f"{counted(len(names), 'row')} of pictures with a caption file, "
                           f"which is used instead: {join_names(names, 5)}")
         spelled = {name.rpartition(".")[0]: name for name in self.rows.keys() & self.used}
-        left = sorted((self.rows.keys() | self.stems.keys()) - self.used)
-        for stem in [one for one in left if one in self.stems and one in spelled]:
+        unused = sorted((self.rows.keys() | self.stems.keys()) - self.used)
+        for stem in [stem for stem in unused if stem in self.stems and stem in spelled]:
             other, row = self.rows[spelled[stem]], self.stems[stem]
-            left.remove(stem)
+            unused.remove(stem)
             yield finding(row.table, "duplicate-row", f"{row.where}: {spelled[stem]} has a row by its whole name, "
                           f"{other.where} of {other.table}, which is used")
-        if left:
-            shown = ", ".join(one[:SHOWN] for one in left[:5]) + (" …" if len(left) > 5 else "")
+        if unused:
+            shown = ", ".join(name[:SHOWN] for name in unused[:5]) + (" …" if len(unused) > 5 else "")
             yield Finding(path=".", code="table-without-picture", severity="warning",
-                          detail=f"{len(left)} rows of tables name pictures that do not exist: {shown}")
+                          detail=f"{len(unused)} rows of tables name pictures that do not exist: {shown}")
 
     def _add_row(self, row: Row, prefix: str, label: str) -> TableRow | None:
-        """Adds a row, or returns the one that its picture has already. Raises `BadTable`."""
+        """Adds a row, or returns the row that its picture already has. Raises `BadTable`."""
         name = self._below(row.named, prefix) if row.named or row.fault is None else ""
         if row.fault is not None:
             self.faulty[name] = TableRow(name=name, captions=(), mask=None, table=label, where=row.where)
             raise BadTable(row.fault)
         mask = None if row.mask is None else blob_at(self.root, self._below(row.mask, prefix))
         place = self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems
-        found = TableRow(name=name, captions=row.captions, mask=mask, table=label, where=row.where)
-        first = place.setdefault(name, found)
-        return None if first is found else first
+        added = TableRow(name=name, captions=row.captions, mask=mask, table=label, where=row.where)
+        first = place.setdefault(name, added)
+        return None if first is added else first
 
     def _below(self, named: str, prefix: str) -> str:
         """The path relative to the source's root. Raises `BadTable` if it leads out of the root."""

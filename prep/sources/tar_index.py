@@ -70,13 +70,13 @@ class Listings:
         if known is None:
             return make()
         stamp, changed, size = known
-        found = _recalled(self._memo.recall(stamp), size)
-        if found is not None:
-            return found
-        found = make()
-        if is_at_rest(changed, begun) and _stamped(replace(tar, version="")) == known and not _may_pass(found):
-            self._note(stamp, found)
-        return found
+        contents = _recalled(self._memo.recall(stamp), size)
+        if contents is not None:
+            return contents
+        contents = make()
+        if is_at_rest(changed, begun) and _stamped(replace(tar, version="")) == known and not _may_pass(contents):
+            self._note(stamp, contents)
+        return contents
 
     def close(self) -> None:
         """Closes the memory."""
@@ -91,7 +91,7 @@ class Listings:
 
 
 def lands_outside(name: str) -> bool:
-    """Whether a member of this name would be unpacked outside its directory, on Linux or on Windows."""
+    """Whether a member called `name` would be unpacked outside its directory, on Linux or on Windows."""
     if ".." not in name and ":" not in name and name[:1] not in "/\\":
         return False  # the common case, without building a path for each of a million names
     slashed = PurePosixPath(name.replace("\\", "/"))
@@ -99,7 +99,7 @@ def lands_outside(name: str) -> bool:
 
 
 def _may_pass(contents: Contents) -> bool:
-    return any(not one.name and one.code in _PASSING for one in contents.said)
+    return any(not finding.name and finding.code in _PASSING for finding in contents.said)
 
 
 def _stamped(tar: Blob) -> tuple[bytes, int, int] | None:
@@ -124,9 +124,9 @@ def _recalled(record: bytes | None, size: int) -> Contents | None:
 
 
 def _spelled(contents: Contents) -> bytes:
-    groups = [[key, [[suffix, one.name, one.offset, one.size] for suffix, one in parts.items()]]
+    groups = [[key, [[suffix, member.name, member.offset, member.size] for suffix, member in parts.items()]]
               for key, parts in contents.groups.items()]
-    said = [[one.name, one.code, one.detail] for one in contents.said]
+    said = [[finding.name, finding.code, finding.detail] for finding in contents.said]
     return json.dumps([groups, said], separators=(",", ":")).encode("ascii")
 
 
@@ -149,7 +149,7 @@ def _parsed(document: Any, size: int) -> Contents:
         if _text(key) in groups or not parts:
             raise Unparsed("a key of the record is repeated, or has no members")
         groups[key] = parts
-    return Contents(groups=groups, said=tuple(_said(*map(_text, one)) for one in said))
+    return Contents(groups=groups, said=tuple(_said(*map(_text, fields)) for fields in said))
 
 
 def _text(value: Any) -> str:

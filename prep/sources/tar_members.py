@@ -50,7 +50,7 @@ class TarPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TarMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A tar to list: a path, which may not be valid UTF-8; or of one in a store its size and headers."""
+    """A tar to list: a path, which may not be valid UTF-8, or the size and headers of a tar in a store."""
 
     file: bytes
     size: int = 0  # bytes, of one in a store
@@ -58,7 +58,7 @@ class TarMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Headers:
-    """A stream of a tar of which there are only the headers, at their places."""
+    """A stream with only the headers of a tar, at their places."""
 
     def __init__(self, size: int, headers: list[tuple[int, bytes]]) -> None:
         self._size, self._headers = size, headers
@@ -80,24 +80,24 @@ class Headers:
         size = max(0, min(size, self._size - self._at))
         number = bisect_right(self._starts, self._at) - 1
         start, data = self._headers[number] if number >= 0 else (0, b"")
-        found = data[self._at - start : self._at - start + size]
-        if len(found) < size and size > 1:
+        data = data[self._at - start : self._at - start + size]
+        if len(data) < size and size > 1:
             raise tarfile.ReadError(f"what follows is not at byte {self._at}, where the headers before it put it")
         self._at += size
-        return found or bytes(size)
+        return data or bytes(size)
 
 
-def read_parts(asked: TarMessage) -> Iterator[TarPart]:
+def read_parts(message: TarMessage) -> Iterator[TarPart]:
     """The usable members of a tar and its findings, in parts."""
     part = TarPart([], [])
-    found = (list_tar(Blob(file=os.fsdecode(asked.file))) if asked.headers is None else
-             _list(Headers(asked.size, asked.headers), asked.size))
-    for one in found:
-        name = one.name.encode("utf-8", "surrogateescape")
-        if isinstance(one, Member):
-            part.members.append((name, one.offset, one.size))
+    entries = (list_tar(Blob(file=os.fsdecode(message.file))) if message.headers is None else
+               _list(Headers(message.size, message.headers), message.size))
+    for entry in entries:
+        name = entry.name.encode("utf-8", "surrogateescape")
+        if isinstance(entry, Member):
+            part.members.append((name, entry.offset, entry.size))
         else:
-            part.said.append((name, one.code, one.detail.encode("utf-8", "backslashreplace").decode()))
+            part.said.append((name, entry.code, entry.detail.encode("utf-8", "backslashreplace").decode()))
         if len(part.members) + len(part.said) >= PART:
             yield part
             part = TarPart([], [])
@@ -139,12 +139,12 @@ def _list(stream: _Stream, size: int) -> Iterator[Member | Said]:
 def _list_members(stream: _Stream, walk: _Walk) -> Iterator[Member | Said]:
     try:
         for info in _headers(stream, walk):
-            one = _use(info, walk)
-            if isinstance(one, Said):
+            entry = _use(info, walk)
+            if isinstance(entry, Said):
                 walk.said += 1
-                walk.cut |= one.code == "truncated"
-            if one is not None:
-                yield one
+                walk.cut |= entry.code == "truncated"
+            if entry is not None:
+                yield entry
     except tarfile.TarError as error:
         code = "truncated" if walk.seen and "unexpected end" in str(error) else \
             "corrupt-data" if walk.seen or isinstance(error, BadHeader) else "not-an-archive"

@@ -41,42 +41,42 @@ def tars_of(path: Path) -> list[Path]:
         raise PathError(f"source {str(path)[:80]}… has {len(str(path))} characters, expected at most {LONGEST}")
     if path.exists():
         return [path]
-    found: list[Path] = []
+    tars: list[Path] = []
     try:
-        for one in map(Path, _expanded(str(path))):
-            matches = _matching(one) if _GLOB.search(str(one)) else [one]
+        for pattern in map(Path, _expanded(str(path))):
+            matches = _matching(pattern) if _GLOB.search(str(pattern)) else [pattern]
             if not matches:
-                raise PathError(f"source {one} matches no file", hint=HINT)
-            found += matches
+                raise PathError(f"source {pattern} matches no file", hint=HINT)
+            tars += matches
     except (ValueError, RecursionError) as error:
         raise PathError(f"source {path} cannot be expanded: {error}", hint=HINT) from None
-    if missing := [one for one in found if not one.exists()]:
+    if missing := [tar for tar in tars if not tar.exists()]:
         raise PathError(f"source {missing[0]} does not exist" + (f", and neither do {len(missing) - 1} others of {path}"
                                                                  if len(missing) > 1 else ""), hint=HINT)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(tars))
 
 
 def stored_tars(pattern: Bucket) -> list[Blob]:
-    """The tars in a store that `pattern` names by braces and globs, as listings give them, with their versions: by one
-    request for each, or where there are globs, by one for a thousand objects.
+    """Returns the tars in a store that `pattern` names by braces and globs, with the versions that listings give: one
+    request for each tar, or for a thousand objects where there are globs.
 
     Raises `PathError` as `tars_of`; `StoreError`.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     try:
-        for one in map(Bucket.parse, _expanded(str(pattern))):
-            if _GLOB.search(str(one)):
-                matches = _matching_in_store(one)
+        for place in map(Bucket.parse, _expanded(str(pattern))):
+            if _GLOB.search(str(place)):
+                matches = _matching_in_store(place)
                 if not matches:
-                    raise PathError(f"source {one} matches no object", hint=HINT)
-                found |= matches
+                    raise PathError(f"source {place} matches no object", hint=HINT)
+                versions |= matches
             else:
-                found.setdefault(str(one), "")
+                versions.setdefault(str(place), "")
     except (ValueError, RecursionError) as error:
         raise PathError(f"source {pattern} cannot be expanded: {error}", hint=HINT) from None
-    left = [url for url, version in found.items() if not version]
-    found |= dict(zip(left, side_by_side(_version_at, left, ASKED, Event()), strict=True))
-    return [Blob(file=url, version=version) for url, version in found.items()]
+    unchecked = [url for url, version in versions.items() if not version]
+    versions |= dict(zip(unchecked, side_by_side(_version_at, unchecked, ASKED, Event()), strict=True))
+    return [Blob(file=url, version=version) for url, version in versions.items()]
 
 
 def _version_at(url: str) -> str:
@@ -93,7 +93,7 @@ def _matching_in_store(pattern: Bucket) -> dict[str, str]:
     if not start:
         raise ValueError(f"{names[0]!r} is no bucket")
     folder, parts = replace(pattern, key="/".join(names[1:start])), _parts(names[start:])
-    return {f"{folder}/{name}": one.version for name, one in list_objects(folder.url).items()
+    return {f"{folder}/{name}": listing.version for name, listing in list_objects(folder.url).items()
             if _fits(parts, PurePosixPath(name).parts)}
 
 
@@ -146,7 +146,7 @@ def _matching(pattern: Path) -> list[Path]:
     so that `**/**/**` takes no longer than `**`. Raises `PathError`, `ValueError`."""
     start = next(number for number, part in enumerate(pattern.parts) if _GLOB.search(part))
     parts = _parts(pattern.parts[start:])
-    found: list[Path] = []
+    files: list[Path] = []
     todo = [(Path(*pattern.parts[:start]) if start else Path(), frozenset({0}))]
     seen: dict[Path, set[int]] = {}
     while todo:
@@ -159,10 +159,10 @@ def _matching(pattern: Path) -> list[Path]:
                             hint="write out more of the path in place of ** and *")
         for name, next_places, is_folder in _entries(folder, parts, fresh):
             if len(parts) in next_places and _is(Path.is_file, folder / name):
-                found.append(folder / name)
+                files.append(folder / name)
             if is_folder and next_places - {len(parts)}:
                 todo.append((folder / name, next_places - {len(parts)}))
-    return sorted(set(found))
+    return sorted(set(files))
 
 
 _Part = re.Pattern[str] | str | None  # a pattern of names; a literal name; None: **
@@ -195,7 +195,7 @@ def _entries(folder: Path, parts: list[_Part], places: set[int]) -> list[tuple[s
     globs = {place for place in places if place < len(parts) and not isinstance(parts[place], str)}
     if not globs:
         return named
-    found = []
+    matches = []
     with suppress(OSError), os.scandir(folder) as entries:  # an unreadable directory counts as empty
         for entry in entries:
             next_places = {place + 1 for place in globs
@@ -203,8 +203,8 @@ def _entries(folder: Path, parts: list[_Part], places: set[int]) -> list[tuple[s
             if entry.is_dir(follow_symlinks=False):
                 next_places |= {place for place in globs if parts[place] is None}
             if next_places:
-                found.append((entry.name, frozenset(next_places), _is(Path.is_dir, folder / entry.name)))
-    return [*named, *found]
+                matches.append((entry.name, frozenset(next_places), _is(Path.is_dir, folder / entry.name)))
+    return [*named, *matches]
 
 
 def _is(kind: Callable[[Path], bool], path: Path) -> bool:

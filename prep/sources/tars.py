@@ -49,10 +49,10 @@ def walk_tar(tar: Tar, *, sidecar: bool, workers: WorkerPool,
     """
     contents = (contents_of(tar.whole, workers) if listings is None else
                 listings.of(tar.whole, lambda: contents_of(tar.whole, workers)))
-    for one in contents.said:
-        severity: Severity = _SAID.get(one.code, "error")  # type: ignore[assignment]
-        where = f"{tar.label}/{printable_name(one.name)}" if one.name else tar.label
-        yield Finding(path=where, code=one.code, severity=severity, detail=one.detail or _NOT_READ)
+    for finding in contents.said:
+        severity: Severity = _SAID.get(finding.code, "error")  # type: ignore[assignment]
+        where = f"{tar.label}/{printable_name(finding.name)}" if finding.name else tar.label
+        yield Finding(path=where, code=finding.code, severity=severity, detail=finding.detail or _NOT_READ)
     groups = contents.groups
     for key, parts in groups.items():
         masks = groups.get(f"{key}{MASK}", {})
@@ -65,12 +65,12 @@ def contents_of(tar: Blob, workers: WorkerPool) -> Contents:
     if not is_object(tar.file) and not path.is_file():
         raise PathError(f"source {path} is not a file" if path.exists() else f"source {path} does not exist")
     try:
-        found = read_tar(workers, tar)
+        entries = read_tar(workers, tar)
     except WorkerLost as lost:
         return Contents(groups={}, said=(Said(name="", code="bad-archive", detail=lost_detail(lost)),))
-    said = [one for one in found if isinstance(one, Said)]
+    said = [entry for entry in entries if isinstance(entry, Said)]
     groups: dict[str, dict[str, Member]] = {}
-    for key, parts in _groups([one for one in found if isinstance(one, Member)]):
+    for key, parts in _groups([entry for entry in entries if isinstance(entry, Member)]):
         if key in groups:
             names = ", ".join(printable_name(member.name) for member in parts.values())
             says = f"this key is repeated later in the tar, with {names}; the first is used"
@@ -111,7 +111,7 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, Member], masks: Mapping[str,
     if key.endswith(MASK) and key.removesuffix(MASK) in groups:
         return
     caption = next((suffix for suffix in CAPTIONS if suffix in parts), None)
-    beside = [parts[suffix] for suffix in MASKS if suffix in parts] + [masks[one] for one in ("png",) if one in masks]
+    beside = [parts[suffix] for suffix in MASKS if suffix in parts] + ([masks["png"]] if "png" in masks else [])
     mask = beside[0] if beside else None
     metadata = parts["json"] if caption != "json" and "json" in parts else None
     for suffix in pictures:

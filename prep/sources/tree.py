@@ -161,7 +161,7 @@ def add_file(folder: Directory, name: str, is_usable: Callable[[], bool]) -> Non
             names = folder.captions.setdefault(stem, [])
             names.append(name)
             if len(names) > 1:
-                names.sort(key=lambda one: (CAPTIONS.index(_extension(one)), one))
+                names.sort(key=lambda file: (CAPTIONS.index(_extension(file)), file))
         elif stem.casefold().endswith(MASK):
             if (first := folder.masks.setdefault(stem[: -len(MASK)], name)) != name:
                 folder.second_masks[name] = first

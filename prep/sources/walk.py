@@ -44,14 +44,14 @@ def walk_source(path: Place, *, source: int, masks: MaskFrom | MaskFolder, table
     own, unused = masks in ("sidecar", "none", "alpha"), 0
     with closing(Listings(trust=not rehash)) as listings:
         for tar in tars_at(path, source=source, prefix=prefix):
-            for one in walk_tar(tar, sidecar=own, listings=listings, workers=workers):
-                if isinstance(one, Item) and isinstance(masks, MaskFolder):
-                    yield _with_mask(one, masks)
-                elif isinstance(one, Item) and one.mask is not None and masks in ("none", "alpha"):
+            for entry in walk_tar(tar, sidecar=own, listings=listings, workers=workers):
+                if isinstance(entry, Item) and isinstance(masks, MaskFolder):
+                    yield _with_mask(entry, masks)
+                elif isinstance(entry, Item) and entry.mask is not None and masks in ("none", "alpha"):
                     unused += masks == "none"
-                    yield replace(one, mask=None)
+                    yield replace(entry, mask=None)
                 else:
-                    yield one
+                    yield entry
     yield from unused_masks(unused)
 
 
@@ -67,7 +67,7 @@ def is_tars(path: Place) -> bool:
 
 def tars_in(path: Place) -> int:
     """The number of tars directly in a directory, which a directory source does not read; 0 if `path` is not one."""
-    return sum(one.suffix.lower() == ".tar" for one in path.iterdir()) if is_directory(path) else 0
+    return sum(file.suffix.lower() == ".tar" for file in path.iterdir()) if is_directory(path) else 0
 
 
 def places_of(path: Place) -> list[Place]:
@@ -87,12 +87,12 @@ def labelled(places: Sequence[Place]) -> list[tuple[Place, str]]:
     """Each tar with the prefix of its members' names: its own name, with as many directories as make it unique."""
     depth = 1
     parts = [PurePosixPath(place.as_posix()).parts for place in places]
-    while len({one[-depth:] for one in parts}) < len(places) and depth < max(map(len, parts)):
+    while len({names[-depth:] for names in parts}) < len(places) and depth < max(map(len, parts)):
         depth += 1
-    return [(place, "/".join(one[-depth:]).lstrip("/")) for place, one in zip(places, parts, strict=True)]
+    return [(place, "/".join(names[-depth:]).lstrip("/")) for place, names in zip(places, parts, strict=True)]
 
 
 def _with_mask(item: Item, masks: MaskFolder) -> Item:
     """The item with its mask from a directory of masks, found by a name with or without the tar's name before it."""
-    found = masks.find(*(name.rpartition(".")[0] for name in (item.name, item.picture.member)))
-    return item if found is None else replace(item, mask=found)
+    mask = masks.find(*(name.rpartition(".")[0] for name in (item.name, item.picture.member)))
+    return item if mask is None else replace(item, mask=mask)

@@ -20,8 +20,8 @@ _MOST = 1 << 16  # a picture of 2^28 pixels in tiles of 128 needs a quarter of t
 def check_whole(data: bytes) -> None:
     """Raises `BadPicture` for a file in which a part is missing or overwritten."""
     try:
-        found = list(boxes(data, 0, len(data), "HEIC"))
-        meta = next(((start, end) for kind, start, end in found if kind == b"meta"), None)
+        top_boxes = list(boxes(data, 0, len(data), "HEIC"))
+        meta = next(((start, end) for kind, start, end in top_boxes if kind == b"meta"), None)
         if meta is None:
             raise BadPicture("unreadable", "HEIC file has no item, expected one picture at least")
         _check_items(data, {kind: (start, end) for kind, start, end in boxes(data, meta[0] + 4, meta[1], "HEIC")})
@@ -54,7 +54,7 @@ def _places(data: bytes, start: int, stop: int, idat: int) -> _Extents:
     wide = version == 2
     at = start + 6
     count, at = _number(data, at, 4 if wide else 2)
-    found: _Extents = {}
+    extents_of: _Extents = {}
     total = 0
     for _ in range(count):
         item, at = _number(data, at, 4 if wide else 2)
@@ -69,10 +69,10 @@ def _places(data: bytes, start: int, stop: int, idat: int) -> _Extents:
             origin = {_FILE: 0, _IDAT: idat}.get(method & 15)
             if origin is not None:
                 place = origin + base + offset
-                found.setdefault(item, []).append((place, place + length if length else len(data)))
+                extents_of.setdefault(item, []).append((place, place + length if length else len(data)))
         if at > stop:
             raise IndexError
-    return found
+    return extents_of
 
 
 def _number(data: bytes, at: int, size: int) -> tuple[int, int]:
@@ -82,19 +82,19 @@ def _number(data: bytes, at: int, size: int) -> tuple[int, int]:
 
 def _kinds(data: bytes, start: int, stop: int) -> dict[int, bytes]:
     """The kind of each item."""
-    found = {}
+    kinds = {}
     for kind, begin, end in boxes(data, start + (8 if data[start] else 6), stop, "HEIC"):
         version = data[begin]
         if kind == b"infe" and version >= 2 and end - begin >= 12:
             item, at = _number(data, begin + 4, 2 if version == 2 else 4)
-            found[item] = data[at + 2 : at + 6]
-    return found
+            kinds[item] = data[at + 2 : at + 6]
+    return kinds
 
 
 def _width(data: bytes, start: int, stop: int) -> int | None:
     """How many bytes a unit's length has, if all HEVC items of the file agree."""
-    found = boxes(data, start, stop, "HEIC")
-    store = next(((begin, end) for kind, begin, end in found if kind == b"ipco"), (stop, stop))
+    children = boxes(data, start, stop, "HEIC")
+    store = next(((begin, end) for kind, begin, end in children if kind == b"ipco"), (stop, stop))
     widths = {(data[begin + 21] & 3) + 1 for kind, begin, end in boxes(data, *store, "HEIC")
               if kind == b"hvcC" and end - begin > 21}
     return widths.pop() if len(widths) == 1 else None

@@ -34,8 +34,8 @@ def pad_scans(body: bytes) -> bytes:
 def segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """(marker, start, end) of each segment after SOI, including the marker's own bytes; EOI comes last, if present."""
     position = 2
-    while found := _MARKER.search(data, position):
-        marker, start = found[1][0], found.end() - 2
+    while match := _MARKER.search(data, position):
+        marker, start = match[1][0], match.end() - 2
         if marker == EOI:
             yield marker, start, start + 2
             return
@@ -65,7 +65,7 @@ def luminance_table(data: bytes) -> tuple[int, ...]:
 
 def unwrap_jpeg(data: bytes) -> Parts:
     """A JPEG without APP1-13 and comments; the Adobe segment stays, since it decides the colors."""
-    kept: list[bytes] = [data[:2]]
+    pieces: list[bytes] = [data[:2]]
     chunks: dict[int, bytes] = {}
     exif: bytes | None = None
     copied, end, scans, bits = 2, None, 0, 8
@@ -76,7 +76,7 @@ def unwrap_jpeg(data: bytes) -> Parts:
         elif payload.startswith(_ICC) and len(payload) > 14:
             chunks[payload[12]] = payload[14:]
         if _APP0 < marker < _APP14 or marker == 0xEF or marker == _COM:
-            kept.append(data[copied:start])
+            pieces.append(data[copied:start])
             copied = stop
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC) and stop > start + 4:
             bits = data[start + 4]
@@ -84,9 +84,9 @@ def unwrap_jpeg(data: bytes) -> Parts:
         end = stop if marker == EOI else None
     if not scans:
         raise BadPicture("truncated", f"JPEG ends inside its header, after {len(data)} bytes")
-    kept.append(data[copied:end])
+    pieces.append(data[copied:end])
     profile = b"".join(chunks[number] for number in sorted(chunks)) or None
-    return Parts(format="JPEG", body=b"".join(kept), exif=exif, profile=profile, frames=1, bits=bits,
+    return Parts(format="JPEG", body=b"".join(pieces), exif=exif, profile=profile, frames=1, bits=bits,
                  notes=_jpeg_ending(len(data), end))
 
 

@@ -50,10 +50,10 @@ def codestream(data: bytes) -> bytes:
             whole = whole or data[start:stop]
         elif kind == b"jxlp":
             parts.append(data[start + 4 : stop])  # four bytes count the parts
-    found = whole or b"".join(parts)
-    if not found.startswith(b"\xff\x0a"):
+    stream = whole or b"".join(parts)
+    if not stream.startswith(b"\xff\x0a"):
         raise BadPicture("unreadable", "the JPEG XL container has no codestream")
-    return found
+    return stream
 
 
 def read_basics(stream: bytes) -> Basics:

@@ -24,19 +24,19 @@ _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
 def check_complete(body: bytes) -> None:
     """Raises `BadPicture` if a PNG has less pixel data than its header says."""
     width, height, depth, color, _, _, interlaced = struct.unpack_from(">IIBBBBB", body, 16)
-    wanted = sum(_bytes_of(-(-(width - left) // right), -(-(height - top) // down), depth * _CHANNELS[color])
-                 for left, top, right, down in (_PASSES if interlaced else ((0, 0, 1, 1),)))
-    stream, there = zlib.decompressobj(), 0
+    expected = sum(_bytes_of(-(-(width - left) // right), -(-(height - top) // down), depth * _CHANNELS[color])
+                   for left, top, right, down in (_PASSES if interlaced else ((0, 0, 1, 1),)))
+    stream, size = zlib.decompressobj(), 0
     for kind, start, stop in png_chunks(body):
         data = body[start + 8 : stop - 4] if kind == b"IDAT" else b""
-        while (most := min(STEP, wanted - there)) > 0:  # and no byte more, which may be damaged
+        while (most := min(STEP, expected - size)) > 0:  # and no byte more, which may be damaged
             plain = stream.decompress(data, most)
-            there += len(plain)
+            size += len(plain)
             data = stream.unconsumed_tail
             if len(plain) < most:
                 break
-    if there < wanted:
-        raise BadPicture("truncated", f"PNG has {there} of {wanted} bytes of pixels")
+    if size < expected:
+        raise BadPicture("truncated", f"PNG has {size} of {expected} bytes of pixels")
 
 
 def _bytes_of(width: int, height: int, bits: int) -> int:
@@ -59,30 +59,31 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def unwrap_png(data: bytes) -> Parts:
     """The PNG with only its critical chunks and tRNS; a bad checksum of another chunk is a note, not an error."""
-    kept: list[bytes | memoryview] = [data[:8]]
+    pieces: list[bytes | memoryview] = [data[:8]]
     view, notes = memoryview(data), []
-    found: dict[bytes, bytes] = {}
+    payloads: dict[bytes, bytes] = {}
     end = None
     for kind, start, stop in png_chunks(data):
         good = zlib.crc32(view[start + 4 : stop - 4]) == int.from_bytes(view[stop - 4 : stop], "big")
         if not good:
             notes.append(_png_checksum(kind))
         if kind in _PNG_KEPT:
-            kept.append(view[start:stop])
+            pieces.append(view[start:stop])
         elif good and kind in (b"eXIf", b"iCCP", b"acTL"):
-            found[kind] = data[start + 8 : stop - 4]
+            payloads[kind] = data[start + 8 : stop - 4]
         elif kind in (b"zTXt", b"iTXt") and _expands(data[start + 8 : stop - 4]):
             notes.append(("metadata-bomb", f"a compressed comment has more than {_TEXT_LIMIT} bytes; it is ignored"))
         if kind == b"IHDR" and stop - start == 25:
-            found[kind] = data[start + 8 : stop - 4]
+            payloads[kind] = data[start + 8 : stop - 4]
         end = stop if kind == b"IEND" else None
-    if b"IHDR" not in found or end is None:
+    if b"IHDR" not in payloads or end is None:
         raise BadPicture("truncated", f"PNG ends before its last chunk, after {len(data)} bytes")
     if end < len(data):
         notes.append(("trailing-data", f"{counted(len(data) - end, 'byte')} after the end of the picture"))
-    profile, frames = _png_profile(found.get(b"iCCP"), notes), found.get(b"acTL", b"")
-    return Parts(format="PNG", body=b"".join(kept), exif=found.get(b"eXIf"), profile=profile, bits=found[b"IHDR"][8],
-                 frames=int.from_bytes(frames[:4], "big") or 1, notes=tuple(dict.fromkeys(notes)))
+    profile, frames = _png_profile(payloads.get(b"iCCP"), notes), payloads.get(b"acTL", b"")
+    return Parts(format="PNG", body=b"".join(pieces), exif=payloads.get(b"eXIf"), profile=profile,
+                 bits=payloads[b"IHDR"][8], frames=int.from_bytes(frames[:4], "big") or 1,
+                 notes=tuple(dict.fromkeys(notes)))
 
 
 def _png_checksum(kind: bytes) -> Note:
