@@ -10,7 +10,7 @@ from typing import Any
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
 from prep.fs.place import Local, Place
-from prep.loader.identity import Identity, identify
+from prep.loader.identity import DataIdentity, identify
 from prep.loader.index import Index
 from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
@@ -94,7 +94,7 @@ class Setup:
     adopted: tuple[Mapping[str, Any], ...] = ()  # changes accepted when it was resumed: {"step", "changes"}
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> DataIdentity:
         """The part of the data that decides the steps. Raises `CacheError`."""
         return identify(self.index, masked=self.masked, prediction=self.prediction)
 

@@ -68,11 +68,11 @@ class Division:
 
     def _places_of(self, rest: Indices) -> Indices:
         """The part in which each of the rest lies, in order and none twice."""
-        number, left = np.arange(len(rest)), len(rest)
+        number, size = np.arange(len(rest)), len(rest)
         if not self.size:
-            return number * self.micro_batch // max(left, 1)
-        found: Indices = np.minimum((rest - number) // self.size, self.micro_batch - left + number)
-        return found
+            return number * self.micro_batch // max(size, 1)
+        places: Indices = np.minimum((rest - number) // self.size, self.micro_batch - size + number)
+        return places
 
 
 def _systematic(some: int, count: int, start: int) -> Indices:
@@ -80,12 +80,12 @@ def _systematic(some: int, count: int, start: int) -> Indices:
     return (np.arange(some) * count + start) // max(some, 1)
 
 
-def outside_rest(numbers: Indices, count: Indices, left: Indices, start: Indices) -> Indices:
-    """The occurrences that are the `numbers`-th outside a rest of `left` of `count` with that start; [n] each.
+def outside_rest(numbers: Indices, count: Indices, rest: Indices, start: Indices) -> Indices:
+    """The occurrences that are the `numbers`-th outside a rest of `rest` of `count` with that start; [n] each.
 
-    Before number y there are the i for which the i-th of the rest, less i, is at most y: i·(count - left) + start is
-    below (y + 1)·left.
+    Before number y there are the i for which the i-th of the rest, less i, is at most y: i·(count - rest) + start is
+    below (y + 1)·rest.
     """
-    before = -((start - (numbers + 1) * left) // np.maximum(count - left, 1))
-    found: Indices = numbers + np.clip(before, 0, left)
-    return found
+    before = -((start - (numbers + 1) * rest) // np.maximum(count - rest, 1))
+    occurrences: Indices = numbers + np.clip(before, 0, rest)
+    return occurrences

@@ -26,13 +26,13 @@ def permute(indices: NDArray[np.int64] | int, size: int, key: bytes) -> NDArray[
     A Feistel network over the next power of four, applied until the result is below `size` (Black and Rogaway, CT-RSA
     2002, method 2): fewer than 4 rounds on average, 64 / size for the smallest sizes.
     """
-    given = np.asarray(indices, dtype=np.int64)
-    assert given.size == 0 or (given.min() >= 0 and given.max() < size), f"an index is not below {size}"
+    numbers = np.asarray(indices, dtype=np.int64)
+    assert numbers.size == 0 or (numbers.min() >= 0 and numbers.max() < size), f"an index is not below {size}"
     half, keys = np.uint64(_half(size)), _round_keys(key)
-    walking = _feistel(given.astype(np.uint64).ravel(), half, keys)
+    walking = _feistel(numbers.astype(np.uint64).ravel(), half, keys)
     while (outside := walking >= np.uint64(size)).any():
         walking[outside] = _feistel(walking[outside], half, keys)
-    return walking.astype(np.int64).reshape(given.shape)
+    return walking.astype(np.int64).reshape(numbers.shape)
 
 
 def permute_each(indices: NDArray[np.int64], which: NDArray[np.int64], sizes: Sequence[int],

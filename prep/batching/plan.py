@@ -109,8 +109,8 @@ class StepPlan:
                 short[end - 1] = -count % self.micro_batch
         lacking = np.full(self.steps_per_epoch * self.per_step, self.micro_batch)
         lacking[:total] = short[permute(np.arange(total), total, plan_key("steps", self.seed, epoch))]
-        found: Indices = whole - lacking.reshape(-1, self.per_step).sum(axis=1)
-        return found
+        sizes: Indices = whole - lacking.reshape(-1, self.per_step).sum(axis=1)
+        return sizes
 
     def left_out(self, epoch: int) -> dict[int, Indices]:
         """Occurrences that the epoch drops, sorted, by bucket; the cost is proportional to their number."""
@@ -124,8 +124,8 @@ class StepPlan:
                 else permute(rest, count, self._bucket_key(epoch, bucket)))
         for batch in self._at(epoch, np.arange(self.steps_per_epoch * self.per_step, sum(self.batches))):
             missing[batch.bucket].append(batch.occurrences)
-        found = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in missing.items()}
-        return {bucket: occurrences for bucket, occurrences in found.items() if len(occurrences)}
+        dropped = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in missing.items()}
+        return {bucket: occurrences for bucket, occurrences in dropped.items() if len(occurrences)}
 
     def repeated(self, epoch: int) -> dict[int, Indices]:
         """Occurrences repeated to fill batches, sorted, by bucket; one entry per extra showing."""
@@ -134,12 +134,12 @@ class StepPlan:
         again: dict[int, list[Indices]] = {}
         for bucket, batches in enumerate(self.batches):
             if batches:
-                (last,) = self._micro_batches(*(np.array([one]) for one in (epoch, bucket, batches - 1, 0)))
+                (last,) = self._micro_batches(*(np.array([value]) for value in (epoch, bucket, batches - 1, 0)))
                 again.setdefault(bucket, []).append(last.occurrences[last.repeated])
         for batch in self._at(epoch, np.arange(sum(self.batches), self.steps_per_epoch * self.per_step)):
             again[batch.bucket].append(batch.occurrences)
-        found = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in again.items()}
-        return {bucket: occurrences for bucket, occurrences in found.items() if len(occurrences)}
+        extra = {bucket: np.sort(np.concatenate(parts)) for bucket, parts in again.items()}
+        return {bucket: occurrences for bucket, occurrences in extra.items() if len(occurrences)}
 
     @cached_property
     def _starts(self) -> Indices:
@@ -186,10 +186,10 @@ class StepPlan:
             spans.append(places % count)
             turns.append(places // count)
         ends = np.cumsum([len(span) for span in spans])
-        found = permute_each(np.concatenate(spans), np.repeat(which, np.diff(ends, prepend=0)),
-                             [self.counts[bucket] for _, bucket in pairs],
-                             [self._bucket_key(epoch, bucket) for epoch, bucket in pairs])
-        return zip(np.split(found, ends[:-1]), turns, [None] * len(turns), strict=True)
+        occurrences = permute_each(np.concatenate(spans), np.repeat(which, np.diff(ends, prepend=0)),
+                                   [self.counts[bucket] for _, bucket in pairs],
+                                   [self._bucket_key(epoch, bucket) for epoch, bucket in pairs])
+        return zip(np.split(occurrences, ends[:-1]), turns, [None] * len(turns), strict=True)
 
     def _permuted_in_parts(self, pairs: Sequence[tuple[int, int]], which: Indices, numbers: Indices) -> Iterator[_Made]:
         """Like `_permuted`, each part by itself; and the places that the occurrences have in a full micro-batch."""
@@ -203,8 +203,8 @@ class StepPlan:
         inside = permute_each(rows, of, sizes, [self._bucket_key(epoch, bucket) for epoch, bucket in pairs], places)
         count, start = (np.array(values)[of] for values in ([each.count for each in divisions],
                                                             [each.start for each in divisions]))
-        found = outside_rest(places * np.array(sizes)[of] + inside, count, count % self.micro_batch, start)
-        return zip(np.split(np.where(known < 0, found, known), ends[:-1]), [each.turns for each in slots],
+        occurrences = outside_rest(places * np.array(sizes)[of] + inside, count, count % self.micro_batch, start)
+        return zip(np.split(np.where(known < 0, occurrences, known), ends[:-1]), [each.turns for each in slots],
                    [each.places for each in slots], strict=True)
 
     def _division(self, epoch: int, bucket: int) -> Division:
@@ -222,8 +222,8 @@ def _steps(plan: StepPlan, first: int, count: int) -> tuple[tuple[MicroBatch, ..
     epochs, numbers = np.divmod(np.arange(first, first + count), plan.steps_per_epoch)
     places = [plan._places(number) for number in numbers.tolist()]
     sizes = [len(each) for each in places]
-    found = iter(plan._at(np.repeat(epochs, sizes), np.concatenate(places)))
-    return tuple(tuple(islice(found, size)) for size in sizes)
+    batches = iter(plan._at(np.repeat(epochs, sizes), np.concatenate(places)))
+    return tuple(tuple(islice(batches, size)) for size in sizes)
 
 
 def step_plan(

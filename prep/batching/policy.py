@@ -1,4 +1,4 @@
-"""What a plan does by choice: with short micro-batches, and which samples may meet. Imports nothing, for `--help`."""
+"""The choices of a plan: about short micro-batches, and which samples may meet. Imports nothing, for `--help`."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def fewer_short(plan: StepPlan, least: int = 1) -> dict[int, int]:
 
     The largest are tried first, until `WORK` is spent: with millions of samples the smallest are left out.
     """
-    found: dict[int, int] = {}
+    shortages: dict[int, int] = {}
     short, work = short_steps(plan), 0
     for size in smaller_sizes(plan.batch_size, plan.micro_batch):
         if not short or size < least:
@@ -31,8 +31,8 @@ def fewer_short(plan: StepPlan, least: int = 1) -> dict[int, int]:
         if work > WORK:
             break
         if (fewer := short_steps(smaller)) < short:
-            found[size] = short = fewer
-    return found
+            shortages[size] = short = fewer
+    return shortages
 
 
 def smaller_sizes(batch_size: int, micro_batch: int) -> list[int]:

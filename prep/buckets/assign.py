@@ -80,19 +80,19 @@ def assign_buckets(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Ru
     So a picture that is too small for a second resolution gets no second sample equal to its first.
     Raises `ConfigError` for contradictory rules.
     """
-    given, every = list(pictures), (rules, *more)
-    runs = [_placed([size for _, size in given], each) for each in every]
+    entries, every = list(pictures), (rules, *more)
+    runs = [_placed([size for _, size in entries], each) for each in every]
     placed, findings = [], []
-    for index, (name, size) in enumerate(given):
-        found: dict[Placement, int] = {}
+    for index, (name, size) in enumerate(entries):
+        resolutions: dict[Placement, int] = {}
         for each, (placements, _) in zip(every, runs, strict=True):
             if size in placements:
-                found.setdefault(placements[size], each.resolution)
+                resolutions.setdefault(placements[size], each.resolution)
         placed += [Assignment(index=index, name=name, size=size, resolution=resolution, views=(placement,))
-                   for placement, resolution in found.items()]
-        if not found:
+                   for placement, resolution in resolutions.items()]
+        if not resolutions:
             findings.append(_too_small(name, size, rules))
-    used = tuple(sorted({one.placement.bucket for one in placed}))
+    used = tuple(sorted({assignment.placement.bucket for assignment in placed}))
     return Assignments(rules=every, buckets=used, pictures=tuple(placed),
                        findings=(*findings, *_still_small(placed, rules)),
                        merges=tuple(merge for _, merges in runs for merge in merges))
@@ -118,14 +118,14 @@ def _priced(merges: Iterable[Merge], members: Mapping[tuple[Size | None, Size], 
     for (home, size), count in members.items():
         if home is not None:
             inside[home][size] += count
-    found = []
+    priced = []
     for merge in merges:
-        moved = inside.pop(merge.bucket)
-        before, after = (sum(count * crop_loss(cover(size, bucket)) for size, count in moved.items()) / merge.pictures
+        sizes = inside.pop(merge.bucket)
+        before, after = (sum(count * crop_loss(cover(size, bucket)) for size, count in sizes.items()) / merge.pictures
                          for bucket in (merge.bucket, merge.into))
-        found.append(replace(merge, before=before, after=after))
-        inside[merge.into] += moved
-    return tuple(found)
+        priced.append(replace(merge, before=before, after=after))
+        inside[merge.into] += sizes
+    return tuple(priced)
 
 
 def assign(size: Size, buckets: Sequence[Size], rules: Rules) -> Size | None:
@@ -163,25 +163,25 @@ def merge_small(members: dict[Size, Group], rules: Rules) -> tuple[dict[Size, Si
     pictures is too small, and which has at least half its area: merging must not shrink a picture to a thumbnail.
     A bucket without such a neighbor stays.
     """
-    left, moves, stuck = dict(members), dict[Size, Size](), set[Size]()
+    groups, moves, stuck = dict(members), dict[Size, Size](), set[Size]()
     merges: list[Merge] = []
-    while small := [bucket for bucket in left if left[bucket][0] < rules.min_bucket and bucket not in stuck]:
-        bucket = min(small, key=lambda one: (left[one][0], one))
-        count, least = left[bucket]
-        targets = [one for one in left if one != bucket and 2 * one[0] * one[1] >= bucket[0] * bucket[1]
-                   and ((reach := rules.max_bucket(least)) is None or not enlarges(reach, one))]
+    while small := [bucket for bucket in groups if groups[bucket][0] < rules.min_bucket and bucket not in stuck]:
+        bucket = min(small, key=lambda size: (groups[size][0], size))
+        count, least = groups[bucket]
+        targets = [size for size in groups if size != bucket and 2 * size[0] * size[1] >= bucket[0] * bucket[1]
+                   and ((reach := rules.max_bucket(least)) is None or not enlarges(reach, size))]
         if not targets:
             stuck.add(bucket)
             continue
         into = nearest(bucket, targets)
         merges.append(Merge(bucket=bucket, into=into, pictures=count))
-        left[into] = _crowd(left[into], left.pop(bucket))
+        groups[into] = _crowd(groups[into], groups.pop(bucket))
         moves = {**{start: into if end == bucket else end for start, end in moves.items()}, bucket: into}
     return moves, tuple(merges)
 
 
-def _crowd(one: Group, other: Group) -> Group:
-    return one[0] + other[0], (min(one[1][0], other[1][0]), min(one[1][1], other[1][1]))
+def _crowd(group: Group, other: Group) -> Group:
+    return group[0] + other[0], (min(group[1][0], other[1][0]), min(group[1][1], other[1][1]))
 
 
 def _too_small(name: str, size: Size, rules: Rules) -> Finding:
@@ -206,10 +206,10 @@ def below_least_side(name: str, size: Size, rules: Rules) -> Finding | None:
 def _still_small(placed: Sequence[Assignment], rules: Rules) -> list[Finding]:
     """One finding per picture in a bucket that `min_bucket` wanted merged and that nothing could take."""
     counts: dict[Size, int] = {}
-    for one in placed:
-        counts[one.placement.bucket] = counts.get(one.placement.bucket, 0) + 1
-    small = [one for one in placed if counts[one.placement.bucket] < rules.min_bucket]
-    return [Finding(path=one.name, code="small-bucket", severity="warning",
-                    detail=f"bucket {one.placement.bucket[0]}x{one.placement.bucket[1]} has "
-                           f"{counts[one.placement.bucket]} of at least {rules.min_bucket} pictures wanted, and no "
-                           "other bucket can take them") for one in small]
+    for assignment in placed:
+        counts[assignment.placement.bucket] = counts.get(assignment.placement.bucket, 0) + 1
+    small = [(assignment.name, bucket) for assignment in placed
+             if counts[bucket := assignment.placement.bucket] < rules.min_bucket]
+    return [Finding(path=name, code="small-bucket", severity="warning",
+                    detail=f"bucket {bucket[0]}x{bucket[1]} has {counts[bucket]} of at least {rules.min_bucket} "
+                           "pictures wanted, and no other bucket can take them") for name, bucket in small]

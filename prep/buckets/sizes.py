@@ -72,13 +72,13 @@ def buckets_of(rules: Rules) -> tuple[Size, ...]:
         "list": lambda: rules.sizes,
         "single": lambda: [(rules.resolution, rules.resolution)],
     }
-    found = tuple(sorted(set(makers[rules.kind]())))
-    for width, height in found:
+    buckets = tuple(sorted(set(makers[rules.kind]())))
+    for width, height in buckets:
         if width % rules.step or height % rules.step or min(width, height) < 1:
-            wanted = f"expected sides that are multiples of {rules.step}"
-            raise ConfigError(f"bucket {width}x{height} of kind '{rules.kind}' does not fit: {wanted}",
+            expected = f"expected sides that are multiples of {rules.step}"
+            raise ConfigError(f"bucket {width}x{height} of kind '{rules.kind}' does not fit: {expected}",
                               hint=f"change image.{'sizes' if rules.kind == 'list' else 'resolution'} or image.step")
-    return found
+    return buckets
 
 
 def default_ends(resolution: int, step: int) -> tuple[int, int]:
@@ -97,30 +97,30 @@ def step_buckets(resolution: int, step: int, shortest: int, longest: int) -> tup
     512 (64, 256..1024). Heights stop at `longest`, so the narrowest buckets are smaller than the area allows.
     """
     square = resolution // step * step
-    found = {(square, square)}
+    buckets = {(square, square)}
     for width in range(shortest, longest + 1, step):
         height = min(longest, resolution * resolution // width // step * step)
         if height >= shortest:
-            found |= {(width, height), (height, width)}
-    return tuple(sorted(found))
+            buckets |= {(width, height), (height, width)}
+    return tuple(sorted(buckets))
 
 
 def ratio_buckets(resolution: int, step: int) -> tuple[Size, ...]:
     """`RATIOS` at the area of resolution², sides rounded to `step`, landscape and portrait: 17 for 1024 and 64."""
-    found: set[Size] = set()
+    buckets: set[Size] = set()
     for ratio in RATIOS:
         long, short = _rounded_root(ratio, resolution, step), _rounded_root(1 / ratio, resolution, step)
-        found |= {(long, short), (short, long)}
-    return tuple(sorted(found))
+        buckets |= {(long, short), (short, long)}
+    return tuple(sorted(buckets))
 
 
 def sdxl_buckets() -> tuple[Size, ...]:
     """The 40 sizes SDXL was trained at."""
-    found = {_SDXL_WIDE_ONLY}
+    buckets = {_SDXL_WIDE_ONLY}
     for short, longs in _SDXL.items():
         for long in longs:
-            found |= {(long, short), (short, long)}
-    return tuple(sorted(found))
+            buckets |= {(long, short), (short, long)}
+    return tuple(sorted(buckets))
 
 
 def _rounded_root(ratio: Fraction, resolution: int, step: int) -> int:

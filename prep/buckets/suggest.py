@@ -31,7 +31,7 @@ MUCH = 20.0  # percent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Suggestion:
+class BucketSuggestion:
     """One set of buckets with one batch size, and its losses in percent."""
 
     kind: Kind
@@ -64,45 +64,46 @@ def as_command_options(choice: Mapping[str, Any]) -> str:
 Sizes = Mapping[Size, tuple[int, int]]  # number of pictures of a size, and their showings per epoch
 
 
-def suggest_buckets(sizes: Sizes, rules: Sequence[Rules]) -> list[Suggestion]:
+def suggest_buckets(sizes: Sizes, rules: Sequence[Rules]) -> list[BucketSuggestion]:
     """The best suggestion, then the best of each batch size; empty if none uses any picture.
 
     `rules` has one entry per resolution; their steps and multiples of these are tried, and everything else is kept.
     """
-    tried = [choice for one in _candidates(rules) for choice in _choices(sizes, one)]
-    best = [min((one for one in tried if one.batch_size == batch), key=_order) for batch in BATCHES if tried]
+    suggestions = [choice for candidate in _candidates(rules) for choice in _choices(sizes, candidate)]
+    best = [min((choice for choice in suggestions if choice.batch_size == batch), key=_order)
+            for batch in BATCHES if suggestions]
     if not best:
         return []
     alone, *larger = best
-    least = min(one.score for one in larger)
-    near = [one for one in larger if one.score <= least + TOLERANCE]
+    least = min(suggestion.score for suggestion in larger)
+    near = [suggestion for suggestion in larger if suggestion.score <= least + TOLERANCE]
     return [near[-1] if least <= alone.score + MUCH else alone, *best]
 
 
-def _order(one: Suggestion) -> tuple[float, int, int, int]:
+def _order(suggestion: BucketSuggestion) -> tuple[float, int, int, int]:
     """The sort key: among equals fewer buckets first, then the larger step, then less merging."""
-    return round(one.score, 6), one.buckets, -one.step, one.min_bucket
+    return round(suggestion.score, 6), suggestion.buckets, -suggestion.step, suggestion.min_bucket
 
 
 def _candidates(rules: Sequence[Rules]) -> Iterator[tuple[Rules, ...]]:
     for kind in KINDS:
         for step in sorted({least := rules[0].step, *(step for step in STEPS if step % least == 0)}):
-            tried = tuple(replace(one, kind=kind, step=step, sizes=()) for one in rules)
+            candidate = tuple(replace(rule, kind=kind, step=step, sizes=()) for rule in rules)
             try:
-                for one in tried:
-                    buckets_of(one)
+                for rule in candidate:
+                    buckets_of(rule)
             except ConfigError:  # this kind has no buckets at this resolution and step
                 continue
-            yield tried
+            yield candidate
 
 
-def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[Suggestion]:
+def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[BucketSuggestion]:
     """A suggestion for each `min_bucket` and batch size with these buckets."""
-    homes = [{size: assign(size, buckets_of(one), one) for size in sizes} for one in rules]
+    homes = [{size: assign(size, buckets_of(rule), rule) for size in sizes} for rule in rules]
     members = [_members(sizes, each) for each in homes]
     for least in MIN_BUCKETS:
-        moves = [merge_small(inside, replace(one, min_bucket=least))[0]
-                 for one, inside in zip(rules, members, strict=True)]
+        moves = [merge_small(inside, replace(rule, min_bucket=least))[0]
+                 for rule, inside in zip(rules, members, strict=True)]
         counts, cut, unused = Counter[Size](), 0.0, 0
         for size, (pictures, count) in sizes.items():
             ends = {move.get(home, home) for move, each in zip(moves, homes, strict=True) if (home := each[size])}
@@ -113,17 +114,17 @@ def _choices(sizes: Sizes, rules: Sequence[Rules]) -> Iterator[Suggestion]:
         used, whole = sum(counts.values()), sum(pictures for pictures, _ in sizes.values())
         for batch in BATCHES if used else ():
             places = sum(-(-count // batch) * batch for count in counts.values())
-            yield Suggestion(kind=rules[0].kind, step=rules[0].step, min_bucket=least, batch_size=batch,
-                             crop=cut / used,
-                             buckets=sum(map(bool, counts.values())), unused=100 * unused / whole,
-                             empty=100 * (places - used) / places)
+            yield BucketSuggestion(kind=rules[0].kind, step=rules[0].step, min_bucket=least, batch_size=batch,
+                                   crop=cut / used,
+                                   buckets=sum(map(bool, counts.values())), unused=100 * unused / whole,
+                                   empty=100 * (places - used) / places)
 
 
 def _members(sizes: Sizes, homes: Mapping[Size, Size | None]) -> dict[Size, Group]:
-    found: dict[Size, Group] = {}
+    groups: dict[Size, Group] = {}
     for size, (count, _) in sizes.items():
         home = homes[size]
         if home is not None:
-            before, (width, height) = found.get(home, (0, size))
-            found[home] = before + count, (min(width, size[0]), min(height, size[1]))
-    return found
+            before, (width, height) = groups.get(home, (0, size))
+            groups[home] = before + count, (min(width, size[0]), min(height, size[1]))
+    return groups

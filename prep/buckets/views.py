@@ -58,14 +58,14 @@ def random_crops(placement: Placement, picture: str, count: int) -> list[tuple[i
     places = (across + 1) * (down + 1)
     first, second, third, last = _DRAW
     head = f"{first}{integers(placement.bucket)}{second}{string(picture)}{third}"
-    moved: dict[int, int] = {}
-    found: list[tuple[int, int]] = []
+    swaps: dict[int, int] = {}
+    crops: list[tuple[int, int]] = []
     for view in range(min(count, places)):
         drawn = view + int(digest_spelled(f"{head}{view:d}{last}"), 16) % (places - view)
-        place = moved.get(drawn, drawn)
-        moved[drawn] = moved.get(view, view)
-        found.append((place % (across + 1), place // (across + 1)))
-    return found
+        place = swaps.get(drawn, drawn)
+        swaps[drawn] = swaps.get(view, view)
+        crops.append((place % (across + 1), place // (across + 1)))
+    return crops
 
 
 def focus_crop(placement: Placement, focus: Focus) -> tuple[int, int]:

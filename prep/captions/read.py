@@ -41,11 +41,11 @@ def read_caption(data: bytes, form: Format = "text") -> tuple[str, ...]:
 def examine_caption(data: bytes, form: Format = "text") -> tuple[tuple[str, ...], tuple[CaptionNote, ...]]:
     """(captions, notes on their encoding). UTF-8 with or without BOM, UTF-16 with one. Raises `BadCaption`."""
     text, notes = _decoded(data)
-    found, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
-    if not found:
+    captions, said = judge_captions(text.splitlines() if form == "text" else _in_json(text))
+    if not captions:
         named = f" under any of {', '.join((*_LISTS, *_STRINGS, 'tags'))}" if form == "json" else ""
         return (), (*notes, ("empty-caption", f"caption file has {counted(len(data), 'byte')} and no text{named}"))
-    return found, (*notes, *said)
+    return captions, (*notes, *said)
 
 
 def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[CaptionNote, ...]]:
@@ -59,14 +59,14 @@ def judge_captions(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[Caption
             raise BadCaption("caption-encoding", f"caption has {counted(len(halves), 'unpaired surrogate')}, expected "
                              "valid Unicode")
         lines.append(" ".join(text.split()))
-    found = tuple(line for line in lines if line)
+    captions = tuple(line for line in lines if line)
     notes: tuple[CaptionNote, ...] = ()
-    if len(found) > 1:
-        notes += (("caption-multiline", f"{len(found)} lines, each a caption"),)
-    words = max((len(line.split()) for line in found), default=0)
+    if len(captions) > 1:
+        notes += (("caption-multiline", f"{len(captions)} lines, each a caption"),)
+    words = max((len(line.split()) for line in captions), default=0)
     if words > MANY_WORDS:
         notes += (("caption-too-long", f"{words} words; text encoders cut what exceeds 77 to {MANY_WORDS} tokens"),)
-    return found, notes
+    return captions, notes
 
 
 def captions_of(table: Mapping[str, Any]) -> list[str]:
@@ -79,7 +79,7 @@ def captions_of(table: Mapping[str, Any]) -> list[str]:
         raise BadCaption("caption-json", f"caption has '{twice[0]}' twice, expected once")
     for key in _LISTS:
         if table.get(key) is not None:
-            return [_string(one, key) for one in (table[key] if isinstance(table[key], list) else [table[key]])]
+            return [_string(entry, key) for entry in (table[key] if isinstance(table[key], list) else [table[key]])]
     named = next((key for key in _STRINGS if table.get(key) is not None), None)
     parts = [] if named is None else [_string(table[named], named)]
     tags = table.get("tags")
@@ -97,7 +97,7 @@ def _in_json(text: str) -> list[str]:
     if isinstance(table, str):
         return [table]
     if isinstance(table, list):
-        return [_string(one, "list") for one in table]
+        return [_string(entry, "list") for entry in table]
     if not isinstance(table, dict):
         raise BadCaption("caption-json", f"caption is JSON of {type(table).__name__}, expected a table with 'caption'")
     return captions_of(table)

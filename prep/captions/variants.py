@@ -28,13 +28,13 @@ def variants_of(lines: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str
 
     Every line has the same weight. The lines share `choice.variants`; each has at least one.
     """
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     share = max(1, choice.variants // max(1, len(lines)))
     for line in lines:
         spelled = [_dressed(tags, choice) for tags in _of_line(line, choice, share)]
         for caption in spelled:
-            found[caption] = found.get(caption, 0.0) + 1.0 / (len(lines) * len(spelled))
-    return tuple(found.items())
+            weights[caption] = weights.get(caption, 0.0) + 1.0 / (len(lines) * len(spelled))
+    return tuple(weights.items())
 
 
 def has_wildcards(line: str) -> bool:
@@ -43,14 +43,14 @@ def has_wildcards(line: str) -> bool:
 
 
 def _of_line(line: str, choice: CaptionOptions, most: int) -> list[str]:
-    """At least one caption, at most `most`."""
+    """Returns at least one caption, at most `most`."""
     parts = _parts(line) if choice.wildcards else [[line]]
     wholes = 1
     for options in parts:
         wholes *= len(options)
     chancy = choice.shuffle or choice.dropout > 0
     if not chancy and wholes <= most:
-        return [_ordered("".join(one), choice, None) for one in product(*parts)]
+        return [_ordered("".join(texts), choice, None) for texts in product(*parts)]
     drawn = []
     for number in range(most):
         stream = _numbers(line, number)
@@ -74,10 +74,10 @@ def _ordered(text: str, choice: CaptionOptions, stream: Iterator[int] | None) ->
             _joined([*head, *free, *tail], choice)
     if choice.shuffle:
         free = [tag for _, _, tag in sorted((next(stream), place, tag) for place, tag in enumerate(free))]
-    left = [tag for tag in free if next(stream) >= choice.dropout * 2**64]
-    if not (head or left or tail):
-        left = free[:1]  # never drop all: an empty caption is the trainer's caption dropout
-    return _joined([*head, *left, *tail], choice)
+    remaining = [tag for tag in free if next(stream) >= choice.dropout * 2**64]
+    if not (head or remaining or tail):
+        remaining = free[:1]  # never drop all: an empty caption is the trainer's caption dropout
+    return _joined([*head, *remaining, *tail], choice)
 
 
 def _tags(text: str, choice: CaptionOptions) -> tuple[list[str], list[str], list[str]]:
@@ -124,13 +124,13 @@ def _numbers(line: str, number: int) -> Iterator[int]:
         block += 1
 
 
-def captions_of(found: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str, float], ...]:
+def captions_of(captions: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str, float], ...]:
     """The variants of a picture's captions, with weights; empty if there are none."""
-    return variants_of(_lines(found, choice), choice)
+    return variants_of(_lines(captions, choice), choice)
 
 
-def _lines(found: Sequence[str], choice: CaptionOptions) -> Sequence[str]:
+def _lines(captions: Sequence[str], choice: CaptionOptions) -> Sequence[str]:
     """The lines of a caption file that the recipe uses."""
     if choice.lines == "join":
-        return [" ".join(found)] if found else []
-    return found[:1] if choice.lines == "first" else found
+        return [" ".join(captions)] if captions else []
+    return captions[:1] if choice.lines == "first" else captions

@@ -18,7 +18,7 @@ from prep.cli.ticker import progress, progress_unless
 from prep.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
-    from prep.masks.run import Entry
+    from prep.masks.run import MaskEntry
     from prep.pages.snapshot import Origin
 
 METHODS = ("alpha", "color", "threshold", "clipseg", "segment", "rembg")
@@ -81,7 +81,7 @@ def mask(
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[Entry]) -> tuple[Path, ...]:
+def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[MaskEntry]) -> tuple[Path, ...]:
     from prep.report.snapshots.masks import write_sheets
 
     with progress("showing", len(entries), unit="pictures", shown=shown) as tick:

@@ -25,9 +25,10 @@ def with_views(result: Assignments, items: Sequence[KnownItem], framing: Framing
     """`result`, the assignments of `items`, with the views that `framing` asks for."""
     if framing.plain:
         return result
-    pictures = tuple(replace(one, views=views_of(one.placement, items[one.index].picture, framing,
-                                                 items[one.index].focus)) for one in result.pictures)
-    return replace(result, pictures=pictures)
+    pictures = ((assignment, items[assignment.index]) for assignment in result.pictures)
+    return replace(result, pictures=tuple(
+        replace(assignment, views=views_of(assignment.placement, item.picture, framing, item.focus))
+        for assignment, item in pictures))
 
 
 def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
@@ -57,9 +58,10 @@ def rules_of(recipe: Recipe) -> tuple[Rules, ...]:
         shortest=image.shortest, longest=image.longest, min_side=image.min_side,
         upscale=image.upscale if isinstance(image.upscale, str) else Fraction(str(image.upscale)),  # type: ignore[arg-type]
         min_bucket=image.min_bucket, sizes=tuple(parse_size(size, "image.sizes") for size in image.sizes))
-    for one in (found := tuple(replace(rules, resolution=one) for one in image.resolutions)):
-        buckets_of(one)
-    return found
+    by_resolution = tuple(replace(rules, resolution=resolution) for resolution in image.resolutions)
+    for rules in by_resolution:
+        buckets_of(rules)
+    return by_resolution
 
 
 def least_step(family: Family) -> int:

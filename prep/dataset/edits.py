@@ -55,7 +55,7 @@ class EditFolder:
             return Blob(file=str(own))
         path = self.root / edited_name(item.name, end)
         if not path.is_file() or any(
-                path.is_relative_to(self.root / one) for one in (*self.sources, *self.unused) if one):
+                path.is_relative_to(self.root / source) for source in (*self.sources, *self.unused) if source):
             return None
         other = self.used.setdefault(str(path), item)
         if other.source != item.source:
@@ -72,7 +72,7 @@ class EditFolder:
                 kind = "mask" if name.endswith(MASK_END) else "caption" if name.endswith(CAPTION_END) else None
                 path = Path(folder, name)
                 if kind is not None and str(path) not in self.used and not name.startswith(".") and not any(
-                        path.is_relative_to(self.root / one) for one in self.unused):
+                        path.is_relative_to(self.root / source) for source in self.unused):
                     place = path.relative_to(self.root.parent).as_posix()
                     yield Finding(path=printable_name(place), code=f"orphan-{kind}", severity="warning",
                                   detail=f"edited {kind} without a picture")

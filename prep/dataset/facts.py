@@ -33,12 +33,12 @@ def _picture_facts(data: bytes) -> Fact:
         raise
     except BadPicture as error:
         return {"digest": digest, "code": error.code, "detail": error.detail}
-    found = {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
-    return {**found, "cut": True} if header.cut else found
+    facts = {"digest": digest, "width": header.size[0], "height": header.size[1], "alpha": header.has_alpha}
+    return {**facts, "cut": True} if header.cut else facts
 
 
 def _fault(data: bytes) -> Fact:
-    """Why a picture cannot be decoded; nothing if it can."""
+    """Why a picture cannot be decoded; empty if it can."""
     try:
         decode_picture(data, alpha="white")
     except NoDecoder:
@@ -60,8 +60,8 @@ def _mask_size(data: bytes) -> Fact:
 
 def _picture_and_focus(data: bytes) -> Fact:
     """The facts of a picture whose transparency is its mask."""
-    found = _picture_facts(data)
-    return {**found, "focus": focus_in(data, "alpha")} if found.get("alpha") else found
+    facts = _picture_facts(data)
+    return {**facts, "focus": focus_in(data, "alpha")} if facts.get("alpha") else facts
 
 
 def _caption_facts(data: bytes, form: Format) -> Fact:

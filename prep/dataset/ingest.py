@@ -43,10 +43,10 @@ class Ingested:
 def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: None,
            total: DeferredTotal | None = None) -> Ingested:
     """Surveys a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
-    found = list(walk_recipe(recipe, rehash=not facts.trust))
-    findings = [one for one in found if isinstance(one, Finding)]
-    walked = [one for one in found if isinstance(one, Item)]
-    if any(waits(one.picture) for one in walked):
+    entries = list(walk_recipe(recipe, rehash=not facts.trust))
+    findings = [entry for entry in entries if isinstance(entry, Finding)]
+    walked = [entry for entry in entries if isinstance(entry, Item)]
+    if any(waits(item.picture) for item in walked):
         jobs = max(jobs, FETCHERS)
     if total is not None:
         total.count = len(walked)
@@ -61,14 +61,15 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
         else:
             findings.append(result)
     if stopped:
-        _raise_missing(stopped, [one for one in findings if one.code == "bad-table"])
-    masks = sum(one.mask is not None for one in walked) + sum(one.code == "orphan-mask" for one in findings)
+        _raise_missing(stopped, [finding for finding in findings if finding.code == "bad-table"])
+    masks = (sum(item.mask is not None for item in walked)
+             + sum(finding.code == "orphan-mask" for finding in findings))
     return Ingested(items=tuple(items), findings=tuple(findings), masks=masks)
 
 
 def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: int) -> Iterator[KnownItem | Finding]:
-    """Surveyed items, or why they cannot be used, in order; items with files to read use threads, which would not speed
-    up the others."""
+    """Yields surveyed items, or why they cannot be used, in order; items with files to read use threads, which would
+    not speed up the others."""
     waiting: deque[KnownItem | Finding | Future[KnownItem | Finding]] = deque()
     called = fact_kinds()
 
@@ -83,11 +84,11 @@ def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: in
         for item in items:
             known = _ingest_item(item, recipe, get)
             waiting.append(pool.submit(_read_item, item, recipe, read) if known is None else known)
-            while waiting and (not isinstance(one := waiting[0], Future) or one.done()):
+            while waiting and (not isinstance(pending := waiting[0], Future) or pending.done()):
                 waiting.popleft()
-                yield one.result() if isinstance(one, Future) else one
-        for one in waiting:
-            yield one.result() if isinstance(one, Future) else one
+                yield pending.result() if isinstance(pending, Future) else pending
+        for pending in waiting:
+            yield pending.result() if isinstance(pending, Future) else pending
     finally:
         reader.close()  # first, since threads wait for answers, also those of stores
         pool.shutdown(cancel_futures=True)
@@ -144,9 +145,9 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
 
 def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
     """The facts needed of a mask file; with its size only if that decides whether it is used."""
-    found = ask(blob, "mask" if recipe.image.crop == "focus" else "file")
+    fact = ask(blob, "mask" if recipe.image.crop == "focus" else "file")
     size = ask(blob, "mask-size") if recipe.mask_resize == "reject" else {}
-    return None if found is None or size is None else {**found, **size}
+    return None if fact is None or size is None else {**fact, **size}
 
 
 def _focus(fact: Fact) -> Focus | None:

@@ -21,8 +21,7 @@ from prep.sources.walk import places_of, tars_in, walk_source
 
 
 def picture_places(recipe: Recipe) -> list[NamedPath]:
-    """The directories and tars of the recipe's pictures, each once; of a prefix in a store, the prefix.
-    Raises `PathError`."""
+    """Each directory and tar of the recipe's pictures, once; a prefix in a store as it is. Raises `PathError`."""
     paths = (path for source in recipe.sources for path in places_of(source.path))
     return [NamedPath(role="pictures", path=path) for path in dict.fromkeys(paths)]
 
@@ -42,20 +41,20 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
             fits = chosen_by(source.include, source.exclude)
             masks = folders[mask] if isinstance(mask, Place) else "sidecar" if mask == "auto" else mask
             prefix = prefixes[number]
-            taken = left = 0
-            for one in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash,
-                                   prefix=prefix, workers=workers):
-                if isinstance(one, Finding):
-                    yield replace(one, path=prefix + one.path)
-                elif fits(one.name):
-                    taken += 1
-                    shared.add(one)
-                    yield one if edits is None else edits.apply(one, masks=mask not in ("none", "alpha"))
+            included = excluded = 0
+            for entry in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash,
+                                     prefix=prefix, workers=workers):
+                if isinstance(entry, Finding):
+                    yield replace(entry, path=prefix + entry.path)
+                elif fits(entry.name):
+                    included += 1
+                    shared.add(entry)
+                    yield entry if edits is None else edits.apply(entry, masks=mask not in ("none", "alpha"))
                 else:
-                    left += 1
-            if not taken:
+                    excluded += 1
+            if not included:
                 yield Finding(path=f"{prefix}.", code="empty-source", severity="warning",
-                              detail=why_empty(source.path, left))
+                              detail=why_empty(source.path, excluded))
             yield from shared.findings(prefix)
     for folder in folders.values():
         yield from folder.orphans()
@@ -63,9 +62,9 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
         yield from edits.orphans()
 
 
-def why_empty(path: Place, left: int) -> str:
-    """Why a source yields no picture; `left` pictures were excluded."""
-    if left:
-        return f"no picture is used: include and exclude leave out all {left}"
+def why_empty(path: Place, excluded: int) -> str:
+    """Why a source yields no picture; `excluded` pictures were excluded."""
+    if excluded:
+        return f"no picture is used: include and exclude leave out all {excluded}"
     tars = tars_in(path)
     return f"no pictures in it, but {tars} tars: name them, like '*.tar'" if tars else "no pictures in it"

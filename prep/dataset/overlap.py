@@ -19,8 +19,8 @@ class SharedFiles:
     def __init__(self, recipe: Recipe) -> None:
         self._paths = [source.path for source in recipe.sources]
         roots = [{real_name(place) for place in places_of(source.path)} for source in recipe.sources]
-        self._near = {one for one, mine in enumerate(roots) for other, theirs in enumerate(roots)
-                      if one != other and _overlap(mine, theirs)}
+        self._near = {number for number, mine in enumerate(roots) for other, theirs in enumerate(roots)
+                      if number != other and _overlap(mine, theirs)}
         self._folders: dict[str, str] = {}
         self._owners: dict[tuple[str, str, int], int] = {}
         self._found: dict[int, list[str]] = {}  # names in the source that is walked, by the earlier source
@@ -34,23 +34,23 @@ class SharedFiles:
             self._found.setdefault(owner, []).append(item.name)
 
     def findings(self, prefix: str) -> list[Finding]:
-        """What was found since the last call, for the source whose labels begin with `prefix`."""
-        found, self._found = self._found, {}
+        """The findings since the last call, for the source whose labels begin with `prefix`."""
+        shared, self._found = self._found, {}
         return [finding(f"{prefix}.", "shared-source", f"{counted(len(names), 'picture')} of it "
                         f"{'is' if len(names) == 1 else 'are'} in {self._paths[owner]}, too, and "
                         f"{'trains' if len(names) == 1 else 'train'} as a sample of each: {join_names(names, SHOWN)}")
-                for owner, names in found.items()]
+                for owner, names in shared.items()]
 
     def _place(self, picture: Blob) -> tuple[str, str, int]:
-        """The same for one file, however its source is spelled."""
+        """The place of a picture, the same however its source is spelled."""
         folder, _, name = picture.file.rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = real_name(picture.place.parent)
         return self._folders[folder], name, picture.offset
 
 
-def _overlap(one: set[str], other: set[str]) -> bool:
-    if one & other:
+def _overlap(first: set[str], second: set[str]) -> bool:
+    if first & second:
         return True
-    return any(inner.startswith(f"{outer.rstrip('/')}/") for mine, theirs in ((one, other), (other, one))
-               for inner in mine for outer in theirs) if len(one) == len(other) == 1 else False
+    return any(inner.startswith(f"{outer.rstrip('/')}/") for mine, theirs in ((first, second), (second, first))
+               for inner in mine for outer in theirs) if len(first) == len(second) == 1 else False

@@ -60,12 +60,12 @@ class EpochPreview:
         return max(0, self.world - self.plan.per_step)
 
     def _names(self, by_bucket: Mapping[int, Indices]) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
         for bucket, occurrences in by_bucket.items():
             members = self.showings[bucket]
             ends = np.cumsum([member.repeats for member in members])
-            found += [members[place].name for place in np.searchsorted(ends, occurrences, side="right")]
-        return sorted(found)
+            names += [members[place].name for place in np.searchsorted(ends, occurrences, side="right")]
+        return sorted(names)
 
 
 def train_samples(recipe: Recipe, items: Sequence[KnownItem], bucketing: Assignments) -> tuple[TrainSample, ...]:
@@ -81,16 +81,16 @@ def flag_extremes(bucketing: Assignments, *, crop: float | None, upscale: float 
 
     `None`: no such limit.
     """
-    found = list(bucketing.findings)
-    for one in bucketing.pictures:
-        bucket = f"for bucket {one.placement.bucket[0]}x{one.placement.bucket[1]}"
-        if crop is not None and one.crop_loss > crop:
-            detail = f"{one.crop_loss:.1f} % of it is cropped {bucket}, expected at most {crop:g} %"
-            found.append(Finding(path=one.name, code="heavy-crop", severity="warning", detail=detail))
-        if upscale is not None and one.scale > upscale:
-            detail = f"it is enlarged {one.scale:.2f} times {bucket}, expected at most {upscale:g} times"
-            found.append(Finding(path=one.name, code="heavy-upscale", severity="warning", detail=detail))
-    return replace(bucketing, findings=tuple(found))
+    findings = list(bucketing.findings)
+    for assignment in bucketing.pictures:
+        bucket = f"for bucket {assignment.placement.bucket[0]}x{assignment.placement.bucket[1]}"
+        if crop is not None and assignment.crop_loss > crop:
+            detail = f"{assignment.crop_loss:.1f} % of it is cropped {bucket}, expected at most {crop:g} %"
+            findings.append(Finding(path=assignment.name, code="heavy-crop", severity="warning", detail=detail))
+        if upscale is not None and assignment.scale > upscale:
+            detail = f"it is enlarged {assignment.scale:.2f} times {bucket}, expected at most {upscale:g} times"
+            findings.append(Finding(path=assignment.name, code="heavy-upscale", severity="warning", detail=detail))
+    return replace(bucketing, findings=tuple(findings))
 
 
 def preview_epoch(
@@ -107,19 +107,19 @@ def preview_epoch(
     by_bucket: dict[Size, list[TrainSample]] = defaultdict(list)
     for showing in showings:
         by_bucket[showing.bucket].append(showing)
-    members = tuple(tuple(sorted(by_bucket[bucket], key=lambda one: one.id)) for bucket in bucketing.buckets)
+    members = tuple(tuple(sorted(by_bucket[bucket], key=lambda sample: sample.id)) for bucket in bucketing.buckets)
     counts = [sum(member.repeats for member in inside) for inside in members]
     plan = step_plan(counts, seed=seed, batch_size=batch_size, micro_batch=micro_batch, underfill=underfill)
     return EpochPreview(bucketing=bucketing, showings=members, plan=plan, world=world)
 
 
-def preview_as_json(outlook: EpochPreview) -> dict[str, Any]:
+def preview_as_json(preview: EpochPreview) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
-    plan, bucketing = outlook.plan, outlook.bucketing
+    plan, bucketing = preview.plan, preview.bucketing
     inside: dict[Size, list[Assignment]] = defaultdict(list)
-    counts = Counter(one.resolution for one in bucketing.pictures)
-    for one in bucketing.pictures:
-        inside[one.placement.bucket].append(one)
+    counts = Counter(assignment.resolution for assignment in bucketing.pictures)
+    for assignment in bucketing.pictures:
+        inside[assignment.placement.bucket].append(assignment)
     return {
         "format": "latentry/bucket", "version": 1,
         "buckets": [
@@ -127,43 +127,44 @@ def preview_as_json(outlook: EpochPreview) -> dict[str, Any]:
              "views": sum(member.views for member in members), "showings": count, "batches": batches,
              **_summary(inside[size])}
             for size, members, count, batches
-            in zip(bucketing.buckets, outlook.showings, plan.counts, plan.batches, strict=True)
+            in zip(bucketing.buckets, preview.showings, plan.counts, plan.batches, strict=True)
         ],
         "resolutions": [{"resolution": rules.resolution, "pictures": counts[rules.resolution]}
                         for rules in bucketing.rules],
         "steps_per_epoch": plan.steps_per_epoch, "batch_size": plan.batch_size, "micro_batch": plan.micro_batch,
-        "underfill": plan.underfill, "world": outlook.world, "idle_ranks": outlook.idle_ranks,
-        "left_out": outlook.left_out, "repeated": outlook.repeated,
+        "underfill": plan.underfill, "world": preview.world, "idle_ranks": preview.idle_ranks,
+        "left_out": preview.left_out, "repeated": preview.repeated,
         "merges": [{"bucket": list(merge.bucket), "into": list(merge.into), "pictures": merge.pictures,
                     "crop_loss": {"before": round(merge.before, 2), "after": round(merge.after, 2)}}
                    for merge in bucketing.merges],
-        "findings": [one.as_json() for one in bucketing.findings],
-        "pictures": [_picture(one) for one in bucketing.pictures],
+        "findings": [finding.as_json() for finding in bucketing.findings],
+        "pictures": [_picture(assignment) for assignment in bucketing.pictures],
     }
 
 
 def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
-    losses, scales = [one.crop_loss for one in inside], [one.scale for one in inside]
-    return {"pictures": len(inside), "upscaled": sum(one.upscaled for one in inside),
+    losses, scales = [assignment.crop_loss for assignment in inside], [assignment.scale for assignment in inside]
+    return {"pictures": len(inside), "upscaled": sum(assignment.upscaled for assignment in inside),
             "scale": [round(min(scales), 4), round(max(scales), 4)],
             "crop_loss": {"mean": round(sum(losses) / len(losses), 2), "worst": round(max(losses), 2)}}
 
 
-def _picture(one: Assignment) -> dict[str, Any]:
-    return {"name": one.name, "size": list(one.size), "resolution": one.resolution,
-            "bucket": list(one.placement.bucket),
-            "scaled": list(one.placement.scaled), "crop": list(one.placement.crop),
-            "views": [{"crop": list(view.crop), "flip": view.flip} for view in one.views], "scale": round(one.scale, 4),
-            "crop_loss": round(one.crop_loss, 2), "upscaled": one.upscaled}
+def _picture(assignment: Assignment) -> dict[str, Any]:
+    return {"name": assignment.name, "size": list(assignment.size), "resolution": assignment.resolution,
+            "bucket": list(assignment.placement.bucket),
+            "scaled": list(assignment.placement.scaled), "crop": list(assignment.placement.crop),
+            "views": [{"crop": list(view.crop), "flip": view.flip} for view in assignment.views],
+            "scale": round(assignment.scale, 4), "crop_loss": round(assignment.crop_loss, 2),
+            "upscaled": assignment.upscaled}
 
 
 def sizes_of(recipe: Recipe, items: Sequence[KnownItem]) -> Sizes:
     """The numbers of pictures and showings of each size in a recipe."""
-    found: dict[Size, tuple[int, int]] = {}
+    counts: dict[Size, tuple[int, int]] = {}
     roles = roles_of(recipe, items)[0]
     shown = balance_prior([(role, recipe.sources[item.item.source].repeats)
                            for item, role in zip(items, roles, strict=True)])
     for item, role, repeats in zip(items, roles, shown, strict=True):
-        pictures, showings = found.get(item.size, (0, 0))
-        found[item.size] = pictures + bool(repeats), showings + (0 if role == "validation" else repeats)
-    return found
+        pictures, showings = counts.get(item.size, (0, 0))
+        counts[item.size] = pictures + bool(repeats), showings + (0 if role == "validation" else repeats)
+    return counts

@@ -16,41 +16,41 @@ from prep.formatting import counted, grouped
 MOST_REPEATS = 1 << 20  # of a sample in a manifest
 
 
-def balance_prior(asked: Sequence[tuple[Role, int]]) -> list[int]:
-    """The repeats of samples with the roles and repeats `asked`; those of "prior" add up to those of "train".
+def balance_prior(samples: Sequence[tuple[Role, int]]) -> list[int]:
+    """The repeats of `samples`, pairs of role and repeats; those of "prior" add up to those of "train".
 
     0: the sample is not shown at all. Without training samples, nothing changes.
     """
-    total = sum(repeats for role, repeats in asked if role == "train")
-    prior = [repeats for role, repeats in asked if role == "prior"]
+    total = sum(repeats for role, repeats in samples if role == "train")
+    prior = [repeats for role, repeats in samples if role == "prior"]
     fitted = iter(_fit(prior, total) if total and prior else prior)
-    return [next(fitted) if role == "prior" else repeats for role, repeats in asked]
+    return [next(fitted) if role == "prior" else repeats for role, repeats in samples]
 
 
-def prior_notes(asked: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
-    """A note to the user on what `balance_prior` changes; none if it changes nothing."""
-    shown = balance_prior(asked)
-    prior = [repeats for (role, _), repeats in zip(asked, shown, strict=True) if role == "prior"]
-    if shown == [repeats for _, repeats in asked]:
+def prior_notes(samples: Sequence[tuple[Role, int]]) -> tuple[str, ...]:
+    """Notes to the user on what `balance_prior` changes; empty if it changes nothing."""
+    shown = balance_prior(samples)
+    prior = [repeats for (role, _), repeats in zip(samples, shown, strict=True) if role == "prior"]
+    if shown == [repeats for _, repeats in samples]:
         return ()
     used = sum(map(bool, prior))
-    left = f"; {len(prior) - used} of {len(prior)} are skipped" if used < len(prior) else ""
+    skipped = f"; {len(prior) - used} of {len(prior)} are skipped" if used < len(prior) else ""
     pictures = "the regularization picture is" if used == 1 else f"the {grouped(used)} regularization pictures are"
     return (f"note: {pictures} shown {counted(sum(prior), 'time')} per epoch in total, as often as the training "
-            f"pictures{left}",)
+            f"pictures{skipped}",)
 
 
 def _fit(repeats: Sequence[int], total: int) -> list[int]:
     """`repeats` raised or lowered evenly to the sum `total`; the first samples get the remainder."""
-    asked = sum(repeats)
-    if asked <= total:
-        more, first = divmod(total - asked, len(repeats))
-        return [min(one + more + (place < first), MOST_REPEATS) for place, one in enumerate(repeats)]
-    level = bisect_right(range(max(repeats)), total, key=lambda most: sum(min(one, most) for one in repeats)) - 1
-    spare = total - sum(min(one, level) for one in repeats)
+    current = sum(repeats)
+    if current <= total:
+        more, first = divmod(total - current, len(repeats))
+        return [min(count + more + (place < first), MOST_REPEATS) for place, count in enumerate(repeats)]
+    level = bisect_right(range(max(repeats)), total, key=lambda most: sum(min(count, most) for count in repeats)) - 1
+    spare = total - sum(min(count, level) for count in repeats)
     fitted: list[int] = []
-    for one in repeats:
-        raised = one > level and spare > 0
+    for count in repeats:
+        raised = count > level and spare > 0
         spare -= raised
-        fitted.append(min(one, level) + raised)
+        fitted.append(min(count, level) + raised)
     return fitted

@@ -32,7 +32,7 @@ _PROFILES = (b"ICC_PROFILE\0", b"iCCP")  # of JPEG and PNG
 
 
 class NotRead(Exception):
-    """There is no fact, for a reason that may be gone in the next run: it is not remembered."""
+    """A fact could not be read, for a reason that may be gone in the next run: nothing is remembered."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -41,15 +41,15 @@ class NotRead(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The bytes of a file, and what to find out."""
+class FactQuestion:
+    """The bytes of a file, and the kind of fact to read."""
 
     kind: str
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FactAnswer:
     """The fact as JSON, or the finding if this installation cannot read the format."""
 
     fact: str = ""
@@ -82,7 +82,7 @@ class FactReader:
         if not needs_worker(kind, data):
             return READERS[kind](data)
         try:
-            (answer,) = self._pool.ask(READ, Question(kind, data), LIMITS)
+            (answer,) = self._pool.ask(READ, FactQuestion(kind, data), LIMITS)
             if not answer.code:
                 return checked(answer.fact, data)
             raise NotRead(known_code(answer.code, "code"), answer.detail)
@@ -97,7 +97,7 @@ class FactReader:
         return self._pool.closed
 
     def close(self) -> None:
-        """Ends the workers; who waits for an answer gets `NotRead`."""
+        """Ends the workers; callers that wait for an answer get `NotRead`."""
         self._pool.close()
 
 
@@ -107,12 +107,12 @@ def checked(spelled: str, data: bytes) -> Fact:
     Raises `Unparsed`.
     """
     try:
-        found = expect(json.loads(spelled), dict, "the fact")
+        document = expect(json.loads(spelled), dict, "the fact")
     except (ValueError, RecursionError) as error:
         raise Unparsed(f"the fact is not JSON: {error}") from None
-    if unknown := sorted(found.keys() - _CHECKS.keys()):
+    if unknown := sorted(document.keys() - _CHECKS.keys()):
         raise Unparsed(f"the fact has {unknown[0][:80]!r}")
-    fact = {name: _CHECKS[name](value, name) for name, value in found.items()}
+    fact = {name: _CHECKS[name](value, name) for name, value in document.items()}
     return {**fact, "digest": digest_bytes(data)} if "digest" in fact else fact
 
 
@@ -165,12 +165,12 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
-def _read(asked: Question) -> Iterator[Answer]:
+def _read(question: FactQuestion) -> Iterator[FactAnswer]:
     try:
-        yield Answer(fact=json.dumps(READERS[asked.kind](asked.data)))
+        yield FactAnswer(fact=json.dumps(READERS[question.kind](question.data)))
     except NoDecoder as error:
-        yield Answer(code=error.code, detail=error.detail)
+        yield FactAnswer(code=error.code, detail=error.detail)
 
 
-READ = Task(name="read", question=Question, part=Answer, work=_read)
+READ = Task(name="read", question=FactQuestion, part=FactAnswer, work=_read)
 SERVICE = Service(module=__name__, tasks=(READ,), prepare=quiet_pillow)

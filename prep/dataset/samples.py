@@ -49,14 +49,14 @@ def _unread_repeats(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[str, ..
 
 def roles_of(recipe: Recipe, items: Sequence[KnownItem]) -> tuple[list[Role], tuple[str, ...]]:
     """The role of each item, from its source and its picture's digest; and notes to the user."""
-    given: list[Role] = [recipe.sources[item.item.source].role for item in items]
-    train = [item.picture for item, role in zip(items, given, strict=True) if role == "train"]
+    roles: list[Role] = [recipe.sources[item.item.source].role for item in items]
+    train = [item.picture for item, role in zip(items, roles, strict=True) if role == "train"]
     if not recipe.validation:
-        return given, ()
+        return roles, ()
     chosen, notice = choose_validation(train, str(recipe.validation))
-    moved: list[Role] = ["validation" if role == "train" and item.picture in chosen else role
-                         for item, role in zip(items, given, strict=True)]
-    return moved, () if notice is None else (notice,)
+    changed: list[Role] = ["validation" if role == "train" and item.picture in chosen else role
+                           for item, role in zip(items, roles, strict=True)]
+    return changed, () if notice is None else (notice,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +83,8 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
     repeats of `balance_prior`; samples with no repeats are skipped.
     """
     copies: Counter[tuple[str, Size]] = Counter()
-    order, asked = _asked(recipe, items, roles, bucketing)
-    for placed, repeats in zip(order, balance_prior(asked), strict=True):
+    order, role_repeats = _role_repeats(recipe, items, roles, bucketing)
+    for placed, repeats in zip(order, balance_prior(role_repeats), strict=True):
         item, role = items[placed.index], roles[placed.index]
         same = (item.picture, placed.placement.bucket)
         views = placed.views[:1] if role == "validation" else placed.views
@@ -94,31 +94,32 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
 
 
 def _chosen(recipe: Recipe, surveyed: Ingested) -> Iterator[str]:
-    """A line about each code of findings on things of which one was used instead of another."""
+    """Yields a line for each code of findings on things that were used instead of others."""
     by_code: dict[str, list[Finding]] = {}
-    for one in apply_policy(surveyed.findings, recipe.scan):
-        if one.code in CHOSEN:
-            by_code.setdefault(one.code, []).append(one)
+    for finding in apply_policy(surveyed.findings, recipe.scan):
+        if finding.code in CHOSEN:
+            by_code.setdefault(finding.code, []).append(finding)
     for code, (first, *others) in by_code.items():
         more = f" (and {grouped(len(others))} more, which prep scan lists)" if others else ""
         yield f"{first.severity}: {shell_name(first.path)}: {code}: {first.detail}{more}"
 
 
 def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) -> tuple[str, ...]:
-    """Notes to the user on validation, regularization, masks that are not used, repeats that are not read, and what
-    was used instead of something else."""
+    """Notes to the user on validation, regularization, unused masks, unread repeats, and what was used instead of
+    something else."""
     roles, notices = roles_of(recipe, surveyed.items)
-    unused = (one for one in surveyed.findings if one.code == "masks-unused")
-    return (*recipe.notes, *notices, *prior_notes(_asked(recipe, surveyed.items, roles, bucketing)[1]),
-            *(f"note: {'' if one.path == '.' else f'{one.path}: '}{one.detail}" for one in unused),
+    unused = (finding for finding in surveyed.findings if finding.code == "masks-unused")
+    return (*recipe.notes, *notices, *prior_notes(_role_repeats(recipe, surveyed.items, roles, bucketing)[1]),
+            *(f"note: {'' if finding.path == '.' else f'{finding.path}: '}{finding.detail}" for finding in unused),
             *_unread_repeats(recipe, surveyed.items), *_chosen(recipe, surveyed))
 
 
-def _asked(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
+def _role_repeats(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
            bucketing: Assignments) -> tuple[list[Assignment], list[tuple[Role, int]]]:
     """The assignments in the order of source and name, and for each its role and the repeats of its source."""
-    order = sorted(bucketing.pictures, key=lambda one: _order(items[one.index]))
-    return order, [(roles[one.index], recipe.sources[items[one.index].item.source].repeats) for one in order]
+    order = sorted(bucketing.pictures, key=lambda assignment: _order(items[assignment.index]))
+    return order, [(roles[assignment.index], recipe.sources[items[assignment.index].item.source].repeats)
+                   for assignment in order]
 
 
 def _order(item: KnownItem) -> tuple[int, str]:

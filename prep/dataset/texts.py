@@ -1,4 +1,4 @@
-"""How a recipe wants texts encoded, and what is told of captions that text encoders do not read to their end."""
+"""The text options of a recipe, and records of captions that text encoders do not read to their end."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class TextReading:
         return TruncationFinder(self.model, self.family, self.options)
 
     def truncations(self, captions: Sequence[str]) -> Iterable[Truncation | None]:
-        """What is lost of each caption. Raises `ModelError`."""
+        """The losses of each caption; `None`: nothing is lost. Raises `ModelError`."""
         return self.finder().find(captions)
 
 
 def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> TextOptions:
-    """How a recipe wants text encoded. Raises `ConfigError` for what the family or the model cannot do."""
+    """The text options of a recipe. Raises `ConfigError` for those that the family or the model cannot follow."""
     facts, tokens = family.text, chosen.max_length or family.text.max_length
     if not facts.shortest <= tokens <= facts.longest:
         wanted = str(facts.longest) if facts.shortest == facts.longest else f"{facts.shortest} to {facts.longest}"
@@ -65,10 +65,10 @@ def text_options_of(family: Family, chosen: ModelOptions, configs: Configs) -> T
                        quantization=chosen.text_quantization)
 
 
-def record_of(found: Truncation) -> dict[str, Any]:
-    """What is lost of a caption, as JSON allows, with as many words as a finding has."""
-    lost = "" if found.whole else found.lost if len(found.lost) <= MOST_LOST else f"{found.lost[:MOST_LOST - 1]}…"
-    return {"encoder": found.encoder, "tokens": found.tokens, "read": found.read, "lost": lost, "whole": found.whole}
+def record_of(cut: Truncation) -> dict[str, Any]:
+    """The record of a truncation, as JSON allows, with as many words as a finding has."""
+    lost = "" if cut.whole else cut.lost if len(cut.lost) <= MOST_LOST else f"{cut.lost[:MOST_LOST - 1]}…"
+    return {"encoder": cut.encoder, "tokens": cut.tokens, "read": cut.read, "lost": lost, "whole": cut.whole}
 
 
 def code_of(record: Mapping[str, Any]) -> str:
@@ -77,6 +77,6 @@ def code_of(record: Mapping[str, Any]) -> str:
 
 
 def detail_of(record: Mapping[str, Any]) -> str:
-    """What is said of a caption that is cut."""
+    """The finding's text on a caption that is cut."""
     read = f"{record['encoder']} reads {record['read']} of {record['tokens']} tokens"
     return f"{read}, {record['whole']} all of them" if record["whole"] else f"{read}, and not '{record['lost']}'"

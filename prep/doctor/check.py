@@ -1,4 +1,4 @@
-"""What `prep doctor` says about one thing."""
+"""The result of one check of `prep doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ State = Literal["ok", "note", "warning"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One thing that was looked at: fine, good to know, or something that will get in the way."""
+    """A check of one thing: fine, worth knowing, or a problem."""
 
     name: str
     state: State

@@ -21,7 +21,7 @@ PROBE = ".latentry-doctor-"  # of the directory that the measurement makes, and 
 
 
 def check_disk(folder: Path) -> list[Check]:
-    """Room, speed and abilities of the disk of `folder`, where a directory is made and removed. Raises `OSError`."""
+    """Checks room, speed and abilities of the disk of `folder`; makes and removes a directory. Raises `OSError`."""
     place = folder / f"{PROBE}{secrets.token_hex(8)}"
     atomic.make_dir(place)
     try:

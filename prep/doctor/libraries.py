@@ -1,4 +1,4 @@
-"""Lists the libraries of Latentry and of its extras: what is installed, and what cannot be done without the others."""
+"""Lists the libraries of Latentry and of its extras: installed versions, and what missing ones are needed for."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ EXTRAS = {
 
 
 def check_libraries(names: tuple[str, ...]) -> list[Check]:
-    """The versions of libraries, from their metadata."""
+    """Checks the versions of libraries, from their metadata."""
     checks = []
     for name in names:
-        found = _version(name)
-        if found is None:
+        installed = _version(name)
+        if installed is None:
             checks.append(Check(name=name, state="warning", what="not installed",
                                 hint=f"{Path(sys.executable).name} -m pip install latentry"))
         else:
-            checks.append(Check(name=name, state="ok", what=found))
+            checks.append(Check(name=name, state="ok", what=installed))
     return checks
 
 
 def check_extras() -> list[Check]:
-    """A note for each extra with a library that is missing."""
+    """Checks the extras; a note for each with a missing library."""
     checks = []
     for extra, (libraries, purpose) in EXTRAS.items():
         versions = [_version(name) for name in libraries]
-        missing = [name for name, found in zip(libraries, versions, strict=True) if found is None]
+        missing = [name for name, installed in zip(libraries, versions, strict=True) if installed is None]
         if missing:
             checks.append(Check(name=extra, state="note", what=f"not installed: needed for {purpose}",
                                 hint=f"pip install 'latentry[{extra}]'"))
         else:
-            what = ", ".join(f"{name} {found}" for name, found in zip(libraries, versions, strict=True))
+            what = ", ".join(f"{name} {installed}" for name, installed in zip(libraries, versions, strict=True))
             checks.append(Check(name=extra, state="ok", what=what))
     return checks
 

@@ -15,7 +15,7 @@ CUDA = "pip install torch --index-url https://download.pytorch.org/whl/cu128, or
 
 
 def check_machine() -> list[Check]:
-    """Python, processors, memory and limits."""
+    """Checks Python, processors, memory and limits."""
     return [_system(), _memory(), *_open_files()]
 
 
@@ -25,11 +25,11 @@ def _system() -> Check:
 
 
 def _memory() -> Check:
-    found = memory_limit()
-    if found is None:
+    limit = memory_limit()
+    if limit is None:
         return Check(name="memory", state="note", what="this system does not say how much there is")
-    what = f"{format_bytes(found)} for this process"
-    if found < MEMORY:
+    what = f"{format_bytes(limit)} for this process"
+    if limit < MEMORY:
         return Check(name="memory", state="warning", what=what,
                      hint="prep encode --dry-run says how much a model needs; --encoder-memory loads less at a time")
     return Check(name="memory", state="ok", what=what)
@@ -47,7 +47,7 @@ def _open_files() -> list[Check]:
 
 
 def check_devices() -> list[Check]:
-    """What torch computes on, and whether it keeps the memory that models free."""
+    """Checks the devices of torch, and whether it keeps the memory that models free."""
     try:
         from prep.models.device.allocator import keeps_heap  # here: an installation of torch may be broken
         from prep.models.device.present import devices, hidden_gpu

@@ -15,7 +15,7 @@ from functools import partial
 
 from prep.export.layout import Picture
 from prep.export.masks import is_masked, whole_mask
-from prep.export.sample import Sample
+from prep.export.sample import ExportSample
 
 METADATA = "metadata.jsonl"
 MASK = "-masklabel.png"
@@ -23,39 +23,39 @@ Make = Callable[[], bytes]  # raises `CacheError`
 
 
 def files(picture: Picture) -> dict[str, Make]:
-    """The files of one picture by name, with what makes their bytes."""
-    found = plain_files(picture)
+    """The files of one picture by name, each with the function that makes its bytes."""
+    makers = plain_files(picture)
     if is_masked(picture.first):
-        found[f"{picture.stem}{MASK}"] = partial(whole_mask, largest(picture))
-    return found
+        makers[f"{picture.stem}{MASK}"] = partial(whole_mask, largest(picture))
+    return makers
 
 
 def plain_files(picture: Picture) -> dict[str, Make]:
     """The picture itself, and its captions."""
-    found: dict[str, Make] = {picture.name: picture.first.picture}
+    makers: dict[str, Make] = {picture.name: picture.first.picture}
     if picture.first.captions:
-        found[f"{picture.stem}.txt"] = partial(caption_lines, picture.first)
-    return found
+        makers[f"{picture.stem}.txt"] = partial(caption_lines, picture.first)
+    return makers
 
 
-def largest(picture: Picture) -> Sample:
+def largest(picture: Picture) -> ExportSample:
     """Its sample with the most pixels, whose mask is the finest."""
     return max(picture.samples, key=lambda sample: sample.bucket[0] * sample.bucket[1])
 
 
-def caption_lines(sample: Sample) -> bytes:
+def caption_lines(sample: ExportSample) -> bytes:
     """The captions, each on one line."""
     return "".join(f"{' '.join(caption.split())}\n" for caption in sample.captions).encode()
 
 
 def metadata(pictures: Sequence[Picture]) -> dict[str, Make]:
     """metadata.jsonl of each role's directory."""
-    found: dict[str, Make] = {}
+    makers: dict[str, Make] = {}
     for top in dict.fromkeys(picture.folder.partition("/")[0] for picture in pictures):
         mine = [picture for picture in pictures if picture.folder.startswith(f"{top}/")]
         masked = any(is_masked(picture.first) for picture in mine)
-        found[f"{top}/{METADATA}"] = partial(_lines, mine, len(top) + 1, masked=masked)
-    return found
+        makers[f"{top}/{METADATA}"] = partial(_lines, mine, len(top) + 1, masked=masked)
+    return makers
 
 
 def _lines(pictures: Sequence[Picture], start: int, *, masked: bool) -> bytes:

@@ -29,10 +29,10 @@ import numpy as np
 from prep.cache.values import Values
 from prep.errors import UsageError
 from prep.export import folder
-from prep.export.kohya_config import Plan
+from prep.export.kohya_config import KohyaPlan
 from prep.export.layout import Picture
 from prep.export.masks import plain_view, whole_mask
-from prep.export.sample import Sample
+from prep.export.sample import ExportSample
 from prep.formatting import join_names
 from prep.geometry import Placement
 
@@ -52,7 +52,7 @@ def architecture(family: str) -> str:
 
 
 def check(pictures: Iterable[Picture], family: str) -> None:
-    """Raises `UsageError` for what sd-scripts cannot read."""
+    """Raises `UsageError` for samples that sd-scripts cannot read."""
     word, odd = architecture(family), []
     for picture in pictures:
         if word in ONE_SIZE and len(picture.samples) > 1:
@@ -65,63 +65,63 @@ def check(pictures: Iterable[Picture], family: str) -> None:
                          f"{join_names(odd, 8)}", hint="convert them to PNG, and encode again; --to folder takes any")
 
 
-def files(picture: Picture, plan: Plan) -> dict[str, folder.Make]:
-    """The files of one picture by name, with what makes their bytes."""
+def files(picture: Picture, plan: KohyaPlan) -> dict[str, folder.Make]:
+    """The files of one picture by name, each with the function that makes its bytes."""
     word = architecture(picture.first.of.manifest.document["family"])
     width, height = picture.first.size
-    found = folder.plain_files(picture)
+    makers = folder.plain_files(picture)
     if plan.several(picture):
-        found[f"{picture.stem}.txt"] = partial(wildcard_lines, picture.first)
-    found[f"{picture.stem}_{width:04d}x{height:04d}_{word}.npz"] = partial(
+        makers[f"{picture.stem}.txt"] = partial(wildcard_lines, picture.first)
+    makers[f"{picture.stem}_{width:04d}x{height:04d}_{word}.npz"] = partial(
         _spell, picture.samples, word in ONE_SIZE, alpha=plan.alpha(picture))
     if (mask := plan.mask_of(picture)) is not None:
-        found[mask] = partial(whole_mask, folder.largest(picture))
-    return found
+        makers[mask] = partial(whole_mask, folder.largest(picture))
+    return makers
 
 
-def wildcard_lines(sample: Sample) -> bytes:
+def wildcard_lines(sample: ExportSample) -> bytes:
     """The captions for `enable_wildcard`, which draws a line, and takes braces for alternatives unless they are double.
     """
     return folder.caption_lines(sample).replace(b"{", b"{{").replace(b"}", b"}}")
 
 
-def _spell(samples: Sequence[Sample], one_size: bool, *, alpha: bool) -> bytes:
+def _spell(samples: Sequence[ExportSample], one_size: bool, *, alpha: bool) -> bytes:
     """The cache of one picture."""
     arrays: dict[str, Values] = {}
     for sample in samples:
-        found = _arrays(sample, alpha=alpha)
-        rows, columns = found["latents"].shape[1:]
+        spelled = _arrays(sample, alpha=alpha)
+        rows, columns = spelled["latents"].shape[1:]
         ending = "" if one_size else f"_{rows}x{columns}"
-        arrays |= {f"{name}{ending}": values for name, values in found.items()}
+        arrays |= {f"{name}{ending}": values for name, values in spelled.items()}
     return npz(arrays)
 
 
-def _arrays(sample: Sample, *, alpha: bool) -> dict[str, Values]:
-    """Of the first view, and of a mirrored one of the same crop. `alpha`: with a mask in any case."""
+def _arrays(sample: ExportSample, *, alpha: bool) -> dict[str, Values]:
+    """The arrays of the first view, and of a mirrored view of the same crop. `alpha`: with a mask in any case."""
     views = list(sample.views)
     placed = {view: sample.placement(view) for view in views}
     first = plain_view(sample)
     width, height = sample.bucket
-    found = {"latents": _normalized(sample, first), "original_size": np.array(sample.size),
-             "crop_ltrb": np.array(crop_ltrb(placed[first]))}
+    arrays = {"latents": _normalized(sample, first), "original_size": np.array(sample.size),
+              "crop_ltrb": np.array(crop_ltrb(placed[first]))}
     for view in views:
         if not placed[first].flip and placed[view] == replace(placed[first], flip=True):
-            found["latents_flipped"] = _normalized(sample, view)
+            arrays["latents_flipped"] = _normalized(sample, view)
     if (mask := sample.mask(first)) is not None:
         cells = mask.values()[0].astype(np.float32) / 255
-        found["alpha_mask"] = cells.repeat(height // cells.shape[0], 0).repeat(width // cells.shape[1], 1)
+        arrays["alpha_mask"] = cells.repeat(height // cells.shape[0], 0).repeat(width // cells.shape[1], 1)
     elif alpha:
-        found["alpha_mask"] = np.ones((height, width), np.float32)
-    return found
+        arrays["alpha_mask"] = np.ones((height, width), np.float32)
+    return arrays
 
 
 def crop_ltrb(placement: Placement) -> tuple[int, int, int, int]:
-    """What the caches of a picture that is placed so have as `crop_ltrb`."""
+    """The `crop_ltrb` in the caches of a picture with this placement."""
     (left, top), (width, height) = placement.crop, placement.bucket
     return left, top, 2 * width + left - placement.scaled[0], 2 * height + top - placement.scaled[1]
 
 
-def _normalized(sample: Sample, view: int) -> Values:
+def _normalized(sample: ExportSample, view: int) -> Values:
     """The latent of a view, as sd-scripts' VAE of the family makes it."""
     document = sample.of.manifest.document
     values, facts = sample.latent(view)["latent"].values(), document["latents"]

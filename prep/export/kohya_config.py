@@ -29,7 +29,7 @@ LEAST_STEP = {"sd15": 64, "sd21": 64, "sdxl": 32, "sd3": 32, "flux": 32, "lumina
 
 
 @dataclass(frozen=True)
-class Plan:
+class KohyaPlan:
     """How an export's training pictures are given to sd-scripts."""
 
     pictures: Sequence[Picture]  # also those that are held out
@@ -40,10 +40,10 @@ class Plan:
 
     @cached_property
     def _folders(self) -> dict[str, list[Picture]]:
-        found: dict[str, list[Picture]] = {}
+        folders: dict[str, list[Picture]] = {}
         for picture in self._trained:
-            found.setdefault(picture.folder, []).append(picture)
-        return found
+            folders.setdefault(picture.folder, []).append(picture)
+        return folders
 
     @cached_property
     def masked(self) -> bool:
@@ -60,11 +60,13 @@ class Plan:
     def _alphas(self) -> set[str]:
         if not self.masked or self.as_pictures:
             return set()
-        return {name for name, some in self._folders.items() if any(is_masked(one.first) for one in some)}
+        return {name for name, pictures in self._folders.items()
+                if any(is_masked(picture.first) for picture in pictures)}
 
     @cached_property
     def _several(self) -> set[str]:
-        return {name for name, some in self._folders.items() if any(len(one.first.captions) > 1 for one in some)}
+        return {name for name, pictures in self._folders.items()
+                if any(len(picture.first.captions) > 1 for picture in pictures)}
 
     def alpha(self, picture: Picture) -> bool:
         """Whether its cache has a mask even if the picture has none, since others of its directory have."""
@@ -104,18 +106,18 @@ class Plan:
         masks = " --masked_loss" if self.as_pictures else ""
         yield "# Written by prep export. Paths are relative to this directory, so start sd-scripts in it, with"
         yield f"#   --dataset_config dataset.toml --cache_latents --cache_latents_to_disk{masks}"
-        shown = sum(sum(one.repeats.values()) for one in self._trained if one.role == "train")
-        prior = sum(sum(one.repeats.values()) for one in self._trained if one.role == "prior")
+        shown = sum(sum(picture.repeats.values()) for picture in self._trained if picture.role == "train")
+        prior = sum(sum(picture.repeats.values()) for picture in self._trained if picture.role == "prior")
         yield f"# An epoch shows {shown} training and {prior} regularization pictures, counted with repeats."
         if self._alphas:
             yield "# Masks are in the caches alone: without --cache_latents_to_disk, all of each picture trains."
-        if any(one.first.facts()["weight"] != 1 for one in self._trained):
+        if any(picture.first.facts()["weight"] != 1 for picture in self._trained):
             yield "# Pictures have weights here, which sd-scripts does not know."
         yield from self._differences(sizes)
         yield from ("", "[general]", 'caption_extension = ".txt"', "")
 
     def _differences(self, sizes: Sequence[Resolution]) -> Iterator[str]:
-        """What sd-scripts would refuse, or do otherwise than the caches say."""
+        """Yields comments on what sd-scripts would refuse, or do otherwise than the caches say."""
         least = LEAST_STEP[self._trained[0].first.of.manifest.document["family"]] if self._trained else 1
         if steps := sorted({size.step for size in sizes if size.step % least}):
             yield (f"# sd-scripts trains this family with bucket_reso_steps of {least} or its multiples only, not "
@@ -217,7 +219,7 @@ def _is_mirrored(picture: Picture) -> bool:
     """Whether each of its samples has a view, and the same mirrored."""
     for sample in picture.samples:
         views = [sample.placement(view) for view in sample.views]
-        if not any(not one.flip and replace(one, flip=True) in views for one in views):
+        if not any(not view.flip and replace(view, flip=True) in views for view in views):
             return False
     return True
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from prep.export.sample import Sample, Samples, safe_path
+from prep.export.sample import ExportSample, Samples, safe_path
 from prep.geometry import Size
 
 ROLES = {"train": "train", "prior": "regularization", "validation": "validation"}
@@ -28,12 +28,12 @@ PLAIN = {".jpe": ".jpg", ".jfif": ".jpg", ".dib": ".bmp"}  # other trainers know
 class Picture:
     """A picture in an export, with its samples: one for each size at which it was encoded."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[ExportSample]
     folder: str  # below the export: train/3_photos
     stem: str  # its path below the export, without suffix
 
     @property
-    def first(self) -> Sample:
+    def first(self) -> ExportSample:
         """Its first sample: name, captions and role are those of all."""
         return self.samples[0]
 
@@ -63,30 +63,30 @@ def lay_out(samples: Samples, *, held_out: bool) -> list[Picture]:
     """The pictures of an export in the order of source and name; those that are held out only if `held_out`."""
     taken: set[str] = set()
     folders: dict[tuple[object, ...], str] = {}
-    found = []
+    placed = []
     pictures = _by_picture(sample for sample in samples if held_out or sample.role != "validation")
     most = max(map(len, pictures), default=0)
     for some in pictures:
-        first, repeats = some[0], [one.repeats for one in some]
+        first, repeats = some[0], [sample.repeats for sample in some]
         repeats = [1] * len(some) if first.role == "validation" else repeats
-        key = first.role, first.source, *repeats, *((one.bucket for one in some) if len(some) < most else ())
+        key = first.role, first.source, *repeats, *((sample.bucket for sample in some) if len(some) < most else ())
         if key not in folders:
             folders[key] = _unique(f"{ROLES[first.role]}/{repeats[0]}_{_source_name(first)}", taken)
         name = safe_path(str(PurePosixPath(first.name).with_suffix(""))).replace("/", "_")
-        found.append(Picture(samples=some, folder=folders[key], stem=_unique(f"{folders[key]}/{name}", taken)))
-    return found
+        placed.append(Picture(samples=some, folder=folders[key], stem=_unique(f"{folders[key]}/{name}", taken)))
+    return placed
 
 
-def _by_picture(samples: Iterable[Sample]) -> list[list[Sample]]:
+def _by_picture(samples: Iterable[ExportSample]) -> list[list[ExportSample]]:
     """The samples of each picture, in the order of the first: a picture at several sizes makes several."""
-    def whose(sample: Sample) -> tuple[int, str, str]:
+    def whose(sample: ExportSample) -> tuple[int, str, str]:
         return sample.source, sample.name, sample.role
 
     return [list(some) for _, some in groupby(sorted(samples, key=whose), whose)]
 
 
-def _source_name(sample: Sample) -> str:
-    """What the directory of a source is called, without the repeats that it may have there."""
+def _source_name(sample: ExportSample) -> str:
+    """The name of a source's directory, without the repeats that it may have there."""
     place = sample.of.manifest.sources[sample.source]
     name = "" if place is None else place.stem if place.suffix == ".tar" else place.name
     return REPEATED.sub("", safe_path(re.sub(r"[{}\[\]*?]", "", name)), count=1).strip("_ ") or f"source{sample.source}"
@@ -94,8 +94,8 @@ def _source_name(sample: Sample) -> str:
 
 def _unique(path: str, taken: set[str]) -> str:
     """A path that is not taken, also where case does not count; takes it."""
-    found, copy = path, 2
-    while found.casefold() in taken:
-        found, copy = f"{path}-{copy}", copy + 1
-    taken.add(found.casefold())
-    return found
+    unique, copy = path, 2
+    while unique.casefold() in taken:
+        unique, copy = f"{path}-{copy}", copy + 1
+    taken.add(unique.casefold())
+    return unique

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from prep.export.sample import Bytes, Sample
+from prep.export.sample import Bytes, ExportSample
 from prep.images.decode import encode_png
 
 
-def plain_view(sample: Sample) -> int:
+def plain_view(sample: ExportSample) -> int:
     """The first view that is not mirrored, or the first."""
     return next((view for view in sample.views if not sample.placement(view).flip), sample.views[0])
 
 
-def is_masked(sample: Sample) -> bool:
+def is_masked(sample: ExportSample) -> bool:
     """Whether it has a mask."""
     return int(sample.of.columns.views["mask_shard"][plain_view(sample)]) >= 0
 
 
-def whole_mask(sample: Sample) -> bytes:
-    """The mask over the whole upright picture, as a gray PNG, 255: trains. It is as coarse as that which the cache has;
-    what was cropped is as the nearest cell. White if there is no mask. Raises `CacheError` for a damaged row."""
+def whole_mask(sample: ExportSample) -> bytes:
+    """The mask over the whole upright picture, as a gray PNG (255 trains) and as coarse as in the cache; what was
+    cropped away repeats the nearest cell. White if there is no mask. Raises `CacheError` for a damaged row."""
     view = plain_view(sample)
     width, height = sample.size
     row = sample.mask(view)
@@ -37,5 +37,5 @@ def whole_mask(sample: Sample) -> bytes:
 def _cells(side: int, scaled: int, crop: int, bucket: int, count: int) -> Bytes:
     """For each pixel of a side, the cell of a mask that covers it, or the nearest."""
     at = (np.arange(side) + 0.5) * (scaled / side) - crop
-    found: Bytes = np.clip(np.floor(at * (count / bucket)), 0, count - 1).astype(np.int64)
-    return found
+    cells: Bytes = np.clip(np.floor(at * (count / bucket)), 0, count - 1).astype(np.int64)
+    return cells

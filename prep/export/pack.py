@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from prep.cache.store import MARKER_BYTES, Cache, cache_at
 from prep.errors import CacheError, PathError
-from prep.export.tar_format import BLOCK, END, Member, header_of, parts_of, shard_members, table_name, tables_of
+from prep.export.tar_format import BLOCK, END, PackMember, header_of, parts_of, shard_members, table_name, tables_of
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
 from prep.fs.lock import PATIENCE, lock_directory
@@ -28,7 +28,7 @@ from prep.progress import Progress, Tick, silent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackReport:
-    """What was packed."""
+    """The result of `prep pack`."""
 
     file: Path
     shards: int
@@ -89,17 +89,17 @@ def _add_table(handle: BinaryIO, name: str, cache: Cache, digest: str, manifest:
     """Adds a table. Raises `CacheError` if its bytes are not the ones whose digest is its name."""
     otherwise = CacheError(f"table {digest} is damaged: its bytes do not match its name",
                            hint=repair_command(manifest))
-    member = Member(name=name, size=size_regular(cache.table(digest)))
+    member = PackMember(name=name, size=size_regular(cache.table(digest)))
     if _add_file(handle, member, _parts(cache.table(digest), member.size, otherwise)) != digest:
         raise otherwise
 
 
 def _add(handle: BinaryIO, name: str, data: bytes) -> None:
     """Adds a small file."""
-    _add_file(handle, Member(name=name, size=len(data)), [data])
+    _add_file(handle, PackMember(name=name, size=len(data)), [data])
 
 
-def _add_file(handle: BinaryIO, member: Member, parts: Iterable[bytes], tick: Tick = lambda _: None) -> str:
+def _add_file(handle: BinaryIO, member: PackMember, parts: Iterable[bytes], tick: Tick = lambda _: None) -> str:
     """Adds a file that comes in parts, and returns the SHA-256 of its bytes."""
     atomic.write(handle, header_of(member))
     running = hashlib.sha256()
@@ -123,7 +123,7 @@ def _add_shard(handle: BinaryIO, root: str, cache: Cache, shard: ShardFacts, man
 
 
 def _parts(path: Path, size: int, otherwise: CacheError) -> Iterator[bytes]:
-    """The bytes of a file of exactly `size` bytes. Raises `otherwise` for another one, or for none."""
+    """Yields the bytes of a file of exactly `size` bytes. Raises `otherwise` if it is missing or has another size."""
     try:
         handle = stream_of(open_regular(path))
     except OSError:

@@ -24,7 +24,7 @@ class PictureFiles:
         self._lock = Lock()
 
     def find(self, source: int, name: str) -> Blob | None:
-        """Where a picture is, if it is there; `None` if nothing leads to its source, its name leads out of that, or no
+        """The file of a picture; `None` if the place of its source is unknown, its name leads out of the source, or no
         tar has it. Raises `PathError`, `StoreError`, `OSError`, `ValueError`."""
         root = self._sources[source] if source < len(self._sources) else None
         if root is None or not _is_below(name):
@@ -42,8 +42,9 @@ class PictureFiles:
         """The pictures of a tar by name."""
         if tar.whole.file not in self._members:
             with readers() as workers:
-                found = walk_tar(tar, sidecar=False, listings=Listings(), workers=workers)
-                self._members[tar.whole.file] = {one.name: one.picture for one in found if isinstance(one, Item)}
+                entries = walk_tar(tar, sidecar=False, listings=Listings(), workers=workers)
+                self._members[tar.whole.file] = {
+                    entry.name: entry.picture for entry in entries if isinstance(entry, Item)}
         return self._members[tar.whole.file]
 
 

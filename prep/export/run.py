@@ -16,7 +16,7 @@ from prep.errors import PathError, UsageError
 from prep.export import folder, kohya, kohya_config, safetensors, webdataset
 from prep.export.formats import FORMATS, PICTURES
 from prep.export.layout import Picture, lay_out
-from prep.export.sample import Sample, Samples
+from prep.export.sample import ExportSample, Samples
 from prep.formatting import counted, format_bytes
 from prep.fs import atomic
 from prep.fs.place import Place, require_local
@@ -36,7 +36,7 @@ _LEFT = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` mak
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was written."""
+    """The result of `prep export`."""
 
     to: str
     output: Path
@@ -55,9 +55,9 @@ class ExportReport:
     def as_text(self) -> str:
         """The output of `prep export`."""
         earlier = f", {counted(self.files - self.written, 'file')} from before" if self.files > self.written else ""
-        left = f"; {counted(self.left_out, 'held-out sample')} left out, which --held-out writes"
+        omitted = f"; {counted(self.left_out, 'held-out sample')} left out, which --held-out writes"
         return (f"{self.output}: {counted(self.samples, 'sample')} in {counted(self.written, 'file')} "
-                f"({format_bytes(self.bytes)}){earlier}{left if self.left_out else ''}")
+                f"({format_bytes(self.bytes)}){earlier}{omitted if self.left_out else ''}")
 
 
 class _Files:
@@ -86,7 +86,7 @@ class _Files:
                 atomic.forget(Path(handle.name))
 
     def write_lacking(self, files: Mapping[str, folder.Make]) -> None:
-        """Makes and writes those of the files that are not there; they are there when the block of `with` ends."""
+        """Makes and writes the files that are missing; all exist when the block of `with` ends."""
         for name, make in files.items():
             self.files += 1
             path = self.root / name
@@ -129,18 +129,18 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
                          hint="omit --held-out")
     require_local(output, "output")
     samples = Samples(open_manifest(read_manifest(manifest)))
-    asked = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
-             **({} if to == "safetensors" else {"layout": LAYOUT}), **({"held_out": True} if held_out else {})}
+    choices = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
+               **({} if to == "safetensors" else {"layout": LAYOUT}), **({"held_out": True} if held_out else {})}
     pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
         kohya.check(pictures, samples.manifest.document["family"])
-    _check_output(output, asked)
+    _check_output(output, choices)
     with progress("checking pictures", len(pictures), "pictures") as tick:
         for picture in pictures:
             picture.first.picture()
             tick(1)
-    _begin(output, asked)
-    count = sum(len(one.samples) for one in pictures) if to in PICTURES else len(samples)
+    _begin(output, choices)
+    count = sum(len(picture.samples) for picture in pictures) if to in PICTURES else len(samples)
     with _Files(output) as made, progress(f"exporting as {to}", count, "samples") as tick:
         if to in PICTURES:
             _write_pictures(made, pictures, to, tick)
@@ -152,37 +152,37 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
                         written=made.written, bytes=made.bytes)
 
 
-def _check_output(output: Path, asked: Mapping[str, Any]) -> None:
+def _check_output(output: Path, choices: Mapping[str, Any]) -> None:
     """Raises `PathError` unless the directory is new or empty, or an export of the same."""
     if output.exists() and not output.is_dir():
         raise PathError(f"{output} is a file, expected a new directory")
     marker = output / MARKER
     if marker.is_file():
         try:
-            found = sealed_json(read_regular(marker, MARKER_BYTES), str(marker))
+            recorded = sealed_json(read_regular(marker, MARKER_BYTES), str(marker))
         except (OSError, Unparsed) as error:
             raise PathError(f"{marker} cannot be read: {error}", hint="name a new directory with -o") from None
-        if {name: found.get(name) for name in (*asked, "held_out") if name in found} != dict(asked):
+        if {name: recorded.get(name) for name in (*choices, "held_out") if name in recorded} != dict(choices):
             raise PathError(f"{output} has an export of another manifest, or in another format",
                             hint="name a new directory with -o")
     elif output.is_dir() and any(output.iterdir()):
         raise PathError(f"{output} is not empty", hint="name a new directory with -o")
 
 
-def _begin(output: Path, asked: Mapping[str, Any]) -> None:
-    """Marks a directory as an export; removes what a run that was killed left in one that is marked."""
+def _begin(output: Path, choices: Mapping[str, Any]) -> None:
+    """Marks a directory as an export; removes the partial files that a killed run left in a marked one."""
     if (output / MARKER).is_file():
-        for left in output.rglob(".*.partial"):
-            if _LEFT.fullmatch(left.name):
-                atomic.remove(left)
+        for leftover in output.rglob(".*.partial"):
+            if _LEFT.fullmatch(leftover.name):
+                atomic.remove(leftover)
         return
     atomic.make_dirs(output.absolute())
-    atomic.write_atomic(output / MARKER, canonical(with_checksum({"format": MARKED, "version": 1, **asked})))
+    atomic.write_atomic(output / MARKER, canonical(with_checksum({"format": MARKED, "version": 1, **choices})))
 
 
 def _write_pictures(made: _Files, pictures: Sequence[Picture], to: str, tick: Tick) -> None:
-    """The files of each picture, then what lists them."""
-    plan = kohya_config.Plan(pictures)
+    """Writes the files of each picture, then the files that list them."""
+    plan = kohya_config.KohyaPlan(pictures)
     for picture in pictures:
         made.write_lacking(folder.files(picture) if to == "folder" else kohya.files(picture, plan))
         tick(len(picture.samples))
@@ -190,25 +190,26 @@ def _write_pictures(made: _Files, pictures: Sequence[Picture], to: str, tick: Ti
 
 
 def _write_rows(made: _Files, samples: Samples, tick: Tick) -> None:
-    """A file of rows for each sample."""
+    """Writes a file of rows for each sample."""
     for sample in samples:
         made.write_lacking({f"{sample.stem}.safetensors": partial(safetensors.spell, sample)})
         tick(1)
 
 
 def _write_tars(made: _Files, samples: Samples, most: int, tick: Tick) -> None:
-    """Tars of about `most` bytes, each named by the numbers of its first and last sample."""
-    left, shared = list(samples), webdataset.Shared.of(samples)
-    while left:
-        first = left[0].number
-        there = sorted(made.root.glob(f"samples-{first:09d}-*.tar"))
-        count = int(there[0].stem.rpartition("-")[2]) - first + 1 if there else _write_tar(made, left, most, shared)
+    """Writes tars of about `most` bytes, each named by the numbers of its first and last sample."""
+    remaining, shared = list(samples), webdataset.Shared.of(samples)
+    while remaining:
+        first = remaining[0].number
+        earlier = sorted(made.root.glob(f"samples-{first:09d}-*.tar"))
+        count = (int(earlier[0].stem.rpartition("-")[2]) - first + 1 if earlier
+                 else _write_tar(made, remaining, most, shared))
         made.files += 1
         tick(count)
-        left = left[count:]
+        remaining = remaining[count:]
 
 
-def _write_tar(made: _Files, samples: Sequence[Sample], most: int, shared: webdataset.Shared) -> int:
+def _write_tar(made: _Files, samples: Sequence[ExportSample], most: int, shared: webdataset.Shared) -> int:
     """Writes a tar of the first samples, at least one, that make `most` bytes; returns their number."""
     first, count = samples[0].number, 0
     staged = atomic.temporary_name(made.root / "samples.tar")

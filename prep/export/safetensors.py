@@ -13,12 +13,12 @@ import json
 from typing import Any
 
 from prep.arrays import safetensors_header
-from prep.export.sample import Row, Sample
+from prep.export.sample import ExportSample, StoredRow
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "uint8": "U8"}
 
 
-def spell(sample: Sample) -> bytes:
+def spell(sample: ExportSample) -> bytes:
     """The file's bytes. Raises `CacheError` for a damaged row."""
     rows = rows_of(sample)
     shapes = {name: (DTYPES[row.spec.dtype], row.spec.shape, len(row.data)) for name, row in rows.items()}
@@ -26,21 +26,21 @@ def spell(sample: Sample) -> bytes:
     return b"".join([header, *(row.data.tobytes() for row in rows.values())])
 
 
-def rows_of(sample: Sample) -> dict[str, Row]:
+def rows_of(sample: ExportSample) -> dict[str, StoredRow]:
     """All rows of a sample by name."""
-    found = {}
+    rows = {}
     for number, view in enumerate(sample.views):
         for name, row in sample.latent(view).items():
-            found[f"view{number}.{name}"] = row
+            rows[f"view{number}.{name}"] = row
         if (mask := sample.mask(view)) is not None:
-            found[f"view{number}.mask"] = mask
+            rows[f"view{number}.mask"] = mask
     for number, text in enumerate(sample.texts):
         for name, row in sample.text(text).items():
-            found[f"text{number}.{name}"] = row
-    return found
+            rows[f"text{number}.{name}"] = row
+    return rows
 
 
-def described(sample: Sample) -> dict[str, Any]:
+def described(sample: ExportSample) -> dict[str, Any]:
     """The sample's facts with those that a reader of its rows needs."""
     document = sample.of.manifest.document
     return {**sample.facts(), "family": document["family"], "prediction": document["prediction"],

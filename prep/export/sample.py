@@ -33,7 +33,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class StoredRow:
     """One array of a row, as the cache has it."""
 
     spec: ArraySpec
@@ -57,8 +57,8 @@ class Samples:
     def __len__(self) -> int:
         return len(self.columns)
 
-    def __iter__(self) -> Iterator[Sample]:
-        return (Sample(of=self, number=number, stem=stem) for number, stem in enumerate(self.stems))
+    def __iter__(self) -> Iterator[ExportSample]:
+        return (ExportSample(of=self, number=number, stem=stem) for number, stem in enumerate(self.stems))
 
     @cached_property
     def stems(self) -> list[str]:
@@ -66,7 +66,7 @@ class Samples:
 
         Names are below a number where there are several sources.
         """
-        several, taken, found = len(self.manifest.sources) > 1, set[str](), []
+        several, taken, stems = len(self.manifest.sources) > 1, set[str](), []
         for number in range(len(self)):
             name = safe_path(self.columns.name(number))
             source = f"{int(self.columns.source[number])}/" if several else ""
@@ -75,23 +75,23 @@ class Samples:
             while unique.casefold() in taken:
                 unique, copy = f"{stem}-{copy}", copy + 1
             taken.add(unique.casefold())
-            found.append(unique)
-        return found
+            stems.append(unique)
+        return stems
 
-    def rows(self, shard: int, row: int, field: str) -> dict[str, Row]:
+    def rows(self, shard: int, row: int, field: str) -> dict[str, StoredRow]:
         """The arrays of the row at a place. Raises `CacheError` if it is damaged."""
-        found = {}
+        rows = {}
         ref = RowRef(shard=self._shards[shard], row=row)
         for name in self.manifest.fields[field].arrays:
             spec, _ = self._reader.array_info(ref.shard, name)
             out = np.empty(spec.row_bytes, np.uint8)
             self._reader.read_into(out, ref.shard, name, ref.row)
-            found[name] = Row(spec=spec, data=out)
-        return found
+            rows[name] = StoredRow(spec=spec, data=out)
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class ExportSample:
     """One sample."""
 
     of: Samples
@@ -110,7 +110,7 @@ class Sample:
 
     @property
     def role(self) -> str:
-        """What it is for: train, validation or prior."""
+        """The sample's role: train, validation or prior."""
         return str(self.of.columns.table["role"][self.number].as_py())
 
     @property
@@ -120,7 +120,7 @@ class Sample:
 
     @property
     def bucket(self) -> Size:
-        """Width and height in pixels of what was encoded."""
+        """Width and height of the encoded crop in pixels."""
         return self.of.manifest.buckets[int(self.of.columns.bucket[self.number])]
 
     @property
@@ -149,24 +149,24 @@ class Sample:
         """How a view was scaled, cropped and mirrored into the bucket."""
         return self.of.columns.placement(view, self.bucket)
 
-    def latent(self, view: int) -> dict[str, Row]:
+    def latent(self, view: int) -> dict[str, StoredRow]:
         """The arrays of a view's latent: `latent` [C, h, w], not scaled, and `std` if the cache has it."""
         views = self.of.columns.views
         return self.of.rows(int(views["latent_shard"][view]), int(views["latent_row"][view]), "latent")
 
-    def mask(self, view: int) -> Row | None:
+    def mask(self, view: int) -> StoredRow | None:
         """A view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains."""
         views = self.of.columns.views
         shard = int(views["mask_shard"][view])
         return None if shard < 0 else self.of.rows(shard, int(views["mask_row"][view]), "mask")["mask"]
 
-    def text(self, number: int) -> dict[str, Row]:
+    def text(self, number: int) -> dict[str, StoredRow]:
         """The arrays of a caption's row."""
         texts = self.of.columns.texts
         return self.of.rows(int(texts["shard"][number]), int(texts["row"][number]), "text")
 
     def picture(self) -> bytes:
-        """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is not there or has changed."""
+        """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is missing or has changed."""
         try:
             blob = self.of.files.find(self.source, self.name)
             data = b"" if blob is None else read_blob(blob)
@@ -184,7 +184,7 @@ class Sample:
                           "prep encode notices edits")
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the sample beside its rows, as JSON has it."""
+        """The sample's facts beside its rows, as JSON has them."""
         columns, number = self.of.columns, self.number
         return {
             "id": columns.ids[number].tobytes().hex(), "name": self.name, "role": self.role,

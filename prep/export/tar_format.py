@@ -30,8 +30,8 @@ AGAIN = "copy the tar again, or make it again: prep pack MANIFEST -o FILE.tar"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
-    """What a member is called, and its bytes."""
+class PackMember:
+    """A member's name and size."""
 
     name: str
     size: int
@@ -42,7 +42,7 @@ class Member:
         return BLOCK + -(-self.size // BLOCK) * BLOCK
 
 
-def header_of(member: Member) -> bytes:
+def header_of(member: PackMember) -> bytes:
     """The member's header. Raises `PathError` if the name is too long for one."""
     info = tarfile.TarInfo(member.name)
     info.size = member.size
@@ -53,8 +53,8 @@ def header_of(member: Member) -> bytes:
                         hint="move manifest and cache nearer to each other") from None
 
 
-def read_header(source: BinaryIO, where: Path) -> Member:
-    """The next member's name and size. Raises `CacheError` for the end, and for anything but a regular file."""
+def read_header(source: BinaryIO, where: Path) -> PackMember:
+    """The next member's name and size. Raises `CacheError` at the end, and for anything but a regular file."""
     block = source.read(BLOCK)
     try:
         info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
@@ -62,18 +62,18 @@ def read_header(source: BinaryIO, where: Path) -> Member:
         raise CacheError(f"{where} ends early, or is not a tar that prep pack wrote: {error}", hint=AGAIN) from None
     if info.type != tarfile.REGTYPE or info.size < 0:
         raise CacheError(f"{where} has a member {brief(info.name)} that is not a file", hint=AGAIN)
-    return Member(name=info.name, size=info.size)
+    return PackMember(name=info.name, size=info.size)
 
 
-def expect_member(source: BinaryIO, where: Path, wanted: Member) -> None:
-    """Reads the header of the member that has to come next. Raises `CacheError` for another one."""
-    found = read_header(source, where)
-    if found != wanted:
-        raise CacheError(f"{where} has {brief(found.name)} of {found.size} bytes, where '{printable(wanted.name)}' of "
-                         f"{wanted.size} bytes was expected", hint=AGAIN)
+def expect_member(source: BinaryIO, where: Path, expected: PackMember) -> None:
+    """Reads the header of the next member. Raises `CacheError` unless it is `expected`."""
+    member = read_header(source, where)
+    if member != expected:
+        raise CacheError(f"{where} has {brief(member.name)} of {member.size} bytes, where "
+                         f"'{printable(expected.name)}' of {expected.size} bytes was expected", hint=AGAIN)
 
 
-def read_small(source: BinaryIO, where: Path, member: Member, most: int) -> bytes:
+def read_small(source: BinaryIO, where: Path, member: PackMember, most: int) -> bytes:
     """The bytes of a member whose header was read, at most `most`. Raises `CacheError`."""
     data = b"".join(member_parts(source, where, member, most))
     skip(source, -member.size % BLOCK)
@@ -82,8 +82,9 @@ def read_small(source: BinaryIO, where: Path, member: Member, most: int) -> byte
     return data
 
 
-def member_parts(source: BinaryIO, where: Path, member: Member, most: int) -> Iterator[bytes]:
-    """As `read_small`, in pieces, which may end early; what pads the last block is left. Raises `CacheError` now."""
+def member_parts(source: BinaryIO, where: Path, member: PackMember, most: int) -> Iterator[bytes]:
+    """The bytes that `read_small` returns, in pieces, which may end early; the last block's padding is not read. Raises
+    `CacheError` at once."""
     if member.size > most:
         raise CacheError(f"{where} has '{printable(member.name)}' of {member.size} bytes, expected at most {most}",
                          hint=AGAIN)
@@ -102,10 +103,10 @@ def skip(source: BinaryIO, size: int) -> None:
     source.seek(size, 1)
 
 
-def shard_members(cache: str, shard: RemoteShard) -> Iterator[Member]:
+def shard_members(cache: str, shard: RemoteShard) -> Iterator[PackMember]:
     """The members of a shard, of a cache whose name in the tar is `cache`."""
     for name, size in sorted(shard.files.items()):
-        yield Member(name=f"{cache}/shards/{shard.digest[:2]}/{shard.digest}/{name}", size=size)
+        yield PackMember(name=f"{cache}/shards/{shard.digest[:2]}/{shard.digest}/{name}", size=size)
 
 
 def table_name(cache: str, digest: str) -> str:

@@ -46,7 +46,7 @@ from prep.progress import Progress, Tick, silent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnpackReport:
-    """What was unpacked."""
+    """The result of `prep unpack`."""
 
     manifest: Path
     shards: int
@@ -66,7 +66,7 @@ class UnpackReport:
 def unpack(file: Path, folder: Path, *, progress: Progress = silent) -> UnpackReport:
     """Unpacks a tar into `folder`, which may not exist yet.
 
-    Raises `PathError`, `ManifestError`, `CacheError` for a tar that is damaged or is none of `prep pack`, `OSError`.
+    Raises `PathError`, `ManifestError`, `CacheError` for a tar that is damaged or not of `prep pack`, `OSError`.
     """
     require_local(file, "tar")
     require_local(folder, "DIR")
@@ -94,7 +94,7 @@ def unpack(file: Path, folder: Path, *, progress: Progress = silent) -> UnpackRe
 
 def _fill(source: BinaryIO, file: Path, manifest: Manifest, folder: Path, progress: Progress
           ) -> tuple[tuple[ShardFacts, ...], list[ShardFacts]]:
-    """Unpacks all but the manifest; returns all shards, and those that were lacking."""
+    """Unpacks all but the manifest; returns all shards, and those that were missing."""
     name = _cache_name(manifest, folder)
     cache = open_cache(folder / name, create=True)
     marker = read_header(source, file)
@@ -126,7 +126,7 @@ def _cache_name(manifest: Manifest, folder: Path) -> str:
 
 
 def _unpacked(source: BinaryIO, file: Path, name: str, cache: Cache, shard: ShardFacts, tick: Tick) -> bool:
-    """Unpacks a shard unless it is there, and says whether it did. Raises `CacheError` for another one's bytes."""
+    """Unpacks a shard unless it exists; returns whether it did. Raises `CacheError` for bytes of another shard."""
     members = list(shard_members(name, shard.remote))
     if cache.shard(shard.digest).is_dir() and not cache.damaged(shard.digest).exists():
         skip(source, sum(member.room for member in members))

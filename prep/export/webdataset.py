@@ -23,12 +23,12 @@ import numpy as np
 
 from prep.cache.values import Values
 from prep.export.safetensors import described, rows_of
-from prep.export.sample import Sample, Samples
+from prep.export.sample import ExportSample, Samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """What all samples of an export have."""
+    """The numbers of views and texts that all samples of an export get, and whether they get masks."""
 
     views: int
     texts: int
@@ -36,38 +36,38 @@ class Shared:
 
     @classmethod
     def of(cls, samples: Samples) -> Shared:
-        """What each of these samples must have so that all have the same."""
+        """The shared numbers of these samples: the most views and texts of any, and whether one has a mask."""
         columns = samples.columns
         return cls(views=int(np.diff(columns.view_offsets).max(initial=0)),
                    texts=int(np.diff(columns.text_offsets).max(initial=0)),
                    masks=bool((columns.views["mask_shard"] >= 0).any()))
 
 
-def members(sample: Sample, shared: Shared) -> dict[str, bytes]:
+def members(sample: ExportSample, shared: Shared) -> dict[str, bytes]:
     """The contents of a sample's members by the names' endings. Raises `CacheError` for a damaged row."""
-    found = {"json": json.dumps(described(sample), sort_keys=True).encode(),
-             "txt": "".join(sample.captions[:1]).encode()}
+    contents = {"json": json.dumps(described(sample), sort_keys=True).encode(),
+                "txt": "".join(sample.captions[:1]).encode()}
     for name, values in arrays(sample, shared).items():
         spelled = io.BytesIO()
         np.save(spelled, np.ascontiguousarray(values), allow_pickle=False)
-        found[f"{name}.npy"] = spelled.getvalue()
-    return found
+        contents[f"{name}.npy"] = spelled.getvalue()
+    return contents
 
 
-def arrays(sample: Sample, shared: Shared) -> dict[str, Values]:
+def arrays(sample: ExportSample, shared: Shared) -> dict[str, Values]:
     """All rows of a sample by name, and those that it lacks."""
     rows = {name: row.values() for name, row in rows_of(sample).items()}
     for number in range(len(sample.views)) if shared.masks else ():
         height, width = rows[f"view{number}.latent"].shape[-2:]
         rows.setdefault(f"view{number}.mask", np.full((1, height, width), 255, np.uint8))
-    for kind, there, wanted in (("view", len(sample.views), shared.views), ("text", len(sample.texts), shared.texts)):
+    for kind, count, most in (("view", len(sample.views), shared.views), ("text", len(sample.texts), shared.texts)):
         first = {name.partition(".")[2]: values for name, values in rows.items() if name.startswith(f"{kind}0.")}
-        for number in range(there, wanted):
+        for number in range(count, most):
             rows |= {f"{kind}{number}.{name}": values for name, values in first.items()}
     return dict(sorted(rows.items()))
 
 
-def add(tar: tarfile.TarFile, sample: Sample, shared: Shared) -> int:
+def add(tar: tarfile.TarFile, sample: ExportSample, shared: Shared) -> int:
     """Adds a sample's members to a tar; returns the bytes of their contents."""
     size = 0
     for ending, data in members(sample, shared).items():

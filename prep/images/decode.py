@@ -40,7 +40,7 @@ from PIL import Image
 
 from prep.geometry import Placement, Size
 from prep.images.color import split_alpha, to_srgb
-from prep.images.header import Header, as_bad_picture, load_checked, open_picture, profile_of
+from prep.images.header import PictureHeader, as_bad_picture, load_checked, open_picture, profile_of
 from prep.parse import color_of
 
 # Part of every latent's key: changing a letter here makes every cache stale.
@@ -60,8 +60,8 @@ def quiet_pillow() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def read_header(data: bytes) -> Header:
-    """The `Header` of a picture file; no pixels are decoded. Raises `BadPicture`."""
+def read_header(data: bytes) -> PictureHeader:
+    """The `PictureHeader` of a picture file; no pixels are decoded. Raises `BadPicture`."""
     return open_picture(data)[2]
 
 
@@ -83,7 +83,7 @@ def decode_as_stored(data: bytes) -> Image.Image:
         return upright(to_srgb(color, None), header)
 
 
-def decode_layers(data: bytes, *, alpha: str) -> tuple[Header, Image.Image, Image.Image | None]:
+def decode_layers(data: bytes, *, alpha: str) -> tuple[PictureHeader, Image.Image, Image.Image | None]:
     """(header, picture, transparency or `None`) from decoding once: as `read_header`, `decode_picture`, `alpha_of`."""
     color, transparency, profile, header = load_layers(data)
     with as_bad_picture("corrupt-data", len(data)):
@@ -122,7 +122,7 @@ def crop(scaled: Image.Image, placement: Placement) -> Pixels:
     return np.ascontiguousarray(pixels[:, ::-1] if placement.flip else pixels)
 
 
-def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, Header]:
+def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | None, PictureHeader]:
     """(colors, transparency, profile, header), as stored in the file."""
     picture, parts, header = open_picture(data)
     with as_bad_picture("corrupt-data", len(data)):
@@ -130,6 +130,6 @@ def load_layers(data: bytes) -> tuple[Image.Image, Image.Image | None, bytes | N
         return *split_alpha(picture, header.bits), profile_of(picture, parts), header
 
 
-def upright(picture: Image.Image, header: Header) -> Image.Image:
+def upright(picture: Image.Image, header: PictureHeader) -> Image.Image:
     turn = _TURNS.get(header.orientation)
     return picture if turn is None or header.format == "TIFF" else picture.transpose(turn)

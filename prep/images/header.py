@@ -24,7 +24,7 @@ from prep.images.color import judge
 from prep.images.formats.exif import checked_orientation, orientation_of
 from prep.images.formats.isobmff import boxes
 from prep.images.formats.jpeg import pad_scans
-from prep.images.formats.parts import BadPicture, Note, Parts
+from prep.images.formats.parts import BadPicture, Note, PictureParts
 from prep.images.formats.png import check_complete
 from prep.images.formats.sniff import unwrap
 from prep.images.plugins import Extra, HeicFile, JxlFile
@@ -45,7 +45,7 @@ _PIECES = ((0x0111, 0x0117), (0x0144, 0x0145))  # places and lengths of its stri
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
+class PictureHeader:
     """The facts of a picture that are known before its pixels are decoded."""
     format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL
     mode: str  # Pillow's, as stored: RGB L P CMYK I;16 …
@@ -58,7 +58,7 @@ class Header:
     notes: tuple[Note, ...]  # (code, detail) on container, EXIF and profile: usable, but the user should know
 
 
-def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
+def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, PictureParts, PictureHeader]:
     """(the picture, not yet loaded; its parts; its header). Raises `BadPicture`."""
     parts = unwrap(data)
     with as_bad_picture("unreadable", len(data)):
@@ -66,7 +66,7 @@ def open_picture(data: bytes) -> tuple[ImageFile.ImageFile, Parts, Header]:
         return picture, parts, _header(picture, parts)
 
 
-def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
+def _header(picture: ImageFile.ImageFile, parts: PictureParts) -> PictureHeader:
     width, height = picture.size
     if width * height > MAX_PIXELS:
         raise BadPicture("too-many-pixels", f"header says {width}x{height} pixels, expected at most {MAX_PIXELS}")
@@ -78,12 +78,12 @@ def _header(picture: ImageFile.ImageFile, parts: Parts) -> Header:
     bits = parts.bits or _DEEP.get(picture.mode, 16 if "16" in stored else 8)
     if isinstance(picture, Extra):
         bits, notes = picture.bits, notes + picture.notes
-    return Header(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
-                  has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture, parts), bits=bits,
-                  cut=_seems_cut(picture, parts), notes=parts.notes + notes)
+    return PictureHeader(format=parts.format, mode=picture.mode, size=(width, height), orientation=turn,
+                         has_alpha=picture.has_transparency_data, frames=parts.frames or _frames(picture, parts),
+                         bits=bits, cut=_seems_cut(picture, parts), notes=parts.notes + notes)
 
 
-def _seems_cut(picture: ImageFile.ImageFile, parts: Parts) -> bool:
+def _seems_cut(picture: ImageFile.ImageFile, parts: PictureParts) -> bool:
     """Whether a file that has a header lacks its end. Of the other formats no header would have been read."""
     body, length = parts.body, len(parts.body)
     if parts.format == "BMP":
@@ -101,12 +101,12 @@ def _seems_cut(picture: ImageFile.ImageFile, parts: Parts) -> bool:
     return any(code == "missing-eoi" for code, _ in parts.notes)
 
 
-def profile_of(picture: Image.Image, parts: Parts) -> bytes | None:
+def profile_of(picture: Image.Image, parts: PictureParts) -> bytes | None:
     """The ICC profile; that of JPEG XL is known only once the picture has been loaded."""
     return parts.profile or picture.info.get("icc_profile") or None
 
 
-def load_checked(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> Header:
+def load_checked(picture: ImageFile.ImageFile, parts: PictureParts, header: PictureHeader) -> PictureHeader:
     """Decodes `picture`; the returned header also has what is known only now: a profile in the compressed data."""
     known = profile_of(picture, parts)
     if isinstance(picture, TiffImageFile):
@@ -116,7 +116,7 @@ def load_checked(picture: ImageFile.ImageFile, parts: Parts, header: Header) -> 
     return header if known else replace(header, notes=header.notes + _profile_notes(picture, parts))
 
 
-def _check_whole(picture: ImageFile.ImageFile, parts: Parts) -> None:
+def _check_whole(picture: ImageFile.ImageFile, parts: PictureParts) -> None:
     """Raises for a decoded PNG or JPEG whose data ended too early (see `prep.images.formats.png`)."""
     last = {picture.height - 1, picture.height - 1 - picture.height % 2}  # interlaced, the last of the odd rows
     if parts.format == "PNG" and not all(y > 0 and _row(picture, y).strip(b"\0") for y in last):
@@ -153,7 +153,7 @@ def _check_strips(picture: TiffImageFile) -> None:
         raise BadPicture("truncated", f"TIFF has strips for {covered} of {expected} pixels")
 
 
-def _profile_notes(picture: ImageFile.ImageFile, parts: Parts) -> tuple[Note, ...]:
+def _profile_notes(picture: ImageFile.ImageFile, parts: PictureParts) -> tuple[Note, ...]:
     profile = profile_of(picture, parts)
     return () if profile is None else judge(profile, _profiled_mode(picture.mode))
 
@@ -165,13 +165,13 @@ def _profiled_mode(mode: str) -> str:
     return "L" if mode in ("1", "L", "LA", "La", "F") or mode.startswith("I") else "RGB"
 
 
-def _orientation(picture: ImageFile.ImageFile, parts: Parts) -> tuple[int, tuple[Note, ...]]:
+def _orientation(picture: ImageFile.ImageFile, parts: PictureParts) -> tuple[int, tuple[Note, ...]]:
     if isinstance(picture, TiffImageFile):
         return checked_orientation(picture.tag_v2.get(_ORIENTATION, 1))
     return orientation_of(parts.exif or picture.info.get("exif"))
 
 
-def _frames(picture: ImageFile.ImageFile, parts: Parts) -> int:
+def _frames(picture: ImageFile.ImageFile, parts: PictureParts) -> int:
     """The number of frames. Never seeks in `picture`: a broken later frame would leave parts of itself behind."""
     if parts.format == "TIFF":
         return _pages(parts.body)

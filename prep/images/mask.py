@@ -10,7 +10,7 @@ from PIL import Image
 from prep.geometry import ONE, Focus, Placement
 from prep.images.decode import Pixels, crop, load_layers, resize, upright
 from prep.images.formats.parts import BadPicture, NoDecoder
-from prep.images.header import Header
+from prep.images.header import PictureHeader
 
 
 def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
@@ -69,7 +69,7 @@ def decode_mask(data: bytes) -> Image.Image:
     return decode_mask_layers(data)[1]
 
 
-def decode_mask_layers(data: bytes) -> tuple[Header, Image.Image, bool]:
+def decode_mask_layers(data: bytes) -> tuple[PictureHeader, Image.Image, bool]:
     """(header, mask, whether it has colors) from decoding once; the mask as `decode_mask` returns it."""
     color, transparency, _, header = load_layers(data)
     color = color.convert("RGB") if color.mode == "CMYK" else color

@@ -27,7 +27,7 @@ Verdict = Literal["fits", "unclear", "differs"]  # unclear: it fits, but the mir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class LatentComparison:
     """How a latent compares with a posterior."""
 
     verdict: Verdict
@@ -35,7 +35,7 @@ class Compared:
     why: str = ""  # of a latent that differs
 
 
-def compare(latent_Chw: Values, mean_Chw: Values, std_Chw: Values) -> Compared:
+def compare(latent_Chw: Values, mean_Chw: Values, std_Chw: Values) -> LatentComparison:
     """Compares a latent with the posterior that a VAE has for the picture; float32 arrays."""
     latent, mean, std = (values.astype(np.float64) for values in (latent_Chw, mean_Chw, std_Chw))
     spread = mean.var(axis=(1, 2)).mean()
@@ -43,14 +43,14 @@ def compare(latent_Chw: Values, mean_Chw: Values, std_Chw: Values) -> Compared:
     deviation = float(np.sqrt(excess / spread)) if spread else 0.0
     mirrored = _fits(latent, mean[..., ::-1], std[..., ::-1])
     if _fits(latent, mean, std):
-        return Compared(verdict="unclear" if mirrored else "fits", deviation=deviation)
+        return LatentComparison(verdict="unclear" if mirrored else "fits", deviation=deviation)
     if mirrored:
-        return Compared(verdict="differs", deviation=deviation, why="it is that of the mirrored picture")
+        return LatentComparison(verdict="differs", deviation=deviation, why="it is that of the mirrored picture")
     scale, shift = np.polyfit(mean.ravel(), latent.ravel(), 1) if spread else (1.0, 0.0)
     if scale > 0 and _fits((latent - shift) / scale, mean, std):
-        moved = f", moved by {shift:.3f}" if abs(shift) > 0.01 * np.sqrt(spread) * scale else ""
-        return Compared(verdict="differs", deviation=deviation, why=f"it is multiplied by {scale:.3f}{moved}")
-    return Compared(verdict="differs", deviation=deviation, why="it is of another VAE, crop or picture")
+        offset = f", moved by {shift:.3f}" if abs(shift) > 0.01 * np.sqrt(spread) * scale else ""
+        return LatentComparison(verdict="differs", deviation=deviation, why=f"it is multiplied by {scale:.3f}{offset}")
+    return LatentComparison(verdict="differs", deviation=deviation, why="it is of another VAE, crop or picture")
 
 
 def _fits(latent: Values, mean: Values, std: Values) -> bool:

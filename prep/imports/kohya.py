@@ -44,26 +44,26 @@ def cache_names(stem: str, size: Size, word: str) -> tuple[str, ...]:
 
 def size_in_name(name: str, word: str) -> tuple[str, Size] | None:
     """The picture's stem and size in the name of a cache of this architecture; `None` for another name."""
-    found = _NAMED.fullmatch(name)
-    if found is None or found["word"] != word:
+    match = _NAMED.fullmatch(name)
+    if match is None or match["word"] != word:
         return None
-    return found["stem"], (int(found["width"]), int(found["height"]))
+    return match["stem"], (int(match["width"]), int(match["height"]))
 
 
 def npz_facts(data: bytes) -> Fact:
-    """What a cache holds: its digest and `sizes`, a list of suffix, shape, mirrored, masked, original size and crop.
+    """The facts of a cache: its digest and `sizes`, a list of suffix, shape, mirrored, masked, original size and crop.
 
-    Or its digest, `code` and `detail` of the finding on a file that cannot be used.
+    For a file that cannot be used: its digest, and `code` and `detail` of the finding.
     """
     digest = digest_bytes(data)
     try:
         npz = Npz(data)
-        found = [_size_facts(npz, match[1]) for match in map(_LATENTS.fullmatch, npz.names) if match]
-        if not found:
+        sizes = [_size_facts(npz, match[1]) for match in map(_LATENTS.fullmatch, npz.names) if match]
+        if not sizes:
             raise BadNpz("has no array 'latents'")
     except BadNpz as error:
         return {"digest": digest, "code": "bad-latents", "detail": str(error)}
-    return {"digest": digest, "sizes": found}
+    return {"digest": digest, "sizes": sizes}
 
 
 def _size_facts(npz: Npz, suffix: str) -> list[Any]:
@@ -122,6 +122,6 @@ def barred(size: Size, bucket: Size) -> tuple[float, float, float, float]:
     return left, top, left + wide, top + high
 
 
-def _near(seen: Sequence[float], wanted: Sequence[float]) -> bool:
-    """Equal, but for the last digits of another machine's division."""
-    return all(abs(one - other) < 1e-3 for one, other in zip(seen, wanted, strict=True))
+def _near(seen: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whether the values are equal, but for the last digits of another machine's division."""
+    return all(abs(value - other) < 1e-3 for value, other in zip(seen, expected, strict=True))

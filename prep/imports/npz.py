@@ -42,7 +42,7 @@ class BadNpz(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayHeader:
-    """What an array's header says."""
+    """The facts in an array's header."""
 
     dtype: np.dtype[Any]
     fortran: bool
@@ -120,11 +120,11 @@ def _header(stream: IO[bytes], name: str) -> ArrayHeader:
         raise BadNpz(f"has '{printable(name)}', which is not an array")
     width = 2 if start[6] == 1 else 4
     length = int.from_bytes(stream.read(width), "little")
-    found = _HEADER.fullmatch(stream.read(min(length, _MOST_HEADER)).decode("latin-1"))
-    if found is None:
+    match = _HEADER.fullmatch(stream.read(min(length, _MOST_HEADER)).decode("latin-1"))
+    if match is None:
         raise BadNpz(f"has '{printable(name)}', which is not an array of numbers")
-    shape = tuple(int(side) for side in found[3].split(",") if side.strip())
-    header = ArrayHeader(dtype=np.dtype(found[1]), fortran=found[2] == "True", shape=shape)
+    shape = tuple(int(side) for side in match[3].split(",") if side.strip())
+    header = ArrayHeader(dtype=np.dtype(match[1]), fortran=match[2] == "True", shape=shape)
     if header.nbytes > MOST_ARRAY_BYTES:
         raise BadNpz(f"has '{printable(name)}' of {header.nbytes} bytes, expected at most {MOST_ARRAY_BYTES}")
     return header

@@ -54,18 +54,18 @@ class ImportReport:
                 "reused": {"latent": others[0], **others[1]},
                 "verified": {"compared": self.verified.compared, "unclear": self.verified.unclear,
                              "deviation": round(self.verified.deviation, 4)},
-                "rejected": [one.as_json() for one in self.encoded.rejected],
-                "truncated": [one.as_json() for one in self.encoded.truncated.findings],
+                "rejected": [finding.as_json() for finding in self.encoded.rejected],
+                "truncated": [finding.as_json() for finding in self.encoded.truncated.findings],
                 "bytes": self.encoded.bytes, "seconds": round(seconds, 3)}
 
     def as_text(self, seconds: float, *, every: bool = False) -> str:
         """A short summary for people; with `every`, it lists every rejected picture."""
-        (latents, made), (kept, others) = _split(self.encoded.encoded), _split(self.encoded.reused)
-        reused = ", ".join(f"{grouped(count)} {name}" for name, count in {"latent": kept, **others}.items())
+        (latents, made), (reused_latents, others) = _split(self.encoded.encoded), _split(self.encoded.reused)
+        reused = ", ".join(f"{grouped(count)} {name}" for name, count in {"latent": reused_latents, **others}.items())
         encoded = ", ".join(f"{grouped(count)} {name}" for name, count in made.items())
-        told = [f"imported: {counted(latents, 'latent')}", f"encoded: {encoded}", f"reused: {reused}"]
+        counts = [f"imported: {counted(latents, 'latent')}", f"encoded: {encoded}", f"reused: {reused}"]
         roles = ", ".join(f"{grouped(count)} {role}" for role, count in self.encoded.samples.items())
-        return "\n".join(["; ".join(told), *rejected_lines(self.encoded.rejected, every=every),
+        return "\n".join(["; ".join(counts), *rejected_lines(self.encoded.rejected, every=every),
                           *self.encoded.truncated_lines(every=every), self._verified_line,
                           f"{printable(str(self.encoded.manifest))}: {roles} samples in {seconds:.1f} s"])
 
@@ -78,7 +78,7 @@ class ImportReport:
 
 
 def _split(rows: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-    """The latents, and the others by field."""
+    """The number of latents, and the numbers of the other rows by field."""
     return rows.get("latent", 0), {name: count for name, count in rows.items() if name != "latent"}
 
 
@@ -87,22 +87,22 @@ def run_import(call: ImportCall) -> ImportReport:
     require_device(call.options.device)
     if call.origin not in ORIGINS:
         raise UsageError(f"--from is {brief(call.origin)}, expected {', '.join(ORIGINS)}")
-    found = Verified()
+    verified = Verified()
 
     def check(ready: Prepared) -> Prepared:
-        nonlocal found
+        nonlocal verified
         if not call.verify:
             return ready
         latents: Mapping[str, Any] = ready.frame["latents"]
         rows = source.rows(ready.resolved.specs.family, ready.resolved.specs.dtype, latents)
-        found = verify(ready, rows, call.verify, device=call.options.device, progress=call.progress)
-        imported = {**latents["imported"], "verified": found.compared}
+        verified = verify(ready, rows, call.verify, device=call.options.device, progress=call.progress)
+        imported = {**latents["imported"], "verified": verified.compared}
         return replace(ready, frame={**ready.frame, "latents": {**latents, "imported": imported}})
 
     source = KohyaLatents(no_upscale=call.no_upscale)
     report = run_encode(EncodeCall(
         recipe=call.recipe, cache=call.cache, output=call.output, options=replace(call.options, batch_size=1),
         progress=call.progress, latents_from=source, check=check))
-    unclear = (f"note: {counted(found.unclear, 'latent')} would also fit the mirrored picture, or the picture cannot "
-               "be decoded, so they tell nothing of the VAE",) if found.unclear else ()
-    return ImportReport(encoded=report, verified=found, notices=(*report.notices, *unclear))
+    unclear = (f"note: {counted(verified.unclear, 'latent')} would also fit the mirrored picture, or the picture "
+               "cannot be decoded, so they tell nothing of the VAE",) if verified.unclear else ()
+    return ImportReport(encoded=report, verified=verified, notices=(*report.notices, *unclear))

@@ -21,7 +21,7 @@ from prep.models.family import Family
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class CachedLatents:
     """The cache of a picture."""
 
     blob: Blob
@@ -39,8 +39,9 @@ class Search:
     unscaled: int  # pixels of the largest picture that sd-scripts did not scale; 0: it scaled all
     caches: Mapping[Path, Sequence[tuple[str, Size]]]  # names with sizes, and these, by path of picture without suffix
 
-    def __call__(self, item: KnownItem, twin: str, facts: Memo) -> tuple[Found | None, list[Finding], list[str]]:
-        """The cache of a picture, findings, and what it has that is not imported ("mask", "mirrored").
+    def __call__(self, item: KnownItem, twin: str, facts: Memo
+                 ) -> tuple[CachedLatents | None, list[Finding], list[str]]:
+        """The cache of a picture, findings, and what else the cache has ("mask", "mirrored"), which is not imported.
 
         `twin` is another picture that would have the same cache, or "".
         """
@@ -49,16 +50,16 @@ class Search:
         names = [name for name in cache_names(path.stem, item.size, self.word) if (path.parent / name).is_file()]
         if not names:
             return None, [_missing(item, others)], []
-        told = _unused(label, names, others)
+        findings = _unused(label, names, others)
         if twin:
-            return None, [*told, finding(label, "latents-shared", f"shares {printable_name(names[0])} with "
-                                         f"{printable_name(twin)}, and it has the latents of one of them")], []
+            return None, [*findings, finding(label, "latents-shared", f"shares {printable_name(names[0])} with "
+                                             f"{printable_name(twin)}, and it has the latents of one of them")], []
         blob = Blob(file=str(path.parent / names[0]))
         try:
             fact = facts.get_or_read(blob, FACTS, npz_facts)
             if "code" in fact:
                 raise BadNpz(str(fact["detail"]))
-            views = tuple(self._views(item.size, *one) for one in fact["sizes"])
+            views = tuple(self._views(item.size, *size_facts) for size_facts in fact["sizes"])
         except OSError as error:
             code, detail = error_code(error), f"cannot be read: {error.strerror or error}"
         except BadNpz as error:
@@ -66,9 +67,9 @@ class Search:
         except _Stale as error:
             code, detail = "stale-latents", str(error)
         else:
-            return Found(blob=blob, digest=str(fact["digest"]), views=views), told, self._left(fact)
-        return None, [*told, finding(label, code, f"its latents {printable_name(names[0])}: {detail}",
-                                     as_error=True)], []
+            return CachedLatents(blob=blob, digest=str(fact["digest"]), views=views), findings, self._left(fact)
+        return None, [*findings, finding(label, code, f"its latents {printable_name(names[0])}: {detail}",
+                                         as_error=True)], []
 
     def _views(self, size: Size, _suffix: str, shape: Sequence[int], mirrored: bool, _masked: bool,
                original: Sequence[float], ltrb: Sequence[float]) -> tuple[Placement, ...]:
@@ -93,14 +94,14 @@ class Search:
                                                             "always": (True,)}[self.flip])
 
     def _left(self, fact: Fact) -> list[str]:
-        """What a cache has that is not imported."""
+        """The parts of a cache that are not imported."""
         masked, mirrored = (any(size[at] for size in fact["sizes"]) for at in (3, 2))
         return [*(["mask"] if masked else []), *(["mirrored"] if mirrored and self.flip == "none" else [])]
 
 
-def notices(left: Iterable[str]) -> Iterator[str]:
-    """Notes on what caches have that is not imported."""
-    counts = Counter(left)
+def notices(leftovers: Iterable[str]) -> Iterator[str]:
+    """Notes on the parts of caches that are not imported."""
+    counts = Counter(leftovers)
     if counts["mask"]:
         yield (f"note: {counted(counts['mask'], 'cache')} with masks, which are not imported: masks are made of the "
                "pictures' own files, --mask sidecar, --mask alpha or --mask DIR")
@@ -126,12 +127,12 @@ def caches_of(items: Iterable[KnownItem], word: str) -> dict[Path, list[tuple[st
 
     Raises `OSError`.
     """
-    found: dict[Path, list[tuple[str, Size]]] = {}
+    caches: dict[Path, list[tuple[str, Size]]] = {}
     for folder in sorted({item.item.picture.path.parent for item in items}):
         for path in sorted(folder.iterdir()):
             if (parts := size_in_name(path.name, word)) is not None:
-                found.setdefault(folder / parts[0], []).append((path.name, parts[1]))
-    return found
+                caches.setdefault(folder / parts[0], []).append((path.name, parts[1]))
+    return caches
 
 
 def _missing(item: KnownItem, others: Sequence[tuple[str, Size]]) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from prep.fs.memo import Memo
 from prep.fs.place import is_directory
 from prep.geometry import Placement
 from prep.imports.npz import BadNpz, Npz
-from prep.imports.search import Found, Search, caches_of, notices, twins
+from prep.imports.search import CachedLatents, Search, caches_of, notices, twins
 from prep.keys import ImportedLatentKeys, imported_context
 from prep.models.family import Family
 from prep.recipe.schema import Recipe
@@ -51,29 +52,29 @@ class NpzRows:
         width, height = (side // self.factor for side in placement.bucket)
         name = "latents_flipped" if placement.flip else "latents"
         with np.errstate(over="ignore"):  # float64 may be more than float32 holds, which is not finite then
-            found = Npz(data).read(name if self.one_size else f"{name}_{height}x{width}").astype(np.float32)
+            latent = Npz(data).read(name if self.one_size else f"{name}_{height}x{width}").astype(np.float32)
         if (self.shift, self.scale) == (0.0, 1.0):
-            return found
-        return found / np.float32(self.scale) + np.float32(self.shift)
+            return latent
+        return latent / np.float32(self.scale) + np.float32(self.shift)
 
     def row(self, target: PictureTarget) -> Made:
-        """The row of a cache, or why there is none."""
+        """The row of a cache, or the reason why it has none."""
         try:
             data = read_blob(target.blob)
             if digest_bytes(data) != target.digest:
                 return Finding(path=target.name, code="changed-meanwhile", severity="error",
                                detail=f"{target.file} changed while it was being imported; run the command again")
-            kept = stored_values(self.values(data, target.placement), self.dtype)
+            stored = stored_values(self.values(data, target.placement), self.dtype)
         except BadNpz as error:
             return Reject(key=target.key, code="bad-latents",
                           detail=f"its latents {printable_name(target.blob.name)}: {error}")
         except OSError as error:
             return Finding(path=target.name, code=error_code(error), severity="error",
                            detail=f"{target.file} cannot be read: {error.strerror or error}")
-        if kept is None:
+        if stored is None:
             return Reject(key=target.key, code="not-finite", detail=f"its latents {printable_name(target.blob.name)}: "
                           f"NaN or infinity, as {self.dtype}")
-        return {"latent": kept}
+        return {"latent": stored}
 
 
 class KohyaLatents:
@@ -82,18 +83,18 @@ class KohyaLatents:
     def __init__(self, *, no_upscale: bool) -> None:
         """`no_upscale`: sd-scripts had `bucket_no_upscale`."""
         self._no_upscale = no_upscale
-        self._found: dict[str, Found] = {}  # by the picture's label
+        self._caches: dict[str, CachedLatents] = {}  # by the picture's label
 
     def context(self, usual: Mapping[str, Any]) -> dict[str, Any]:
         """The key context of imported latents, from that of encoded ones."""
         return imported_context(origin=ORIGIN, vae=usual["vae"], stored=usual["stored"])
 
     def described(self) -> dict[str, Any]:
-        """What a manifest says of the import, before anything was compared."""
+        """The facts of the import in a manifest, before anything was compared."""
         return {"from": ORIGIN, "verified": 0, "options": [OPTION] if self._no_upscale else []}
 
     def rows(self, family: Family, dtype: DType, latents: Mapping[str, Any]) -> NpzRows:
-        """What makes the rows; `latents` says how the model's VAE has them normalized."""
+        """The maker of the rows; `latents` says how the model's VAE normalizes them."""
         word = architecture(family.name)
         normal = {"shift": float(latents["shift_factor"]), "scale": float(latents["scaling_factor"])}
         return NpzRows(one_size=word in ONE_SIZE, factor=family.factor, dtype=dtype,
@@ -101,10 +102,10 @@ class KohyaLatents:
 
     def target(self, item: KnownItem, placement: Placement, keys: ImportedLatentKeys) -> PictureTarget:
         """The target of a placed picture's latent."""
-        found, name = self._found[item.item.label], item.item.label
-        return PictureTarget(key=keys.key(item.picture, found.digest, placement), name=name,
-                             file=f"{name}: its latents {printable_name(found.blob.name)}", blob=found.blob,
-                             digest=found.digest, placement=placement)
+        cached, name = self._caches[item.item.label], item.item.label
+        return PictureTarget(key=keys.key(item.picture, cached.digest, placement), name=name,
+                             file=f"{name}: its latents {printable_name(cached.blob.name)}", blob=cached.blob,
+                             digest=cached.digest, placement=placement)
 
     def place(self, recipe: Recipe, surveyed: Ingested, family: Family, facts: Memo, jobs: int
               ) -> tuple[Ingested, Assignments, tuple[str, ...]]:
@@ -118,22 +119,23 @@ class KohyaLatents:
         search = Search(word=word, family=family, unscaled=largest, caches=caches_of(surveyed.items, word),
                         flip=recipe.image.flip)  # type: ignore[arg-type]  # parsed
         with ThreadPoolExecutor(jobs) as pool:
-            results = list(pool.map(lambda one, twin: search(one, twin, facts), surveyed.items, twins(surveyed.items)))
-        kept = [(item, found) for item, (found, _, _) in zip(surveyed.items, results, strict=True) if found is not None]
-        self._found = {item.item.label: found for item, found in kept}
+            results = list(pool.map(partial(search, facts=facts), surveyed.items, twins(surveyed.items)))
+        pairs = [(item, cache) for item, (cache, _, _) in zip(surveyed.items, results, strict=True)
+                 if cache is not None]
+        self._caches = {item.item.label: cache for item, cache in pairs}
         rules = rules_of(recipe)
         pictures = tuple(Assignment(index=number, name=item.item.label, size=item.size, views=views,
                                     resolution=rules[0].resolution)
-                         for number, (item, found) in enumerate(kept) for views in found.views)
-        findings = (*surveyed.findings, *(one for _, told, _ in results for one in told))
-        buckets = tuple(sorted({one.placement.bucket for one in pictures}))
-        return (replace(surveyed, items=tuple(item for item, _ in kept), findings=findings),
+                         for number, (item, cache) in enumerate(pairs) for views in cache.views)
+        findings = (*surveyed.findings, *(finding for _, own, _ in results for finding in own))
+        buckets = tuple(sorted({picture.placement.bucket for picture in pictures}))
+        return (replace(surveyed, items=tuple(item for item, _ in pairs), findings=findings),
                 Assignments(rules=rules, buckets=buckets, pictures=pictures, findings=(), merges=()),
-                tuple(notices(word for _, _, left in results for word in left)))
+                tuple(notices(word for _, _, names in results for word in names)))
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Raises `ConfigError` for what caches of sd-scripts do not have."""
+    """Raises `ConfigError` for settings that caches of sd-scripts cannot follow."""
     if recipe.image.crop != "centre" or recipe.image.views > 1:
         raise ConfigError(f"image.crop is '{recipe.image.crop}' with {recipe.image.views} views, expected 'center' and "
                           "1: sd-scripts caches the middle of each picture",

@@ -19,7 +19,7 @@ from prep.errors import CacheError
 from prep.formatting import counted, join_texts, shell_name
 from prep.fs.blob import read_blob
 from prep.geometry import Placement
-from prep.imports.compare import Compared, compare
+from prep.imports.compare import LatentComparison, compare
 from prep.imports.npz import BadNpz
 from prep.imports.source import NpzRows
 from prep.models.fields import STD
@@ -34,7 +34,7 @@ NAMED = 5  # in a message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What the comparison found."""
+    """The result of comparing latents."""
 
     compared: int = 0  # latents that can only be of this VAE and picture
     deviation: float = 0.0  # the largest among them
@@ -49,7 +49,7 @@ def verify(ready: Prepared, rows: NpzRows, count: int, *, device: str, progress:
     items = {item.item.label: item for item in ready.resolved.survey.items}
     targets = list(ready.resolved.targets.latents.values())
     secrets.SystemRandom().shuffle(targets)
-    compared: list[Compared] = []
+    compared: list[LatentComparison] = []
     differing: list[str] = []
     unclear = 0
     with _Again(ready, device, progress) as again, \
@@ -59,20 +59,21 @@ def verify(ready: Prepared, rows: NpzRows, count: int, *, device: str, progress:
             if latent is None:
                 continue
             posterior = again.posterior(items[target.name], target.placement)
-            found = None if posterior is None else compare(latent, *posterior)
-            if found is None or found.verdict == "unclear":
+            comparison = None if posterior is None else compare(latent, *posterior)
+            if comparison is None or comparison.verdict == "unclear":
                 unclear += 1
                 continue
             tick(1)
-            compared.append(found)
-            if found.verdict == "differs":
-                differing.append(f"{shell_name(target.name)}: {found.why} (it deviates by {found.deviation:.2f})")
+            compared.append(comparison)
+            if comparison.verdict == "differs":
+                differing.append(f"{shell_name(target.name)}: {comparison.why} "
+                                 f"(it deviates by {comparison.deviation:.2f})")
             if len(compared) == count:
                 break
     if differing:
         _refuse(differing, len(compared), ready)
     return Verified(compared=len(compared), unclear=unclear,
-                    deviation=max((one.deviation for one in compared), default=0.0))
+                    deviation=max((comparison.deviation for comparison in compared), default=0.0))
 
 
 def _refuse(differing: Sequence[str], compared: int, ready: Prepared) -> None:
@@ -107,11 +108,11 @@ class _Again:
         from prep.encode.engines.decoding import DECODE, LIMITS  # here: as above
         from prep.encode.engines.protocol import PictureMessage
 
-        asked = PictureMessage.of("stored", item.item.picture, item.picture, placement, color=self._alpha,
-                                  factor=self._factor)
+        message = PictureMessage.of("stored", item.item.picture, item.picture, placement, color=self._alpha,
+                                    factor=self._factor)
         try:
-            (answer,) = self._workers.ask(DECODE, asked, LIMITS)
-            row = None if answer.code else self._encoder.encode(answer.array(asked.shape)[None].copy())[0]
+            (answer,) = self._workers.ask(DECODE, message, LIMITS)
+            row = None if answer.code else self._encoder.encode(answer.array(message.shape)[None].copy())[0]
         except (WorkerLost, Unparsed, ValueError, OSError):
             return None
         return None if row is None else (row["latent"], row[STD])
@@ -128,7 +129,7 @@ def _latent(rows: NpzRows, target: PictureTarget) -> Values | None:
     """The latent in a cache; `None` if it is unreadable, not finite, or has changed."""
     try:
         data = read_blob(target.blob)
-        found = rows.values(data, target.placement)
+        latent = rows.values(data, target.placement)
     except (OSError, BadNpz):
         return None
-    return found if digest_bytes(data) == target.digest and np.isfinite(found).all() else None
+    return latent if digest_bytes(data) == target.digest and np.isfinite(latent).all() else None

@@ -35,7 +35,7 @@ from prep.loader.device import record_copies, to_device
 from prep.loader.draws import BatchRequest, Draw
 from prep.loader.noise import PLAIN, Noise
 from prep.loader.prefetch import prefetched
-from prep.loader.rows import DTYPES, Places, Rows, split
+from prep.loader.rows import DTYPES, RowPlaces, Rows, split
 from prep.loader.sizes import sizes_of
 from prep.manifest.commands import repair_command
 from prep.models.fields import STD
@@ -62,7 +62,7 @@ class _View:
 
     @cached_property
     def targets(self) -> Targets:
-        """It as targets for the reader."""
+        """The tensor as targets for the reader."""
         return split(self.tensor)
 
 
@@ -123,7 +123,7 @@ class Batch:
         """The same batch on `device`, for training and validation."""
         if device.type == "cpu":
             return self
-        there = replace(
+        copy = replace(
             self, latent_BChw=to_device(self.latent_BChw, device), sizes_B6=to_device(self.sizes_B6, device),
             text={name: to_device(array, device) for name, array in self.text.items()},
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
@@ -133,7 +133,7 @@ class Batch:
             weight_B=to_device(self.weight_B, device),
         )  # fmt: skip
         self.slot.copied = record_copies(device)
-        return there
+        return copy
 
     def spare_gil(self) -> None:
         """Lets the thread fill the buffers of batches before this one now, while the loop is in a long call that
@@ -142,7 +142,7 @@ class Batch:
         self.slot.refill()
 
 
-def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers: ThreadPoolExecutor, *,
+def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawers: ThreadPoolExecutor, *,
          masked: bool) -> Batch:
     """Reads and draws a request's batch into the buffers of `slot`. Raises `CacheError` with the samples' names."""
     count, draws, fields = len(request.draws), request.draws, rows.index.manifest.fields
@@ -156,8 +156,8 @@ def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers:
     std = take("latent", STD) if posterior else None
     buffers = _Buffers(latent=latent, std=std, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
     noise, drawn = (slot.take(name, latent.shape, torch.float32) for name in ("noise", "drawn"))
-    given = slot.take("given", latent.shape, torch.float32) if request.noise.perturbation else noise
-    drawing = _draw_noise(request.noise, noise, given, [draw.noise for draw in draws], drawers)
+    input_noise = slot.take("given", latent.shape, torch.float32) if request.noise.perturbation else noise
+    drawing = _draw_noise(request.noise, noise, input_noise, [draw.noise for draw in draws], drawers)
     drawing += _draw_noise(PLAIN, drawn, drawn, posterior, drawers) if posterior else []
     try:
         text = _fill(rows, places, buffers)
@@ -179,21 +179,21 @@ def read(rows: Rows, request: BatchRequest, places: Places, slot: Slot, drawers:
     if std is not None:
         latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
-                 input_noise_BChw=given, timestep_B=timestep, weight_B=weight, draws=draws, slot=slot,
+                 input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight, draws=draws, slot=slot,
                  padding=request.padding)
 
 
-def _draw_noise(how: Noise, noise_BChw: Tensor, given_BChw: Tensor, keys: Sequence[tuple[int, int]],
+def _draw_noise(how: Noise, noise_BChw: Tensor, input_BChw: Tensor, keys: Sequence[tuple[int, int]],
                 drawers: ThreadPoolExecutor) -> list[Future[None]]:
-    """Draws each draw's noise, and that of the input, from its own key, or starts threads that do: they do not matter.
+    """Draws each draw's noise, and the input's, from its own key; threads may do it, which changes no number.
 
     Drawing dominates the time of a batch (12 ns per number; reading takes 0.2 ns), and NumPy releases the GIL for it.
     """
     def draw(part: slice) -> None:
-        for noise, given, key in zip(noise_BChw.numpy()[part], given_BChw.numpy()[part], keys[part], strict=True):
+        for noise, perturbed, key in zip(noise_BChw.numpy()[part], input_BChw.numpy()[part], keys[part], strict=True):
             how.draw(key, noise)
-            if given_BChw is not noise_BChw:
-                how.perturb(key, noise, given)
+            if input_BChw is not noise_BChw:
+                how.perturb(key, noise, perturbed)
 
     if noise_BChw.numel() < WORTH_THREADS:
         draw(slice(None))
@@ -271,13 +271,13 @@ class _Ring:
         return self.ready.get()
 
     def let_go(self) -> None:
-        """No batch is made any more. The buffers do not wait for the collector: they and this no longer name each
+        """Ends the making of batches. The buffers do not wait for the collector: they and the ring no longer name each
         other."""
         for slot in self._slots:
             slot.refill = _nothing
 
     def give_back(self, slot: Slot) -> None:
-        """The batch in these buffers is no longer in use."""
+        """Takes back the buffers of a batch that is no longer in use."""
         self.refill()
         self._used.append(slot)
 
@@ -286,8 +286,8 @@ def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: boo
     rows = rows.until(ring.closed)
     try:
         with ThreadPoolExecutor(DRAWERS, "noise") as drawers:
-            there = prefetched(rows, requests, masked=masked, sharing=sharing, ended=ring.closed.is_set)
-            for request, places in _advised(rows, there, masked):
+            fetched = prefetched(rows, requests, masked=masked, sharing=sharing, ended=ring.closed.is_set)
+            for request, places in _advised(rows, fetched, masked):
                 slot = ring.free.get()
                 if ring.closed.is_set():
                     return
@@ -300,9 +300,9 @@ def _work(rows: Rows, requests: Iterator[BatchRequest], ring: _Ring, masked: boo
         ring.ready.put(error)
 
 
-def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iterator[tuple[BatchRequest, Places]]:
+def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iterator[tuple[BatchRequest, RowPlaces]]:
     """The requests and the places of their rows; the kernel gets a prefetch hint for each, `AHEAD` requests early."""
-    waiting: deque[tuple[BatchRequest, Places]] = deque()
+    waiting: deque[tuple[BatchRequest, RowPlaces]] = deque()
     for request in requests:
         places = rows.places(request.draws, masked=masked)
         rows.advise(places)
@@ -313,11 +313,11 @@ def _advised(rows: Rows, requests: Iterator[BatchRequest], masked: bool) -> Iter
 
 
 def _hand_out(ring: _Ring) -> Iterator[Batch]:
-    while (given := ring.next()) is not None:
-        if isinstance(given, BaseException):
-            raise given
-        yield given
-        ring.give_back(given.slot)
+    while (batch := ring.next()) is not None:
+        if isinstance(batch, BaseException):
+            raise batch
+        yield batch
+        ring.give_back(batch.slot)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,7 +336,7 @@ def _take_text(rows: Rows, slot: Slot, tokens: Sequence[int] | None, count: int)
             for name, shape in rows.text_shapes(tokens).items()}
 
 
-def _fill(rows: Rows, places: Places, out: _Buffers) -> dict[str, Tensor]:
+def _fill(rows: Rows, places: RowPlaces, out: _Buffers) -> dict[str, Tensor]:
     """Reads rows of all fields, and returns those of text; a missing mask is all 255."""
     latents, texts = places.latents, places.texts
     rows.fill(out.latent, "latent", "latent", latents, out.slot.targets("latent"))
@@ -356,10 +356,10 @@ def _is_bad(rows: Rows, draw: Draw, out: _Buffers) -> bool:
     slot = Slot(False)
     mask = None if out.mask is None else slot.take("mask", (1, *out.mask.shape[1:]), out.mask.dtype)
     std = None if out.std is None else slot.take(STD, (1, *out.std.shape[1:]), out.std.dtype)
-    one = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
-                   slot=slot, text=partial(_take_text, rows, slot))
+    buffers = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
+                       slot=slot, text=partial(_take_text, rows, slot))
     try:
-        _fill(rows, rows.places([draw], masked=mask is not None), one)
+        _fill(rows, rows.places([draw], masked=mask is not None), buffers)
     except CacheError:
         return True
     return False

@@ -50,7 +50,7 @@ class CachedDataset:
 
     @property
     def fields(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Of each field, its arrays: dtype and names of dimensions."""
+        """The arrays of each field: dtype and names of dimensions."""
         return {name: {array: dict(facts) for array, facts in field.arrays.items()}
                 for name, field in self.manifest.fields.items()}
 
@@ -137,14 +137,14 @@ class CachedDataset:
                 if facts.field == field}
 
     def _read(self, field: str, ref: RowRef) -> dict[str, Array]:
-        found = {}
+        arrays = {}
         for array, facts in self.manifest.fields[field].arrays.items():
             dtype = DTYPES[str(facts["dtype"])]
             spec, _ = self._rows.reader.array_info(ref.shard, array)
             row = torch.empty((1, *spec.shape), dtype=dtype)
             self._rows.fill(row, field, array, [ref])
-            found[array] = (row[0].float() if dtype.is_floating_point else row[0]).numpy()
-        return found
+            arrays[array] = (row[0].float() if dtype.is_floating_point else row[0]).numpy()
+        return arrays
 
     def _view(self, number: int, view: int) -> int:
         return self._at(number, view, "view", self.index.samples.view_offsets)

@@ -34,7 +34,7 @@ class Arriving:
         self._event = record_copies(devices[0]) if devices else None
 
     def wait(self) -> list[Tensor]:
-        """The tensors, when they have arrived; for what was begun after them it does not wait."""
+        """Waits for the tensors and returns them; does not wait for work that was begun after them."""
         if self._event is not None:
             self._event.synchronize()
         return self._copies

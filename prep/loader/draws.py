@@ -41,7 +41,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankShare:
-    """What one of several ranks does of each micro-batch: a part of its samples, of nearly equal size for all."""
+    """The part of one of several ranks in each micro-batch: some of its samples, nearly as many for each rank."""
 
     rank: int
     world: int
@@ -83,8 +83,8 @@ def split_points(part: MicroBatch, plan: StepPlan, world: int) -> Column:
 def ranks_of(number: int, part: MicroBatch, plan: StepPlan, world: int) -> Column:
     """Which of so many ranks shows each occurrence of `part`, micro-batch `number` of a step."""
     places = np.repeat(np.arange(world), np.diff(split_points(part, plan, world)))
-    found: Column = (places + rotation(number, plan)) % world
-    return found
+    ranks: Column = (places + rotation(number, plan)) % world
+    return ranks
 
 
 WHOLE = RankShare(rank=0, world=1)
@@ -103,8 +103,8 @@ class BatchRequest:
 def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
              chances: Sequence[Timesteps] = (), noise: Noise = PLAIN, most: int | None = None,
              share: RankShare = WHOLE) -> Iterator[BatchRequest]:
-    """What one rank does of the micro-batches of steps `first` to `total` - 1, in order, in forward passes of at most
-    `most` samples; `passes` counts those of a step.
+    """Yields one rank's requests for the micro-batches of steps `first` to `total` - 1, in order, in forward passes of
+    at most `most` samples; `passes` counts those of a step.
 
     Splitting changes no step: it keeps the same samples with the same draws. `chances`: by bucket; uniform if empty.
     """
@@ -120,8 +120,8 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
                 yield BatchRequest(bucket=part.bucket, draws=draws[start : start + (most or len(draws))], noise=noise)
             missing = share.passes(number, part, plan, most) - len(_starts(len(places), most))
             for _ in range(missing):
-                one = tuple(_draws(index, part, range(1), (plan.seed, epoch), dropout, timestep))
-                yield BatchRequest(bucket=part.bucket, draws=one, noise=noise, padding=True)
+                padding = tuple(_draws(index, part, range(1), (plan.seed, epoch), dropout, timestep))
+                yield BatchRequest(bucket=part.bucket, draws=padding, noise=noise, padding=True)
 
 
 def passes(plan: StepPlan, step: int, *, most: int | None = None, share: RankShare = WHOLE) -> int:
@@ -189,8 +189,8 @@ def _samples(plan: StepPlan, bucket: int, world: int) -> int:
 
 def _longest(index: Index) -> Column:
     """Tokens of each sample's longest text; 0 where all texts have the same."""
-    found: Column = np.maximum.reduceat(index.tokens[index.samples.texts["shard"]], index.samples.text_offsets[:-1])
-    return found
+    lengths: Column = np.maximum.reduceat(index.tokens[index.samples.texts["shard"]], index.samples.text_offsets[:-1])
+    return lengths
 
 
 def _tried(index: Index, sample: int) -> Draw:

@@ -34,7 +34,7 @@ _NAMES = {"buckets": "buckets", "latents.channels": "latent channels", "latents.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class DataIdentity:
     """Everything that determines the steps."""
 
     facts: Mapping[str, Any]  # JSON without floats
@@ -46,19 +46,19 @@ class Identity:
         return _digest(self.facts, self.records)
 
 
-def identify(index: Index, *, masked: bool, prediction: str) -> Identity:
+def identify(index: Index, *, masked: bool, prediction: str) -> DataIdentity:
     """The identity of an index trained with these settings, cached in the index.
 
     Reads the keys of the shards. Raises `CacheError`.
     """
-    found = index.identities.get((masked, prediction))
-    if found is None:
-        found = index.identities[masked, prediction] = _identify(index, masked, prediction)
-    assert isinstance(found, Identity)
-    return found
+    identity = index.identities.get((masked, prediction))
+    if identity is None:
+        identity = index.identities[masked, prediction] = _identify(index, masked, prediction)
+    assert isinstance(identity, DataIdentity)
+    return identity
 
 
-def _identify(index: Index, masked: bool, prediction: str) -> Identity:
+def _identify(index: Index, masked: bool, prediction: str) -> DataIdentity:
     document = index.manifest.document
     latents = {name: document["latents"][name]
                for name in ("channels", "factor", "scaling_factor", "shift_factor", "mean", "std")
@@ -69,7 +69,7 @@ def _identify(index: Index, masked: bool, prediction: str) -> Identity:
              **({"posterior": "mean+std"} if index.with_std else {}),
              "buckets": [list(size) for size in index.manifest.buckets],
              "unconditional": unconditional.tobytes().hex(), "samples": len(index.samples)}
-    return Identity(facts=facts, records=_records(index, masked))
+    return DataIdentity(facts=facts, records=_records(index, masked))
 
 
 def facts_of(value: Any, where: str) -> Mapping[str, Any]:
@@ -88,7 +88,7 @@ def facts_of(value: Any, where: str) -> Mapping[str, Any]:
     return facts
 
 
-def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: Identity) -> list[str]:
+def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: DataIdentity) -> list[str]:
     """Describes how `now` differs from the earlier facts and digest; empty if it does not.
 
     Counts added, removed and changed samples if the earlier `records` are given and intact.
@@ -96,15 +96,16 @@ def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: 
     if now.digest == digest:
         return []
     old, new = _flat(before), _flat(now.facts)
-    found = [f"{_NAMES[name]}: {_brief(new.get(name))}, was {_brief(old.get(name))}" for name in _NAMES
-             if old.get(name) != new.get(name)]
+    differences = [f"{_NAMES[name]}: {_brief(new.get(name))}, was {_brief(old.get(name))}" for name in _NAMES
+                   if old.get(name) != new.get(name)]
     if records is None or len(records) % RECORD.itemsize or _digest(before, records) != digest:
-        return [*found, *_uncounted(before["samples"], now.facts["samples"], others=bool(found))]
-    return found + _counted(np.frombuffer(records, RECORD), np.frombuffer(now.records, RECORD))
+        return [*differences, *_uncounted(before["samples"], now.facts["samples"], others=bool(differences))]
+    return differences + _counted(np.frombuffer(records, RECORD), np.frombuffer(now.records, RECORD))
 
 
 def _uncounted(old: int, new: int, *, others: bool) -> list[str]:
-    """What is known of the samples without the records of both sides; `others`: what differs besides is told."""
+    """What is known of the samples without the records of both sides; `others`: whether other differences are
+    listed."""
     unknown = "it cannot be told which ones, since samples.bin, the run's list of them, is missing or damaged"
     if new != old:
         return [f"{counted(new, 'sample')} instead of {grouped(old)} ({unknown})"]
@@ -129,8 +130,8 @@ def _records(index: Index, masked: bool) -> bytes:
                    samples.repeats.astype("<i4"), samples.weight.astype("<f4"))
     of_views = _bytes(latent, mask)
     of_texts = _bytes(_keys(index, texts["shard"], texts["row"]), texts["weight"].astype("<f4"))
-    found = np.zeros(len(samples), RECORD)
-    found["id"] = np.ascontiguousarray(samples.ids[:, :HALF]).view(f"S{HALF}").reshape(-1)
+    records = np.zeros(len(samples), RECORD)
+    records["id"] = np.ascontiguousarray(samples.ids[:, :HALF]).view(f"S{HALF}").reshape(-1)
     counts = np.stack([np.diff(samples.view_offsets), np.diff(samples.text_offsets)], axis=1).astype(np.int64)
     for here, (view_count, text_count) in _alike(counts):  # their parts are equally long
         views_here, texts_here = (
@@ -139,9 +140,9 @@ def _records(index: Index, masked: bool) -> bytes:
                                          (of_texts, samples.text_offsets, text_count)))
         joined = _bytes(fixed[here], np.full(len(here), view_count, "<i4"), views_here, texts_here)
         data, width = joined.tobytes(), joined.shape[1]  # slices of bytes, not of arrays: a third of the time
-        found["rest"][here] = [hashlib.sha256(data[at : at + width]).digest()[:HALF]
-                               for at in range(0, len(data), width)]
-    return found.tobytes()
+        records["rest"][here] = [hashlib.sha256(data[at : at + width]).digest()[:HALF]
+                                 for at in range(0, len(data), width)]
+    return records.tobytes()
 
 
 def _alike(rows: Column) -> Iterator[tuple[Column, tuple[int, int]]]:

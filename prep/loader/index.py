@@ -51,8 +51,8 @@ class Index:
     @cached_property
     def validation(self) -> tuple[Column, ...]:
         """The samples to validate on, by bucket."""
-        held = self.samples.role == _VALIDATION
-        return tuple(np.flatnonzero(held & (self.samples.bucket == bucket))
+        held_out = self.samples.role == _VALIDATION
+        return tuple(np.flatnonzero(held_out & (self.samples.bucket == bucket))
                      for bucket in range(len(self.manifest.buckets)))
 
     @cached_property
@@ -101,13 +101,13 @@ class Index:
 
     def samples_of(self, bucket: int, occurrences: Column) -> Column:
         """The samples of occurrences."""
-        found: Column = self.training[bucket][self._ends[bucket].searchsorted(occurrences, side="right")]
-        return found
+        samples: Column = self.training[bucket][self._ends[bucket].searchsorted(occurrences, side="right")]
+        return samples
 
     def names(self, occurrences: Mapping[int, Column]) -> list[str]:
         """The names of the samples behind occurrences by bucket, each once, sorted."""
-        found = {sample for bucket, some in occurrences.items() for sample in self.samples_of(bucket, some).tolist()}
-        return sorted(self.samples.name(sample) for sample in found)
+        samples = {sample for bucket, some in occurrences.items() for sample in self.samples_of(bucket, some).tolist()}
+        return sorted(self.samples.name(sample) for sample in samples)
 
     def ref(self, shard: int, row: int) -> RowRef:
         """The place of a row, given its shard's number."""

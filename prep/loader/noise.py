@@ -18,7 +18,7 @@ BASE, OFFSET, PYRAMID, PERTURBATION = range(4)  # streams of a showing's key
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
-    """What is mixed into the noise."""
+    """The settings of noise: what is mixed into it."""
 
     offset: float = 0.0
     pyramid: float = 0.0
@@ -77,10 +77,10 @@ def add_pyramid(stream: np.random.Generator, noise_Chw: Array, discount: float, 
 
 def enlarged(values: Array, axis: int, count: int) -> Array:
     """`values` with `count` cells along `axis`, by linear interpolation between the centers of cells."""
-    given = values.shape[axis]
-    place = np.clip((np.arange(count) + 0.5) * (given / count) - 0.5, 0, given - 1)
+    length = values.shape[axis]
+    place = np.clip((np.arange(count) + 0.5) * (length / count) - 0.5, 0, length - 1)
     low = place.astype(np.intp)
-    high = np.minimum(low + 1, given - 1)
+    high = np.minimum(low + 1, length - 1)
     part = (place - low).astype(np.float32).reshape(-1, *(1 for _ in values.shape[axis + 1 :]))
-    found: Array = values.take(low, axis) * (1 - part) + values.take(high, axis) * part
-    return found
+    result: Array = values.take(low, axis) * (1 - part) + values.take(high, axis) * part
+    return result

@@ -80,7 +80,7 @@ class _Downloads:
         return self._bytes > self._most
 
     def begin(self, shards: set[str]) -> None:
-        """Begins the downloads of those shards of a request that are not there."""
+        """Begins the downloads of a request's missing shards."""
         now = time.monotonic()
         for shard in sorted(shards):
             self._needed[shard] += 1
@@ -119,8 +119,8 @@ class _Downloads:
 def bytes_by_node(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: bool, epoch: int = 0) -> list[int]:
     """Bytes of the shards that each node's ranks read in an epoch of training; `world` ranks, as many on each node.
 
-    Of a sample with several views or texts all count, though a showing draws one of each. The time is that of the plan:
-    a million samples take a second or two.
+    All views and texts of a sample count, though a showing draws one of each. The time is that of the plan: a million
+    samples take a second or two.
     """
     needed = np.zeros((nodes, len(index.samples)), bool)
     per_node = world // nodes
@@ -134,13 +134,13 @@ def bytes_by_node(index: Index, plan: StepPlan, *, world: int, nodes: int, maske
 
 def bytes_by_part(index: Index, nodes: int, *, masked: bool) -> list[int]:
     """Bytes of the shards with the rows of each node's part of the buckets, by a partitioned shuffle."""
-    sizes, found = np.array([shard.bytes for shard in index.shards], np.int64), list[int]()
+    sizes, totals = np.array([shard.bytes for shard in index.shards], np.int64), list[int]()
     for node in range(nodes):
         mine = np.zeros(len(index.samples), bool)
         for bucket, count in enumerate(index.counts):
             mine[index.samples_of(bucket, np.arange(count * node // nodes, count * (node + 1) // nodes))] = True
-        found.append(int(sizes[shards_with(index, mine, masked)].sum()))
-    return found
+        totals.append(int(sizes[shards_with(index, mine, masked)].sum()))
+    return totals
 
 
 def shards_with(index: Index, samples: Column, masked: bool) -> Column:
@@ -148,10 +148,10 @@ def shards_with(index: Index, samples: Column, masked: bool) -> Column:
     table = index.samples
     views = np.repeat(samples, np.diff(table.view_offsets))
     texts = np.repeat(samples, np.diff(table.text_offsets))
-    found = [table.views["latent_shard"][views], table.texts["shard"][texts],
-             np.array([index.manifest.document["prompts"]["unconditional"]["shard"]])]
+    columns = [table.views["latent_shard"][views], table.texts["shard"][texts],
+               np.array([index.manifest.document["prompts"]["unconditional"]["shard"]])]
     if masked:
         masks = table.views["mask_shard"][views]
-        found.append(masks[masks >= 0])
-    numbers: Column = np.unique(np.concatenate(found))
+        columns.append(masks[masks >= 0])
+    numbers: Column = np.unique(np.concatenate(columns))
     return numbers

@@ -30,8 +30,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Where the rows of a batch are."""
+class RowPlaces:
+    """The places of a batch's rows."""
 
     latents: Sequence[RowRef]
     texts: Sequence[RowRef]
@@ -53,22 +53,22 @@ class Rows:
         same.reader = self.reader.until(stop)
         return same
 
-    def places(self, draws: Sequence[Draw], *, masked: bool) -> Places:
-        """Where the rows of `draws` are; without masks, unless `masked`."""
+    def places(self, draws: Sequence[Draw], *, masked: bool) -> RowPlaces:
+        """The places of the rows of `draws`; without masks, unless `masked`."""
         samples, view = self.index.samples, np.array([draw.view for draw in draws], np.int64)
         views, latents = samples.views, self.index.refs(samples.views["latent_shard"][view],
                                                         samples.views["latent_row"][view])
         masks: list[RowRef | None] = []
         if masked:
             shards = views["mask_shard"][view]
-            found = iter(self.index.refs(shards[shards >= 0], views["mask_row"][view][shards >= 0]))
-            masks = [next(found) if has else None for has in (shards >= 0).tolist()]
+            mask_refs = iter(self.index.refs(shards[shards >= 0], views["mask_row"][view][shards >= 0]))
+            masks = [next(mask_refs) if has else None for has in (shards >= 0).tolist()]
         text = np.array([draw.text for draw in draws], np.int64)
         empty = text == NO_TEXT
         texts = self.index.refs(np.where(empty, self._unconditional["shard"], samples.texts["shard"][text]),
                                 np.where(empty, self._unconditional["row"], samples.texts["row"][text]))
-        return Places(latents=latents, texts=texts, masks=masks,
-                      drawn=[ref for draw, ref in zip(draws, latents, strict=True) if draw.posterior is not None])
+        return RowPlaces(latents=latents, texts=texts, masks=masks,
+                         drawn=[ref for draw, ref in zip(draws, latents, strict=True) if draw.posterior is not None])
 
     def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
              targets: Targets | None = None) -> None:
@@ -76,19 +76,19 @@ class Rows:
 
         Raises `CacheError` if a shard's rows differ from `out` in shape or dtype.
         """
-        found = [ref for ref in refs if ref is not None]
-        for shard in {ref.shard for ref in found}:
+        present = [ref for ref in refs if ref is not None]
+        for shard in {ref.shard for ref in present}:
             spec, _ = self.reader.array_info(shard, array)
             if spec.shape != tuple(out.shape[1:]) or DTYPES[spec.dtype] != out.dtype:
-                wanted = str(out.dtype).removeprefix("torch.")
+                expected = str(out.dtype).removeprefix("torch.")
                 raise CacheError(f"shard {shard}, array '{array}' has rows {list(spec.shape)} {spec.dtype}, expected "
-                                 f"{field} rows {list(out.shape[1:])} {wanted}",
+                                 f"{field} rows {list(out.shape[1:])} {expected}",
                                  hint="check the cache: prep verify MANIFEST")
         if targets is None:
             targets = split(out)
-        if len(found) < len(refs):
+        if len(present) < len(refs):
             targets = targets.only(place for place, ref in enumerate(refs) if ref is not None)
-        self.reader.read_batch(targets, array, found)
+        self.reader.read_batch(targets, array, present)
 
     def tokens(self, refs: Iterable[RowRef]) -> list[int] | None:
         """The tokens of each text row; `None` if all rows of the family have the same. Raises `CacheError`."""
@@ -137,7 +137,7 @@ class Rows:
 
     def not_finite(self, draws: Iterable[Draw]) -> list[tuple[str, Draw, RowRef]]:
         """The latent and text rows of `draws` with values that are not finite: (field, draw, place)."""
-        found: list[tuple[str, Draw, RowRef]] = []
+        faulty: list[tuple[str, Draw, RowRef]] = []
         for draw in draws:
             bucket = int(self.index.samples.bucket[draw.sample])
             dtype = DTYPES[str(self.index.manifest.fields["latent"].arrays["latent"]["dtype"])]
@@ -147,19 +147,19 @@ class Rows:
                 row = torch.empty((1, *shape), dtype=dtype)
                 self.fill(row, "latent", array, [place])
                 if not row.isfinite().all():
-                    found.append(("latent", draw, place))
+                    faulty.append(("latent", draw, place))
                     break
             text = self.text([of_text])
             if not all(each.isfinite().all() for each in text.values()):
-                found.append(("text", draw, of_text))
-        return found
+                faulty.append(("text", draw, of_text))
+        return faulty
 
     def shards_of(self, request: BatchRequest, masked: bool) -> set[str]:
         """The shards that have a request's rows."""
         places = self.places(request.draws, masked=masked)
         return {ref.shard for ref in (*places.latents, *places.texts, *places.masks) if ref}
 
-    def advise(self, places: Places) -> None:
+    def advise(self, places: RowPlaces) -> None:
         """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report.
 
         Raises `StoreError` and `NotFetched` for shards that have no copy here and get none.

@@ -63,7 +63,7 @@ def check_shards(index: Index, before: Looks | None = None) -> Looks:
 
 
 def _look(root: str, before: Look | None) -> Look | None:
-    """How a shard's files look; None if it cannot be told, or is not how a shard's look."""
+    """The state of a shard's files; `None` if it cannot be read, or cannot be a shard's."""
     try:
         tree = list_tree(root) if before is None else before.tree
         if tree is None or any(path.count("/") > LEVELS for path in tree):

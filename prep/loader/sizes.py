@@ -19,11 +19,11 @@ def sizes_of(index: Index, draws: Sequence[Draw]) -> np.ndarray[Any, np.dtype[np
     in the mirrored picture, as training sees it.
     """
     samples, views = index.samples, index.samples.views
-    found = np.empty((len(draws), 6), np.float32)
+    sizes = np.empty((len(draws), 6), np.float32)
     for number, draw in enumerate(draws):
         width, height = index.manifest.buckets[int(samples.bucket[draw.sample])]
         left, top = int(views["crop_x"][draw.view]), int(views["crop_y"][draw.view])
         if views["flip"][draw.view]:
             left = int(views["scaled_width"][draw.view]) - width - left
-        found[number] = (samples.height[draw.sample], samples.width[draw.sample], top, left, height, width)
-    return found
+        sizes[number] = (samples.height[draw.sample], samples.width[draw.sample], top, left, height, width)
+    return sizes

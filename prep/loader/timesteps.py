@@ -45,12 +45,12 @@ UNIFORM = Timesteps()
 
 
 def logistic(value: float) -> float:
-    """Of a normal value: logit-normal t (Esser et al. 2024, equation 19)."""
+    """Logit-normal t for a normal value (Esser et al. 2024, equation 19)."""
     return 1 / (1 + math.exp(-value))
 
 
 def mode(value: float, scale: float) -> float:
-    """Of a uniform value: t with its mode in the middle for a positive `scale` (Esser et al. 2024, equation 20)."""
+    """t with its mode in the middle for a uniform value and a positive `scale` (Esser et al. 2024, equation 20)."""
     return 1 - value - scale * (math.cos(math.pi / 2 * value) ** 2 - 1 + value)
 
 

@@ -28,7 +28,7 @@ REMBG = "u2net"  # rembg's own default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class MaskEntry:
     """A picture and the path of its mask."""
 
     item: Item
@@ -36,7 +36,7 @@ class Entry:
     mask: Path
 
 
-Show = Callable[[Sequence[Entry]], tuple[Path, ...]]  # writes pages; returns their paths
+Show = Callable[[Sequence[MaskEntry]], tuple[Path, ...]]  # writes pages; returns their paths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +153,6 @@ def _model(call: MaskCall) -> Model:
     return segmentation.segment(folder, labels=choice.labels, device=call.device)
 
 
-def _entries(call: MaskCall, items: Sequence[Item]) -> list[Entry]:
-    return [Entry(item=item, name=item.label, mask=call.output / mask_path(item.name, call.choice.naming))
+def _entries(call: MaskCall, items: Sequence[Item]) -> list[MaskEntry]:
+    return [MaskEntry(item=item, name=item.label, mask=call.output / mask_path(item.name, call.choice.naming))
             for item in items]

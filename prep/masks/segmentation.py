@@ -35,7 +35,7 @@ BY_QUERIES = ("maskformer", "mask2former", "detr")  # model types in config.json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class ModelInput:
     """A picture as the model's input."""
 
     pixels_3HW: torch.Tensor
@@ -50,17 +50,17 @@ class Segmenter:
                  sure: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]) -> None:
         self._model, self._processor, self._device, self._sure = model, processor, device, sure
 
-    def prepare(self, picture: Pixels) -> Prepared:
+    def prepare(self, picture: Pixels) -> ModelInput:
         """A picture, uint8 [H, W, 3], scaled and normalized."""
         features = self._processor(images=picture, input_data_format="channels_last", return_tensors="pt")
         pixels_3HW = features["pixel_values"][0]
         if "pixel_mask" not in features:
-            return Prepared(pixels_3HW=pixels_3HW, valid=(pixels_3HW.shape[1], pixels_3HW.shape[2]), padded=False)
+            return ModelInput(pixels_3HW=pixels_3HW, valid=(pixels_3HW.shape[1], pixels_3HW.shape[2]), padded=False)
         inside_HW = features["pixel_mask"][0].bool()
-        return Prepared(pixels_3HW=pixels_3HW, padded=True,
-                        valid=(int(inside_HW.any(1).sum()), int(inside_HW.any(0).sum())))
+        return ModelInput(pixels_3HW=pixels_3HW, padded=True,
+                          valid=(int(inside_HW.any(1).sum()), int(inside_HW.any(0).sum())))
 
-    def maps(self, inputs: Sequence[Prepared]) -> list[Pixels]:
+    def maps(self, inputs: Sequence[ModelInput]) -> list[Pixels]:
         """A map for each picture: uint8 [h, w], over all of it; pictures of one shape share a forward pass."""
         maps: dict[int, Pixels] = {}
         for numbers in _of_one_shape(inputs):
@@ -69,7 +69,7 @@ class Segmenter:
         return [maps[number] for number in range(len(inputs))]
 
     @torch.inference_mode()
-    def _maps(self, inputs: Sequence[Prepared]) -> Iterator[Pixels]:
+    def _maps(self, inputs: Sequence[ModelInput]) -> Iterator[Pixels]:
         pixels_B3HW = torch.stack([picture.pixels_3HW for picture in inputs])
         batch = {"pixel_values": pixels_B3HW.to(self._device)}
         if inputs[0].padded:
@@ -173,7 +173,7 @@ def _some(names: Mapping[int, str]) -> str:
     return ", ".join(words[:40]) + (f" and {len(words) - 40} more" if len(words) > 40 else "")
 
 
-def _of_one_shape(inputs: Sequence[Prepared]) -> list[list[int]]:
+def _of_one_shape(inputs: Sequence[ModelInput]) -> list[list[int]]:
     shapes: dict[tuple[torch.Size, bool], list[int]] = {}
     for number, picture in enumerate(inputs):
         shapes.setdefault((picture.pixels_3HW.shape, picture.padded), []).append(number)

@@ -25,7 +25,7 @@ from prep.fs.blob import Blob, read_blob
 from prep.geometry import Size
 from prep.images.decode import read_header
 from prep.images.formats.parts import BadPicture
-from prep.images.header import Header
+from prep.images.header import PictureHeader
 from prep.progress import Tick
 from prep.recipe.layout import REPEATED, FoundMasks, Place, find_masks, places_in
 from prep.sources.item import Item
@@ -278,7 +278,7 @@ def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
     return opened
 
 
-def _read(item: Item, stop: Event) -> tuple[Item, Header | None, tuple[str, ...]]:
+def _read(item: Item, stop: Event) -> tuple[Item, PictureHeader | None, tuple[str, ...]]:
     header, lines = None, item.captions
     with suppress(BadPicture, OSError):  # counted; prep scan gives the reason
         header = read_header(read_blob(item.picture, stop=stop))

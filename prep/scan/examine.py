@@ -17,7 +17,7 @@ from prep.fs.blob import Blob, error_code, read_blob
 from prep.geometry import Size, fits
 from prep.images.decode import Picture, Pixels, decode_layers, decode_picture
 from prep.images.formats.parts import BadPicture, Note
-from prep.images.header import Header
+from prep.images.header import PictureHeader
 from prep.images.mask import decode_mask_layers
 from prep.images.thumbnail import encode_jpeg, shrink
 from prep.scan.duplicates.correlation import Thumb
@@ -126,7 +126,7 @@ def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identit
     return notes, identify(data, picture)
 
 
-def _header_notes(header: Header, name: str) -> Iterator[Note]:
+def _header_notes(header: PictureHeader, name: str) -> Iterator[Note]:
     """Notes on the facts in a header."""
     (width, height), extension = header.size, PurePosixPath(name).suffix.lower()
     if extension not in _EXTENSIONS[header.format]:
@@ -213,7 +213,7 @@ def display_path(item: Item, other: Blob) -> str:
     return str(PurePosixPath(item.label).with_name(printable_name(other.name)))
 
 
-def _mask_colors(header: Header, colored: bool) -> Iterator[Note]:
+def _mask_colors(header: PictureHeader, colored: bool) -> Iterator[Note]:
     if header.has_alpha:
         yield "mask-not-gray", "mask has transparency, which counts as black"
     if colored:

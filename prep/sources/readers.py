@@ -20,7 +20,7 @@ from prep.fs.remote.retry import NEVER
 from prep.parse import Unparsed
 from prep.sources import table_files, tar_members
 from prep.sources.table_files import TableMessage, TablePart
-from prep.sources.tar_index import Member, Said, lands_outside
+from prep.sources.tar_index import Said, TarMember, lands_outside
 from prep.sources.tar_members import MOST_HEADER, TarMessage, TarPart
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import Limits, Service, Task
@@ -64,7 +64,7 @@ def read_table(workers: WorkerPool, table: Blob) -> list[TablePart]:
     return parts
 
 
-def read_tar(workers: WorkerPool, tar: Blob) -> list[Member | Said]:
+def read_tar(workers: WorkerPool, tar: Blob) -> list[TarMember | Said]:
     """The usable members of a tar, and findings on the tar, in the worker's order.
 
     For a tar in a store, this reads the headers, and a worker parses them. Raises `StoreError`; `WorkerLost`, also for
@@ -93,14 +93,14 @@ def lost_detail(lost: WorkerLost) -> str:
             "closed": "the command ended before it was read", "crash": f"its reader ended {lost.detail}"}[lost.cause]
 
 
-def _checked(part: TarPart, size: int) -> Iterator[Member | Said]:
+def _checked(part: TarPart, size: int) -> Iterator[TarMember | Said]:
     for raw, offset, length in part.members:
         name = raw.decode("utf-8", "surrogateescape")
         if length < 0 or not 0 <= offset <= size - length:
             raise Unparsed("a member lies outside the tar")
         if lands_outside(name):
             raise Unparsed("a member would be unpacked outside its directory")
-        yield Member(name=name, offset=offset, size=length)
+        yield TarMember(name=name, offset=offset, size=length)
     for raw, code, detail in part.said:
         if code not in CODES:
             raise Unparsed(f"a finding has the unknown code {code[:80]!r}")

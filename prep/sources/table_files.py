@@ -38,7 +38,7 @@ class BadTable(Exception):
     """A table, or one of its rows, cannot be used; the message says why."""
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class ParsedRow(msgspec.Struct, frozen=True, array_like=True):
     """The content of one row, or why it cannot be used."""
 
     where: str  # position in the table, for messages
@@ -67,14 +67,14 @@ class TableMessage(msgspec.Struct, frozen=True, array_like=True):
 class TablePart(msgspec.Struct, frozen=True, array_like=True):
     """Some rows of a table, in order."""
 
-    rows: list[Row]
+    rows: list[ParsedRow]
     more_faults: int = 0  # unusable rows beyond `MOST_SAID`
     ending: tuple[str, str] | None = None  # (code, detail) if the rest of the table cannot be read
 
 
 def read_parts(table: Blob) -> Iterator[TablePart]:
     """The rows of a table. The last part has the fault of the table, if any."""
-    rows: list[Row] = []
+    rows: list[ParsedRow] = []
     characters = bad = 0
     ending = None
     try:
@@ -101,25 +101,25 @@ def unreadable(error: OSError) -> tuple[str, str]:
     return error_code(error), f"table cannot be read: {error.strerror or error}"
 
 
-def _row(where: str, table: Mapping[str, Any] | str) -> Row:
+def _row(where: str, table: Mapping[str, Any] | str) -> ParsedRow:
     if isinstance(table, str):
-        return Row(where, fault=_clean(f"{where} {table}"))
+        return ParsedRow(where, fault=_clean(f"{where} {table}"))
     named = next((table[key] for key in _FILE if table.get(key)), None)
     known = named if isinstance(named, str) and not HALF.search(named) else ""
     try:
         if isinstance(table, Repeated) and (twice := sorted(table.repeated & _COLUMNS)):
             raise BadTable(f"has {twice[0]!r} twice, expected once")
         if table.get(_MORE):
-            return Row(where, known, fault=f"{where} has more values than there are columns")
+            return ParsedRow(where, known, fault=f"{where} has more values than there are columns")
         if not isinstance(named, str):
             raise BadTable(f"has no file_name, expected a string in one of {', '.join(_FILE)}")
         mask = next((table[key] for key in _MASK if isinstance(table.get(key), str) and table[key]), None)
         for text in (named, mask):
             if text is not None and HALF.search(text):
                 raise outside(text)
-        return Row(where, named, judge_captions(captions_of(table))[0], mask)
+        return ParsedRow(where, named, judge_captions(captions_of(table))[0], mask)
     except (BadTable, BadCaption) as error:
-        return Row(where, known, fault=_clean(f"{where}: {error}"))
+        return ParsedRow(where, known, fault=_clean(f"{where}: {error}"))
 
 
 def outside(named: str) -> BadTable:
@@ -216,7 +216,7 @@ def _csv(data: bytes) -> Iterator[Numbered]:
 
 def _csv_rows(data: bytes) -> Iterator[tuple[str, list[str] | str]]:
     """Yields the values of each row, or the fault of a line where no row begins."""
-    lines = _Lines(data)
+    lines = _TextLines(data)
     reader, again = csv.reader(lines, strict=True), 0
     while lines.at < len(lines.spans):
         begun = lines.at
@@ -234,14 +234,14 @@ def _csv_rows(data: bytes) -> Iterator[tuple[str, list[str] | str]]:
             yield f"line {lines.at}", row
 
 
-class _Lines:
+class _TextLines:
     """The lines of a table, as text."""
 
     def __init__(self, data: bytes) -> None:
         self.spans, self.at = [match.span() for match in _LINE.finditer(data)], 0  # which is next
         self._data = data
 
-    def __iter__(self) -> _Lines:
+    def __iter__(self) -> _TextLines:
         return self
 
     def __next__(self) -> str:

@@ -19,7 +19,7 @@ from prep.fs.blob import Blob, blob_at
 from prep.fs.paths import resolve
 from prep.fs.place import Place
 from prep.sources.readers import lost_detail, read_table
-from prep.sources.table_files import MOST_SAID, SHOWN, BadTable, Row, outside
+from prep.sources.table_files import MOST_SAID, SHOWN, BadTable, ParsedRow, outside
 from prep.sources.tree import PICTURES
 from prep.workers.pool import WorkerLost, WorkerPool
 
@@ -117,7 +117,7 @@ class Tables:
             yield Finding(path=".", code="table-without-picture", severity="warning",
                           detail=f"{len(unused)} rows of tables name pictures that do not exist: {shown}")
 
-    def _add_row(self, row: Row, prefix: str, label: str) -> TableRow | None:
+    def _add_row(self, row: ParsedRow, prefix: str, label: str) -> TableRow | None:
         """Adds a row, or returns the row that its picture already has. Raises `BadTable`."""
         name = self._below(row.named, prefix) if row.named or row.fault is None else ""
         if row.fault is not None:

@@ -31,7 +31,7 @@ _PASSING = {"unreadable-file", "corrupt-data", "bad-archive"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class TarMember:
     """A member's name, and the place of its bytes in the tar."""
 
     name: str
@@ -49,10 +49,10 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contents:
+class TarContents:
     """The samples of a tar in order, each with its members by suffix (the part after the key), and its findings."""
 
-    groups: dict[str, dict[str, Member]]
+    groups: dict[str, dict[str, TarMember]]
     said: tuple[Said, ...]
 
 
@@ -63,7 +63,7 @@ class Listings:
         # another Python's tarfile may read the headers differently
         self._memo = Memo(memo_path("tars", f"{VERSION} {sys.hexversion}"), trust=trust)
 
-    def of(self, tar: Blob, make: Callable[[], Contents]) -> Contents:
+    def of(self, tar: Blob, make: Callable[[], TarContents]) -> TarContents:
         """The contents of a tar: remembered if it is unchanged, else from `make`. Raises what `make` does."""
         begun = time.time_ns()
         known = _stamped(tar)
@@ -82,7 +82,7 @@ class Listings:
         """Closes the memory."""
         self._memo.close()
 
-    def _note(self, stamp: bytes, contents: Contents) -> None:
+    def _note(self, stamp: bytes, contents: TarContents) -> None:
         with suppress(MemoryError):
             text = _spelled(contents)
             if len(text) <= MOST_BYTES:
@@ -98,7 +98,7 @@ def lands_outside(name: str) -> bool:
     return slashed.is_absolute() or ".." in slashed.parts or re.match("[A-Za-z]:", name) is not None
 
 
-def _may_pass(contents: Contents) -> bool:
+def _may_pass(contents: TarContents) -> bool:
     return any(not finding.name and finding.code in _PASSING for finding in contents.said)
 
 
@@ -113,7 +113,7 @@ def _stamped(tar: Blob) -> tuple[bytes, int, int] | None:
 # ---- records ---------------------------------------------------------------------------------------------------------
 
 
-def _recalled(record: bytes | None, size: int) -> Contents | None:
+def _recalled(record: bytes | None, size: int) -> TarContents | None:
     """The contents in a record of a tar of `size` bytes; `None` for a missing or invalid record."""
     if record is None:
         return None
@@ -123,7 +123,7 @@ def _recalled(record: bytes | None, size: int) -> Contents | None:
         return None
 
 
-def _spelled(contents: Contents) -> bytes:
+def _spelled(contents: TarContents) -> bytes:
     groups = [[key, [[suffix, member.name, member.offset, member.size] for suffix, member in parts.items()]]
               for key, parts in contents.groups.items()]
     said = [[finding.name, finding.code, finding.detail] for finding in contents.said]
@@ -139,17 +139,17 @@ def _unpacked(record: bytes) -> Any:
     return json.loads(text)
 
 
-def _parsed(document: Any, size: int) -> Contents:
+def _parsed(document: Any, size: int) -> TarContents:
     """The contents in a document. Raises `ValueError`, `TypeError` or `KeyError` if no tar of `size` bytes can have
     them."""
     listed, said = document
-    groups: dict[str, dict[str, Member]] = {}
+    groups: dict[str, dict[str, TarMember]] = {}
     for key, members in listed:
         parts = {_text(suffix): _member(_text(name), offset, length, size) for suffix, name, offset, length in members}
         if _text(key) in groups or not parts:
             raise Unparsed("a key of the record is repeated, or has no members")
         groups[key] = parts
-    return Contents(groups=groups, said=tuple(_said(*map(_text, fields)) for fields in said))
+    return TarContents(groups=groups, said=tuple(_said(*map(_text, fields)) for fields in said))
 
 
 def _text(value: Any) -> str:
@@ -159,12 +159,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _member(name: str, offset: Any, length: Any, size: int) -> Member:
+def _member(name: str, offset: Any, length: Any, size: int) -> TarMember:
     if type(offset) is not int or type(length) is not int or length < 0 or not 0 <= offset <= size - length:
         raise Unparsed("a member of the record lies outside the tar")
     if lands_outside(name):
         raise Unparsed("a member of the record would be unpacked outside its directory")
-    return Member(name=name, offset=offset, size=length)
+    return TarMember(name=name, offset=offset, size=length)
 
 
 def _said(name: str, code: str, detail: str) -> Said:

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from prep.fs.blob import Blob, open_file
-from prep.sources.tar_index import Member, Said, lands_outside
+from prep.sources.tar_index import Said, TarMember, lands_outside
 
 MOST_HEADER = 1 << 20  # bytes of a name or of PAX records; most have some hundred, an extended attribute 64 KiB at most
 MOST_RECORDS = 1024  # in global PAX headers: `tarfile` copies all of them for each member; git archive writes one
@@ -94,7 +94,7 @@ def read_parts(message: TarMessage) -> Iterator[TarPart]:
                _list(Headers(message.size, message.headers), message.size))
     for entry in entries:
         name = entry.name.encode("utf-8", "surrogateescape")
-        if isinstance(entry, Member):
+        if isinstance(entry, TarMember):
             part.members.append((name, entry.offset, entry.size))
         else:
             part.said.append((name, entry.code, entry.detail.encode("utf-8", "backslashreplace").decode()))
@@ -115,7 +115,7 @@ class _Walk:
     cut: bool = False  # whether one of them already says that the tar ends too early
 
 
-def list_tar(tar: Blob) -> Iterator[Member | Said]:
+def list_tar(tar: Blob) -> Iterator[TarMember | Said]:
     """The usable members of a tar of this computer, in order, and findings on the others."""
     try:
         with open_file(tar.path) as stream:
@@ -124,7 +124,7 @@ def list_tar(tar: Blob) -> Iterator[Member | Said]:
         yield Said(name="", code="unreadable-file", detail=f"cannot be read: {error.strerror or error}")
 
 
-def _list(stream: _Stream, size: int) -> Iterator[Member | Said]:
+def _list(stream: _Stream, size: int) -> Iterator[TarMember | Said]:
     start = stream.read(2)
     stream.seek(0)
     if size == 0:
@@ -136,7 +136,7 @@ def _list(stream: _Stream, size: int) -> Iterator[Member | Said]:
         yield from _list_members(stream, _Walk(size=size))
 
 
-def _list_members(stream: _Stream, walk: _Walk) -> Iterator[Member | Said]:
+def _list_members(stream: _Stream, walk: _Walk) -> Iterator[TarMember | Said]:
     try:
         for info in _headers(stream, walk):
             entry = _use(info, walk)
@@ -216,7 +216,7 @@ def _at_end(stream: _Stream, walk: _Walk) -> Said | None:
     return None
 
 
-def _use(info: tarfile.TarInfo, walk: _Walk) -> Member | Said | None:
+def _use(info: tarfile.TarInfo, walk: _Walk) -> TarMember | Said | None:
     """A usable member, a finding on it, or `None` if it is ignored."""
     name = info.name
     if info.isdir() or _META.fullmatch(name):
@@ -235,7 +235,7 @@ def _use(info: tarfile.TarInfo, walk: _Walk) -> Member | Said | None:
                          f"the tar ends after {max(0, walk.size - info.offset_data)} of its {info.size} bytes")
     if "." not in path.name or "\n" in name:  # webdataset finds no key in such a name
         return _left_out(name, "unsupported-format", "")  # remembered without the formats: later versions may read more
-    return Member(name=name, offset=info.offset_data, size=info.size)
+    return TarMember(name=name, offset=info.offset_data, size=info.size)
 
 
 def _left_out(name: str, code: str, detail: str) -> Said:

@@ -19,7 +19,7 @@ from prep.fs.remote.bucket import is_object
 from prep.runtime import defer_interrupts
 from prep.sources.item import Item
 from prep.sources.readers import lost_detail, read_tar
-from prep.sources.tar_index import Contents, Listings, Member, Said
+from prep.sources.tar_index import Listings, Said, TarContents, TarMember
 from prep.sources.tree import MASK, PICTURES
 from prep.workers.pool import WorkerLost, WorkerPool
 
@@ -59,7 +59,7 @@ def walk_tar(tar: Tar, *, sidecar: bool, workers: WorkerPool,
         yield from _sample(tar, key, parts, masks if sidecar else {}, groups)
 
 
-def contents_of(tar: Blob, workers: WorkerPool) -> Contents:
+def contents_of(tar: Blob, workers: WorkerPool) -> TarContents:
     """The contents of a tar; looks at headers only. Raises `PathError`, `StoreError`."""
     path = tar.path
     if not is_object(tar.file) and not path.is_file():
@@ -67,20 +67,20 @@ def contents_of(tar: Blob, workers: WorkerPool) -> Contents:
     try:
         entries = read_tar(workers, tar)
     except WorkerLost as lost:
-        return Contents(groups={}, said=(Said(name="", code="bad-archive", detail=lost_detail(lost)),))
+        return TarContents(groups={}, said=(Said(name="", code="bad-archive", detail=lost_detail(lost)),))
     said = [entry for entry in entries if isinstance(entry, Said)]
-    groups: dict[str, dict[str, Member]] = {}
-    for key, parts in _groups([entry for entry in entries if isinstance(entry, Member)]):
+    groups: dict[str, dict[str, TarMember]] = {}
+    for key, parts in _groups([entry for entry in entries if isinstance(entry, TarMember)]):
         if key in groups:
             names = ", ".join(printable_name(member.name) for member in parts.values())
             says = f"this key is repeated later in the tar, with {names}; the first is used"
             said.append(Said(name=key, code="duplicate-key", detail=says))
         else:
             groups[key] = parts
-    return Contents(groups=groups, said=tuple(said))
+    return TarContents(groups=groups, said=tuple(said))
 
 
-def _groups(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
+def _groups(members: Iterable[TarMember]) -> Iterator[tuple[str, dict[str, TarMember]]]:
     """Consecutive members of one key, by lower-case suffix; a repeated suffix begins another group."""
     if not members:
         return
@@ -100,12 +100,12 @@ def _groups(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]
             yield {"fname": member.name, "data": member, "__url__": ""}
 
     for sample in group_by_keys(spaced()):
-        parts = {suffix: value for suffix, value in sample.items() if isinstance(value, Member)}
+        parts = {suffix: value for suffix, value in sample.items() if isinstance(value, TarMember)}
         yield str(sample["__key__"]), parts
 
 
-def _sample(tar: Tar, key: str, parts: Mapping[str, Member], masks: Mapping[str, Member],
-            groups: Mapping[str, Mapping[str, Member]]) -> Iterator[Item | Finding]:
+def _sample(tar: Tar, key: str, parts: Mapping[str, TarMember], masks: Mapping[str, TarMember],
+            groups: Mapping[str, Mapping[str, TarMember]]) -> Iterator[Item | Finding]:
     """The items of one key, one for each picture in it, and findings on the key."""
     pictures = [suffix for suffix in parts if suffix in _PICTURES]
     if key.endswith(MASK) and key.removesuffix(MASK) in groups:
@@ -137,10 +137,10 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, Member], masks: Mapping[str,
         yield Finding(path=first, code="unsupported-format", severity="info", detail=_NOT_READ)
 
 
-def _name(tar: Tar, member: Member) -> str:
+def _name(tar: Tar, member: TarMember) -> str:
     return f"{tar.label}/{printable_name(member.name)}"
 
 
-def _blob(tar: Tar, member: Member) -> Blob:
+def _blob(tar: Tar, member: TarMember) -> Blob:
     return Blob(file=tar.whole.file, offset=member.offset, length=member.size, member=printable_name(member.name),
                 version=tar.whole.version)

@@ -283,10 +283,10 @@ def test_equal_stems_and_sources_get_names_of_their_own(make):
 
 def test_float16_rows_become_float32():
     from prep.arrays import ArraySpec
-    from prep.export.sample import Row
+    from prep.export.sample import StoredRow
 
     values = np.array([[1.5, -2.25], [65504, 6e-8]], np.float16)
-    row = Row(spec=ArraySpec(name="x", dtype="float16", shape=(2, 2)), data=values.view(np.uint8).reshape(-1))
+    row = StoredRow(spec=ArraySpec(name="x", dtype="float16", shape=(2, 2)), data=values.view(np.uint8).reshape(-1))
     np.testing.assert_array_equal(row.values(), values.astype(np.float32))
     assert row.values().dtype == np.float32 and run.FORMATS[0] == "safetensors"
 

@@ -15,7 +15,7 @@ from prep.cache.store import Cache
 from prep.errors import CacheError, ManifestError, PathError, Problem
 from prep.export import unpack as unpacking
 from prep.export.pack import pack
-from prep.export.tar_format import BLOCK, Member, header_of
+from prep.export.tar_format import BLOCK, PackMember, header_of
 from prep.export.unpack import unpack
 from prep.fs import atomic
 from prep.maintenance.verify import verify
@@ -247,7 +247,7 @@ def test_places_that_cannot_be_packed(home, prep, packed, tmp_path):
         with pytest.raises(PathError, match=says):
             unpack(bad, tmp_path / "there")
     with pytest.raises(PathError, match="cannot be a name in a tar"):
-        header_of(Member(name="x" * 300, size=1))
+        header_of(PackMember(name="x" * 300, size=1))
 
 
 def test_a_table_goes_in_pieces(home, tmp_path):

@@ -22,7 +22,7 @@ from prep.fs.blob import Blob
 from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.statistics import Outlier, latent_statistics
-from prep.masks.run import Entry
+from prep.masks.run import MaskEntry
 from prep.pages.snapshot import Origin
 from prep.report.snapshots.buckets import bucket_page
 from prep.report.snapshots.gallery import Decoded
@@ -88,7 +88,7 @@ def mask_html(texts: Sequence[str], root: Path) -> str:
             Image.linear_gradient("L").resize(SIZES[number % len(SIZES)]).save(mask)
         blob = Blob(file=str(root / "none.jpg" if number == 3 else picture))
         item = Item(name=name, source=0, label="", picture=blob, caption=None, mask=None)
-        entries.append(Entry(item=item, name=name, mask=mask))
+        entries.append(MaskEntry(item=item, name=name, mask=mask))
     (page,) = write_sheets(root / "masks.html", origin(texts), entries, jobs=1, tick=lambda _: None)
     return page.read_text()
 

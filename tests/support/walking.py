@@ -12,7 +12,7 @@ from prep.sources import directory, tars
 from prep.sources.item import Item
 from prep.sources.readers import SERVICE
 from prep.sources.tables import Tables
-from prep.sources.tar_index import Contents
+from prep.sources.tar_index import TarContents
 from prep.sources.tars import Tar
 from prep.workers.pool import WorkerPool
 
@@ -31,7 +31,7 @@ def walk_tar(path: Path, *, label: str = "", source: int = 0, sidecar: bool = Tr
     return tars.walk_tar(tar, sidecar=sidecar, workers=HERE, **options)
 
 
-def contents_of(path: Path) -> Contents:
+def contents_of(path: Path) -> TarContents:
     """What a tar holds."""
     return tars.contents_of(blob_at(path), HERE)
 

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 
 from prep.formatting import counted
-from prep.images.formats.parts import BadPicture, Note, Parts
+from prep.images.formats.parts import BadPicture, Note, PictureParts
 
 # Decoders skip it between a scan's data and the next marker, unless pixels are missing: then it becomes some.
 _FILL = bytes(range(128))
@@ -63,7 +63,7 @@ def luminance_table(data: bytes) -> tuple[int, ...]:
     return ()
 
 
-def unwrap_jpeg(data: bytes) -> Parts:
+def unwrap_jpeg(data: bytes) -> PictureParts:
     """A JPEG without APP1-13 and comments; the Adobe segment stays, since it decides the colors."""
     pieces: list[bytes] = [data[:2]]
     chunks: dict[int, bytes] = {}
@@ -86,8 +86,8 @@ def unwrap_jpeg(data: bytes) -> Parts:
         raise BadPicture("truncated", f"JPEG ends inside its header, after {len(data)} bytes")
     pieces.append(data[copied:end])
     profile = b"".join(chunks[number] for number in sorted(chunks)) or None
-    return Parts(format="JPEG", body=b"".join(pieces), exif=exif, profile=profile, frames=1, bits=bits,
-                 notes=_jpeg_ending(len(data), end))
+    return PictureParts(format="JPEG", body=b"".join(pieces), exif=exif, profile=profile, frames=1, bits=bits,
+                        notes=_jpeg_ending(len(data), end))
 
 
 def _jpeg_ending(length: int, end: int | None) -> tuple[Note, ...]:

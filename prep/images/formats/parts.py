@@ -25,7 +25,7 @@ class NoDecoder(BadPicture):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class PictureParts:
     """One picture file, unwrapped."""
 
     format: str  # JPEG PNG WEBP BMP TIFF GIF AVIF HEIC JXL

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 
 from prep.formatting import counted
-from prep.images.formats.parts import BadPicture, Note, Parts
+from prep.images.formats.parts import BadPicture, Note, PictureParts
 
 _PNG_KEPT = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 _PROFILE_LIMIT = 1 << 24  # bytes; the largest CMYK profiles in use have about 3 MB
@@ -57,7 +57,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
             return
 
 
-def unwrap_png(data: bytes) -> Parts:
+def unwrap_png(data: bytes) -> PictureParts:
     """The PNG with only its critical chunks and tRNS; a bad checksum of another chunk is a note, not an error."""
     pieces: list[bytes | memoryview] = [data[:8]]
     view, notes = memoryview(data), []
@@ -81,9 +81,9 @@ def unwrap_png(data: bytes) -> Parts:
     if end < len(data):
         notes.append(("trailing-data", f"{counted(len(data) - end, 'byte')} after the end of the picture"))
     profile, frames = _png_profile(payloads.get(b"iCCP"), notes), payloads.get(b"acTL", b"")
-    return Parts(format="PNG", body=b"".join(pieces), exif=payloads.get(b"eXIf"), profile=profile,
-                 bits=payloads[b"IHDR"][8], frames=int.from_bytes(frames[:4], "big") or 1,
-                 notes=tuple(dict.fromkeys(notes)))
+    return PictureParts(format="PNG", body=b"".join(pieces), exif=payloads.get(b"eXIf"), profile=profile,
+                        bits=payloads[b"IHDR"][8], frames=int.from_bytes(frames[:4], "big") or 1,
+                        notes=tuple(dict.fromkeys(notes)))
 
 
 def _png_checksum(kind: bytes) -> Note:

@@ -1,6 +1,6 @@
 """Unwraps a picture file before any decoder sees it: format, the parts to decode, EXIF, faults of the container.
 
-`unwrap(data)` returns `Parts`. For JPEG and PNG, `body` is rebuilt from what decides the pixels: EXIF, comments,
+`unwrap(data)` returns `PictureParts`. For JPEG and PNG, `body` is rebuilt from what decides the pixels: EXIF, comments,
 thumbnails and animation frames are left out, so that no decoder can trip over them, expand them or warn about them. A
 fault that leaves the picture usable is a note (code, detail); any other raises `BadPicture`. Linear in the file's size;
 allocates no pixels.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from prep.images.formats.jpeg import unwrap_jpeg
-from prep.images.formats.parts import BadPicture, Parts
+from prep.images.formats.parts import BadPicture, PictureParts
 from prep.images.formats.png import unwrap_png
 
 _SIGNATURES: tuple[tuple[str, bytes], ...] = (
@@ -58,14 +58,14 @@ def sniff(data: bytes) -> str:
     raise BadPicture("not-an-image", f"file starts with {data[:8]!r}, expected {READABLE}")
 
 
-def unwrap(data: bytes) -> Parts:
+def unwrap(data: bytes) -> PictureParts:
     """The parts of a picture file. Raises `BadPicture` if it is not a picture or its container is broken."""
     kind = sniff(data)
     if kind == "JPEG":
         return unwrap_jpeg(data)
     if kind == "PNG":
         return unwrap_png(data)
-    return Parts(format=kind, body=data, exif=None, profile=None, frames=None, bits=None, notes=())
+    return PictureParts(format=kind, body=data, exif=None, profile=None, frames=None, bits=None, notes=())
 
 
 # ---- JPEG ------------------------------------------------------------------------------------------------------------

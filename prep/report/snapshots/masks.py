@@ -17,7 +17,7 @@ from prep.images.decode import decode_picture
 from prep.images.formats.parts import BadPicture
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink, shrunk_size
 from prep.masks.pixels import read_mask, scaled
-from prep.masks.run import Entry
+from prep.masks.run import MaskEntry
 from prep.pages.overlay import Overlay, Shot
 from prep.pages.parts import Card, Head, Pager, Section, Stat, pager_of, plural
 from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
@@ -35,7 +35,7 @@ class _Parts:
     shade: bytes  # b"": no mask
 
 
-def write_sheets(path: Path, origin: Origin, entries: Sequence[Entry], *, jobs: int,
+def write_sheets(path: Path, origin: Origin, entries: Sequence[MaskEntry], *, jobs: int,
                  tick: Callable[[int], object]) -> tuple[Path, ...]:
     """Writes `path` and, for more than `CARDS` entries, `NAME-2.html` and so on beside it, each atomically.
 
@@ -59,7 +59,7 @@ def write_sheets(path: Path, origin: Origin, entries: Sequence[Entry], *, jobs: 
     return tuple(paths)
 
 
-def _show(entry: Entry) -> _Parts:
+def _show(entry: MaskEntry) -> _Parts:
     try:
         picture = decode_picture(read_blob(entry.item.picture), alpha="white")
         mask = read_mask(read_blob(blob_at(entry.mask)), picture.size) if entry.mask.is_file() else None
@@ -74,7 +74,7 @@ def _show(entry: Entry) -> _Parts:
     return _Parts(card=card, picture=encode_jpeg(shrink(picture, SIDE)), shade=shade)
 
 
-def _unreadable(entry: Entry, code: str, detail: str) -> _Parts:
+def _unreadable(entry: MaskEntry, code: str, detail: str) -> _Parts:
     said = finding(entry.name, code, detail, as_error=True)
     card = Card(shot=Shot(name=entry.name, address="", instead="This picture cannot be read."), tone="error",
                 findings=(said,))
