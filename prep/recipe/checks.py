@@ -29,10 +29,10 @@ def resolution_check(value: Any, where: str) -> int | tuple[int, ...]:
     """A side in pixels, or several, ascending and without duplicates."""
     if not isinstance(value, list | tuple):
         return int(_side(value, where))
-    found = sorted(set(list_of(list(value), _side, where)))
-    if not found:
+    sides = sorted(set(list_of(list(value), _side, where)))
+    if not sides:
         raise Unparsed(f"{where} is [], expected a whole number of pixels, or several")
-    return found[0] if len(found) == 1 else tuple(found)
+    return sides[0] if len(sides) == 1 else tuple(sides)
 
 
 def _side(value: Any, where: str) -> int:
@@ -75,7 +75,7 @@ def alpha_check(value: Any, where: str) -> str:
 
 
 def path_check(value: Any, where: str) -> str | Place:
-    """The text of a path or URL, which whoever reads it resolves; or a place."""
+    """The text of a path or URL, which its reader resolves; or a place."""
     if isinstance(value, Place):
         return value
     text = expect(value, str, where)
@@ -91,17 +91,17 @@ def mask_check(value: Any, where: str) -> str | Place:
 
 def globs_check(value: Any, where: str) -> tuple[str, ...]:
     """Globs of names below a source."""
-    found = texts_check(value, where)
-    if bad := [one for one in found if not one or one.startswith("/") or ".." in one.split("/")]:
+    globs = texts_check(value, where)
+    if bad := [glob for glob in globs if not glob or glob.startswith("/") or ".." in glob.split("/")]:
         raise Unparsed(f"{where} has {bad[0]!r}, expected a glob of names below the source, like 'cats/**'")
     try:
-        chosen_by(found, ())
+        chosen_by(globs, ())
     except Unparsed as error:
         raise Unparsed(f"{where}: {error}") from None
-    return found
+    return globs
 
 
 def table_check(value: Any, where: str) -> dict[str, Any]:
-    """A table, whose keys are checked by whoever reads it."""
+    """A table, whose keys its reader checks."""
     table: dict[str, Any] = expect(value, dict, where)
     return table

@@ -39,13 +39,13 @@ def usual_folder(source: Place) -> Path | None:
 def with_usual_edits(recipe: Recipe) -> Recipe:
     """The recipe, which asks for no edits, with those that `prep view --edit` made of the recipe itself, of its only
     source, or of the directory that its sources lie in; and with notes on what is used, and on what is not."""
-    found = list(dict.fromkeys(_written(recipe)))
+    folders = list(dict.fromkeys(_written(recipe)))
     above = {source.path.parent for source in recipe.sources}
     whole = recipe.sources[0].path if len(recipe.sources) == 1 else above.pop() if len(above) == 1 else None
-    usual = [usual_folder(one) for one in (recipe.file, whole) if one is not None]
-    used = next((one for one in found if one in usual), None)
-    notes = [f"note: edits in {shell_name(str(one))} are not used: name it with --edits, or as from in [edits] of a "
-             "recipe" for one in found if one != used]
+    usual = [usual_folder(place) for place in (recipe.file, whole) if place is not None]
+    used = next((folder for folder in folders if folder in usual), None)
+    notes = [f"note: edits in {shell_name(str(folder))} are not used: name it with --edits, or as from in [edits] of a "
+             "recipe" for folder in folders if folder != used]
     if used is not None:
         notes.insert(0, f"note: captions and masks edited in prep view are used, those in {shell_name(str(used))}; "
                      "--edits none leaves them out")
@@ -53,10 +53,10 @@ def with_usual_edits(recipe: Recipe) -> Recipe:
 
 
 def _written(recipe: Recipe) -> Iterator[Path]:
-    """The usual directories of a recipe's file, its sources and what is above these, in which edits were saved."""
+    """Yields the usual directories of a recipe's file, its sources and their parents, if edits were saved in them."""
     sources = [source.path for source in recipe.sources]
-    for one in (recipe.file, *sources, *(path.parent for path in sources)):
-        folder = None if one is None else usual_folder(one)
+    for place in (recipe.file, *sources, *(path.parent for path in sources)):
+        folder = None if place is None else usual_folder(place)
         if folder is not None and (folder / UNDO).is_dir() and any(
                 not inner.name.startswith(".") for inner in folder.iterdir()):
             yield folder
@@ -69,13 +69,13 @@ def source_folders(recipe: Recipe) -> tuple[str, ...]:
     if len(places) == 1:
         return ("",)
     paths = [resolve(place).parts[1:] for place in places]
-    return tuple(_shortest(one, {other for other in paths if other != one}) for one in paths)
+    return tuple(_shortest(path, {other for other in paths if other != path}) for path in paths)
 
 
 def _shortest(path: tuple[str, ...], others: Collection[tuple[str, ...]]) -> str:
     """The fewest last names of a path that none of the others ends with."""
     ends = (path[-depth:] for depth in range(1, len(path)))
-    return "/".join(next((end for end in ends if all(one[-len(end):] != end for one in others)), path))
+    return "/".join(next((end for end in ends if all(other[-len(end):] != end for other in others)), path))
 
 
 def record_edits(recipe: Path, folder: Path) -> bool:

@@ -46,7 +46,7 @@ _RECIPE: Mapping[str, str] = {
 
 @cache
 def training_places() -> Mapping[str, str]:
-    """Where train.toml has a key that people write into a recipe: settings, tables, and other tools' names for them.
+    """The places in train.toml of keys that people write into a recipe: settings, tables, other tools' names for them.
 
     A setting in a table goes by its last name, unless another one, or one of a recipe, is called so or nearly so.
     """

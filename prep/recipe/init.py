@@ -19,7 +19,7 @@ from prep.fs.text import read_small, without_mark
 from prep.fs.untrusted import read_up_to
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
-from prep.recipe.convert.draft import Converted
+from prep.recipe.convert.draft import ConvertedRecipe
 from prep.recipe.convert.note import ConversionNote
 from prep.recipe.convert.prompts import NAME
 from prep.recipe.load import load_recipe
@@ -40,7 +40,7 @@ class InitReport:
     output: Path
     recipe: Recipe
     seen: Overview | None = None
-    converted: Converted | None = None
+    converted: ConvertedRecipe | None = None
     training: Path | None = None  # the train.toml written beside it
     prompts: Path | None = None  # the prompt file written beside it
 
@@ -54,8 +54,8 @@ class InitReport:
             document["from"] = self.converted.tool
             document["train"] = None if self.training is None else str(self.training)
             document["prompts"] = None if self.prompts is None else str(self.prompts)
-            document["notes"] = [{"key": one.key, "value": one.value, "detail": one.said, "at": one.at}
-                                 for one in self._notes]
+            document["notes"] = [{"key": note.key, "value": note.value, "detail": note.said, "at": note.at}
+                                 for note in self._notes]
         return document
 
     def as_text(self) -> str:
@@ -86,8 +86,8 @@ class InitReport:
         if self.seen is not None and (unread := self._unread(self.seen)):
             return unread
         grouped: dict[tuple[str, str, str], list[str]] = {}
-        for one in self._notes:
-            grouped.setdefault((one.key.rpartition(".")[2], one.value, one.said), []).append(one.text)
+        for note in self._notes:
+            grouped.setdefault((note.key.rpartition(".")[2], note.value, note.said), []).append(note.text)
         return [f"note: {texts[0]}{f' (and {len(texts) - 1} more)' if len(texts) > 1 else ''}"
                 for texts in grouped.values()]
 
@@ -158,16 +158,16 @@ def init_from_sources(sources: Sequence[Path], output: Path, *, model: str | Non
                       tick: Tick) -> InitReport:
     """Inspects `sources` and writes a recipe for them. Raises `PathError`, `ModelError`."""
     seen = overview_of(sources, jobs=jobs, tick=tick)
-    found = suggest(seen, model=_placed(model or ""), given=" ".join(shell_name(str(one)) for one in sources),
-                    name=shell_name(output.name))
-    recipe = replace(found.recipe, prompts=prompts_near(sources, output))
-    write_recipe(recipe, output, remarks=found.remarks, shown=found.shown)
+    named = " ".join(shell_name(str(source)) for source in sources)
+    suggestion = suggest(seen, model=_placed(model or ""), named=named, name=shell_name(output.name))
+    recipe = replace(suggestion.recipe, prompts=prompts_near(sources, output))
+    write_recipe(recipe, output, remarks=suggestion.remarks, shown=suggestion.shown)
     return InitReport(output=output, recipe=recipe, seen=seen)
 
 
 def prompts_near(sources: Sequence[Path], output: Path) -> Path | None:
     """The first prompt file without a fault beside the recipe, in a source, or beside one; absolute."""
-    folders = [output.parent, *(one for one in sources if one.is_dir()), *(one.parent for one in sources)]
+    folders = [output.parent, *filter(Path.is_dir, sources), *(source.parent for source in sources)]
     for path in (folder.absolute() / name for folder in folders for name in PROMPT_FILES):
         with suppress(PathError, ConfigError):
             alone = path.is_file() and len(list(path.parent.glob(f"{path.stem}.*"))) == 1  # else a picture's caption
@@ -254,13 +254,13 @@ def _seen_json(seen: Overview) -> dict[str, Any]:
     opened = seen.opened
     sizes = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     middle = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]} if sizes else {}
-    masks = [str(one) for one in seen.mask_folders]
+    masks = [str(folder) for folder in seen.mask_folders]
     return {"pictures": seen.total("pictures"), "captions": seen.captions, "without_caption": seen.total("missing"),
             "masks": seen.total("masked"), "mask_folder": masks[0] if masks else None, "mask_folders": masks,
-            "sources": [{"path": str(one.place.path), "role": one.place.role, "pictures": one.pictures}
-                        for one in seen.parts],
-            "folders": [{"name": one.name, "repeats": one.repeats, "class": one.words, "pictures": one.pictures}
-                        for one in seen.folders],
+            "sources": [{"path": str(part.place.path), "role": part.place.role, "pictures": part.pictures}
+                        for part in seen.parts],
+            "folders": [{"name": folder.name, "repeats": folder.repeats, "class": folder.words,
+                         "pictures": folder.pictures} for folder in seen.folders],
             "opened": opened.count, "unreadable": opened.unreadable, "alpha": opened.alpha,
             "sizes": {name: format_size(size) for name, size in middle.items()},
             "empty_captions": opened.empty, "several_lines": opened.several, "wildcards": opened.wildcards,

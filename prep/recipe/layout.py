@@ -26,13 +26,13 @@ _MASKED = ("mask", "masks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class SourcePlace:
     """A directory or tars whose pictures all have one role."""
 
     path: Path
     role: Role = "train"
     top: Path  # the highest directory that may hold its masks
-    left: tuple[str, ...] = ()  # of a project: sibling directories with pictures that are not read
+    siblings: tuple[str, ...] = ()  # of a project: directories beside it whose pictures are not read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,54 +43,55 @@ class FoundMasks:
     count: int = 0
 
 
-def places_in(sources: Sequence[Path]) -> list[Place]:
+def places_in(sources: Sequence[Path]) -> list[SourcePlace]:
     """The places of the given sources. Directories named like kohya's get the role that kohya gives them.
 
     Raises `PathError` if the sources have only masks or regularization pictures.
     """
     if len(sources) == 1:
-        return _project(sources[0]) or [Place(path=sources[0], top=_above(sources[0]))]
-    named = [one for one in sources if one.name.lower() not in _MASKED or is_tars(one)]
-    found: list[Place] = []
+        return _project(sources[0]) or [SourcePlace(path=sources[0], top=_above(sources[0]))]
+    named = [path for path in sources if path.name.lower() not in _MASKED or is_tars(path)]
+    places: list[SourcePlace] = []
     for path in named:
         prior = path.name.lower() in PRIOR and not is_tars(path)
         inner = [] if prior else _project(path)
-        found += inner or [Place(path=path, role="prior" if prior else "train", top=_above(path))]
-    if all(one.role == "prior" for one in found):
+        places += inner or [SourcePlace(path=path, role="prior" if prior else "train", top=_above(path))]
+    if all(place.role == "prior" for place in places):
         raise PathError(f"sources {', '.join(map(str, sources))} have no training pictures",
                         hint="name the directory that holds them, too")
-    return found
+    return places
 
 
 def _above(path: Path) -> Path:
     return path if is_tars(path) else path.absolute().parent
 
 
-def _project(root: Path) -> list[Place]:
+def _project(root: Path) -> list[SourcePlace]:
     """The parts of a kohya project; empty for any other directory."""
     if is_tars(root) or not root.is_dir():
         return []
-    names = {one.name.lower(): one for one in sorted(root.iterdir()) if one.is_dir()}
+    names = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if folder.is_dir()}
     train = next((names[name] for name in TRAIN if name in names), None)
     prior = next((names[name] for name in PRIOR if name in names), None)
-    beside = {one for name, one in names.items() if name in _MASKED}
-    numbered = train is not None and any(REPEATED.fullmatch(one.name) for one in train.iterdir() if one.is_dir())
+    beside = {folder for name, folder in names.items() if name in _MASKED}
+    numbered = train is not None and any(
+        REPEATED.fullmatch(folder.name) for folder in train.iterdir() if folder.is_dir())
     if train is None or not (prior or beside or numbered) or _has_pictures(root, below=False):
         return []
     taken = {train, prior, *beside}
-    left = tuple(one.name for one in names.values() if one not in taken and _has_pictures(one))
-    found = [Place(path=train, top=root.absolute(), left=left)]
+    siblings = tuple(folder.name for folder in names.values() if folder not in taken and _has_pictures(folder))
+    places = [SourcePlace(path=train, top=root.absolute(), siblings=siblings)]
     if prior is not None and _has_pictures(prior):
-        found.append(Place(path=prior, role="prior", top=prior.absolute()))
-    return found
+        places.append(SourcePlace(path=prior, role="prior", top=prior.absolute()))
+    return places
 
 
 def _has_pictures(root: Path, below: bool = True) -> bool:
     folders = folders_below(root)
-    return any(one.pictures for one in folders) if below else bool(next(iter(folders)).pictures)
+    return any(folder.pictures for folder in folders) if below else bool(next(iter(folders)).pictures)
 
 
-def find_masks(root: Path, items: Sequence[Item], place: Place) -> FoundMasks:
+def find_masks(root: Path, items: Sequence[Item], place: SourcePlace) -> FoundMasks:
     """The directory inside or beside `root`, up to `place.top`, that has masks for the most `items`.
 
     Masks have the same relative paths as below `root`, either directly in it or in a subdirectory named like `root`.
@@ -101,9 +102,9 @@ def find_masks(root: Path, items: Sequence[Item], place: Place) -> FoundMasks:
         if not is_inside(resolve(place.path), real) and resolve(root) != real:
             masks = MaskFolder.read(folder)
             inside = f"{folder.relative_to(root.absolute()).as_posix()}/" if is_inside(folder, root.absolute()) else ""
-            count = sum(masks.find(stem_for_masks(one)) is not None for one in items
-                        if not (inside and one.name.startswith(inside)))
-            best = max(best, FoundMasks(folder=folder, count=count), key=lambda one: one.count)
+            count = sum(masks.find(stem_for_masks(item)) is not None for item in items
+                        if not (inside and item.name.startswith(inside)))
+            best = max(best, FoundMasks(folder=folder, count=count), key=lambda matches: matches.count)
     return best if best.count else FoundMasks()
 
 
@@ -112,7 +113,7 @@ def _candidates(root: Path, top: Path) -> Iterator[Path]:
     for base in bases[:bases.index(top) + 1] if top in bases else bases[:1]:
         for pattern in MASKS:
             folder = base / pattern.format(root.name)
-            yield from (one for one in (folder / root.name, folder) if one.is_dir())
+            yield from (path for path in (folder / root.name, folder) if path.is_dir())
 
 
 def stem_for_masks(item: Item) -> str:

@@ -36,30 +36,33 @@ def load_recipe(source: Place, *, choices: Mapping[str, Any]) -> Recipe:
     `choices` maps keys like "image.resolution" to values; `None` means not given.
     Raises `ConfigError` (exit 3) for bad keys and values, `PathError` (exit 5) for a missing source.
     """
-    given = {name: value for name, value in choices.items() if value is not None}
+    values = {name: value for name, value in choices.items() if value is not None}
     try:
         recipe = (_read(require_local(source, "recipe", _STORED)) if source.suffix == ".toml" else
                   Recipe(sources=(Source(path=_existing(source)),)))
-        found = _overridden(recipe, given)
-        found = replace(found, edits=None) if found.edits == NONE else found if found.edits else with_usual_edits(found)
-        for role, path in (("edits", found.edits), ("prompt file", found.prompts)):
+        resolved = _overridden(recipe, values)
+        if resolved.edits == NONE:
+            resolved = replace(resolved, edits=None)
+        elif not resolved.edits:
+            resolved = with_usual_edits(resolved)
+        for role, path in (("edits", resolved.edits), ("prompt file", resolved.prompts)):
             if path is not None and path != NONE:
                 require_local(path, role)
-        if found.edits is not None and not found.edits.is_dir():
-            raise PathError(f"edits {found.edits} is not a directory",
-                            hint=f"mkdir -p {shell_name(str(found.edits))}, or leave --edits and [edits] out")
-        return _settle_beside_alpha(found)
+        if resolved.edits is not None and not resolved.edits.is_dir():
+            raise PathError(f"edits {resolved.edits} is not a directory",
+                            hint=f"mkdir -p {shell_name(str(resolved.edits))}, or leave --edits and [edits] out")
+        return _settle_beside_alpha(resolved)
     except Unparsed as error:
         where = f"{source}: " if source.suffix == ".toml" else ""
         raise ConfigError(f"{where}{error}") from None
 
 
-def _overridden(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
-    """The valid recipe with what was `given`. Raises `ConfigError` for a value of an option, `Unparsed` for others."""
+def _overridden(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The valid recipe with these `values`. Raises `ConfigError` for a value of an option, `Unparsed` for others."""
     try:
-        return validate_recipe(_enabled(replace(_override(recipe, given), options=_options(recipe, given))))
+        return validate_recipe(_enabled(replace(_override(recipe, values), options=_options(recipe, values))))
     except Unparsed as error:
-        flags = [flag for name, flag in FLAGS.items() if name in given
+        flags = [flag for name, flag in FLAGS.items() if name in values
                  and str(error).startswith(f"{name if name == SOURCES else setting_of(name).name} is ")]
         if not flags:
             raise
@@ -86,7 +89,7 @@ def _read(path: Path) -> Recipe:
     check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts",
                        "cache"), "the recipe")
     caption = _record("caption", table, "caption")
-    sources = list_of(table.get("source", []), lambda one, at: _source(one, at, path.parent, caption), "source")
+    sources = list_of(table.get("source", []), lambda entry, at: _source(entry, at, path.parent, caption), "source")
     if not sources:
         raise Unparsed("the recipe has no [[source]], expected at least one with a path")
     return Recipe(sources=tuple(sources), model=_model(_record("model", table, "model"), path.parent),
@@ -96,7 +99,7 @@ def _read(path: Path) -> Recipe:
 
 def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """The recipe's own fields that the file has: mask, prompts, … Paths are relative to `base`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for section in dict.fromkeys(row.name.partition(".")[0] for row in OWN.values()):
         keys = {row.name.partition(".")[2]: row for row in OWN.values() if row.name.startswith(f"{section}.")}
         for key, value in _section(table, section, tuple(keys)).items():
@@ -106,8 +109,8 @@ def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
                 value = _mask(value, base)
             elif row.spec.check is path_check:
                 value = NONE if value == str(NONE) and row.field != "cache" else place_below(base, value)
-            found[row.field] = value
-    return found
+            fields[row.field] = value
+    return fields
 
 
 def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Source:
@@ -115,14 +118,14 @@ def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Sour
     if "path" not in table:
         raise Unparsed(f"{where} has no 'path'")
     check_keys(table, ("path", *(row.field for row in rows_of(Source))), f"[{where}]")
-    given = _checked("source", {name: value for name, value in table.items() if name != "path"}, where)
-    if "table" in given:
-        given["table"] = place_below(base, given["table"])
-    if "mask" in given:
-        given["mask"] = _mask(given["mask"], base)
-    if "caption" in given:
-        given["caption"] = _record("caption", {f"{where}.caption": given["caption"]}, f"{where}.caption", caption)
-    return Source(path=place_below(base, str(path_check(table["path"], f"{where}.path"))), **given)
+    values = _checked("source", {name: value for name, value in table.items() if name != "path"}, where)
+    if "table" in values:
+        values["table"] = place_below(base, values["table"])
+    if "mask" in values:
+        values["mask"] = _mask(values["mask"], base)
+    if "caption" in values:
+        values["caption"] = _record("caption", {f"{where}.caption": values["caption"]}, f"{where}.caption", caption)
+    return Source(path=place_below(base, str(path_check(table["path"], f"{where}.path"))), **values)
 
 
 def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -134,13 +137,13 @@ def _section(table: Mapping[str, Any], name: str, known: tuple[str, ...]) -> dic
 def _record(section: str, table: Mapping[str, Any], name: str, base: Any = None) -> Any:
     """The record of a section, which `table` has under `name`, over `base` or the defaults."""
     kind = SECTIONS[section]
-    given = _checked(section, _section(table, name, tuple(row.field for row in rows_of(kind))), name)
-    return kind(**given) if base is None else replace(base, **given)
+    values = _checked(section, _section(table, name, tuple(row.field for row in rows_of(kind))), name)
+    return kind(**values) if base is None else replace(base, **values)
 
 
-def _checked(section: str, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _checked(section: str, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values of a section's settings, as its record has them."""
-    return {key: SETTINGS[f"{section}.{key}"].spec.check(value, f"{where}.{key}") for key, value in given.items()}
+    return {key: SETTINGS[f"{section}.{key}"].spec.check(value, f"{where}.{key}") for key, value in values.items()}
 
 
 def _model(model: ModelOptions, base: Path) -> ModelOptions:
@@ -156,11 +159,11 @@ def _mask(text: str | Place, base: Path) -> MaskFrom:
 def _settle_beside_alpha(recipe: Recipe) -> Recipe:
     """Turns "auto" masks into "none" if some source takes masks from alpha: a recipe has one kind of mask."""
     alpha = any(recipe.mask_of(number) == "alpha" for number in range(len(recipe.sources)))
-    return recipe.settle_masks(found=False) if alpha else recipe
+    return recipe.settle_masks(exist=False) if alpha else recipe
 
 
-def _override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
-    for name, value in given.items():
+def _override(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    for name, value in values.items():
         if name == SOURCES:
             recipe = replace(recipe, sources=_chosen(recipe, value))
             continue
@@ -181,37 +184,37 @@ def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[Source, ...]:
     Raises `Unparsed` for a name of no source, or of several.
     """
     base = Path() if recipe.file is None else recipe.file.parent
-    spelled = [str(one.path.relative_to(base) if one.path.is_relative_to(base) else one.path)
-               for one in recipe.sources]
+    spelled = [str(source.path.relative_to(base) if source.path.is_relative_to(base) else source.path)
+               for source in recipe.sources]
     numbers = set()
     for name in names:
-        found = [number for number, one in enumerate(recipe.sources)
-                 if name.rstrip("/") in (spelled[number].rstrip("/"), str(one.path), one.path.name)]
-        if len(found) != 1:
-            raise Unparsed(f"sources is {brief(name)}, which names {len(found) or 'none'} of them, expected one of: "
+        matches = [number for number, source in enumerate(recipe.sources)
+                   if name.rstrip("/") in (spelled[number].rstrip("/"), str(source.path), source.path.name)]
+        if len(matches) != 1:
+            raise Unparsed(f"sources is {brief(name)}, which names {len(matches) or 'none'} of them, expected one of: "
                            f"{', '.join(spelled)}")
-        numbers.add(found[0])
-    return tuple(replace(one, enabled=number in numbers) for number, one in enumerate(recipe.sources))
+        numbers.add(matches[0])
+    return tuple(replace(source, enabled=number in numbers) for number, source in enumerate(recipe.sources))
 
 
 def _enabled(recipe: Recipe) -> Recipe:
     """The recipe with the sources that are used. Raises `Unparsed` if there are none."""
-    if not (used := tuple(one for one in recipe.sources if one.enabled)):
+    if not (used := tuple(source for source in recipe.sources if source.enabled)):
         raise Unparsed("no [[source]] is used: each has enabled = false")
-    return replace(recipe, sources=used, unused=(*recipe.unused, *(one.path for one in recipe.sources
-                                                                   if not one.enabled)))
+    return replace(recipe, sources=used, unused=(*recipe.unused, *(source.path for source in recipe.sources
+                                                                   if not source.enabled)))
 
 
-def _options(base: Recipe, given: Mapping[str, Any]) -> tuple[str | Place, ...]:
-    """The options that turn `base` into what was `given`, so that messages can show the command."""
-    changed = _override(base, given)
+def _options(base: Recipe, values: Mapping[str, Any]) -> tuple[str | Place, ...]:
+    """The options that turn `base` into what was `values`, so that messages can show the command."""
+    changed = _override(base, values)
     words: list[str | Place] = []
     for name, flag in FLAGS.items():
         value = _at(changed, name)
         if value == _at(base, name):
             continue
         value = Path(value) if name == "model.path" and Path(value).is_dir() else value
-        value = given[name] if name == "sources" else value
+        value = values[name] if name == "sources" else value
         spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [flag, value if isinstance(value, Place) and value != NONE else spelled]
     return tuple(words)

@@ -106,21 +106,21 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
                  "those with enabled = false)"),
 )
 
-BY_NAME: Mapping[str, RecipeOption] = {one.name: one for one in RECIPE_OPTIONS}
-FLAGS: Mapping[str, str] = {one.key: one.flag for one in RECIPE_OPTIONS}
+BY_NAME: Mapping[str, RecipeOption] = {option.name: option for option in RECIPE_OPTIONS}
+FLAGS: Mapping[str, str] = {option.key: option.flag for option in RECIPE_OPTIONS}
 
 
-def overriding(given: Mapping[str, Any]) -> dict[str, Any]:
+def overriding(values: Mapping[str, Any]) -> dict[str, Any]:
     """Recipe values by key from values as a script has them: lists, numbers and paths as the options' texts.
 
     Raises `UsageError` for a key that is no option.
     """
-    options = {one.key: one for one in RECIPE_OPTIONS}
-    for key in given:
+    options = {option.key: option for option in RECIPE_OPTIONS}
+    for key in values:
         if key not in options:
             raise UsageError(f"'{key}' is no setting that overrides a recipe, expected one of: {', '.join(options)}",
                              hint="put it into the recipe's file")
-    return {key: _parsed(options[key], _given(value, options[key].kind)) for key, value in given.items()
+    return {key: _parsed(options[key], _given(value, options[key].kind)) for key, value in values.items()
             if value is not None}
 
 
@@ -135,22 +135,22 @@ def given_by(words: Sequence[str | Place]) -> dict[str, Any]:
 
     Raises `UsageError` for an option of another version.
     """
-    flags = {one.flag: one for one in RECIPE_OPTIONS}
-    found: dict[str, Any] = {}
+    flags = {option.flag: option for option in RECIPE_OPTIONS}
+    values: dict[str, Any] = {}
     for flag, value in zip(words[::2], words[1::2], strict=False):
         if flag not in flags:
             raise UsageError(f"the manifest was encoded with {flag}, which is no option of this version",
                              hint="encode it again, or name its recipe")
-        one = flags[str(flag)]
-        found[one.name] = one.kind(str(value)) if one.kind in (int, float, Path) else str(value)
-    return found
+        option = flags[str(flag)]
+        values[option.name] = option.kind(str(value)) if option.kind in (int, float, Path) else str(value)
+    return values
 
 
-def choices_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def choices_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Maps values by parameter name to values by recipe key; None means not given. Raises `UsageError`."""
     return {BY_NAME[name].key: None if value is None else _parsed(BY_NAME[name], value)
-            for name, value in given.items()}
+            for name, value in values.items()}
 
 
-def _parsed(one: RecipeOption, value: Any) -> Any:
-    return value if one.parse is None else one.parse(value)
+def _parsed(option: RecipeOption, value: Any) -> Any:
+    return value if option.parse is None else option.parse(value)

@@ -27,7 +27,7 @@ from prep.images.decode import read_header
 from prep.images.formats.parts import BadPicture
 from prep.images.header import PictureHeader
 from prep.progress import Tick
-from prep.recipe.layout import REPEATED, FoundMasks, Place, find_masks, places_in
+from prep.recipe.layout import REPEATED, FoundMasks, SourcePlace, find_masks, places_in
 from prep.sources.item import Item
 from prep.sources.readers import readers
 from prep.sources.table_files import KINDS
@@ -65,7 +65,7 @@ class SampledFiles:
     several: int = 0  # captions with several lines
     wildcards: int = 0
     tags: int = 0  # captions that look like tags
-    kept: int = 0  # captions with |||
+    separated: int = 0  # captions with |||
     triggers: int = 0  # captions with [trigger]
 
 
@@ -73,7 +73,7 @@ class SampledFiles:
 class SourceOverview:
     """The contents of one place."""
 
-    place: Place
+    place: SourcePlace
     pictures: int
     captions: dict[str, int]  # by origin: ".txt", ".caption", ".json", "table"
     missing: int  # pictures without a caption
@@ -94,13 +94,13 @@ class SourceOverview:
     @property
     def mask_folders(self) -> tuple[Path, ...]:
         """Its mask directories, each once."""
-        found = (one.folder for one in (self.masks, *(one.masks for one in self.folders)))
-        return tuple(dict.fromkeys(one for one in found if one is not None))
+        folders = (match.folder for match in (self.masks, *(folder.masks for folder in self.folders)))
+        return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
 
     @property
     def masked(self) -> int:
         """Pictures that have a mask."""
-        return self.sidecars + self.masks.count + sum(one.masks.count for one in self.folders)
+        return self.sidecars + self.masks.count + sum(folder.masks.count for folder in self.folders)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,99 +111,99 @@ class Overview:
 
     def total(self, name: str) -> int:
         """A count, summed over the places."""
-        return sum(getattr(one, name) for one in self.parts)
+        return sum(getattr(part, name) for part in self.parts)
 
     @property
     def captions(self) -> dict[str, int]:
         """Number of captions by origin."""
-        return dict(sum((Counter(one.captions) for one in self.parts), Counter()))
+        return dict(sum((Counter(part.captions) for part in self.parts), Counter()))
 
     @property
     def folders(self) -> tuple[RepeatFolder, ...]:
         """All directories named N_class."""
-        return tuple(folder for one in self.parts for folder in one.folders)
+        return tuple(folder for part in self.parts for folder in part.folders)
 
     @property
     def mask_folders(self) -> tuple[Path, ...]:
         """All mask directories, each once."""
-        return tuple(dict.fromkeys(folder for one in self.parts for folder in one.mask_folders))
+        return tuple(dict.fromkeys(folder for part in self.parts for folder in part.mask_folders))
 
     @property
     def unread(self) -> tuple[Finding, ...]:
         """Tables, tars and directories that cannot be read."""
-        return tuple(finding for one in self.parts for finding in one.unread)
+        return tuple(finding for part in self.parts for finding in part.unread)
 
     @property
     def opened(self) -> SampledFiles:
         """Counts from the opened files of all places."""
         whole = SampledFiles()
-        for one in self.parts:
+        for part in self.parts:
             for name in SampledFiles.__dataclass_fields__:
-                setattr(whole, name, getattr(whole, name) + getattr(one.opened, name))
+                setattr(whole, name, getattr(whole, name) + getattr(part.opened, name))
         return whole
 
 
 def overview_of(sources: Sequence[Path], *, jobs: int, tick: Tick = lambda _: None) -> Overview:
     """The contents of the given sources: directories, tars, or a kohya project. Raises `PathError`."""
-    return Overview(parts=tuple(_overview(one, jobs, tick) for one in places_in(sources)))
+    return Overview(parts=tuple(_overview(place, jobs, tick) for place in places_in(sources)))
 
 
-def _overview(place: Place, jobs: int, tick: Tick) -> SourceOverview:
+def _overview(place: SourcePlace, jobs: int, tick: Tick) -> SourceOverview:
     path = place.path
     with readers() as workers:
         items, unread = _walked(path, None, workers)
-        table = None if is_tars(path) or not any(_bare(one) for one in items) else _table_of(path, items, workers)
+        table = None if is_tars(path) or not any(_bare(item) for item in items) else _table_of(path, items, workers)
         if table is not None:
             items, unread = _walked(path, table, workers)
     if not items:
         _raise_empty(path, unread)
     named = {} if is_tars(path) else _by_folder(items)
     places = {name: _masks_for(path / name, inside, name, place) for name, inside in named.items()}
-    rest = [one for one in items if one.name.partition("/")[0] not in named]
+    rest = [item for item in items if item.name.partition("/")[0] not in named]
     whole = _masks_for(path, rest, "", place)
     mine = _below(path, [whole, *places.values()])
-    items = [one for one in items if not one.name.startswith(mine)]
-    bare = [one for one in items if _bare(one)]
+    items = [item for item in items if not item.name.startswith(mine)]
+    bare = [item for item in items if _bare(item)]
     folders = tuple(_folders(items, places))
     return SourceOverview(place=place, pictures=len(items),
-                          captions=dict(Counter(_kind(one) for one in items if not _bare(one))),
-                          missing=len(bare), sidecars=sum(one.mask is not None for one in items), masks=whole,
-                          spoken=sum(_speaks(one.name) for one in bare), folders=folders,
-                          outside=len(items) - sum(one.pictures for one in folders),
+                          captions=dict(Counter(_kind(item) for item in items if not _bare(item))),
+                          missing=len(bare), sidecars=sum(item.mask is not None for item in items), masks=whole,
+                          spoken=sum(_speaks(item.name) for item in bare), folders=folders,
+                          outside=len(items) - sum(folder.pictures for folder in folders),
                           table=None if table is None else table.absolute(), opened=_open(items, jobs, tick),
                           unread=tuple(unread))
 
 
 def _by_folder(items: Iterable[Item]) -> dict[str, list[Item]]:
     """The items in directories named N_class directly in the source."""
-    found: dict[str, list[Item]] = {}
-    for one in items:
-        top, slash, _ = one.name.partition("/")
+    folders: dict[str, list[Item]] = {}
+    for item in items:
+        top, slash, _ = item.name.partition("/")
         if slash and REPEATED.fullmatch(top):
-            found.setdefault(top, []).append(one)
-    return found
+            folders.setdefault(top, []).append(item)
+    return folders
 
 
-def _masks_for(root: Path, items: Sequence[Item], name: str, place: Place) -> FoundMasks:
+def _masks_for(root: Path, items: Sequence[Item], name: str, place: SourcePlace) -> FoundMasks:
     """The mask directory for the items in `root`, called `name` in the place; none if masks lie beside pictures."""
-    if not items or any(one.mask is not None for one in items):
+    if not items or any(item.mask is not None for item in items):
         return FoundMasks()
     start = f"{name}/" if name else ""
-    return find_masks(root, [replace(one, name=one.name.removeprefix(start)) for one in items], place)
+    return find_masks(root, [replace(item, name=item.name.removeprefix(start)) for item in items], place)
 
 
 def _below(path: Path, masks: Iterable[FoundMasks]) -> tuple[str, ...]:
     """Name prefixes of the mask directories inside the source."""
     root = path.absolute()
-    folders = (one.folder for one in masks if one.folder is not None and one.folder.is_relative_to(root))
-    return tuple(f"{one.relative_to(root).as_posix()}/" for one in folders)
+    folders = (match.folder for match in masks if match.folder is not None and match.folder.is_relative_to(root))
+    return tuple(f"{folder.relative_to(root).as_posix()}/" for folder in folders)
 
 
 def _walked(path: Path, table: Path | None, workers: WorkerPool) -> tuple[list[Item], list[Finding]]:
     """The pictures in a source, and its errors."""
-    found = list(walk_source(path, source=0, masks="sidecar", table=table, workers=workers))
-    return ([one for one in found if isinstance(one, Item)],
-            [one for one in found if isinstance(one, Finding) and one.severity == "error"])
+    entries = list(walk_source(path, source=0, masks="sidecar", table=table, workers=workers))
+    return ([entry for entry in entries if isinstance(entry, Item)],
+            [entry for entry in entries if isinstance(entry, Finding) and entry.severity == "error"])
 
 
 def _raise_empty(path: Path, unread: Sequence[Finding]) -> NoReturn:
@@ -239,8 +239,8 @@ def _folders(items: Iterable[Item], masks: Mapping[str, FoundMasks]) -> Iterator
 
 def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | None:
     """The file directly in `root` with captions for more than half of the pictures that have none."""
-    stems = {stem_of(one.name) for one in items}
-    bare = [one.name for one in items if _bare(one)]
+    stems = {stem_of(item.name) for item in items}
+    bare = [item.name for item in items if _bare(item)]
     best: tuple[int, Path | None] = (len(bare) // 2, None)
     for path in sorted(root.iterdir()):
         side = path.suffix.lower() not in KINDS or path.name in TABLES or path.name.startswith(".")
@@ -249,7 +249,7 @@ def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | 
         table = Tables(root=root, workers=workers)
         table.add(Blob(file=str(path)), "", path.name)
         fits = sum(1 for name in bare if (row := table.find(name)) is not None and row.captions)
-        best = max(best, (fits, path), key=lambda one: one[0])
+        best = max(best, (fits, path), key=lambda candidate: candidate[0])
     return best[1]
 
 
@@ -295,7 +295,7 @@ def _count(lines: Sequence[str], opened: SampledFiles) -> None:
     opened.empty += not lines
     opened.several += len(lines) > 1
     opened.wildcards += has_wildcards(text)
-    opened.kept += _SEPARATOR in text
+    opened.separated += _SEPARATOR in text
     opened.triggers += TRIGGER in text
     parts = [part.split() for part in text.split(",")]
     opened.tags += len(lines) == 1 and len(parts) >= TAGS and sum(map(len, parts)) <= WORDS * len(parts)

@@ -48,8 +48,8 @@ class PromptSettings:
 
     def as_document(self) -> dict[str, int | str]:
         """The settings for a manifest: only those that are set, guidance as a decimal string."""
-        found = {name: getattr(self, name) for name in ("width", "height", "seed", "steps", "guidance")}
-        return {name: f"{value:.10g}" if name == "guidance" else value for name, value in found.items()
+        values = {name: getattr(self, name) for name in ("width", "height", "seed", "steps", "guidance")}
+        return {name: f"{value:.10g}" if name == "guidance" else value for name, value in values.items()
                 if value is not None}
 
     @classmethod
@@ -153,12 +153,12 @@ def _number(name: str, value: str, where: str, echo: bool) -> int | float:
     low, high, unit = (*GUIDANCE, 0) if name == "l" else _NUMBERS[name][1:]
     kind = "number" if name == "l" else "whole number"
     pattern = r"[0-9]{1,10}(\.[0-9]{1,10})?" if name == "l" else "[0-9]{1,16}"
-    found = (float(value) if name == "l" else int(value)) if re.fullmatch(pattern, value, re.ASCII) else -1
-    if not low <= found <= high or (unit > 1 and found % unit):
+    number = (float(value) if name == "l" else int(value)) if re.fullmatch(pattern, value, re.ASCII) else -1
+    if not low <= number <= high or (unit > 1 and number % unit):
         seen = f"is {value[:BRIEF]!r}" if echo else "has an invalid value"
         steps = f" in multiples of {unit}" if unit > 1 else ""
         raise ConfigError(f"{where}: --{name} {seen}, expected a {kind} from {low} to {high}{steps}")
-    return found
+    return number
 
 
 def _unknown(mark: str, where: str, echo: bool) -> ConfigError:

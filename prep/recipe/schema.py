@@ -154,19 +154,19 @@ class Recipe:
     notes: tuple[str, ...] = ()  # what was decided without being asked, for the user
 
     def mask_of(self, source: int) -> MaskFrom:
-        """Where the masks of a source come from."""
+        """The origin of a source's masks."""
         own = self.sources[source].mask
         return self.mask if own is None else own
 
-    def settle_masks(self, found: bool) -> Recipe:
-        """The recipe with "auto" replaced by "sidecar" if masks were `found`, else by "none"."""
-        kind: MaskFrom = "sidecar" if found else "none"
-        return replace(self, mask=kind if self.mask == "auto" else self.mask,
-                       sources=tuple(replace(one, mask=kind) if one.mask == "auto" else one for one in self.sources))
+    def settle_masks(self, exist: bool) -> Recipe:
+        """The recipe with "auto" replaced by "sidecar" if masks `exist`, else by "none"."""
+        kind: MaskFrom = "sidecar" if exist else "none"
+        sources = tuple(replace(source, mask=kind) if source.mask == "auto" else source for source in self.sources)
+        return replace(self, mask=kind if self.mask == "auto" else self.mask, sources=sources)
 
     @property
     def mask_origin(self) -> Literal["none", "alpha", "file"]:
-        """Where mask rows come from: the pictures' transparency, or mask files ("auto" counts as files)."""
+        """The origin of mask rows: the pictures' transparency, or mask files ("auto" counts as files)."""
         kinds = {self.mask_of(number) for number in range(len(self.sources))}
         return "alpha" if "alpha" in kinds else "none" if kinds == {"none"} else "file"
 

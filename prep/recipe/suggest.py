@@ -29,7 +29,7 @@ MOST_HELD_OUT = 64  # pictures, whatever the fraction: as many as a validation l
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Suggestion:
+class RecipeSuggestion:
     """A recipe with the comments that explain it."""
 
     recipe: Recipe
@@ -37,10 +37,10 @@ class Suggestion:
     shown: tuple[str, ...]
 
 
-def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "dataset.toml") -> Suggestion:
+def suggest(seen: Overview, *, model: str = "", named: str = "", name: str = "dataset.toml") -> RecipeSuggestion:
     """The recipe for the `seen` contents and for `model`, a directory or a Hub id; "" for none.
 
-    `given` are the sources as the user named them, `name` is the recipe's name. Raises `ModelError` for a directory
+    `named` are the sources as the user named them, `name` is the recipe's name. Raises `ModelError` for a directory
     without a known model.
     """
     family = _family(model)
@@ -48,11 +48,11 @@ def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "da
     sources, source_says = _sources(seen)
     caption, caption_says = _caption(seen)
     mask, sources = _shared_mask(seen, sources)
-    pictures = sum(one.pictures for one in seen.parts if one.place.role == "train")
+    pictures = sum(part.pictures for part in seen.parts if part.place.role == "train")
     fraction = _fraction(pictures)
     recipe = Recipe(sources=tuple(sources), image=image, caption=caption, mask=mask,
                     validation=fraction, model=ModelOptions(path=model))
-    remarks = [Comment(at="", text=text) for text in _top(seen, given, name)]
+    remarks = [Comment(at="", text=text) for text in _top(seen, named, name)]
     if not model:
         remarks.append(Comment(at="model", text='no model given: set path = "models/sd15" or a Hub id here, or use '
                                "prep encode --model"))
@@ -61,11 +61,11 @@ def suggest(seen: Overview, *, model: str = "", given: str = "", name: str = "da
         remarks.append(Comment(at="validation.fraction", text=f"about {max(1, round(fraction * pictures))} of "
                                f"{pictures} pictures, held out for validation"))
     also = (name for name, says in (("image.alpha", seen.opened.alpha), ("caption.lines", seen.opened.several)) if says)
-    return Suggestion(recipe=recipe, remarks=tuple(remarks), shown=(*SHOWN, *also))
+    return RecipeSuggestion(recipe=recipe, remarks=tuple(remarks), shown=(*SHOWN, *also))
 
 
 def _fraction(pictures: int) -> float:
-    """How much of the pictures is held out."""
+    """The fraction of the pictures that is held out."""
     usual = next((fraction for most, fraction in _FRACTIONS if pictures < most), 0.05)
     return min(usual, float(f"{MOST_HELD_OUT / max(pictures, 1):.2g}"))
 
@@ -80,12 +80,12 @@ def _family(model: str) -> Family | None:
     return None
 
 
-def _top(seen: Overview, given: str, name: str) -> Iterator[str]:
+def _top(seen: Overview, named: str, name: str) -> Iterator[str]:
     opened, pictures = seen.opened, seen.total("pictures")
-    yield f"Written by prep init from {given}: {pictures} pictures."
+    yield f"Written by prep init from {named}: {pictures} pictures."
     yield f"prep scan {name} lists their problems; prep bucket {name} shows what training would see."
-    if left := [name for one in seen.parts for name in one.place.left]:
-        yield f"Not read, though they hold pictures: {join_names(left, 8)}."
+    if siblings := [name for part in seen.parts for name in part.place.siblings]:
+        yield f"Not read, though they hold pictures: {join_names(siblings, 8)}."
     if opened.count < pictures:
         yield f"Sizes and captions were read from {opened.count} of them, evenly spread."
     if opened.unreadable:
@@ -99,7 +99,7 @@ def _image(seen: Overview, family: Family | None) -> tuple[ImageOptions, list[Co
         return ImageOptions(), [Comment(at="image", text="no picture could be read, so these are the defaults")]
     areas = sorted(opened.sizes, key=lambda size: size[0] * size[1])
     enough = isqrt(areas[len(areas) // 5][0] * areas[len(areas) // 5][1])
-    side = max((one for one in RESOLUTIONS if one <= min(enough, most)), default=RESOLUTIONS[0])
+    side = max((resolution for resolution in RESOLUTIONS if resolution <= min(enough, most)), default=RESOLUTIONS[0])
     step = 16 if side < SMALL else 0  # 0: the family's
     below = sum(width * height < side * side for width, height in opened.sizes)
     smallest, middle, largest = (format_size(areas[at]) for at in (0, len(areas) // 2, -1))
@@ -156,25 +156,26 @@ def _add_sources(part: SourceOverview, caption: CaptionOptions, sources: list[So
         sources.append(Source(path=path, repeats=min(folder.repeats, MOST_REPEATS), role=role, mask=folder.masks.folder,
                               exclude=_inside(path, part.mask_folders),
                               caption=replace(caption, missing="constant", constant=folder.words)))
-    if part.outside or all(one.repeats < 1 for one in part.folders):
+    if part.outside or all(folder.repeats < 1 for folder in part.folders):
         remarks.append(Comment(at=f"source[{len(sources)}]", text=f"{part.outside} pictures in no such directory"))
-        names = tuple(f"{_literal(one.name)}/**" for one in part.folders)
+        names = tuple(f"{_literal(folder.name)}/**" for folder in part.folders)
         sources.append(Source(path=part.path, role=role, mask=part.masks.folder,
                               exclude=(*names, *_inside(part.path, part.mask_folders))))
 
 
 def _inside(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
     """Globs that exclude the mask directories in a source, whose files are not pictures."""
-    return tuple(f"{_literal(one.relative_to(root).as_posix())}/**" for one in folders if one.is_relative_to(root))
+    inner = (folder.relative_to(root) for folder in folders if folder.is_relative_to(root))
+    return tuple(f"{_literal(folder.as_posix())}/**" for folder in inner)
 
 
 def _shared_mask(seen: Overview, sources: Sequence[Source]) -> tuple[MaskFrom, list[Source]]:
     """The recipe's [mask] if all sources agree, and the sources without it; else "auto" and the sources as they are."""
-    found = {one.mask for one in sources}
-    if len(found) > 1:
+    masks = {source.mask for source in sources}
+    if len(masks) > 1:
         return "auto", list(sources)
     shared = sources[0].mask or ("sidecar" if seen.total("sidecars") else "auto")
-    return shared, [replace(one, mask=None) for one in sources]
+    return shared, [replace(source, mask=None) for source in sources]
 
 
 def _of_folder(folder: RepeatFolder, number: int) -> Comment:
@@ -214,7 +215,7 @@ def _caption(seen: Overview) -> tuple[CaptionOptions, list[Comment]]:
             (opened.several, "with several lines", 'each line is a caption; alternatives: "first", "join"'),
             (opened.wildcards, "with {a|b}", "wildcards = true makes captions from the choices"),
             (opened.tags, "that look like tags", "shuffle = true, keep_tokens = 1 shuffles all but the first"),
-            (opened.kept, "with |||", "with shuffle = true, tags before it keep their place"),
+            (opened.separated, "with |||", "with shuffle = true, tags before it keep their place"),
             (opened.triggers, "with [trigger]", 'trigger = "WORD" puts WORD there')):
         if count:
             says.append(f"captions {kind}: {count} ({what})")

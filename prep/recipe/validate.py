@@ -1,4 +1,4 @@
-"""Checks what depends on several settings of a recipe, or on what is there."""
+"""Checks the settings of a recipe that depend on each other, or on files and models that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_FOCUS = ("image.crop is 'focus' and there are no masks, expected masks to foc
 
 
 def validate_recipe(recipe: Recipe) -> Recipe:
-    """`recipe` itself. Raises `Unparsed` for values that contradict each other, or name nothing."""
+    """Returns `recipe` itself. Raises `Unparsed` for values that contradict each other, or name nothing that exists."""
     _check_image(recipe.image)
     if recipe.model.family:
         _check_family(recipe.model.family)

@@ -33,8 +33,8 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
 
     Raises `PathError` for a path that is not UTF-8.
     """
-    writer = _Writer(base=base, remarks=remarks, shown=shown)
-    said = [*writer.comments(""), ""] if any(not one.at for one in remarks) else []
+    writer = _RecipeWriter(base=base, remarks=remarks, shown=shown)
+    said = [*writer.comments(""), ""] if any(not remark.at for remark in remarks) else []
     lines = [*said, *writer.section("model", _changed(recipe.model, shown, "model")),
              *writer.section("image", _changed(recipe.image, shown, "image")),
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
@@ -59,41 +59,41 @@ def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
 def _changed(record: Any, shown: Collection[str], section: str) -> dict[str, Any]:
     """The fields of a record that differ from their defaults, or are in `shown`."""
     default = type(record)()
-    return {one.name: getattr(record, one.name) for one in fields(record)
-            if getattr(record, one.name) != getattr(default, one.name) or f"{section}.{one.name}" in shown}
+    return {field.name: getattr(record, field.name) for field in fields(record)
+            if getattr(record, field.name) != getattr(default, field.name) or f"{section}.{field.name}" in shown}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Writer:
+class _RecipeWriter:
     base: Path
     remarks: Sequence[Comment]
     shown: Collection[str]
 
     def section(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
         """A section with its comments; nothing if it has neither keys nor comments."""
-        if not keys and not any(one.at == name or one.at.startswith(f"{name}.") for one in self.remarks):
+        if not keys and not any(remark.at == name or remark.at.startswith(f"{name}.") for remark in self.remarks):
             return
         yield f"[{name}]"
         yield from self._body(name, keys)
 
     def source(self, number: int, source: Source, caption: CaptionOptions) -> Iterator[str]:
         """One `[[source]]`, with those keys of its `[caption]` that differ from the recipe's `caption`."""
-        keys = {one.name: getattr(source, one.name) for one in fields(source)}
-        default = {one.name: one.default for one in fields(source)}
+        keys = {field.name: getattr(source, field.name) for field in fields(source)}
+        default = {field.name: field.default for field in fields(source)}
         here = f"source[{number}]"
-        given = {name: value for name, value in keys.items() if name == "path" or value != default[name]
-                 or f"{here}.{name}" in self.shown}
+        values = {name: value for name, value in keys.items() if name == "path" or value != default[name]
+                  or f"{here}.{name}" in self.shown}
         if source.caption is not None:
-            given["caption"] = {one.name: getattr(source.caption, one.name) for one in fields(caption)
-                                if getattr(source.caption, one.name) != getattr(caption, one.name)}
+            values["caption"] = {field.name: getattr(source.caption, field.name) for field in fields(caption)
+                                 if getattr(source.caption, field.name) != getattr(caption, field.name)}
         yield "[[source]]"
-        yield from self._body(here, given)
+        yield from self._body(here, values)
 
     def comments(self, at: str) -> Iterator[str]:
         """The remarks for one place as lines."""
-        for one in self.remarks:
-            if one.at == at:
-                yield from comment_lines(one.text)
+        for remark in self.remarks:
+            if remark.at == at:
+                yield from comment_lines(remark.text)
 
     def _body(self, name: str, keys: Mapping[str, Any]) -> Iterator[str]:
         yield from self.comments(name)
@@ -107,7 +107,7 @@ class _Writer:
             if not fits:
                 yield from comment_lines(means)
             yield f"{line:<27} # {means}" if means and fits else line
-        for at in dict.fromkeys(one.at for one in self.remarks if one.at.startswith(f"{name}.")):
+        for at in dict.fromkeys(remark.at for remark in self.remarks if remark.at.startswith(f"{name}.")):
             if at not in known:
                 yield from self.comments(at)
         yield ""
@@ -123,9 +123,9 @@ class _Writer:
         if isinstance(value, bool):
             return "true" if value else "false"
         if isinstance(value, tuple | list):
-            return f"[{', '.join(self._spelled(one, key) for one in value)}]"
+            return f"[{', '.join(self._spelled(item, key) for item in value)}]"
         if isinstance(value, dict):
-            inner = (f"{name} = {self._spelled(one, f'{key}.{name}')}" for name, one in value.items())
+            inner = (f"{name} = {self._spelled(item, f'{key}.{name}')}" for name, item in value.items())
             return "{" + ", ".join(inner) + "}"
         return repr(value)  # integers and floats, which TOML spells as Python does
 
@@ -139,29 +139,29 @@ def comment_lines(text: str) -> Iterator[str]:
 
 def quoted(text: str) -> str:
     """`text` as a TOML string on one line. Raises `PathError` for bytes that are not UTF-8."""
-    return '"' + "".join(_escaped(one) for one in text) + '"'
+    return '"' + "".join(_escaped(character) for character in text) + '"'
 
 
-def _escaped(one: str) -> str:
-    if one in ('"', "\\"):
-        return f"\\{one}"
-    if 0xD800 <= ord(one) < 0xE000:
-        raise PathError(f"a name has the byte {ord(one) & 0xff:02x}, which is not UTF-8, so a recipe cannot contain it",
-                        hint="rename the file or directory")
-    if one.isprintable():
-        return one
-    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"
+def _escaped(character: str) -> str:
+    if character in ('"', "\\"):
+        return f"\\{character}"
+    if 0xD800 <= ord(character) < 0xE000:
+        raise PathError(f"a name has the byte {ord(character) & 0xff:02x}, which is not UTF-8, so a recipe cannot "
+                        "contain it", hint="rename the file or directory")
+    if character.isprintable():
+        return character
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
 
 def relative_to(path: Path, base: Path) -> str:
     """`path` relative to `base`, for a recipe there; absolute if the two have only the root in common."""
     if path.is_relative_to(base):
         return path.relative_to(base).as_posix()
-    here, there = os.path.realpath(base), os.path.abspath(path)  # noqa: PTH100  # keep links in the path
+    here, target = os.path.realpath(base), os.path.abspath(path)  # noqa: PTH100  # keep links in the path
     try:
-        shared = os.path.commonpath([here, there])
+        shared = os.path.commonpath([here, target])
     except ValueError:  # other drives
-        return Path(there).as_posix()
+        return Path(target).as_posix()
     if len(Path(shared).parts) < 2:
-        return Path(there).as_posix()
-    return Path(os.path.relpath(there, here)).as_posix()
+        return Path(target).as_posix()
+    return Path(os.path.relpath(target, here)).as_posix()

@@ -116,7 +116,7 @@ def assumed_recipe(family: str, choices: Mapping[str, Any]) -> Recipe:
     with tempfile.TemporaryDirectory() as empty:
         recipe = load_recipe(Path(empty), choices={"model.family": family, "image.upscale": "allow",
                                                    "image.resolution": FAMILIES[family].resolution, **choices})
-    recipe = replace(recipe, sources=(Source(path=Path("pictures")),)).settle_masks(found=False)
+    recipe = replace(recipe, sources=(Source(path=Path("pictures")),)).settle_masks(exist=False)
     return replace(recipe, image=replace(recipe.image, min_bucket=1))  # of many pictures no bucket has few
 
 

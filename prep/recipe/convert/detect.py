@@ -12,7 +12,7 @@ from prep.errors import ConfigError, PathError
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
-from prep.recipe.convert.draft import Converted
+from prep.recipe.convert.draft import ConvertedRecipe
 
 MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has less than a hundredth
 MOST_SOURCES = 10_000
@@ -21,7 +21,7 @@ KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset
          "with 'instance_data_dir')")
 
 
-def convert(path: Path) -> Converted:
+def convert(path: Path) -> ConvertedRecipe:
     """Converts the file at `path` to a recipe with notes. Raises `PathError`, `ConfigError`."""
     try:
         return _converted(_read(path, regular=False), path.absolute().parent)
@@ -39,7 +39,7 @@ def _read(path: Path, *, regular: bool = True) -> Any:
         raise PathError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _converted(document: Any, base: Path) -> Converted:
+def _converted(document: Any, base: Path) -> ConvertedRecipe:
     if isinstance(document, dict) and isinstance(document.get("datasets"), list):
         return kohya.convert(document, base)
     if isinstance(document, dict) and "source" in document:
@@ -48,12 +48,12 @@ def _converted(document: Any, base: Path) -> Converted:
         return onetrainer_training.convert(document, base, _read)
     if isinstance(document, dict) and kohya_training.is_training(document):
         return kohya_training.convert(document, base, _read)
-    tables = [one for one in document if isinstance(one, dict)] if isinstance(document, list) else []
+    tables = [entry for entry in document if isinstance(entry, dict)] if isinstance(document, list) else []
     if len(tables) > MOST_SOURCES:
         raise Unparsed(f"it lists {len(tables)} sources, expected at most {MOST_SOURCES}")
-    if any({"instance_data_dir", "dataset_type"} & one.keys() for one in tables):
+    if any({"instance_data_dir", "dataset_type"} & table.keys() for table in tables):
         return simpletuner.convert(document, base)
-    if any("path" in one for one in tables):
+    if any("path" in table for table in tables):
         return onetrainer.convert(document, base)
     raise Unparsed(f"it is not in a format that can be converted, expected {KNOWN}")
 
@@ -80,8 +80,8 @@ _TOML = re.compile(r"""^[ \t]*(\[\[?[\w ."'-]+\]\]?[ \t]*(#.*)?$|[\w."'-]+[ \t]*
 def _once(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise Unparsed(f"the key {brief(next(one for one in names if names.count(one) > 1))} occurs twice in a table")
+        keys = [key for key, _ in pairs]
+        raise Unparsed(f"the key {brief(next(key for key in keys if keys.count(key) > 1))} occurs twice in a table")
     return table
 
 

@@ -36,7 +36,7 @@ _OF_SOURCES = ("repeats", "weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Converted:
+class ConvertedRecipe:
     """A recipe made from another tool's file."""
 
     tool: str
@@ -48,7 +48,7 @@ class Converted:
     @property
     def remarks(self) -> list[Comment]:
         """The notes as comments for the recipe."""
-        return [Comment(at=one.at, text=one.text) for one in self.notes]
+        return [Comment(at=note.at, text=note.text) for note in self.notes]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class Draft:
     def note(self, key: str, value: Any, said: str, at: str) -> None:
         """Adds a note, once for each key and value."""
         value_shown = shown(key, value)
-        if all((one.key, one.value, one.said) != (key, value_shown, said) for one in self.notes):
+        if all((note.key, note.value, note.said) != (key, value_shown, said) for note in self.notes):
             self.notes.append(ConversionNote(key=key, value=value_shown, said=said, at=at))
 
     def place(self, text: str, key: str) -> Path:
@@ -84,10 +84,10 @@ class Draft:
         `Unparsed`."""
         if "\0" in text or not text:
             raise Unparsed(f"{key} is {brief(text)}, expected a path")
-        found = self.existing(text)
-        if found is None:
+        path = self.existing(text)
+        if path is None:
             self.note(key, text, "this path does not exist", self.here)
-        return found or self.base / text
+        return path or self.base / text
 
     def existing(self, text: str) -> Path | None:
         """The path in the file's directory, the current directory, or the parent of the file's directory, if it exists.
@@ -95,54 +95,55 @@ class Draft:
         Tools resolve paths against the directory they are started in; files often lie below it (`config/x.json`).
         """
         spelled = [Path(text), Path(text.replace("\\", "/"))]
-        options = (base / one for one in spelled for base in (self.base, Path.cwd(), self.base.parent))
-        return next((one for one in options if _exists(one)), None)
+        options = (base / spelling for spelling in spelled for base in (self.base, Path.cwd(), self.base.parent))
+        return next((path for path in options if _exists(path)), None)
 
-    def finish(self) -> Converted:
+    def finish(self) -> ConvertedRecipe:
         """The recipe, with shared settings of all sources in its sections. Raises `Unparsed` if there is no source."""
         self._fit()
         self._join_resolutions()
         if not self.sources:
             why = f": {self.notes[0].text}" if self.notes else ""
             raise Unparsed(f"it has no source that can be converted{why}")
-        captions = [one.caption or CaptionOptions() for one in self.sources]
+        captions = [source.caption or CaptionOptions() for source in self.sources]
         caption = CaptionOptions(**{name: getattr(captions[0], name) for name in CaptionOptions.__dataclass_fields__
-                                    if len({getattr(one, name) for one in captions}) == 1})
+                                    if len({getattr(choice, name) for choice in captions}) == 1})
         masks = self._masks()
-        mask = masks[0] if masks[0] is not None and all(one == masks[0] for one in masks) else "auto"
+        mask = masks[0] if masks[0] is not None and all(other == masks[0] for other in masks) else "auto"
         recipe = Recipe(
-            sources=tuple(replace(one, caption=None if own == caption else own,
+            sources=tuple(replace(source, caption=None if own == caption else own,
                                   mask=None if (where or "auto") == mask else where)
-                          for one, own, where in zip(self.sources, captions, masks, strict=True)),
+                          for source, own, where in zip(self.sources, captions, masks, strict=True)),
             image=self._image(), caption=caption, mask=mask, validation=self.validation)
-        return Converted(tool=self.tool, recipe=recipe, notes=tuple(self.notes))
+        return ConvertedRecipe(tool=self.tool, recipe=recipe, notes=tuple(self.notes))
 
     def _fit(self) -> None:
         """Replaces numbers that a recipe does not take by the nearest that it does, each with a note."""
         self.images = [(where, self._fit_image(where, image)) for where, image in self.images]
-        for number, one in enumerate(self.sources):
+        for number, source in enumerate(self.sources):
             where, at = self.images[number][0], f"source[{number}]"
-            own = self._nearest(one, "source", _OF_SOURCES, where, at)
-            caption = one.caption and replace(
-                one.caption, **self._nearest(one.caption, "caption", _OF_CAPTIONS, where, at))
-            self.sources[number] = replace(one, caption=caption, **own)
+            own = self._nearest(source, "source", _OF_SOURCES, where, at)
+            caption = source.caption and replace(
+                source.caption, **self._nearest(source.caption, "caption", _OF_CAPTIONS, where, at))
+            self.sources[number] = replace(source, caption=caption, **own)
         self.validation = self.within("validation", self.validation, SETTINGS["validation.fraction"].bounds,
                                       "validation")
 
     def _fit_image(self, where: str, image: ImageOptions) -> ImageOptions:
         image = replace(image, **self._nearest(image, "image", _OF_IMAGES, where, "image"))
         bounds = (image.step or 8, MOST_RESOLUTION)
-        sides = tuple(sorted({self.within(f"{where}: resolution", one, bounds, "image") for one in image.resolutions}))
+        sides = tuple(sorted({self.within(f"{where}: resolution", side, bounds, "image")
+                              for side in image.resolutions}))
         upscale = image.upscale if isinstance(image.upscale, str) else self.within(
             f"{where}: upscale", image.upscale, ENLARGED, "image")
         return replace(image, resolution=sides[0] if len(sides) == 1 else sides, upscale=upscale)
 
     def _nearest(self, record: Any, section: str, names: Iterable[str], where: str, at: str) -> dict[str, Any]:
         """The numbers of `record` with these names, within the section's bounds; defaults as they are."""
-        found = {name: getattr(record, name) for name in names}
+        values = {name: getattr(record, name) for name in names}
         return {name: value if value == SETTINGS[f"{section}.{name}"].default else
                 self.within(f"{where}: {name}", value, SETTINGS[f"{section}.{name}"].bounds, at)
-                for name, value in found.items()}
+                for name, value in values.items()}
 
     def within(self, key: str, value: Number, bounds: tuple[float, float], at: str) -> Number:
         """`value`, or the nearest number within `bounds`, with a note."""
@@ -159,12 +160,13 @@ class Draft:
         for number, (_, image) in enumerate(self.images):
             groups.setdefault(image.resolution, []).append(number)
         (first, *others) = list(groups.values()) or [[]]
-        alike = all([self._at_any(one) for one in other] == [self._at_any(one) for one in first] for other in others)
+        alike = all(list(map(self._at_any, other)) == list(map(self._at_any, first)) for other in others)
         if not others or not alike or self.images[0][1].buckets == "list":
             return
-        sides = tuple(sorted(side for one in groups for side in ([one] if isinstance(one, int) else one)))
+        sides = tuple(sorted(side for resolution in groups
+                             for side in ([resolution] if isinstance(resolution, int) else resolution)))
         place = {f"source[{number}]": f"source[{at}]" for group in groups.values() for at, number in enumerate(group)}
-        self.notes = [replace(one, at=place.get(one.at, one.at)) for one in self.notes]
+        self.notes = [replace(note, at=place.get(note.at, note.at)) for note in self.notes]
         self.sources = [self.sources[number] for number in first]
         self.images = [(self.images[number][0], replace(self.images[number][1], resolution=sides)) for number in first]
 
@@ -192,14 +194,14 @@ class Draft:
 
     def _masks(self) -> list[MaskFrom | None]:
         """The masks of the sources; alpha is removed, with a note, if others use files: a recipe has one kind."""
-        masks = [one.mask for one in self.sources]
-        if "alpha" in masks and any(one not in (None, "none", "alpha") for one in masks):
-            for number, one in enumerate(masks):
-                if one == "alpha":
+        masks = [source.mask for source in self.sources]
+        if "alpha" in masks and any(mask not in (None, "none", "alpha") for mask in masks):
+            for number, mask in enumerate(masks):
+                if mask == "alpha":
                     self.note(f"{self.sources[number].path.name}: alpha as mask", None,
                               "a recipe's masks are all alpha or all files; make another recipe for this source",
                               f"source[{number}]")
-            masks = [None if one == "alpha" else one for one in masks]
+            masks = [None if mask == "alpha" else mask for mask in masks]
         return masks
 
 
@@ -209,7 +211,7 @@ class Layer:
 
     table: Mapping[str, Any]
     where: str  # "" or "datasets[0]"
-    asked: set[str] = field(default_factory=set)
+    keys_read: set[str] = field(default_factory=set)
 
     def key(self, name: str) -> str:
         """A key with its place in the file."""
@@ -217,7 +219,7 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ToolConfig:
     """Layered settings, the most specific first; null counts as not given."""
 
     draft: Draft
@@ -229,37 +231,37 @@ class Asked:
 
     def get(self, name: str, kind: type[T], default: T) -> T:
         """The most specific value, which must be of type `kind`. Raises `Unparsed`."""
-        found = self.any(name)
-        return default if found is None else expect(found, kind, self.key(name))
+        value = self.any(name)
+        return default if value is None else expect(value, kind, self.key(name))
 
     def any(self, name: str) -> Any:
         """The most specific value, of any type; None if no layer has one."""
         for layer in self.layers:
-            layer.asked.add(name)
+            layer.keys_read.add(name)
         return next((layer.table[name] for layer in self.layers if layer.table.get(name) is not None), None)
 
     def key(self, name: str) -> str:
         """The key, prefixed by the place of the layer that has it."""
-        layer = next((one for one in self.layers if one.table.get(name) is not None), self.layers[0])
+        layer = next((layer for layer in self.layers if layer.table.get(name) is not None), self.layers[0])
         return layer.key(name)
 
-    def told(self, name: str, said: str, *, at: str | None = None) -> None:
+    def note(self, name: str, said: str, *, at: str | None = None) -> None:
         """Adds a note on a setting if it is given and not off."""
         value = self.any(name)
         if value not in OFF:
             self.draft.note(self.key(name), value, said, self._at(name) if at is None else at)
 
-    def all_told(self, names: Mapping[str, str]) -> None:
+    def note_all(self, names: Mapping[str, str]) -> None:
         """Adds notes on several settings, each if it is given and not off."""
         for name, said in names.items():
-            self.told(name, said)
+            self.note(name, said)
 
-    def left(self, known: Mapping[str, str] | None = None, *, at: str | None = None) -> None:
+    def note_unread(self, known: Mapping[str, str] | None = None, *, at: str | None = None) -> None:
         """Adds notes on all keys that were not read; `known` maps some of them to their notes."""
         for layer in self.layers:
             for name in layer.table:
-                if name not in layer.asked:
-                    self.told(name, (known or {}).get(name, UNKNOWN), at=at)
+                if name not in layer.keys_read:
+                    self.note(name, (known or {}).get(name, UNKNOWN), at=at)
 
     def _at(self, name: str) -> str:
         """The place of a note: the source for its own setting, the top of the recipe for a shared one."""

@@ -20,7 +20,7 @@ from prep.captions.options import CaptionOptions
 from prep.formatting import format_size
 from prep.geometry import Size
 from prep.parse import Unparsed, brief, expect, list_of
-from prep.recipe.convert.draft import BALANCED, CUTS, FLAT, VIEWS, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import BALANCED, CUTS, FLAT, VIEWS, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
@@ -47,7 +47,7 @@ _KINDS = (".txt", ".caption")
 CELL = 8  # pixels of a latent cell's side; sd-scripts cuts a picture to whole cells
 
 
-def convert(document: Mapping[str, Any], base: Path) -> Converted:
+def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     """The recipe for a dataset file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="kohya", base=base)
     fill(draft, document, Layer(table={}, where=""))
@@ -60,139 +60,141 @@ def fill(draft: Draft, document: Mapping[str, Any], args: Layer) -> None:
     splits: list[tuple[str, float]] = []
     for number, table in enumerate(list_of(document["datasets"], _table, "datasets")):
         layer = Layer(table={**table, "subsets": None}, where=f"datasets[{number}]")
-        asked = Asked(draft=draft, layers=[layer, general, args])
-        before, image = len(draft.sources), _image(asked)
+        config = ToolConfig(draft=draft, layers=[layer, general, args])
+        before, image = len(draft.sources), _image(config)
         for place, subset in enumerate(list_of(table.get("subsets", []), _table, f"{layer.where}.subsets")):
             inner = Layer(table=subset, where=f"{layer.where}.subsets[{place}]")
-            _subset(Asked(draft=draft, layers=[inner, layer, general, args]), inner, image)
+            _subset(ToolConfig(draft=draft, layers=[inner, layer, general, args]), inner, image)
         if len(draft.sources) > before:
-            splits.append((asked.key("validation_split"), asked.get("validation_split", float, 0.0)))
-        asked.any("subsets")
-        Asked(draft=draft, layers=[layer]).left(_DATASET, at="")
+            splits.append((config.key("validation_split"), config.get("validation_split", float, 0.0)))
+        config.any("subsets")
+        ToolConfig(draft=draft, layers=[layer]).note_unread(_DATASET, at="")
     _validation(draft, splits)
-    Asked(draft=draft, layers=[general]).left({**_LEFT, **_DATASET}, at="")
-    whole = Layer(table=document, where="", asked={"general", "datasets"})
-    Asked(draft=draft, layers=[whole]).left(at="")
+    ToolConfig(draft=draft, layers=[general]).note_unread({**_LEFT, **_DATASET}, at="")
+    whole = Layer(table=document, where="", keys_read={"general", "datasets"})
+    ToolConfig(draft=draft, layers=[whole]).note_unread(at="")
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
     return expect(value, dict, where)
 
 
-def _subset(asked: Asked, own: Layer, image: ImageOptions) -> None:
+def _subset(config: ToolConfig, own: Layer, image: ImageOptions) -> None:
     """Adds the source of a subset; `image` are the image options of its dataset."""
-    draft = asked.draft
-    repeats = asked.get("num_repeats", int, 1)
+    draft = config.draft
+    repeats = config.get("num_repeats", int, 1)
     if repeats < 1:
         draft.note(own.where, own.table.get("image_dir"), f"skipped: num_repeats is {repeats}", "")
         return
-    tabled = asked.has("metadata_file")
-    if not asked.has("image_dir"):
+    tabled = config.has("metadata_file")
+    if not config.has("image_dir"):
         raise Unparsed(f"{own.where} has no image_dir, expected one: a source is a directory")
-    path = draft.place(asked.get("image_dir", str, ""), asked.key("image_dir"))
-    table = draft.place(asked.get("metadata_file", str, ""), asked.key("metadata_file")) if tabled else None
+    path = draft.place(config.get("image_dir", str, ""), config.key("image_dir"))
+    table = draft.place(config.get("metadata_file", str, ""), config.key("metadata_file")) if tabled else None
     if tabled:
-        asked.told("metadata_file", "a NAME.txt beside a picture takes precedence over the table; "
-                   "pictures with neither are skipped")
-    caption = _caption(asked, tabled)
-    mask = _mask(asked)
-    role: Role = "prior" if asked.get("is_reg", bool, False) else "train"
-    asked.told("is_reg", f'role = "prior": {BALANCED}, as in sd-scripts; prior_loss_weight is the weight of the source')
-    crop, flip = asked.get("random_crop", bool, False), asked.get("flip_aug", bool, False)
-    draft.dropouts.append(asked.get("caption_dropout_rate", float, 0.0))
-    asked.all_told({name: said for name, said in _LEFT.items() if name != "caption_dropout_rate" or not draft.trains})
-    Asked(draft=draft, layers=[own]).left()
+        config.note("metadata_file", "a NAME.txt beside a picture takes precedence over the table; "
+                    "pictures with neither are skipped")
+    caption = _caption(config, tabled)
+    mask = _mask(config)
+    role: Role = "prior" if config.get("is_reg", bool, False) else "train"
+    config.note("is_reg", f'role = "prior": {BALANCED}, as in sd-scripts; prior_loss_weight is the weight of the '
+                "source")
+    crop, flip = config.get("random_crop", bool, False), config.get("flip_aug", bool, False)
+    draft.dropouts.append(config.get("caption_dropout_rate", float, 0.0))
+    config.note_all({name: said for name, said in _LEFT.items() if name != "caption_dropout_rate" or not draft.trains})
+    ToolConfig(draft=draft, layers=[own]).note_unread()
     draft.images.append((own.where, replace(image, crop="random" if crop else "centre", views=VIEWS if crop else 1,
                                             flip="both" if flip else "none")))
     draft.sources.append(Source(path=path, repeats=repeats, role=role, table=table, mask=mask, caption=caption,
                                 exclude=() if tabled else FLAT))
 
 
-def _caption(asked: Asked, tabled: bool) -> CaptionOptions:
-    extension = asked.get("caption_extension", str, "")
+def _caption(config: ToolConfig, tabled: bool) -> CaptionOptions:
+    extension = config.get("caption_extension", str, "")
     if extension == ".caption":
-        asked.told("caption_extension", "NAME.caption is read where there is no NAME.txt")
+        config.note("caption_extension", "NAME.caption is read where there is no NAME.txt")
     elif extension not in ("", *_KINDS):
-        asked.told("caption_extension", f"captions are {' or '.join(_KINDS)}; rename the files")
-    wildcards, shuffle = asked.get("enable_wildcard", bool, False), asked.get("shuffle_caption", bool, False)
-    dropout = asked.get("caption_tag_dropout_rate", float, 0.0)
-    prefix, suffix = asked.get("caption_prefix", str, ""), asked.get("caption_suffix", str, "")
+        config.note("caption_extension", f"captions are {' or '.join(_KINDS)}; rename the files")
+    wildcards, shuffle = config.get("enable_wildcard", bool, False), config.get("shuffle_caption", bool, False)
+    dropout = config.get("caption_tag_dropout_rate", float, 0.0)
+    prefix, suffix = config.get("caption_prefix", str, ""), config.get("caption_suffix", str, "")
     for name in ("shuffle_caption", "caption_tag_dropout_rate"):
-        asked.told(name, _DRAWN)
-    asked.told("enable_wildcard", _DRAWN)
+        config.note(name, _DRAWN)
+    config.note("enable_wildcard", _DRAWN)
     if shuffle or dropout:
         for name in ("caption_prefix", "caption_suffix"):
-            asked.told(name, "it keeps its place; sd-scripts shuffles its tags with the others")
-    named = asked.get("class_tokens", str, "")
+            config.note(name, "it keeps its place; sd-scripts shuffles its tags with the others")
+    named = config.get("class_tokens", str, "")
     missing = "reject" if tabled else "constant" if named else "stop"
     if tabled:
-        asked.told("class_tokens", "not used with a metadata_file")
+        config.note("class_tokens", "not used with a metadata_file")
     return CaptionOptions(
         missing=missing, constant=named if missing == "constant" else "", lines="all" if wildcards else "first",
         wildcards=wildcards, shuffle=shuffle, dropout=dropout, prefix=prefix, suffix=suffix,
-        separator=asked.get("caption_separator", str, ",") or ",", keep_tokens=asked.get("keep_tokens", int, 0),
-        keep_separator=asked.get("keep_tokens_separator", str, ""), together=asked.get("secondary_separator", str, ""))
+        separator=config.get("caption_separator", str, ",") or ",", keep_tokens=config.get("keep_tokens", int, 0),
+        keep_separator=config.get("keep_tokens_separator", str, ""),
+        together=config.get("secondary_separator", str, ""))
 
 
-def _mask(asked: Asked) -> MaskFrom | None:
-    alpha = asked.get("alpha_mask", bool, False)
-    if not asked.has("conditioning_data_dir"):
+def _mask(config: ToolConfig) -> MaskFrom | None:
+    alpha = config.get("alpha_mask", bool, False)
+    if not config.has("conditioning_data_dir"):
         return "alpha" if alpha else None
-    path = asked.draft.place(asked.get("conditioning_data_dir", str, ""), asked.key("conditioning_data_dir"))
-    asked.told("conditioning_data_dir", "read as masks; pictures for a ControlNet have no counterpart" if path.is_dir()
-               else "no masks are read: it is not a directory")
+    path = config.draft.place(config.get("conditioning_data_dir", str, ""), config.key("conditioning_data_dir"))
+    config.note("conditioning_data_dir", "read as masks; pictures for a ControlNet have no counterpart" if path.is_dir()
+                else "no masks are read: it is not a directory")
     if alpha:
-        asked.told("alpha_mask", "the masks of conditioning_data_dir are used instead")
+        config.note("alpha_mask", "the masks of conditioning_data_dir are used instead")
     return path if path.is_dir() else None  # a recipe may only name an existing mask directory
 
 
-def _image(asked: Asked) -> ImageOptions:
+def _image(config: ToolConfig) -> ImageOptions:
     """The image options: one size without buckets. With bucket_no_upscale, sd-scripts ignores bucket limits."""
-    if asked.draft.trains:
-        asked.draft.batches += [one for one in [asked.get("batch_size", int, 0)] if one > 0]
+    if config.draft.trains:
+        config.draft.batches += [count for count in [config.get("batch_size", int, 0)] if count > 0]
     else:
-        asked.told("batch_size", f"{_TRAIN} batch_size", at="")
-    sides = _resolution(asked)
-    resolution, step = isqrt(sides[0] * sides[1]), asked.get("bucket_reso_steps", int, 64)
-    bucketed, small = asked.get("enable_bucket", bool, False), asked.get("bucket_no_upscale", bool, False)
-    least, most = asked.get("min_bucket_reso", int, 256), asked.get("max_bucket_reso", int, 1024)
+        config.note("batch_size", f"{_TRAIN} batch_size", at="")
+    sides = _resolution(config)
+    resolution, step = isqrt(sides[0] * sides[1]), config.get("bucket_reso_steps", int, 64)
+    bucketed, small = config.get("enable_bucket", bool, False), config.get("bucket_no_upscale", bool, False)
+    least, most = config.get("min_bucket_reso", int, 256), config.get("max_bucket_reso", int, 1024)
     if not bucketed:
         for name in ("bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"):
-            asked.told(name, "no effect without enable_bucket", at="image")
-        return _one_size(asked, sides)
+            config.note(name, "no effect without enable_bucket", at="image")
+        return _one_size(config, sides)
     if sides[0] != sides[1]:
-        asked.told("resolution", "a bucket's area is about the square of one number", at="image")
+        config.note("resolution", "a bucket's area is about the square of one number", at="image")
     if small:
-        asked.told("bucket_no_upscale", "a picture gets the nearest bucket that it fills; sd-scripts cuts each to a "
-                   "bucket of its own shape, in multiples of bucket_reso_steps", at="image")
+        config.note("bucket_no_upscale", "a picture gets the nearest bucket that it fills; sd-scripts cuts each to a "
+                    "bucket of its own shape, in multiples of bucket_reso_steps", at="image")
         for name in ("min_bucket_reso", "max_bucket_reso"):
-            asked.told(name, "sd-scripts ignores it with bucket_no_upscale", at="image")
+            config.note(name, "sd-scripts ignores it with bucket_no_upscale", at="image")
         return ImageOptions(resolution=resolution, step=step)
     return ImageOptions(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
 
 
-def _one_size(asked: Asked, sides: Size) -> ImageOptions:
+def _one_size(config: ToolConfig, sides: Size) -> ImageOptions:
     """Options that bring every picture to one size, enlarging smaller ones; sides are multiples of a latent cell's."""
     if sides[0] == sides[1]:
         return ImageOptions(resolution=sides[0], buckets="single", upscale="allow")
-    width, height = (min(max(CELL, one // CELL * CELL), MOST_SIDE) for one in sides)
+    width, height = (min(max(CELL, side // CELL * CELL), MOST_SIDE) for side in sides)
     if (width, height) != sides:
-        asked.told("resolution", f"sides are multiples of {CELL} pixels, up to {MOST_SIDE}; "
-                   f"{format_size((width, height))} is written", at="image")
+        config.note("resolution", f"sides are multiples of {CELL} pixels, up to {MOST_SIDE}; "
+                    f"{format_size((width, height))} is written", at="image")
     return ImageOptions(resolution=isqrt(width * height), buckets="list", sizes=(format_size((width, height)),),
                         step=gcd(64, width, height), upscale="allow")
 
 
-def _resolution(asked: Asked) -> Size:
-    value, key = asked.any("resolution"), asked.key("resolution")
+def _resolution(config: ToolConfig) -> Size:
+    value, key = config.any("resolution"), config.key("resolution")
     if value is None:
-        asked.draft.note(key, None, "not in the file: sd-scripts reads it from --resolution; 512 is written", "image")
+        config.draft.note(key, None, "not in the file: sd-scripts reads it from --resolution; 512 is written", "image")
         return 512, 512
     if isinstance(value, str) and re.fullmatch(r"\d{1,6}(,\d{1,6})?", value.replace(" ", "")):  # from a command line
-        value = [int(one) for one in value.split(",")]
+        value = [int(word) for word in value.split(",")]
         value = value[0] if len(value) == 1 else value
     alone = isinstance(value, int) and not isinstance(value, bool)
-    sides = [value, value] if alone else list_of(value, lambda one, at: expect(one, int, at), key)
+    sides = [value, value] if alone else list_of(value, lambda side, at: expect(side, int, at), key)
     if len(sides) != 2 or min(sides) < 1:
         raise Unparsed(f"{key} is {brief(value)}, expected one or two whole numbers")
     return sides[0], sides[1]
@@ -202,6 +204,6 @@ def _validation(draft: Draft, splits: list[tuple[str, float]]) -> None:
     """Sets one validation fraction for all pictures: the largest of `splits`."""
     if not splits or not any(split for _, split in splits):
         return
-    key, draft.validation = max(splits, key=lambda one: one[1])
+    key, draft.validation = max(splits, key=lambda split: split[1])
     draft.note(key, draft.validation, "pictures are chosen by the digest of their bytes, from all sources",
                "validation")

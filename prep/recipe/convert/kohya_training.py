@@ -15,7 +15,7 @@ from typing import Any
 
 from prep.parse import Unparsed
 from prep.recipe.convert import kohya
-from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.convert.settings.kohya_adapters import put_method
 from prep.recipe.convert.settings.kohya_family import DEFAULTS, PREFIXES, is_gui
 from prep.recipe.convert.settings.kohya_noise import put_noise
@@ -69,7 +69,7 @@ def is_training(document: Mapping[str, Any]) -> bool:
     return any(name in _flat(document) for name in MARKS)
 
 
-def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> Converted:
+def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> ConvertedRecipe:
     """The recipe and training settings for a configuration in the directory `base`; `read` reads other files.
 
     Raises `Unparsed`, and what `read` raises.
@@ -77,26 +77,28 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     table = _sd_scripts(_flat(document))
     layer = Layer(table=table, where="")
     draft = Draft(tool="kohya", base=base, trains=True)
-    asked = Asked(draft=draft, layers=[layer])
+    config = ToolConfig(draft=draft, layers=[layer])
     args = {name: _plain(name, value) for name, value in table.items() if name != "batch_size"}
-    kohya.fill(draft, _dataset(asked, read), Layer(table=args, where="", asked=layer.asked))
-    layer.asked.discard("batch_size")  # asked of a dataset file; here it is of the GUI's preparation of latents
+    kohya.fill(draft, _dataset(config, read), Layer(table=args, where="", keys_read=layer.keys_read))
+    layer.keys_read.discard("batch_size")  # read for a dataset file; here it is of the GUI's preparation of latents
     training = Training()
-    _batches(asked, training)
-    put_optimizer(asked, training)
-    put_schedule(asked, training)
-    put_method(asked, training)
-    put_noise(asked, training)
-    _rest(asked, training)
+    _batches(config, training)
+    put_optimizer(config, training)
+    put_schedule(config, training)
+    put_method(config, training)
+    put_noise(config, training)
+    _rest(config, training)
     training.settle()
-    weight = number_of(asked.any("prior_loss_weight"))
+    weight = number_of(config.any("prior_loss_weight"))
     if weight is not None:
-        draft.sources = [replace(one, weight=weight) if one.role == "prior" else one for one in draft.sources]
-    model = replace(_model(asked, training), **text_of(asked, training))
-    prompts, text = prompts_for(asked, training, read)
+        draft.sources = [replace(source, weight=weight) if source.role == "prior" else source
+                         for source in draft.sources]
+    model = replace(_model(config, training), **text_of(config, training))
+    prompts, text = prompts_for(config, training, read)
     _others(layer, training)
-    found = draft.finish()
-    return replace(found, training=training, recipe=replace(found.recipe, model=model, prompts=prompts), prompts=text)
+    converted = draft.finish()
+    recipe = replace(converted.recipe, model=model, prompts=prompts)
+    return replace(converted, training=training, recipe=recipe, prompts=text)
 
 
 def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,9 +130,9 @@ def _plain(name: str, value: Any) -> Any:
     return int(number) if name in _WHOLE and number == int(number) else number
 
 
-def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
+def _dataset(config: ToolConfig, read: Callable[[Path], Any]) -> Mapping[str, Any]:
     """The dataset file that the configuration names, or a document built from its directories."""
-    draft, named = asked.draft, asked.any("dataset_config")
+    draft, named = config.draft, config.any("dataset_config")
     if isinstance(named, str) and named:
         document = read(draft.place(named, "dataset_config"))
         if not isinstance(document, dict) or not isinstance(document.get("datasets"), list):
@@ -138,9 +140,9 @@ def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
         return document
     subsets: list[dict[str, Any]] = []
     for key, is_reg in (("train_data_dir", False), ("reg_data_dir", True)):
-        place = asked.any(key)
+        place = config.any(key)
         if isinstance(place, str) and place:
-            subsets += _subsets(draft.place(place, key), is_reg, asked.any("in_json"))
+            subsets += _subsets(draft.place(place, key), is_reg, config.any("in_json"))
     if not subsets:
         raise Unparsed("it has no dataset, expected dataset_config or train_data_dir")
     return {"datasets": [{"subsets": subsets}]}
@@ -149,66 +151,66 @@ def _dataset(asked: Asked, read: Callable[[Path], Any]) -> Mapping[str, Any]:
 def _subsets(root: Path, is_reg: bool, table: Any) -> list[dict[str, Any]]:
     """Subsets for directories named N_class, as sd-scripts reads them; if there are none, the directory itself."""
     shared = {"is_reg": is_reg} if is_reg else {"metadata_file": table} if isinstance(table, str) and table else {}
-    inner = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
-    found = [(one, match) for one in inner if (match := REPEATED.fullmatch(one.name))]
-    if not found or "metadata_file" in shared:
+    inner = sorted(folder for folder in root.iterdir() if folder.is_dir()) if root.is_dir() else []
+    numbered = [(folder, match) for folder in inner if (match := REPEATED.fullmatch(folder.name))]
+    if not numbered or "metadata_file" in shared:
         return [{"image_dir": str(root), **shared}]
-    return [{"image_dir": str(one), "num_repeats": int(match[1]), "class_tokens": match[2], **shared}
-            for one, match in found]
+    return [{"image_dir": str(folder), "num_repeats": int(match[1]), "class_tokens": match[2], **shared}
+            for folder, match in numbered]
 
 
-def _batches(asked: Asked, training: Training) -> None:
-    draft = asked.draft
-    count = draft.batches[0] if draft.batches else int(number_of(asked.any("train_batch_size")) or 1)
+def _batches(config: ToolConfig, training: Training) -> None:
+    draft = config.draft
+    count = draft.batches[0] if draft.batches else int(number_of(config.any("train_batch_size")) or 1)
     if len(set(draft.batches)) > 1:
         training.note("datasets.batch_size", draft.batches, f"one batch size for all samples; {count} is written")
-    more = int(number_of(asked.any("gradient_accumulation_steps")) or 1)
+    more = int(number_of(config.any("gradient_accumulation_steps")) or 1)
     training.put("batch_size", count * more, "train_batch_size")
     if more > 1 and "batch_size" in training.settings:
         training.put("micro_batch", count, "train_batch_size")
-    epochs, steps = number_of(asked.any("max_train_epochs")), number_of(asked.any("max_train_steps"))
-    of_gui = number_of(asked.any("epoch"))  # sd-scripts has no such setting: its GUI computes the steps from it
+    epochs, steps = number_of(config.any("max_train_epochs")), number_of(config.any("max_train_steps"))
+    of_gui = number_of(config.any("epoch"))  # sd-scripts has no such setting: its GUI computes the steps from it
     if epochs:
         training.put("epochs", int(epochs), "max_train_epochs")
     elif of_gui and not steps:
         training.put("epochs", int(of_gui), "epoch")
     else:
         training.put("steps", int(steps or _STEPS), "max_train_steps")
-    rates = [one for one in draft.dropouts if one]
+    rates = [rate for rate in draft.dropouts if rate]
     if rates:
         training.put_nearest("caption_dropout", max(rates), "caption_dropout_rate")
         if len(set(draft.dropouts)) > 1:
             training.note("caption_dropout_rate", None, "one rate for all samples; the largest is written")
 
 
-def _rest(asked: Asked, training: Training) -> None:
+def _rest(config: ToolConfig, training: Training) -> None:
     for name, (setting, kind) in _NUMBERS.items():
-        value = number_of(asked.any(name))
+        value = number_of(config.any(name))
         if value is not None:
             (training.put if name == "seed" else training.put_nearest)(setting, kind(value), name)
-    put_times(asked, training)
-    precision = str(asked.any("mixed_precision") or "no").lower()
+    put_times(config, training)
+    precision = str(config.any("mixed_precision") or "no").lower()
     known = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
     training.put("precision", known.get(precision, "auto"), "mixed_precision")
     if precision not in known:
         training.note("mixed_precision", precision, "no counterpart; auto uses bf16 if the device supports it")
-    if asked.any("gradient_checkpointing"):
+    if config.any("gradient_checkpointing"):
         training.put("gradient_checkpointing", True, "gradient_checkpointing")
-    if asked.any("fp8_base") and training.settings.get("method") == "lora":
+    if config.any("fp8_base") and training.settings.get("method") == "lora":
         training.put("quantization", "fp8", "fp8_base")
-    alpha = any(one.mask == "alpha" for one in asked.draft.sources)  # sd-scripts then needs no masked_loss
-    if asked.any("masked_loss") or asked.any("alpha_mask") or alpha:
+    alpha = any(source.mask == "alpha" for source in config.draft.sources)  # sd-scripts then needs no masked_loss
+    if config.any("masked_loss") or config.any("alpha_mask") or alpha:
         training.put("loss.masked", True, "masked_loss")
         training.put("loss.unmasked_weight", 0.0, "masked_loss")
     else:
         training.put("loss.masked", False, "masked_loss")  # although there may be masks
 
 
-def _model(asked: Asked, training: Training) -> ModelOptions:
-    named = asked.any("pretrained_model_name_or_path")
+def _model(config: ToolConfig, training: Training) -> ModelOptions:
+    named = config.any("pretrained_model_name_or_path")
     if not isinstance(named, str) or not named:
         return ModelOptions()
-    local = [one for one in (asked.draft.base / named, Path(named)) if one.is_dir()]
+    local = [path for path in (config.draft.base / named, Path(named)) if path.is_dir()]
     if local:
         return ModelOptions(path=str(local[0].absolute()))
     return model_of(named, "pretrained_model_name_or_path", training)
@@ -216,8 +218,8 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
 
 def _others(layer: Layer, training: Training) -> None:
     """Adds notes on settings that were not read: one for each known setting, and one that names all others."""
-    left = [name for name, value in layer.table.items() if name not in layer.asked | _QUIET and value not in OFF]
-    for name in left:
+    unread = [name for name, value in layer.table.items() if name not in layer.keys_read | _QUIET and value not in OFF]
+    for name in unread:
         if name in _WORDS:
             training.note(name, layer.table[name], _WORDS[name])
-    training.note_others({name: layer.table[name] for name in left if name not in _WORDS})
+    training.note_others({name: layer.table[name] for name in unread if name not in _WORDS})

@@ -29,8 +29,8 @@ _TOLERANCE = 0.01  # of a source's share of an epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
-    """How often another tool shows the pictures of a source in an epoch."""
+class Frequency:
+    """The number of times that another tool shows the pictures of a source in an epoch."""
 
     key: str  # of the setting, with its place in the file
     times: float  # each picture; below 1: not all of them
@@ -49,24 +49,25 @@ def count_pictures(source: Source) -> int:
         return 0
 
 
-def is_never(one: Shown, source: Source) -> bool:
+def is_never(frequency: Frequency, source: Source) -> bool:
     """Whether an epoch has no sample of a source: a part of its pictures that is less than one of them."""
-    if one.samples is not None or one.times < _LEAST:
-        return not (one.samples or 0) > 0
-    return one.times < 1 and 0 < count_pictures(source) * one.times < 1
+    if frequency.samples is not None or frequency.times < _LEAST:
+        return not (frequency.samples or 0) > 0
+    return frequency.times < 1 and 0 < count_pictures(source) * frequency.times < 1
 
 
-def put_repeats(draft: Draft, shown: Sequence[Shown]) -> None:
+def put_repeats(draft: Draft, shown: Sequence[Frequency]) -> None:
     """Sets the repeats of the draft's sources to whole numbers in the proportions of `shown`, and how many of the other
     tool's epochs one epoch here is, `draft.longer`."""
-    drawn = [number for number, one in enumerate(draft.sources) if one.role == "train"]
-    priors = [number for number, one in enumerate(draft.sources) if one.role == "prior"]
+    drawn = [number for number, source in enumerate(draft.sources) if source.role == "train"]
+    priors = [number for number, source in enumerate(draft.sources) if source.role == "prior"]
     sides = len(draft.chosen_image().resolutions)
     whole = all(shown[number].samples is None and shown[number].times == int(shown[number].times) for number in drawn)
     if whole and sides == 1 and not priors:
-        draft.sources = [replace(one, repeats=int(own.times)) for one, own in zip(draft.sources, shown, strict=True)]
+        draft.sources = [replace(source, repeats=int(frequency.times))
+                         for source, frequency in zip(draft.sources, shown, strict=True)]
         return
-    counts = [count_pictures(one) for one in draft.sources]
+    counts = [count_pictures(source) for source in draft.sources]
     times = {number: _times(shown[number], counts[number]) for number in drawn}
     more = _multiplier(list(times.values()))
     theirs, ours = dict[int, int](), dict[int, int]()
@@ -77,8 +78,8 @@ def put_repeats(draft: Draft, shown: Sequence[Shown]) -> None:
     total = sum(ours.values())
     ours |= dict.fromkeys(priors, total // max(1, len(priors)))  # which are shown as often as the rest, in all
     for number in ours:
-        one = shown[number]
-        theirs[number] = floor(counts[number] * one.times) if one.samples is None else one.samples
+        frequency = shown[number]
+        theirs[number] = floor(counts[number] * frequency.times) if frequency.samples is None else frequency.samples
     draft.longer = Fraction(more).limit_denominator(_MOST_TIMES) * sides
     if total and all(counts[number] for number in ours) and sum(theirs.values()):
         draft.epoch = sum(theirs.values())
@@ -87,9 +88,9 @@ def put_repeats(draft: Draft, shown: Sequence[Shown]) -> None:
         _note_share(draft, number, shown[number], theirs[number], Fraction(ours[number], max(1, sum(ours.values()))))
 
 
-def _times(one: Shown, count: int) -> float:
+def _times(frequency: Frequency, count: int) -> float:
     """How often each of `count` pictures is shown; once, if samples are counted and pictures cannot be."""
-    return one.times if one.samples is None else one.samples / count if count else 1.0
+    return frequency.times if frequency.samples is None else frequency.samples / count if count else 1.0
 
 
 def _multiplier(times: Sequence[float]) -> float:
@@ -97,18 +98,19 @@ def _multiplier(times: Sequence[float]) -> float:
     least = min(times, default=1.0)
 
     def fits(more: float) -> bool:
-        return all(abs(round(one * more) - one * more) <= _TOLERANCE * one * more for one in times)
+        return all(abs(round(count * more) - count * more) <= _TOLERANCE * count * more for count in times)
 
     whole = range(max(1, ceil((1 - _TOLERANCE) / least)), _MOST_TIMES)
     return next((float(more) for more in whole if fits(more)), max(1.0, 1 / least))
 
 
-def _note_share(draft: Draft, number: int, one: Shown, samples: int, share: Fraction) -> None:
-    """Notes what becomes of a source that is not shown a whole number of times, or not as often as there."""
-    source, value = draft.sources[number], one.times if one.samples is None else f"{one.samples} samples"
+def _note_share(draft: Draft, number: int, frequency: Frequency, samples: int, share: Fraction) -> None:
+    """Adds a note on a source that is not shown a whole number of times, or not as often as there."""
+    source, samples_shown = draft.sources[number], frequency.samples
+    value = frequency.times if samples_shown is None else f"{samples_shown} samples"
     theirs = Fraction(samples, draft.epoch) if draft.epoch else share
     alike = abs(theirs - share) <= _TOLERANCE * theirs
-    if alike and one.samples is None and source.role == "train" and one.times == source.repeats:
+    if alike and frequency.samples is None and source.role == "train" and frequency.times == source.repeats:
         return
     if not draft.epoch:
         said = "repeats are whole numbers, and pictures could not be counted"
@@ -117,11 +119,11 @@ def _note_share(draft: Draft, number: int, one: Shown, samples: int, share: Frac
     else:
         said = (f"{float(share):.3g} of the samples of an epoch, {float(theirs):.3g} there; fewer files, or an "
                 "exclude, make it less")
-    draft.note(one.key, value, f"repeats = {source.repeats} is written: {said}", f"source[{number}]")
+    draft.note(frequency.key, value, f"repeats = {source.repeats} is written: {said}", f"source[{number}]")
 
 
 def keep_length(draft: Draft, training: Training, batch: int) -> None:
-    """Changes the epochs of the settings, which are the other tool's, to what is as long here.
+    """Changes the settings' epochs, which are the other tool's, to the same length here.
 
     `batch`: samples of a step. Without the number of pictures the epochs stay, with a note.
     """
@@ -138,8 +140,8 @@ def keep_length(draft: Draft, training: Training, batch: int) -> None:
             training.settings[name] = _spelled(name, fewer.numerator)
         else:
             said = f"{counted(steps, 'step')}, as many as there, in place of {counted(count, 'epoch')}"
-            training.settings = {"steps" if one == name == "epochs" else one: steps if one == name else other
-                                 for one, other in training.settings.items()}
+            training.settings = {"steps" if key == name == "epochs" else key: steps if key == name else other
+                                 for key, other in training.settings.items()}
         training.note(training.keys.get(name, name), count, f"an epoch here shows {float(draft.longer):.4g} times as "
                       f"many samples as one there: {said}")
 

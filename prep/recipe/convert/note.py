@@ -32,6 +32,6 @@ class ConversionNote:
         """The note on one line, with control characters escaped."""
         said = self.said
         if self.several:
-            told = (f"{name} = {value}" if value else name for name, value in self.several)
-            said = f"no counterpart: {', '.join(told)}"
+            parts = (f"{name} = {value}" if value else name for name, value in self.several)
+            said = f"no counterpart: {', '.join(parts)}"
         return printable(f"{self.key}{' = ' if self.value else ''}{self.value}: {said}")

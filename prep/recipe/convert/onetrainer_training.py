@@ -15,7 +15,7 @@ from typing import Any
 from prep.errors import PathError
 from prep.parse import Unparsed, brief
 from prep.recipe.convert import onetrainer
-from prep.recipe.convert.draft import OFF, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import OFF, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.convert.length import keep_length
 from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.settings.onetrainer_adapters import put_method
@@ -43,7 +43,7 @@ _SILENT = {"__version", "concept_file_name", "concepts", "model_type", "base_mod
            *(f"text_encoder_{number}" for number in (2, 3, 4))}
 
 
-def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> Converted:
+def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]) -> ConvertedRecipe:
     """The recipe and training settings for a configuration in the directory `base`; `read` reads the concepts' file.
 
     Raises `Unparsed`, and what `read` raises.
@@ -51,58 +51,58 @@ def convert(document: Mapping[str, Any], base: Path, read: Callable[[Path], Any]
     draft = Draft(tool="onetrainer", base=base, trains=True)
     table = _current(document)
     layer = Layer(table=table, where="")
-    asked = Asked(draft=draft, layers=[layer])
-    onetrainer.fill(draft, _concepts(asked, read), _image(asked))
+    config = ToolConfig(draft=draft, layers=[layer])
+    onetrainer.fill(draft, _concepts(config, read), _image(config))
     training = Training()
-    put_method(asked, training)
-    put_batches(asked, training)
-    put_optimizer(asked, training)
-    put_schedule(asked, training)
-    put_loss(asked, training)
-    put_errors(asked, training)
-    put_draws(asked, training)
-    _parts(asked, training)
-    put_times(asked, training)
+    put_method(config, training)
+    put_batches(config, training)
+    put_optimizer(config, training)
+    put_schedule(config, training)
+    put_loss(config, training)
+    put_errors(config, training)
+    put_draws(config, training)
+    _parts(config, training)
+    put_times(config, training)
     training.settle()
-    keep_length(draft, training, batch_of(asked))
-    model = replace(_model(asked, training), **_text(asked, training))
-    prompts = _prompts(asked, read)
-    known = layer.asked | _SILENT
+    keep_length(draft, training, batch_of(config))
+    model = replace(_model(config, training), **_text(config, training))
+    prompts = _prompts(config, read)
+    known = layer.keys_read | _SILENT
     training.note_others({name: value for name, value in table.items()
                           if name not in known and value not in (*OFF, "NONE")})
-    found = draft.finish()
-    return replace(found, training=training, recipe=replace(found.recipe, model=model), prompts=prompts)
+    converted = draft.finish()
+    return replace(converted, training=training, recipe=replace(converted.recipe, model=model), prompts=prompts)
 
 
 def _current(document: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the names of OneTrainer's newest version, as it reads older ones itself."""
-    given, table = document.get("__version"), dict(document)
-    version = given if type(given) is int else 0
+    declared, table = document.get("__version"), dict(document)
+    version = declared if type(declared) is int else 0
     for name, (new, last) in _RENAMED.items():
         if name in table and new not in table and version <= last:
             table[new] = table.pop(name)
     if version <= 2 and "loss_weight_fn" not in table and number_of(table.get("min_snr_gamma")):
         table |= {"loss_weight_fn": "MIN_SNR_GAMMA", "loss_weight_strength": table.pop("min_snr_gamma")}
-    if type(given) is int and version <= 3:  # it had one distribution besides the uniform one
+    if type(declared) is int and version <= 3:  # it had one distribution besides the uniform one
         table["timestep_distribution"] = "SIGMOID" if number_of(table.get("noising_weight")) else "UNIFORM"
-    if "prior" in table and version <= 8 and ("transformer" not in table or type(given) is int):
+    if "prior" in table and version <= 8 and ("transformer" not in table or type(declared) is int):
         table["transformer"] = table["prior"]
     return table
 
 
-def _parts(asked: Asked, training: Training) -> None:
+def _parts(config: ToolConfig, training: Training) -> None:
     """Notes on parts of the model that OneTrainer trains, or reads from elsewhere, and converts caption dropout."""
-    name = denoiser_of(asked)
-    if part_of(asked, name).get("train") is False:
+    name = denoiser_of(config)
+    if part_of(config, name).get("train") is False:
         training.note(f"{name}.train", False, "here the denoiser is always trained")
-    if own := part_of(asked, name).get("model_name"):
+    if own := part_of(config, name).get("model_name"):
         training.note(f"{name}.model_name", own, "the whole model is that of [model] path: no counterpart")
-    count = next((number for start, number in _ENCODERS.items() if model_type(asked).startswith(start)), 1)
+    count = next((number for start, number in _ENCODERS.items() if model_type(config).startswith(start)), 1)
     names = ["text_encoder", *(f"text_encoder_{number}" for number in range(2, count + 1))]
     for name in names:
-        if part_of(asked, name).get("train", True) not in (False, None):
+        if part_of(config, name).get("train", True) not in (False, None):
             training.note(f"{name}.train", None, "text encoders are never trained: no counterpart")
-    rates = [number_of(part_of(asked, name).get("dropout_probability")) or 0.0 for name in names]
+    rates = [number_of(part_of(config, name).get("dropout_probability")) or 0.0 for name in names]
     if not any(rates):
         return
     key = f"{names[rates.index(max(rates))]}.dropout_probability"
@@ -112,32 +112,32 @@ def _parts(asked: Asked, training: Training) -> None:
         training.note("dropout_probability", rates, "one rate for all text encoders; the largest is written")
 
 
-def _concepts(asked: Asked, read: Callable[[Path], Any]) -> list[Any]:
+def _concepts(config: ToolConfig, read: Callable[[Path], Any]) -> list[Any]:
     """The concepts in the configuration, or those in the file that it names."""
-    inside, named = asked.any("concepts"), asked.any("concept_file_name")
+    inside, named = config.any("concepts"), config.any("concept_file_name")
     if isinstance(inside, list) and inside:
         return inside
     why = f"it is OneTrainer's main configuration, expected the concepts that it names, {brief(named)}"
     if not isinstance(named, str) or not named:
         raise Unparsed(why)
     try:
-        found = read(asked.draft.place(named, "concept_file_name"))
+        concepts = read(config.draft.place(named, "concept_file_name"))
     except PathError:
         raise Unparsed(why) from None
-    if not isinstance(found, list):
+    if not isinstance(concepts, list):
         raise Unparsed(f"{named} is not a list, expected OneTrainer's concepts")
-    return found
+    return concepts
 
 
-def _image(asked: Asked) -> ImageOptions:
-    plain = ImageOptions(buckets="ratio" if asked.any("aspect_ratio_bucketing") in (None, True) else "single",
-                         step=bucket_step(asked), upscale="allow")
-    named = asked.any("resolution")
-    return plain if named is None else onetrainer.with_resolution(asked, "resolution", str(named), plain)
+def _image(config: ToolConfig) -> ImageOptions:
+    plain = ImageOptions(buckets="ratio" if config.any("aspect_ratio_bucketing") in (None, True) else "single",
+                         step=bucket_step(config), upscale="allow")
+    named = config.any("resolution")
+    return plain if named is None else onetrainer.with_resolution(config, "resolution", str(named), plain)
 
 
-def _model(asked: Asked, training: Training) -> ModelOptions:
-    named = asked.any("base_model_name")
+def _model(config: ToolConfig, training: Training) -> ModelOptions:
+    named = config.any("base_model_name")
     if not isinstance(named, str) or not named:
         return ModelOptions()
     if Path(named).is_dir():
@@ -145,39 +145,39 @@ def _model(asked: Asked, training: Training) -> ModelOptions:
     return model_of(named, "base_model_name", training)
 
 
-def _text(asked: Asked, training: Training) -> dict[str, Any]:
+def _text(config: ToolConfig, training: Training) -> dict[str, Any]:
     """How captions are encoded: OneTrainer counts skipped layers as we do, but for each encoder apart.
 
     (OneTrainer: modules/model/StableDiffusionModel.py and StableDiffusionXLModel.py encode_text, FluxModel.py)
     """
-    family, wanted = family_of(asked), dict[str, tuple[int, str]]()
-    first, second = (int(number_of(asked.any(name)) or 0) for name in ("text_encoder_layer_skip",
-                                                                        "text_encoder_2_layer_skip"))
+    family, options = family_of(config), dict[str, tuple[int, str]]()
+    first, second = (int(number_of(config.any(name)) or 0) for name in ("text_encoder_layer_skip",
+                                                                         "text_encoder_2_layer_skip"))
     name = _LENGTHS.get(family)
-    tokens = number_of(asked.any(name)) if name is not None else None
-    if family == "flux" and name not in asked.layers[0].table:
+    tokens = number_of(config.any(name)) if name is not None else None
+    if family == "flux" and name not in config.layers[0].table:
         tokens = _FLUX_TOKENS
     if name is not None and tokens:
-        wanted["max_length"] = int(tokens), name
+        options["max_length"] = int(tokens), name
     if (first or second) and family:
-        wanted["clip_skip"] = first, "text_encoder_layer_skip"
+        options["clip_skip"] = first, "text_encoder_layer_skip"
     if family == "sdxl" and first != second:
         training.note("text_encoder_2_layer_skip", second, f"both encoders of SDXL skip alike; [model] clip_skip = "
                       f"{first} is written")
-    return fit_text(family, wanted, asked.draft, training)
+    return fit_text(family, options, config.draft, training)
 
 
-def _prompts(asked: Asked, read: Callable[[Path], Any]) -> str:
+def _prompts(config: ToolConfig, read: Callable[[Path], Any]) -> str:
     """The text of a file with the prompts of its samples, which are in the configuration or in a file that it names."""
-    listed, named = asked.any("samples"), asked.any("sample_definition_file_name")
+    listed, named = config.any("samples"), config.any("sample_definition_file_name")
     if not isinstance(listed, list) and isinstance(named, str) and named:
-        path = asked.draft.existing(named)
+        path = config.draft.existing(named)
         if path is None:
-            asked.draft.note("sample_definition_file_name", named, "this path does not exist", "")
+            config.draft.note("sample_definition_file_name", named, "this path does not exist", "")
         listed = read(path) if path is not None and path.is_file() else None
-    tables = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    tables = [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
     return prompt_text(
-        Sampled(prompt=str(one.get("prompt") or ""), negative=str(one.get("negative_prompt") or ""),
-                seed=None if one.get("random_seed") is True else number_of(one.get("seed")),
-                **{ours: number_of(one.get(theirs)) for ours, theirs in _SAMPLED.items()})
-        for one in tables if one.get("enabled") is not False)
+        Sampled(prompt=str(table.get("prompt") or ""), negative=str(table.get("negative_prompt") or ""),
+                seed=None if table.get("random_seed") is True else number_of(table.get("seed")),
+                **{ours: number_of(table.get(theirs)) for ours, theirs in _SAMPLED.items()})
+        for table in tables if table.get("enabled") is not False)

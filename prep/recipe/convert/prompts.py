@@ -27,22 +27,23 @@ class Sampled:
 
 def prompt_text(prompts: Iterable[Sampled]) -> str:
     """The text of a prompt file, with numbers brought into its bounds; "" without a prompt."""
-    return "".join(f"{_line(one)}\n" for one in prompts if _plain(one.prompt))
+    return "".join(f"{_line(prompt)}\n" for prompt in prompts if _plain(prompt.prompt))
 
 
-def _line(one: Sampled) -> str:
+def _line(prompt: Sampled) -> str:
     sides = [None if side is None else min(max(int(side), CELL), MOST_SIDE) // CELL * CELL
-             for side in (one.width, one.height)]
-    seed = None if one.seed is None or one.seed < 0 else min(int(one.seed), MOST_SEED)
-    steps = None if one.steps is None else min(max(int(one.steps), 1), MOST_STEPS)
-    guidance = None if one.guidance is None else f"{min(max(one.guidance, GUIDANCE[0]), GUIDANCE[1]):.6f}".rstrip("0")
-    options = {"n": _plain(one.negative) or None, "w": sides[0], "h": sides[1], "s": steps, "d": seed,
+             for side in (prompt.width, prompt.height)]
+    seed = None if prompt.seed is None or prompt.seed < 0 else min(int(prompt.seed), MOST_SEED)
+    steps = None if prompt.steps is None else min(max(int(prompt.steps), 1), MOST_STEPS)
+    low, high = GUIDANCE
+    guidance = None if prompt.guidance is None else f"{min(max(prompt.guidance, low), high):.6f}".rstrip("0")
+    options = {"n": _plain(prompt.negative) or None, "w": sides[0], "h": sides[1], "s": steps, "d": seed,
                "l": guidance and guidance.rstrip(".")}
-    given = (f"--{name} {value}" for name, value in options.items() if value is not None)
-    return " ".join([_plain(one.prompt), *given])
+    words = (f"--{name} {value}" for name, value in options.items() if value is not None)
+    return " ".join([_plain(prompt.prompt), *words])
 
 
 def _plain(text: str) -> str:
     """A prompt on one line, in which nothing begins an option or a comment."""
-    told = text.encode("utf-8", "replace").decode()  # JSON may have half a character
-    return re.sub(r"(^|(?<=\s))--", r"\\--", " ".join(told.split()).lstrip("# "))
+    encodable = text.encode("utf-8", "replace").decode()  # JSON may have half a character
+    return re.sub(r"(^|(?<=\s))--", r"\\--", " ".join(encodable.split()).lstrip("# "))

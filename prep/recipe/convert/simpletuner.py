@@ -17,7 +17,7 @@ from prep.batching.split import Role
 from prep.buckets.sizes import MOST_SIDE
 from prep.captions.options import CaptionOptions
 from prep.parse import Unparsed, brief, expect, list_of, one_of
-from prep.recipe.convert.draft import BALANCED, CUTS, VIEWS, Asked, Converted, Draft, Layer
+from prep.recipe.convert.draft import BALANCED, CUTS, VIEWS, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
@@ -50,29 +50,29 @@ _LEFT: Mapping[str, str] = {
 }
 
 
-def convert(document: Sequence[Any], base: Path) -> Converted:
+def convert(document: Sequence[Any], base: Path) -> ConvertedRecipe:
     """The recipe for a list of backends from a file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="simpletuner", base=base)
     layers = [Layer(table=expect(value, dict, f"backends[{number}]"), where=f"backends[{number}]")
               for number, value in enumerate(document)]
     masks = {str(layer.table.get("id")): layer for layer in layers if layer.table.get("conditioning_type") == "mask"}
     for layer in layers:
-        asked = Asked(draft=draft, layers=[layer])
-        if why := _why_not(asked):
+        config = ToolConfig(draft=draft, layers=[layer])
+        if why := _why_not(config):
             draft.note(layer.where, layer.table.get("id"), f"skipped: {why}", "")
         else:
-            _backend(draft, asked, masks)
+            _backend(draft, config, masks)
     return draft.finish()
 
 
-def _why_not(asked: Asked) -> str:
+def _why_not(config: ToolConfig) -> str:
     """Why a backend does not become a source; "" if it does."""
-    if asked.get("disabled", bool, False) or asked.get("disable", bool, False):
+    if config.get("disabled", bool, False) or config.get("disable", bool, False):
         return "it is disabled"
-    kind, place = asked.get("dataset_type", str, "image"), asked.get("type", str, "local")
+    kind, place = config.get("dataset_type", str, "image"), config.get("type", str, "local")
     if kind in _CACHES:
         return _CACHE
-    if kind == "conditioning" and asked.get("conditioning_type", str, "") == "mask":
+    if kind == "conditioning" and config.get("conditioning_type", str, "") == "mask":
         return "its pictures are the masks of those that name it"
     if kind == "conditioning":
         return "conditioning pictures other than masks have no counterpart"
@@ -81,122 +81,124 @@ def _why_not(asked: Asked) -> str:
     return "" if place == "local" else f"its type is {place}, expected local; download the pictures first"
 
 
-def _backend(draft: Draft, asked: Asked, masks: Mapping[str, Layer]) -> None:
-    asked.get("id", str, "")
-    if not asked.has("instance_data_dir"):
-        raise Unparsed(f"{asked.layers[0].where} has no instance_data_dir, expected the directory of its pictures")
-    path = draft.place(asked.get("instance_data_dir", str, ""), asked.key("instance_data_dir"))
-    again = asked.get("repeats", int, 0)
-    role: Role = "validation" if asked.get("dataset_type", str, "image") == "eval" else "train"
+def _backend(draft: Draft, config: ToolConfig, masks: Mapping[str, Layer]) -> None:
+    config.get("id", str, "")
+    if not config.has("instance_data_dir"):
+        raise Unparsed(f"{config.layers[0].where} has no instance_data_dir, expected the directory of its pictures")
+    path = draft.place(config.get("instance_data_dir", str, ""), config.key("instance_data_dir"))
+    again = config.get("repeats", int, 0)
+    role: Role = "validation" if config.get("dataset_type", str, "image") == "eval" else "train"
     for name in ("is_regularisation_data", "is_regularization_data"):
-        if asked.get(name, bool, False):
-            asked.told(name, f'role = "prior": the loss compares with the pictures themselves, not with predictions '
-                       f"of the base model; {BALANCED}")
+        if config.get(name, bool, False):
+            config.note(name, f'role = "prior": the loss compares with the pictures themselves, not with predictions '
+                        f"of the base model; {BALANCED}")
             role = "prior"
-    table = _table(asked)
-    caption = _caption(asked)
-    mask = _mask(asked, masks)
-    image = _image(asked)
-    asked.left(_LEFT)
-    draft.images.append((asked.layers[0].where, image))
+    table = _table(config)
+    caption = _caption(config)
+    mask = _mask(config, masks)
+    image = _image(config)
+    config.note_unread(_LEFT)
+    draft.images.append((config.layers[0].where, image))
     draft.sources.append(Source(path=path, repeats=again + 1, role=role, table=table, mask=mask, caption=caption))
 
 
-def _mask(asked: Asked, masks: Mapping[str, Layer]) -> MaskFrom | None:
-    named = asked.any("conditioning_data")
-    names = [one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)]
-    found = [masks[one] for one in names if one in masks]
-    if not found or not isinstance(found[0].table.get("instance_data_dir"), str):
-        asked.told("conditioning_data", "only masks have a counterpart: no backend with this id has them")
+def _mask(config: ToolConfig, masks: Mapping[str, Layer]) -> MaskFrom | None:
+    named = config.any("conditioning_data")
+    names = [name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)]
+    layers = [masks[name] for name in names if name in masks]
+    if not layers or not isinstance(layers[0].table.get("instance_data_dir"), str):
+        config.note("conditioning_data", "only masks have a counterpart: no backend with this id has them")
         return None
-    path = asked.draft.place(found[0].table["instance_data_dir"], found[0].key("instance_data_dir"))
+    path = config.draft.place(layers[0].table["instance_data_dir"], layers[0].key("instance_data_dir"))
     if not path.is_dir():
-        asked.told("conditioning_data", "no masks are read: the directory does not exist")
+        config.note("conditioning_data", "no masks are read: the directory does not exist")
     elif isinstance(named, list) and len(named) > 1:
-        asked.told("conditioning_data", "the first of these that has masks is used")
+        config.note("conditioning_data", "the first of these that has masks is used")
     return path if path.is_dir() else None
 
 
-def _caption(asked: Asked) -> CaptionOptions:
-    choice = _shuffled(asked)
-    if asked.get("disable_multiline_split", bool, False):
+def _caption(config: ToolConfig) -> CaptionOptions:
+    choice = _shuffled(config)
+    if config.get("disable_multiline_split", bool, False):
         choice = replace(choice, lines="join")
-    strategy = one_of(asked.get("caption_strategy", str, "filename"),
+    strategy = one_of(config.get("caption_strategy", str, "filename"),
                       ("textfile", "instanceprompt", "filename", "parquet", "huggingface", "webshart", "csv"),
-                      asked.key("caption_strategy"))
-    words = asked.get("instance_prompt", str, "")
-    if asked.get("only_instance_prompt", bool, False) or strategy == "instanceprompt":
+                      config.key("caption_strategy"))
+    words = config.get("instance_prompt", str, "")
+    if config.get("only_instance_prompt", bool, False) or strategy == "instanceprompt":
         for name in ("only_instance_prompt", "caption_strategy"):
-            asked.told(name, "instance_prompt is for pictures without a caption; a NAME.txt takes precedence")
+            config.note(name, "instance_prompt is for pictures without a caption; a NAME.txt takes precedence")
         return replace(choice, missing="constant", constant=words)
     if strategy == "filename":
-        asked.told("caption_strategy", "a NAME.txt beside a picture takes precedence")
+        config.note("caption_strategy", "a NAME.txt beside a picture takes precedence")
         choice = replace(choice, missing="filename")
     elif strategy not in ("textfile", "parquet"):
-        asked.told("caption_strategy", "captions are files beside pictures, or in a table")
-    if asked.get("prepend_instance_prompt", bool, False):
+        config.note("caption_strategy", "captions are files beside pictures, or in a table")
+    if config.get("prepend_instance_prompt", bool, False):
         return replace(choice, prefix=words)
-    asked.told("instance_prompt", "not used: neither prepend_instance_prompt nor only_instance_prompt is set")
+    config.note("instance_prompt", "not used: neither prepend_instance_prompt nor only_instance_prompt is set")
     return choice
 
 
-def _shuffled(asked: Asked) -> CaptionOptions:
+def _shuffled(config: ToolConfig) -> CaptionOptions:
     """Caption options for `caption_shuffle`; SimpleTuner has neither kept separators nor triggers."""
-    inner = Asked(draft=asked.draft, layers=[Layer(table=asked.get("caption_shuffle", dict, {}),
-                                                   where=asked.key("caption_shuffle"))])
+    inner = ToolConfig(draft=config.draft, layers=[Layer(table=config.get("caption_shuffle", dict, {}),
+                                                         where=config.key("caption_shuffle"))])
     plain = CaptionOptions(keep_separator="")
     if not inner.get("enable", bool, False):
         return plain
     split = one_of(inner.get("split_on", str, "comma"), _SPLITS, inner.key("split_on"))
-    kept = inner.get("position_start", int, 0)
+    keep_tokens = inner.get("position_start", int, 0)
     count, original = inner.get("count", int, 1), inner.get("include_original", bool, True)
     if original:
-        inner.told("include_original", "the unshuffled caption occurs only by chance")
-    inner.left({"seed": "random draws depend on the caption only, not on a seed"})
+        inner.note("include_original", "the unshuffled caption occurs only by chance")
+    inner.note_unread({"seed": "random draws depend on the caption only, not on a seed"})
     return replace(plain, shuffle=True, variants=max(1, count + original), separator=_SPLITS[split],
-                   keep_tokens=kept)
+                   keep_tokens=keep_tokens)
 
 
-def _table(asked: Asked) -> Path | None:
+def _table(config: ToolConfig) -> Path | None:
     """The table of a parquet backend; sizes are read from the pictures instead."""
-    asked.any("metadata_backend")
-    if not asked.has("parquet"):
-        asked.any("parquet")
+    config.any("metadata_backend")
+    if not config.has("parquet"):
+        config.any("parquet")
         return None
-    inner = Asked(draft=asked.draft, layers=[Layer(table=asked.get("parquet", dict, {}), where=asked.key("parquet"))])
+    layer = Layer(table=config.get("parquet", dict, {}), where=config.key("parquet"))
+    inner = ToolConfig(draft=config.draft, layers=[layer])
     path = inner.get("path", str, "")
     for name, known in _COLUMNS.items():
         if inner.get(name, str, known[0]) not in known:
-            inner.told(name, f"the column must have one of these names: {', '.join(known)}")
-    inner.left({"width_column": "sizes are read from the pictures", "height_column": "sizes are read from the pictures",
-                "fallback_caption_column": "no counterpart",
-                "identifier_includes_extension": "a name without its extension matches, too"})
-    return asked.draft.place(path, inner.key("path")) if path else None
+            inner.note(name, f"the column must have one of these names: {', '.join(known)}")
+    inner.note_unread({"width_column": "sizes are read from the pictures",
+                       "height_column": "sizes are read from the pictures",
+                       "fallback_caption_column": "no counterpart",
+                       "identifier_includes_extension": "a name without its extension matches, too"})
+    return config.draft.place(path, inner.key("path")) if path else None
 
 
-def _image(asked: Asked) -> ImageOptions:
+def _image(config: ToolConfig) -> ImageOptions:
     """The image options: list, single or step buckets by the crop settings; enlarged up to the threshold, if any."""
-    crop, aspect = asked.get("crop", bool, False), asked.get("crop_aspect", str, "square")
-    resolution = _resolution(asked)
+    crop, aspect = config.get("crop", bool, False), config.get("crop_aspect", str, "square")
+    resolution = _resolution(config)
     if crop and aspect == "random":
-        asked.told("crop_aspect", "a picture goes to the bucket with the nearest shape", at="image")
-    ratios = _ratios(asked) if crop and aspect in ("closest", "random") else ()
+        config.note("crop_aspect", "a picture goes to the bucket with the nearest shape", at="image")
+    ratios = _ratios(config) if crop and aspect in ("closest", "random") else ()
     if not ratios:
-        asked.told("crop_aspect_buckets", "no effect without crop_aspect closest or random", at="image")
-    more = asked.get("max_upscale_threshold", float, -1.0) if ratios else -1.0
-    asked.told("max_upscale_threshold", "a picture that needs more enlarging gets a smaller bucket, or is skipped if "
-               "there is none" if ratios else "no effect without crop_aspect closest or random", at="image")
-    least = asked.any("minimum_image_size")
-    by_side = asked.any("resolution_type") == "pixel" and isinstance(least, int)
+        config.note("crop_aspect_buckets", "no effect without crop_aspect closest or random", at="image")
+    more = config.get("max_upscale_threshold", float, -1.0) if ratios else -1.0
+    config.note("max_upscale_threshold", "a picture that needs more enlarging gets a smaller bucket, or is skipped if "
+                "there is none" if ratios else "no effect without crop_aspect closest or random", at="image")
+    least = config.any("minimum_image_size")
+    by_side = config.any("resolution_type") == "pixel" and isinstance(least, int)
     if not by_side:
-        asked.told("minimum_image_size", _SIZES, at="image")
-    style = asked.get("crop_style", str, "random" if crop else "center")
+        config.note("minimum_image_size", _SIZES, at="image")
+    style = config.get("crop_style", str, "random" if crop else "center")
     if style == "random" and crop:
-        asked.draft.note(asked.key("crop_style"), asked.any("crop_style"), CUTS, "image")
+        config.draft.note(config.key("crop_style"), config.any("crop_style"), CUTS, "image")
     elif style == "random":
-        asked.told("crop_style", "no effect without crop", at="image")
+        config.note("crop_style", "no effect without crop", at="image")
     elif style not in ("center", "centre"):
-        asked.told("crop_style", "pictures are cropped at the center", at="image")
+        config.note("crop_style", "pictures are cropped at the center", at="image")
     return ImageOptions(resolution=resolution, min_side=least if by_side else 0,
                         upscale=1 + more if more >= 0 else "allow",
                         buckets="list" if ratios else "single" if crop and aspect == "square" else "step",
@@ -205,36 +207,37 @@ def _image(asked: Asked) -> ImageOptions:
                         views=VIEWS if crop and style == "random" else 1)
 
 
-def _ratios(asked: Asked) -> list[float]:
+def _ratios(config: ToolConfig) -> list[float]:
     """Aspect ratios, width / height, of the buckets that a picture may be cropped to. Raises `Unparsed`."""
-    found = list_of(asked.get("crop_aspect_buckets", list, []), lambda one, at: expect(one, float, at),
-                    asked.key("crop_aspect_buckets"))
-    if bad := [one for one in found if not 1 / 64 <= one <= 64]:
-        raise Unparsed(f"{asked.key('crop_aspect_buckets')} has {bad[0]}, expected width / height, like 0.75")
-    return found
+    ratios = list_of(config.get("crop_aspect_buckets", list, []), lambda ratio, at: expect(ratio, float, at),
+                     config.key("crop_aspect_buckets"))
+    if bad := [ratio for ratio in ratios if not 1 / 64 <= ratio <= 64]:
+        raise Unparsed(f"{config.key('crop_aspect_buckets')} has {bad[0]}, expected width / height, like 0.75")
+    return ratios
 
 
 def _sized(ratio: float, resolution: int) -> str:
     """A bucket with that aspect ratio and about the area of the resolution's square, in steps of 64."""
-    width, height = (min(max(64, round(resolution * sqrt(one) / 64) * 64), MOST_SIDE) for one in (ratio, 1 / ratio))
+    width, height = (min(max(64, round(resolution * sqrt(part) / 64) * 64), MOST_SIDE) for part in (ratio, 1 / ratio))
     return f"{width}x{height}"
 
 
-def _resolution(asked: Asked) -> int:
-    kind = one_of(asked.get("resolution_type", str, "pixel_area"), ("pixel", "area", "pixel_area"),
-                  asked.key("resolution_type"))
-    key = asked.key("resolution")
-    if not asked.has("resolution"):
-        asked.draft.note(key, None, "not in the file: SimpleTuner reads it from --resolution; 1024 is written", "image")
+def _resolution(config: ToolConfig) -> int:
+    kind = one_of(config.get("resolution_type", str, "pixel_area"), ("pixel", "area", "pixel_area"),
+                  config.key("resolution_type"))
+    key = config.key("resolution")
+    if not config.has("resolution"):
+        config.draft.note(key, None, "not in the file: SimpleTuner reads it from --resolution; 1024 is written",
+                          "image")
         return 1024
-    value = asked.get("resolution", float, 0.0)
+    value = config.get("resolution", float, 0.0)
     if not 0 < value < 1 << 20:
         raise Unparsed(f"{key} is {brief(value)}, expected a side in pixels, or megapixels")
     if kind == "area":
         side = max(64, round(sqrt(value * 1e6) / 64) * 64)
-        asked.told("resolution", f"megapixels: the side of such a square, rounded to 64, is {side}", at="image")
+        config.note("resolution", f"megapixels: the side of such a square, rounded to 64, is {side}", at="image")
         return side
     if kind == "pixel":
-        asked.told("resolution_type", "a bucket's area is about the square of the resolution, not its shorter side",
-                   at="image")
+        config.note("resolution_type", "a bucket's area is about the square of the resolution, not its shorter side",
+                    at="image")
     return round(value)

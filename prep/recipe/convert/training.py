@@ -100,27 +100,28 @@ class Training:
                 self.note(key, value, f"'{name}' has no such setting")
 
     def settle(self) -> None:
-        """Replaces what the trainer does not take of LoHa and LoKr: dropout, and another alpha / rank of convolutions.
-        """
-        given = self.settings
-        if (kind := given.get("lora.kind", "lora")) == "lora":
+        """Replaces settings that the trainer refuses for LoHa and LoKr: dropout, and another alpha / rank of
+        convolutions."""
+        settings = self.settings
+        if (kind := settings.get("lora.kind", "lora")) == "lora":
             return
-        if given.pop("lora.dropout", 0):
+        if settings.pop("lora.dropout", 0):
             self.note(self.keys["lora.dropout"], None, f"lora.kind '{kind}' has no dropout; not written")
-        rank = given.get("lora.rank", 16)
-        alpha = given.get("lora.alpha", float(rank))
-        own = given.get("lora.conv_rank")
-        found = given.get("lora.conv_alpha", alpha if own is None else float(own))
-        wanted = (rank if own is None else own) * alpha / rank
-        if abs(found - wanted) <= 1e-6 * wanted:
+        rank = settings.get("lora.rank", 16)
+        alpha = settings.get("lora.alpha", float(rank))
+        own = settings.get("lora.conv_rank")
+        conv_alpha = settings.get("lora.conv_alpha", alpha if own is None else float(own))
+        expected = (rank if own is None else own) * alpha / rank
+        if abs(conv_alpha - expected) <= 1e-6 * expected:
             return
         key = self.keys.get("lora.conv_alpha", self.keys.get("lora.conv_rank", ""))
-        self.note(key, found, f"with lora.kind '{kind}' alpha / rank is the same in all layers, so it is not written")
-        given.pop("lora.conv_alpha", None)
-        if self._fits("lora.conv_alpha", wanted):
-            given["lora.conv_alpha"] = wanted
+        self.note(key, conv_alpha, f"with lora.kind '{kind}' alpha / rank is the same in all layers, so it is not "
+                  "written")
+        settings.pop("lora.conv_alpha", None)
+        if self._fits("lora.conv_alpha", expected):
+            settings["lora.conv_alpha"] = expected
         else:
-            given.pop("lora.conv_rank", None)
+            settings.pop("lora.conv_rank", None)
 
     def _fits(self, name: str, value: Any) -> bool:
         try:
@@ -135,12 +136,12 @@ class Training:
         if note not in self.notes:
             self.notes.append(note)
 
-    def note_others(self, left: Mapping[str, Any]) -> None:
+    def note_others(self, unread: Mapping[str, Any]) -> None:
         """Adds one note on all settings that were not read, with their values."""
-        if left:
+        if unread:
             self.notes.append(ConversionNote(
-                key="other settings", value="", said=f"no counterpart: {', '.join(sorted(left))}", at="train.toml",
-                several=tuple((name, shown(name, left[name])) for name in sorted(left))))
+                key="other settings", value="", said=f"no counterpart: {', '.join(sorted(unread))}", at="train.toml",
+                several=tuple((name, shown(name, unread[name])) for name in sorted(unread))))
 
     def rendered(self, head: str) -> str:
         """The text of the file: settings by section, then the notes."""
@@ -150,13 +151,13 @@ class Training:
                       if name.rpartition(".")[0] == section}
             lines += [f"[{section}]"] if section else []
             lines += [*(f"{name} = {_spelled(value)}" for name, value in inside.items()), ""]
-        for one in self.notes:
-            lines += comment_lines(one.text)
+        for note in self.notes:
+            lines += comment_lines(note.text)
         return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _values(name: str) -> str:
-    """What a setting accepts, in words."""
+    """The values that a setting accepts, in words."""
     spec = SETTINGS[name].spec
     return spec.values if spec.bounds is None else "numbers from {:g} to {:g}".format(*spec.bounds)
 
@@ -174,10 +175,10 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if found == found and abs(found) != float("inf") else None
+    return number if number == number and abs(number) != float("inf") else None
 
 
 def model_of(named: str, key: str, training: Training) -> ModelOptions:

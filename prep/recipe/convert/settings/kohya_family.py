@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.draft import ToolConfig
 
 OF_DIFFUSION = ("sd15", "sd21", "sdxl")  # what predicts epsilon or v
 # The boxes of the GUI, and modules that are for one family. Families that are not here keep their own names.
@@ -31,15 +31,15 @@ PREFIXES: Mapping[str, str] = {"lumina_checkbox": "lumina_", "anima_checkbox": "
                                "hunyuan_image_checkbox": "hunyuan_"}
 
 
-def module_of(asked: Asked) -> str | None:
+def module_of(config: ToolConfig) -> str | None:
     """sd-scripts' network_module, also of a configuration of the GUI, which has a type instead."""
-    kind, module = asked.any("LoRA_type"), asked.any("network_module")
+    kind, module = config.any("LoRA_type"), config.any("network_module")
     return MODULES.get(str(kind)) if module is None else str(module)
 
 
-def of_gui(asked: Asked) -> bool:
+def of_gui(config: ToolConfig) -> bool:
     """Whether the GUI wrote the configuration."""
-    return is_gui(asked.layers[0].table)
+    return is_gui(config.layers[0].table)
 
 
 def is_gui(table: Mapping[str, Any]) -> bool:
@@ -47,25 +47,25 @@ def is_gui(table: Mapping[str, Any]) -> bool:
     return any(name in table for name in _GUI)
 
 
-def family_of(asked: Asked) -> str:
-    """The family that a configuration says it is for; "flow" if only that, "" if neither.
+def family_of(config: ToolConfig) -> str:
+    """The family that a configuration is for; "flow" if it says only that, "" if it says nothing.
 
     The GUI has the settings of flows for every model, and says itself which it is.
     """
-    boxes = {name: asked.any(name) for name in _BOXES}
-    found = next((family for name, family in _BOXES.items() if boxes[name] is True), None)
-    if found is None:
-        found = _OF_MODULES.get(module_of(asked) or "")
-    if found is None and False not in (boxes["flux1_checkbox"], boxes["sd3_checkbox"]):
-        table = asked.layers[0].table
-        found = next((family for name, family in _SIGNS.items() if table.get(name)), None)
-    if found is None and asked.any("v2") is True:
+    boxes = {name: config.any(name) for name in _BOXES}
+    family = next((family for name, family in _BOXES.items() if boxes[name] is True), None)
+    if family is None:
+        family = _OF_MODULES.get(module_of(config) or "")
+    if family is None and False not in (boxes["flux1_checkbox"], boxes["sd3_checkbox"]):
+        table = config.layers[0].table
+        family = next((family for name, family in _SIGNS.items() if table.get(name)), None)
+    if family is None and config.any("v2") is True:
         return "sd21"
-    if found is None and of_gui(asked) and boxes["sdxl"] is False:
+    if family is None and of_gui(config) and boxes["sdxl"] is False:
         return "sd15"
-    return "chroma" if found in ("flux", "flow") and asked.any("model_type") == "chroma" else found or ""
+    return "chroma" if family in ("flux", "flow") and config.any("model_type") == "chroma" else family or ""
 
 
-def is_flow(asked: Asked) -> bool:
+def is_flow(config: ToolConfig) -> bool:
     """Whether the configuration is for a flow."""
-    return family_of(asked) not in ("", *OF_DIFFUSION)
+    return family_of(config) not in ("", *OF_DIFFUSION)

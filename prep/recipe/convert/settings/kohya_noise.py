@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.draft import ToolConfig
 from prep.recipe.convert.settings.kohya_family import OF_DIFFUSION, family_of, is_flow, of_gui
 from prep.recipe.convert.training import Training, number_of
 
@@ -19,31 +19,31 @@ _OF_DIFFUSION = ("noise_offset", "multires_noise_iterations", "min_snr_gamma", "
                  "zero_terminal_snr", "v_parameterization")  # which sd-scripts ignores for flows
 
 
-def put_noise(asked: Asked, training: Training) -> None:
+def put_noise(config: ToolConfig, training: Training) -> None:
     """Converts noise offset, multi-resolution noise and input perturbation; the GUI has one of the first two."""
-    _timesteps(asked, training)
-    if is_flow(asked):
+    _timesteps(config, training)
+    if is_flow(config):
         for name in _OF_DIFFUSION:
-            if (value := asked.any(name)) and number_of(value) != 0:
+            if (value := config.any(name)) and number_of(value) != 0:
                 training.note(name, value, "sd-scripts ignores it for flows; not written")
     else:
-        _of_diffusion(asked, training)
-    gamma = number_of(asked.any("ip_noise_gamma"))
+        _of_diffusion(config, training)
+    gamma = number_of(config.any("ip_noise_gamma"))
     if gamma:
         training.put_nearest("noise.perturbation", gamma, "ip_noise_gamma")
-    guidance = number_of(asked.any("guidance_scale"))  # the GUI writes it for every model
-    if guidance is not None and family_of(asked) in ("flux", "flow", "") and asked.any("flux1_checkbox") is not False:
+    guidance = number_of(config.any("guidance_scale"))  # the GUI writes it for every model
+    if guidance is not None and family_of(config) in ("flux", "flow", "") and config.any("flux1_checkbox") is not False:
         training.put_nearest("guidance_embedding", guidance, "guidance_scale")
     for name in ("noise_offset", "ip_noise_gamma"):
-        if asked.any(f"{name}_random_strength") and asked.any(name):
+        if config.any(f"{name}_random_strength") and config.any(name):
             training.note(f"{name}_random_strength", True, "the strength is the same for every sample: no counterpart")
 
 
-def _of_diffusion(asked: Asked, training: Training) -> None:
+def _of_diffusion(config: ToolConfig, training: Training) -> None:
     """Converts what only models have that predict epsilon or v."""
-    kind = asked.any("noise_offset_type") or ""
-    offset, gamma = number_of(asked.any("noise_offset")), number_of(asked.any("min_snr_gamma"))
-    levels, discount = (number_of(asked.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
+    kind = config.any("noise_offset_type") or ""
+    offset, gamma = number_of(config.any("noise_offset")), number_of(config.any("min_snr_gamma"))
+    levels, discount = (number_of(config.any(f"multires_noise_{name}")) for name in ("iterations", "discount"))
     if offset and kind != "Multires":
         training.put_nearest("noise.offset", offset, "noise_offset")
     if levels and kind != "Original":
@@ -51,41 +51,41 @@ def _of_diffusion(asked: Asked, training: Training) -> None:
         training.put_nearest("noise.pyramid_levels", int(levels), "multires_noise_iterations")
     if gamma is not None:
         training.put_nearest("loss.min_snr", gamma, "min_snr_gamma")
-    if asked.any("v_parameterization"):
+    if config.any("v_parameterization"):
         training.put("prediction", "v_prediction", "v_parameterization")
-    if asked.any("debiased_estimation_loss"):
-        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(asked.any("v_parameterization")),
-                              beside="min_snr_gamma" if asked.any("min_snr_gamma") else "")
-    if asked.any("zero_terminal_snr"):
+    if config.any("debiased_estimation_loss"):
+        training.put_debiased("debiased_estimation_loss", True, predicts_v=bool(config.any("v_parameterization")),
+                              beside="min_snr_gamma" if config.any("min_snr_gamma") else "")
+    if config.any("zero_terminal_snr"):
         training.put("zero_terminal_snr", True, "zero_terminal_snr")
 
 
-def _timesteps(asked: Asked, training: Training) -> None:
+def _timesteps(config: ToolConfig, training: Training) -> None:
     """Converts the draws of timesteps for flows (sd-scripts: library/flux_train_utils.py).
 
     "sigma" draws a place in the levels of a scheduler that is shifted itself, which lists the most noise first. The GUI
     writes all this for every model.
     """
-    kind, scale = asked.any("timestep_sampling"), number_of(asked.any("sigmoid_scale"))
-    shift, family = number_of(asked.any("discrete_flow_shift")), family_of(asked)
+    kind, scale = config.any("timestep_sampling"), number_of(config.any("sigmoid_scale"))
+    shift, family = number_of(config.any("discrete_flow_shift")), family_of(config)
     if family == "sd3":
-        _of_sd3(asked, training)
+        _of_sd3(config, training)
         return
-    if not is_flow(asked):
-        _range(asked, training)
-    if family in OF_DIFFUSION or (asked.any("flux1_checkbox") is False and not is_flow(asked)):
+    if not is_flow(config):
+        _range(config, training)
+    if family in OF_DIFFUSION or (config.any("flux1_checkbox") is False and not is_flow(config)):
         return
-    gui = of_gui(asked) or asked.has("flux1_checkbox")
-    scheme = "" if gui else str(asked.any("weighting_scheme"))  # the GUI's is for SD 3
-    if asked.any("model_prediction_type") in (None, "sigma_scaled"):
-        _weighted(asked, scheme, training)
+    gui = of_gui(config) or config.has("flux1_checkbox")
+    scheme = "" if gui else str(config.any("weighting_scheme"))  # the GUI's is for SD 3
+    if config.any("model_prediction_type") in (None, "sigma_scaled"):
+        _weighted(config, scheme, training)
     if kind is None and shift is None and scheme not in _SCHEMES:
         return
     if (kind := str(kind or "sigma")) not in _SAMPLINGS:
         training.note("timestep_sampling", kind, "no counterpart")
         return
     if kind == "sigma":
-        _scheme(asked, scheme, training, from_noise=True)
+        _scheme(config, scheme, training, from_noise=True)
     else:
         training.put("timesteps.distribution", _SAMPLINGS[kind], "timestep_sampling")
     if scale not in (None, 1) and _SAMPLINGS[kind] == "logit-normal":
@@ -98,21 +98,21 @@ def _timesteps(asked: Asked, training: Training) -> None:
         training.put("timesteps.shift_by_size", "schedule", "timestep_sampling")
 
 
-def _of_sd3(asked: Asked, training: Training) -> None:
+def _of_sd3(config: ToolConfig, training: Training) -> None:
     """Converts the draws for SD 3, from the least noise on, shifted by training_shift alone (sd3_train_utils.py)."""
-    scheme, shift = str(asked.any("weighting_scheme")), number_of(asked.any("training_shift"))
-    _scheme(asked, scheme, training, from_noise=False)
-    _weighted(asked, scheme, training)
+    scheme, shift = str(config.any("weighting_scheme")), number_of(config.any("training_shift"))
+    _scheme(config, scheme, training, from_noise=False)
+    _weighted(config, scheme, training)
     training.put_nearest("timesteps.shift", 1.0 if shift is None else shift, "training_shift")
     training.note("training_shift", shift, "timesteps.shift comes on top of the schedule's own: divide it by 'shift' "
                   "of the scheduler's config, which is 3 in SD 3's and 3.5's")
-    _range(asked, training)
+    _range(config, training)
 
 
-def _scheme(asked: Asked, scheme: str, training: Training, *, from_noise: bool) -> None:
+def _scheme(config: ToolConfig, scheme: str, training: Training, *, from_noise: bool) -> None:
     """Converts the distribution of timesteps that weighting_scheme names. `from_noise`: its place 0 is the most noise,
     which turns a mean of the logit around; the other distributions are the same from both ends."""
-    mean, spread, scale = (number_of(asked.any(name)) for name in ("logit_mean", "logit_std", "mode_scale"))
+    mean, spread, scale = (number_of(config.any(name)) for name in ("logit_mean", "logit_std", "mode_scale"))
     training.put("timesteps.distribution", _SCHEMES.get(scheme, "uniform"), "weighting_scheme")
     if scheme == "logit_normal":
         training.put_nearest("timesteps.mean", -mean if mean and from_noise else mean or 0.0, "logit_mean")
@@ -121,17 +121,17 @@ def _scheme(asked: Asked, scheme: str, training: Training, *, from_noise: bool) 
         training.put_nearest("timesteps.mode_scale", 1.29 if scale is None else scale, "mode_scale")
 
 
-def _weighted(asked: Asked, scheme: str, training: Training) -> None:
+def _weighted(config: ToolConfig, scheme: str, training: Training) -> None:
     """Converts a weight by noise level, which is for flows; a file may be of one without saying so."""
-    others = [name for name in ("min_snr_gamma", "debiased_estimation_loss") if asked.any(name)]
-    if scheme in _WEIGHTS and others and not is_flow(asked):
+    others = [name for name in ("min_snr_gamma", "debiased_estimation_loss") if config.any(name)]
+    if scheme in _WEIGHTS and others and not is_flow(config):
         training.note("weighting_scheme", scheme, f"sd-scripts has it for flows, for which it ignores {others[0]}; "
                       "not written")
     elif scheme in _WEIGHTS:
         training.put("loss.weighting", _WEIGHTS[scheme], "weighting_scheme")
 
 
-def _range(asked: Asked, training: Training) -> None:
+def _range(config: ToolConfig, training: Training) -> None:
     """Converts the timesteps that are drawn, of 1,000."""
-    low, high = (number_of(asked.any(name)) for name in ("min_timestep", "max_timestep"))
+    low, high = (number_of(config.any(name)) for name in ("min_timestep", "max_timestep"))
     training.put_range((low or 0) / 1000, (1000 if high is None else high) / 1000, ("min_timestep", "max_timestep"))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.draft import ToolConfig
 from prep.recipe.convert.training import Training, number_of
 
 _RATE = 2e-6  # the default of sd-scripts
@@ -27,57 +27,57 @@ _SWITCHES: Mapping[str, str] = {"use_bias_correction": "bias_correction", "safeg
 _ALWAYS = {("decouple", "True"), ("scale_parameter", "False"), ("warmup_init", "False")}  # as it is here
 
 
-def put_optimizer(asked: Asked, training: Training) -> None:
+def put_optimizer(config: ToolConfig, training: Training) -> None:
     """Converts the optimizer, its arguments and the learning rate."""
-    rates = [one for one in (number_of(asked.any(name)) for name in ("unet_lr", "learning_rate")) if one is not None]
+    rates = [rate for name in ("unet_lr", "learning_rate") if (rate := number_of(config.any(name))) is not None]
     training.put("optimizer.lr", next(filter(None, rates), rates[0] if rates else _RATE), "learning_rate")
-    kind = str(asked.any("optimizer_type") or "AdamW").lower()
-    if asked.any("use_8bit_adam") or asked.any("use_lion_optimizer"):
-        kind = "adamw8bit" if asked.any("use_8bit_adam") else "lion"
+    kind = str(config.any("optimizer_type") or "AdamW").lower()
+    if config.any("use_8bit_adam") or config.any("use_lion_optimizer"):
+        kind = "adamw8bit" if config.any("use_8bit_adam") else "lion"
     name = _OPTIMIZERS.get(kind, "adamw")
     if kind not in _OPTIMIZERS:
         training.note("optimizer_type", kind, "no counterpart; adamw is written, and the learning rate may not suit it")
-    given: dict[str, tuple[Any, str]] = {}
-    for word in arguments(asked, "optimizer_args"):
-        _argument(word, given, training)
-    free = given.pop("relative_step", None) is not None
+    values: dict[str, tuple[Any, str]] = {}
+    for word in arguments(config, "optimizer_args"):
+        _argument(word, values, training)
+    free = values.pop("relative_step", None) is not None
     if name == "adafactor" and not free:
         training.note("optimizer_type", kind, "sd-scripts' Adafactor finds its own rate unless relative_step is False; "
                       "here optimizer.lr counts")
-    warmup = given.pop("warmup_steps", None)
-    training.put_optimizer(name, given)
+    warmup = values.pop("warmup_steps", None)
+    training.put_optimizer(name, values)
     if warmup is not None:
         training.put("schedule.warmup", int(warmup[0]), warmup[1])
 
 
-def arguments(asked: Asked, name: str) -> list[str]:
+def arguments(config: ToolConfig, name: str) -> list[str]:
     """The arguments NAME=VALUE of a setting: a list, or one text, of which the GUI drops the quotes."""
-    given = asked.any(name)
-    return [str(word) for word in given] if isinstance(given, list) else str(given or "").replace('"', "").split()
+    value = config.any(name)
+    return [str(word) for word in value] if isinstance(value, list) else str(value or "").replace('"', "").split()
 
 
-def _argument(word: str, given: dict[str, tuple[Any, str]], training: Training) -> None:
+def _argument(word: str, values: dict[str, tuple[Any, str]], training: Training) -> None:
     """Converts one of optimizer_args: `weight_decay=0.1`, `betas=0.9,0.99`, `use_bias_correction=True`."""
     name, _, text = word.partition("=")
     key, text = f"optimizer_args {name}", re.sub(r"[()\[\]\s]", "", text)
-    numbers = [one for one in map(number_of, text.split(",")) if one is not None]
+    numbers = [number for number in map(number_of, text.split(",")) if number is not None]
     if name == "betas" and len(numbers) == 2:
-        given["betas"] = numbers, key
+        values["betas"] = numbers, key
     elif name in ("weight_decay", "eps", "d_coef", "warmup_steps") and len(numbers) == 1:
-        given[name] = numbers[0], key
+        values[name] = numbers[0], key
     elif name in _SWITCHES and text in ("True", "False"):
-        given[_SWITCHES[name]] = text == "True", key
+        values[_SWITCHES[name]] = text == "True", key
     elif name == "relative_step" and text == "False":
-        given["relative_step"] = False, key
+        values["relative_step"] = False, key
     elif (name, text) not in _ALWAYS:
         training.note("optimizer_args", word, "no counterpart")
 
 
-def put_schedule(asked: Asked, training: Training) -> None:
+def put_schedule(config: ToolConfig, training: Training) -> None:
     """Converts the schedule of the learning rate, and its warm-up."""
-    kind = str(asked.any("lr_scheduler") or "constant").lower()
-    warmup = _warmup(asked)
-    for word in arguments(asked, "lr_scheduler_args"):
+    kind = str(config.any("lr_scheduler") or "constant").lower()
+    warmup = _warmup(config)
+    for word in arguments(config, "lr_scheduler_args"):
         training.note("lr_scheduler_args", word, "no counterpart")
     if training.settings.get("optimizer.name") == "adamw-schedule-free":  # sd-scripts ignores both
         training.put("schedule.name", "constant", "lr_scheduler")
@@ -86,11 +86,11 @@ def put_schedule(asked: Asked, training: Training) -> None:
     training.put("schedule.name", name, "lr_scheduler")
     if kind not in _SCHEDULES:
         training.note("lr_scheduler", kind, f"no counterpart; {name} is written")
-    there = {key: number_of(asked.any(key)) for key in _OF_SCHEDULES}
-    if there["lr_scheduler_num_cycles"] is None:  # the GUI then has one for each of its epochs
-        there["lr_scheduler_num_cycles"] = number_of(asked.any("epoch"))
+    counts = {key: number_of(config.any(key)) for key in _OF_SCHEDULES}
+    if counts["lr_scheduler_num_cycles"] is None:  # the GUI then has one for each of its epochs
+        counts["lr_scheduler_num_cycles"] = number_of(config.any("epoch"))
     for key, setting, number in own:
-        value = there[key]
+        value = counts[key]
         if value is not None and value == number(value):
             training.put_nearest(setting, number(value), key)
         elif value is not None:
@@ -108,9 +108,9 @@ def _put_warmup(kind: str, warmup: float, training: Training) -> None:
         training.put("schedule.warmup", warmup if total is None else round(warmup * total), "lr_warmup_steps")
 
 
-def _warmup(asked: Asked) -> float:
+def _warmup(config: ToolConfig) -> float:
     """The warm-up in steps, or below 1 as a fraction of the run; the GUI also has one in percent, which yields."""
-    steps, percent = asked.any("lr_warmup_steps"), number_of(asked.any("lr_warmup")) or 0
+    steps, percent = config.any("lr_warmup_steps"), number_of(config.any("lr_warmup")) or 0
     if isinstance(steps, str) and steps.strip().endswith("%"):
         return (number_of(steps.strip()[:-1]) or 0) / 100
     return number_of(steps) or percent / 100

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import PathError
-from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.draft import ToolConfig
 from prep.recipe.convert.prompts import Sampled, prompt_text
 from prep.recipe.convert.settings.kohya_family import family_of, is_flow, of_gui
 from prep.recipe.convert.text import fit_text
@@ -23,53 +23,53 @@ _NUMBERS: Mapping[str, str] = {"w": "width", "h": "height", "d": "seed", "s": "s
 _OF_FLUX: Mapping[str, str] = {**{name: what for name, what in _NUMBERS.items() if name != "l"}, "g": "guidance"}
 
 
-def text_of(asked: Asked, training: Training) -> dict[str, Any]:
+def text_of(config: ToolConfig, training: Training) -> dict[str, Any]:
     """The [model] settings of captions. sd-scripts counts CLIP's layers from 1, and skips them only for SD 1 and 2."""
-    family, wanted = family_of(asked), dict[str, tuple[int, str]]()
-    skip, tokens = number_of(asked.any("clip_skip")), number_of(asked.any("max_token_length"))
-    windows, flow = _WINDOWS.get(tokens or 0), is_flow(asked)
+    family, options = family_of(config), dict[str, tuple[int, str]]()
+    skip, tokens = number_of(config.any("clip_skip")), number_of(config.any("max_token_length"))
+    windows, flow = _WINDOWS.get(tokens or 0), is_flow(config)
     if skip is not None and skip > 1:
         if flow or family == "sdxl":
             training.note("clip_skip", int(skip), _IGNORED if flow else "sd-scripts ignores it for SDXL, and so it is "
                           "not written")
         else:
-            wanted["clip_skip"] = int(skip) - 1, "clip_skip"
+            options["clip_skip"] = int(skip) - 1, "clip_skip"
     if windows and flow:
         training.note("max_token_length", tokens, _IGNORED)
     elif windows:
-        wanted["text_windows"] = windows, "max_token_length"
+        options["text_windows"] = windows, "max_token_length"
     key = _LENGTHS.get(family, "t5xxl_max_token_length")
-    length = number_of(asked.any(key))
+    length = number_of(config.any(key))
     # The GUI has the length of T5 in every file, and hands it on for FLUX alone.
-    counts = family in ("flux", "chroma", *_LENGTHS) if of_gui(asked) else flow or not family
+    counts = family in ("flux", "chroma", *_LENGTHS) if of_gui(config) else flow or not family
     if length is not None and length >= 1 and counts:
-        wanted["max_length"] = int(length), key
-    found = fit_text(family, wanted, asked.draft, training)
-    if "clip_skip" in found:
-        training.note("clip_skip", skip, f"written as [model] clip_skip = {found['clip_skip']}: layers are counted "
+        options["max_length"] = int(length), key
+    fitted = fit_text(family, options, config.draft, training)
+    if "clip_skip" in fitted:
+        training.note("clip_skip", skip, f"written as [model] clip_skip = {fitted['clip_skip']}: layers are counted "
                       f"from 0{'' if family else '; sd-scripts ignores it for SDXL, so remove it there'}")
-    if "text_windows" in found:
+    if "text_windows" in fitted:
         training.note("max_token_length", tokens, "written as [model] text_windows; each window keeps its start "
                       "and end token, which sd-scripts drops inside")
-    return found
+    return fitted
 
 
-def prompts_for(asked: Asked, training: Training, read: Callable[[Path], Any]) -> tuple[Path | None, str]:
+def prompts_for(config: ToolConfig, training: Training, read: Callable[[Path], Any]) -> tuple[Path | None, str]:
     """The file of sample prompts, or the text of one to write: the GUI has the prompts themselves, not a path, and
     sd-scripts also has tables of them. `read` reads TOML and JSON."""
-    named = asked.any("sample_prompts")
+    named = config.any("sample_prompts")
     if not isinstance(named, str) or not named.strip():
         return None, ""
-    path = asked.draft.existing(named)
+    path = config.draft.existing(named)
     if path is not None and path.suffix == ".txt" and path.is_file():
         _check(path, training)
         return path, ""
     if path is not None and path.suffix in (".toml", ".json") and path.is_file():
-        return None, prompt_text(_of_file(read(path), family_of(asked), training))
-    if of_gui(asked):
+        return None, prompt_text(_of_file(read(path), family_of(config), training))
+    if of_gui(config):
         lines = [line for line in named.splitlines() if not line.startswith("#")]
-        return None, prompt_text(_sampled(line, family_of(asked), training) for line in lines)
-    asked.draft.place(named, "sample_prompts")
+        return None, prompt_text(_sampled(line, family_of(config), training) for line in lines)
+    config.draft.place(named, "sample_prompts")
     training.note("sample_prompts", named, "[prompts] file is a text file with one prompt per line")
     return None, ""
 
@@ -95,15 +95,15 @@ def _of_file(document: Any, family: str, training: Training) -> Iterator[Sampled
     table = document.get("prompt") if isinstance(document, dict) else None
     shared = table if isinstance(table, dict) else {}
     listed = shared.get("subset") if shared else document
-    for one in listed if isinstance(listed, list) else []:
-        if isinstance(one, str):
-            yield _sampled(one, family, training)
-        elif isinstance(one, dict):
-            given = {**shared, **one}
-            guidance = given.get("guidance_scale" if family == "flux" else "scale")
-            yield Sampled(prompt=str(given.get("prompt") or ""), negative=str(given.get("negative_prompt") or ""),
-                          width=number_of(given.get("width")), height=number_of(given.get("height")),
-                          seed=number_of(given.get("seed")), steps=number_of(given.get("sample_steps")),
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, str):
+            yield _sampled(entry, family, training)
+        elif isinstance(entry, dict):
+            values = {**shared, **entry}
+            guidance = values.get("guidance_scale" if family == "flux" else "scale")
+            yield Sampled(prompt=str(values.get("prompt") or ""), negative=str(values.get("negative_prompt") or ""),
+                          width=number_of(values.get("width")), height=number_of(values.get("height")),
+                          seed=number_of(values.get("seed")), steps=number_of(values.get("sample_steps")),
                           guidance=number_of(guidance))
 
 

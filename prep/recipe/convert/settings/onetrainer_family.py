@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.draft import ToolConfig
 
 T = TypeVar("T")
 # By the start of model_type; the first that fits. Others are no family here.
@@ -23,39 +23,39 @@ STEP = 64
 _SHIFTED = ("FLUX_DEV", "FLUX_2", "QWEN", "Z_IMAGE", "KREA_2", "ERNIE", "ANIMA", "IDEOGRAM")
 
 
-def model_type(asked: Asked) -> str:
+def model_type(config: ToolConfig) -> str:
     """OneTrainer's name of the model."""
-    return str(asked.any("model_type") or "STABLE_DIFFUSION_15")
+    return str(config.any("model_type") or "STABLE_DIFFUSION_15")
 
 
-def family_of(asked: Asked) -> str:
+def family_of(config: ToolConfig) -> str:
     """Our name of the model's family; "" if it is none of ours."""
-    return _by_start(_FAMILIES, model_type(asked), "")
+    return _by_start(_FAMILIES, model_type(config), "")
 
 
-def bucket_step(asked: Asked) -> int:
+def bucket_step(config: ToolConfig) -> int:
     """Pixels between the sides of OneTrainer's buckets."""
-    return _by_start(_STEPS, model_type(asked), STEP)
+    return _by_start(_STEPS, model_type(config), STEP)
 
 
-def is_shifted(asked: Asked) -> bool:
+def is_shifted(config: ToolConfig) -> bool:
     """Whether a shift by size has an effect on the model, as far as the file says which that is."""
-    return not asked.has("model_type") or model_type(asked).startswith(_SHIFTED)
+    return not config.has("model_type") or model_type(config).startswith(_SHIFTED)
 
 
-def denoiser_of(asked: Asked) -> str:
-    """The part of the model that is trained, of which the others' settings have no effect."""
-    kind = model_type(asked)
+def denoiser_of(config: ToolConfig) -> str:
+    """The part of the model that is trained; the settings of other parts have no effect."""
+    kind = model_type(config)
     if kind.startswith(("WUERSTCHEN", "STABLE_CASCADE")):
         return "prior"
     has_unet = kind.startswith("STABLE_DIFFUSION") and not kind.startswith("STABLE_DIFFUSION_3")
     return "unet" if has_unet else "transformer"
 
 
-def part_of(asked: Asked, name: str) -> Mapping[str, Any]:
+def part_of(config: ToolConfig, name: str) -> Mapping[str, Any]:
     """The settings of one part of the model; empty if there are none."""
-    found = asked.any(name)
-    return found if isinstance(found, dict) else {}
+    part = config.any(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _by_start(table: Mapping[str, T], name: str, usual: T) -> T:

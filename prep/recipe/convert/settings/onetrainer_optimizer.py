@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod, sqrt
 from typing import Any
 
-from prep.recipe.convert.draft import Asked
+from prep.recipe.convert.draft import ToolConfig
 from prep.recipe.convert.settings.onetrainer_family import denoiser_of, part_of
 from prep.recipe.convert.training import Training, number_of
 
@@ -21,37 +21,37 @@ _SCHEDULES: Mapping[str, str] = {"CONSTANT": "constant", "LINEAR": "linear", "CO
                                  "COSINE_WITH_HARD_RESTARTS": "cosine-restarts"}
 
 
-def put_batches(asked: Asked, training: Training) -> None:
+def put_batches(config: ToolConfig, training: Training) -> None:
     """Converts the size of a batch, and the epochs."""
-    count = int(number_of(asked.any("batch_size")) or 1)
-    more = int(number_of(asked.any("gradient_accumulation_steps")) or 1)
+    count = int(number_of(config.any("batch_size")) or 1)
+    more = int(number_of(config.any("gradient_accumulation_steps")) or 1)
     training.put("batch_size", count * more, "batch_size")
     if more > 1 and "batch_size" in training.settings:
         training.put("micro_batch", count, "batch_size")
-    training.put("epochs", int(number_of(asked.any("epochs")) or 100), "epochs")
+    training.put("epochs", int(number_of(config.any("epochs")) or 100), "epochs")
 
 
-def batch_of(asked: Asked) -> int:
+def batch_of(config: ToolConfig) -> int:
     """The samples of an optimizer step."""
-    counts = (int(number_of(asked.any(name)) or 1) for name in ("batch_size", "gradient_accumulation_steps"))
+    counts = (int(number_of(config.any(name)) or 1) for name in ("batch_size", "gradient_accumulation_steps"))
     return max(1, prod(counts))
 
 
-def in_steps(asked: Asked, value: float) -> int:
+def in_steps(config: ToolConfig, value: float) -> int:
     """`value` batches as optimizer steps; at least 1, unless there are none. OneTrainer drops parts of a batch."""
     value = int(value)
-    return max(1, round(value / max(1, int(number_of(asked.any("gradient_accumulation_steps")) or 1)))) if value else 0
+    return max(1, round(value / max(1, int(number_of(config.any("gradient_accumulation_steps")) or 1)))) if value else 0
 
 
-def put_optimizer(asked: Asked, training: Training) -> None:
+def put_optimizer(config: ToolConfig, training: Training) -> None:
     """Converts the optimizer with its settings, and the learning rate."""
-    own = asked.any("optimizer")
+    own = config.any("optimizer")
     table = own if isinstance(own, dict) else {"optimizer": own or "ADAMW"}
-    rate = number_of(part_of(asked, denoiser_of(asked)).get("learning_rate"))
-    rate = number_of(asked.any("learning_rate")) if rate is None else rate
-    training.put("optimizer.lr", (3e-6 if rate is None else rate) * _scale(asked, training), "learning_rate")
-    clip = number_of(asked.any("clip_grad_norm"))
-    table_of = asked.layers[0].table  # null, or infinity, which it writes as a text: no clipping
+    rate = number_of(part_of(config, denoiser_of(config)).get("learning_rate"))
+    rate = number_of(config.any("learning_rate")) if rate is None else rate
+    training.put("optimizer.lr", (3e-6 if rate is None else rate) * _scale(config, training), "learning_rate")
+    clip = number_of(config.any("clip_grad_norm"))
+    table_of = config.layers[0].table  # null, or infinity, which it writes as a text: no clipping
     off = "clip_grad_norm" in table_of and table_of["clip_grad_norm"] in (None, "inf")
     training.put("optimizer.clip", 0.0 if off else 1.0 if clip is None else clip, "clip_grad_norm")
     kind = str(table.get("optimizer") or "ADAMW")
@@ -60,29 +60,29 @@ def put_optimizer(asked: Asked, training: Training) -> None:
                       "suit it")
         training.put("optimizer.name", "adamw", "optimizer.optimizer")
         return
-    given: dict[str, tuple[Any, str]] = {}
+    values: dict[str, tuple[Any, str]] = {}
     for name, setting in _OF_OPTIMIZER.items():
         value = table.get(name)
         if isinstance(value, bool) if setting in _SWITCHES else number_of(value) is not None:
-            given[setting] = value if setting in _SWITCHES else number_of(value), f"optimizer.{name}"
+            values[setting] = value if setting in _SWITCHES else number_of(value), f"optimizer.{name}"
     betas = [number_of(table.get(name)) for name in ("beta1", "beta2")]
     if None not in betas:
-        given["betas"] = betas, "optimizer.beta1"
+        values["betas"] = betas, "optimizer.beta1"
     paged = "-paged" if kind == "ADAMW_8BIT" and table.get("is_paged") is True else ""
     if kind == "ADAFACTOR":
-        given = {name: value for name, value in given.items() if name == "weight_decay"}
+        values = {name: value for name, value in values.items() if name == "weight_decay"}
     if kind == "ADAFACTOR" and (table.get("relative_step") is not False or table.get("scale_parameter") is not False):
         training.note("optimizer.optimizer", kind, "OneTrainer's Adafactor finds its own rate unless relative_step and "
                       "scale_parameter are false; here optimizer.lr counts")
-    training.put_optimizer(_OPTIMIZERS[kind] + paged, given)
-    if kind == "SCHEDULE_FREE_ADAMW" and "weight_decay" not in given:
+    training.put_optimizer(_OPTIMIZERS[kind] + paged, values)
+    if kind == "SCHEDULE_FREE_ADAMW" and "weight_decay" not in values:
         training.put("optimizer.weight_decay", 0.01, "optimizer.weight_decay")  # OneTrainer's own default
 
 
-def _scale(asked: Asked, training: Training) -> float:
+def _scale(config: ToolConfig, training: Training) -> float:
     """The factor of the learning rate: the square root of a batch's samples, of the batches in a step, or of both."""
-    kind = str(asked.any("learning_rate_scaler") or "NONE")
-    counts = [number_of(asked.any(name)) or 1 for name in ("batch_size", "gradient_accumulation_steps")]
+    kind = str(config.any("learning_rate_scaler") or "NONE")
+    counts = [number_of(config.any(name)) or 1 for name in ("batch_size", "gradient_accumulation_steps")]
     scales = {"BATCH": counts[:1], "GRADIENT_ACCUMULATION": counts[1:], "BOTH": counts}
     factor = sqrt(max(1, prod(scales.get(kind.removeprefix("GLOBAL_"), []))))
     if factor != 1:
@@ -91,22 +91,22 @@ def _scale(asked: Asked, training: Training) -> float:
     return factor
 
 
-def put_schedule(asked: Asked, training: Training) -> None:
+def put_schedule(config: ToolConfig, training: Training) -> None:
     """Converts the schedule of the learning rate, and its warm-up."""
-    kind = str(asked.any("learning_rate_scheduler") or "CONSTANT")
+    kind = str(config.any("learning_rate_scheduler") or "CONSTANT")
     if training.settings.get("optimizer.name") == "adamw-schedule-free":
         kind = "CONSTANT"  # as in OneTrainer
     training.put("schedule.name", _SCHEDULES.get(kind, "cosine"), "learning_rate_scheduler")
     if kind not in _SCHEDULES:
         training.note("learning_rate_scheduler", kind, "no counterpart; cosine is written")
-    floor, cycles = (number_of(asked.any(f"learning_rate_{name}")) for name in ("min_factor", "cycles"))
+    floor, cycles = (number_of(config.any(f"learning_rate_{name}")) for name in ("min_factor", "cycles"))
     if floor:
         training.put("schedule.floor", floor, "learning_rate_min_factor")
     if kind == "COSINE_WITH_HARD_RESTARTS" and cycles is not None and cycles == int(cycles):
         training.put("schedule.cycles", int(cycles), "learning_rate_cycles")
     elif kind == "COSINE_WITH_HARD_RESTARTS" and cycles is not None:
         training.note("learning_rate_cycles", cycles, "schedule.cycles is a whole number; not written")
-    warmup = number_of(asked.any("learning_rate_warmup_steps"))
+    warmup = number_of(config.any("learning_rate_warmup_steps"))
     warmup = 200 if warmup is None else warmup
     if 0 < warmup < 1:
         training.put("schedule.warmup", warmup, "learning_rate_warmup_steps")
@@ -115,4 +115,4 @@ def put_schedule(asked: Asked, training: Training) -> None:
     elif warmup > 0 and training.settings.get("optimizer.name") == "adamw-schedule-free":
         training.put("schedule.warmup", int(warmup), "learning_rate_warmup_steps")  # which counts its own steps
     elif warmup > 0:
-        training.put("schedule.warmup", in_steps(asked, warmup), "learning_rate_warmup_steps")
+        training.put("schedule.warmup", in_steps(config, warmup), "learning_rate_warmup_steps")
