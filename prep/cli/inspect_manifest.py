@@ -15,7 +15,7 @@ from prep.fs.place import maybe_place, place_of
 if TYPE_CHECKING:
     from prep.manifest.opened import OpenedManifest
     from prep.report.snapshots.gallery import Decoded
-    from prep.report.snapshots.manifest import CaptionTokens, Measured
+    from prep.report.snapshots.manifest import CaptionTokens, Measurements
 
 COUNTED = 50_000  # samples whose captions' tokens are counted: a few seconds
 DECODED = 24  # samples, if --model is given without --decode
@@ -70,11 +70,11 @@ def _write_page(opened: OpenedManifest, html: Path, cards: int, model: _Model, m
     say(f"wrote {html}")
 
 
-def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) -> Measured:
+def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) -> Measurements:
     """Statistics of latents, lengths of captions, and decoded latents."""
     from prep.cli.ticker import progress
     from prep.manifest.statistics import latent_statistics, outliers
-    from prep.report.snapshots.manifest import Measured
+    from prep.report.snapshots.manifest import Measurements
 
     with progress("reading latents", len(opened.samples), unit="samples", shown=shown) as tick:
         found = latent_statistics(opened, tick)
@@ -82,7 +82,7 @@ def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) 
     with progress("counting tokens", None, shown=shown):
         tokens = model.tokens()
     decoded, note = model.decoded(most, [one.sample for one in unusual], shown=shown) if most else ({}, "")
-    return Measured(latents=found, outliers=unusual, tokens=tokens, decoded=decoded, decoded_note=note)
+    return Measurements(latents=found, outliers=unusual, tokens=tokens, decoded=decoded, decoded_note=note)
 
 
 class _Model:

@@ -19,7 +19,7 @@ from prep.errors import EXIT_FINDINGS
 
 if TYPE_CHECKING:
     from prep.masks.run import MaskEntry
-    from prep.pages.snapshot import Origin
+    from prep.pages.snapshot import PageOrigin
 
 METHODS = ("alpha", "color", "threshold", "clipseg", "segment", "rembg")
 COMBINE = ("replace", "add", "subtract", "intersect")
@@ -81,7 +81,8 @@ def mask(
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def _write_pages(page: Path, origin: Origin, jobs: int, shown: bool, entries: Sequence[MaskEntry]) -> tuple[Path, ...]:
+def _write_pages(page: Path, origin: PageOrigin, jobs: int, shown: bool,
+                 entries: Sequence[MaskEntry]) -> tuple[Path, ...]:
     from prep.report.snapshots.masks import write_sheets
 
     with progress("showing", len(entries), unit="pictures", shown=shown) as tick:

@@ -222,7 +222,7 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
 
     from prep.view.edit.cost import cost_of
     from prep.view.edit.editor import Edits
-    from prep.view.edit.places import Places, check_editable
+    from prep.view.edit.places import EditPlaces, check_editable
     from prep.view.edit.record import Recorder
 
     check_editable(recipe, folder)
@@ -236,7 +236,7 @@ def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
     counted = partial(cost_of, recipe, asked.cache, jobs=asked.jobs) if asked.cache is not None else None
     record = str if folder is None or recipe.file is None else Recorder(recipe.file, folder)
-    return Edits(places=Places(recipe=recipe, folder=folder), cost=counted, record=record,
+    return Edits(places=EditPlaces(recipe=recipe, folder=folder), cost=counted, record=record,
                  command=" ".join(shell_name(str(word)) for word in words))
 
 

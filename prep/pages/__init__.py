@@ -1,1 +1,1 @@
-"""What HTML pages are made of, snapshots and live ones: templates, cards, tables, charts, pictures under masks."""
+"""The parts of HTML pages, snapshots and live ones: templates, cards, tables, charts, pictures under masks."""

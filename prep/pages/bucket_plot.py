@@ -86,7 +86,7 @@ def bucket_shapes(pictures: Mapping[Size, int], buckets: Mapping[Size, int]) -> 
     if not pictures or not buckets:
         return []
     sides = [side for size in (*pictures, *buckets) for side in size]
-    scale = _Scale(min(sides), max(sides))
+    scale = _PixelScale(min(sides), max(sides))
     drawn = sorted(pictures.items(), key=lambda counted: (-counted[1], counted[0]))[:DOTS]
     most = max(pictures.values())
     dots = [Dot(scale.x(wide), scale.y(high), _radius(count, most),
@@ -127,8 +127,8 @@ def _names(squares: Sequence[Square], names: Sequence[str], dots: Sequence[Dot])
                 break
 
 
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def _legend(most: int) -> Iterator[Shape]:
@@ -146,7 +146,7 @@ def _legend(most: int) -> Iterator[Shape]:
     yield Label(LEFT + 36, 73, "start", "width = height", "legend")
 
 
-class _Scale:
+class _PixelScale:
     """Converts pixels to user units: one logarithmic scale for widths (to the right) and heights (upwards)."""
 
     def __init__(self, least: int, most: int) -> None:

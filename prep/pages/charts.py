@@ -80,7 +80,7 @@ def chart_of(title: str, series: Sequence[Series], *, axis: str, last: float, ma
     if not drawn:
         return None
     low, high = _range(drawn, zero)
-    scale = _Scale(last=max(last, *(line.points[-1][0] for line in drawn), 1e-9), low=low, high=high)
+    scale = _ChartScale(last=max(last, *(line.points[-1][0] for line in drawn), 1e-9), low=low, high=high)
     return Chart(
         title=title, says=_says(title, drawn, axis), note=note, traces=tuple(_trace(line, scale) for line in drawn),
         across=tuple(Tick(at=scale.x(x), says=_spelled(x)) for x in _few(ticks(0, scale.last))),
@@ -115,8 +115,8 @@ def columns_of(points: Iterable[Point], last: float, columns: int = COLUMNS) -> 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Scale:
-    """Where numbers are in the chart."""
+class _ChartScale:
+    """The places of numbers in the chart."""
 
     last: float
     low: float
@@ -141,7 +141,7 @@ def _range(series: Sequence[Series], zero: bool) -> tuple[float, float]:
     return (low if zero and low == 0 else low - room), high + room
 
 
-def _trace(line: Series, scale: _Scale) -> Trace:
+def _trace(line: Series, scale: _ChartScale) -> Trace:
     if line.kind == "dots":
         dots = tuple((scale.x(x), scale.y(y)) for x, y in line.points)
         return Trace(name=line.name, kind=line.kind, dots=dots, path=_line(dots))

@@ -23,7 +23,7 @@ _PREFIX, _BASE64 = "data:image/", ";base64,"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
+class CardOrder:
     """An order of cards, by their names or by one of their values."""
 
     title: str
@@ -40,23 +40,23 @@ class FoundCard:
     values: tuple[float | None, ...]  # one for each order, ignored if it is by name; None comes last
 
 
-def cards_json(cards: Sequence[FoundCard], orders: Sequence[Order], *, fixed: int) -> str:
+def cards_json(cards: Sequence[FoundCard], orders: Sequence[CardOrder], *, fixed: int) -> str:
     """The data of cards for the page's script; of the first `fixed`, which HTML has already, only what finds them.
 
     Text for a `script` element of type application/json: no `<`, `>` or `&` is in it. Ten thousand cards fit a page if
     each takes few bytes: keys are letters, what is empty is left out, and groups are numbers.
     """
     count = len(cards[0].groups) if cards else 0
-    groups = [sorted({found.groups[number] for found in cards}) for number in range(count)]
+    groups = [sorted({entry.groups[number] for entry in cards}) for number in range(count)]
     places = [{name: place for place, name in enumerate(names)} for names in groups]
     rows = []
-    for number, found in enumerate(cards):
-        row = {"n": printable(found.card.shot.name), "c": [_caption(caption) for caption in found.card.captions],
-               "e": [[finding.severity, finding.code, printable(finding.detail)] for finding in found.card.findings],
-               "g": [place[name] for place, name in zip(places, found.groups, strict=True)],
+    for number, entry in enumerate(cards):
+        row = {"n": printable(entry.card.shot.name), "c": [_caption(caption) for caption in entry.card.captions],
+               "e": [[finding.severity, finding.code, printable(finding.detail)] for finding in entry.card.findings],
+               "g": [place[name] for place, name in zip(places, entry.groups, strict=True)],
                "v": [None if order.by_name else _number(value)
-                     for order, value in zip(orders, found.values, strict=True)],
-               **({} if number < fixed else _drawn(found.card))}
+                     for order, value in zip(orders, entry.values, strict=True)],
+               **({} if number < fixed else _drawn(entry.card))}
         rows.append({key: value for key, value in row.items() if value not in (None, "", 0, [])})
     text = json.dumps({"orders": [[order.by_name, order.descending] for order in orders],
                        "groups": [[printable(name) for name in names] for names in groups], "cards": rows},
@@ -92,8 +92,8 @@ def _shot(shot: Shot) -> dict[str, Any]:
 
 def _box(overlay: Overlay, *, alone: bool) -> list[Any]:
     """Left, top, width, height in percent, classes, and the address of a shade."""
-    kinds = (kind for kind, given in (("outlined", overlay.outlined), ("alone", alone), ("flip", overlay.flip),
-                                      ("coarse", overlay.coarse)) if given)
+    kinds = (kind for kind, applies in (("outlined", overlay.outlined), ("alone", alone), ("flip", overlay.flip),
+                                        ("coarse", overlay.coarse)) if applies)
     shade = str(overlay.shade).removeprefix(_PREFIX).replace(_BASE64, ",", 1)
     sides = (overlay.left, overlay.top, overlay.width, overlay.height)
     return [*(_number(round(side, 2)) for side in sides), " ".join(kinds), *([shade] if shade else [])]

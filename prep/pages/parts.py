@@ -98,7 +98,7 @@ class Card:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class PairSide:
     """One of two pictures."""
 
     label: str
@@ -108,10 +108,10 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class PicturePair:
     """Two pictures, side by side."""
 
-    sides: tuple[Side, Side]
+    sides: tuple[PairSide, PairSide]
     title: str = ""  # without a finding
     finding: Finding | None = None
     likeness: str = ""
@@ -119,7 +119,7 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bars:
+class Histogram:
     """A histogram."""
 
     title: str
@@ -131,7 +131,7 @@ class Bars:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
+class PageLink:
     """A link to one of several pages."""
 
     number: int  # from 1
@@ -144,7 +144,7 @@ class Pager:
 
     before: str  # address; "" for none
     after: str
-    links: tuple[Link | None, ...]  # None: omitted pages
+    links: tuple[PageLink | None, ...]  # None: omitted pages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,12 +173,12 @@ def findings_table(findings: Sequence[Mapping[str, Any]], most: int | None = Non
 
 
 def bars_of(title: str, head: str, unit: str, bins: Iterable[tuple[str, int]], note: str = "",
-            over: int | None = None) -> Bars:
+            over: int | None = None) -> Histogram:
     """A histogram from bins and their counts; `over` is the first bin beyond a limit."""
     known = list(bins)
     most = max((count for _, count in known), default=0) or 1
-    return Bars(title=title, head=head, unit=unit, note=note, over=over,
-                rows=tuple((name, count, count / most) for name, count in known))
+    return Histogram(title=title, head=head, unit=unit, note=note, over=over,
+                     rows=tuple((name, count, count / most) for name, count in known))
 
 
 def pager_of(number: int, count: int, address: Callable[[int], str]) -> Pager:
@@ -187,10 +187,10 @@ def pager_of(number: int, count: int, address: Callable[[int], str]) -> Pager:
         return "" if other == number or not 0 <= other < count else address(other)
 
     near = sorted({0, count - 1, *range(number - AROUND, number + AROUND + 1)} & set(range(count)))
-    links: list[Link | None] = []
+    links: list[PageLink | None] = []
     for before, other in zip([-1, *near], near, strict=False):
         links += [None] * (other > before + 1)
-        links.append(Link(number=other + 1, address=link(other)))
+        links.append(PageLink(number=other + 1, address=link(other)))
     return Pager(before=link(number - 1), after=link(number + 1), links=tuple(links))
 
 

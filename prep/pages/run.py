@@ -41,7 +41,7 @@ class Film:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPage:
-    """What a page says of a run."""
+    """The contents of a run's page."""
 
     head: Head
     curves: Sequence[Chart]

@@ -30,7 +30,7 @@ _FORMATS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"RIFF": "webp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
+class PageOrigin:
     """The data set of a page, and the page's date."""
 
     name: str  # of the data set, for titles
@@ -38,12 +38,12 @@ class Origin:
     made: date
 
 
-def origin_of(recipe: Recipe, made: date) -> Origin:
+def origin_of(recipe: Recipe, made: date) -> PageOrigin:
     """Returns the origin of a page about a recipe's pictures."""
     places = [str(source.path) for source in recipe.sources]
     if len(places) > PLACES:
         places[PLACES:] = [f"and {len(places) - PLACES} more sources"]
-    return Origin(name=name_of(recipe), places=tuple(places), made=made)
+    return PageOrigin(name=name_of(recipe), places=tuple(places), made=made)
 
 
 def name_of(recipe: Recipe) -> str:
@@ -65,8 +65,8 @@ def check_page_file(path: Path, apart: Iterable[NamedPath]) -> None:
     check_replaceable(path, "page", lambda start: not start or MARK.encode() in start)
 
 
-def render_snapshot(template: str, origin: Origin, *, head: Head, sections: Iterable[Section], data: str | None = None,
-                    scripted: bool = False, **values: Any) -> str:
+def render_snapshot(template: str, origin: PageOrigin, *, head: Head, sections: Iterable[Section],
+                    data: str | None = None, scripted: bool = False, **values: Any) -> str:
     """Renders a template with its head, its sections in order, and their values.
 
     With `data`, which `cards_json` makes, the page has the script that reads it; so it has if `scripted`, which lets
@@ -92,11 +92,11 @@ def _hash_of(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}"
 
 
-class Pictures:
+class EmbeddedPictures:
     """Embeds the pictures of one page as `data:` addresses, at most `most` bytes of them in all."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.left = MOST_BYTES if most is None else most  # bytes of base64
+        self.room = MOST_BYTES if most is None else most  # bytes of base64
         self.refused = 0  # pictures that did not fit
 
     def add(self, data: bytes | None) -> str:
@@ -105,9 +105,9 @@ class Pictures:
         if data is None or name is None:
             return ""
         length = (len(data) + 2) // 3 * 4
-        if length > self.left:
+        if length > self.room:
             self.refused += 1
             return ""
-        self.left -= length
+        self.room -= length
         # Safe: base64 contains only letters, digits, "+", "/" and "=". Markup, so that no filter scans megabytes.
         return Markup(f"data:image/{name};base64,{base64.b64encode(data).decode('ascii')}")

@@ -9,7 +9,7 @@ import numpy as np
 from prep.cache.ledger.columns import Column
 from prep.manifest.diff_samples import REASONS, Changes
 from prep.pages.overlay import Shot
-from prep.pages.parts import Pair, Side, pager_of
+from prep.pages.parts import PairSide, PicturePair, pager_of
 from prep.pages.words import compared
 from prep.view.site import Site, card_of
 
@@ -53,19 +53,19 @@ def diff_page(diff: Diff, why: str, page: int) -> str:
         pager=pager_of(page, pages, link))
 
 
-def _pair(diff: Diff, row: int) -> Pair:
+def _pair(diff: Diff, row: int) -> PicturePair:
     numbers = int(diff.changes.old[row]), int(diff.changes.new[row])
     sites = diff.before, diff.after
     reasons = [name for name in REASONS if diff.changes.reasons[name][row]]
     captions = [[] if number < 0 else site.selector.samples.captions(number)
                 for site, number in zip(sites, numbers, strict=True)]
-    return Pair(title=", ".join(WHAT.get(name, name) for name in reasons),
-                sides=(_side("before", sites[0], numbers[0]), _side("after", sites[1], numbers[1])),
-                words=compared(*captions) if "caption" in reasons else ())
+    return PicturePair(title=", ".join(WHAT.get(name, name) for name in reasons),
+                       sides=(_side("before", sites[0], numbers[0]), _side("after", sites[1], numbers[1])),
+                       words=compared(*captions) if "caption" in reasons else ())
 
 
-def _side(label: str, site: Site, number: int) -> Side:
+def _side(label: str, site: Site, number: int) -> PairSide:
     if number < 0:
-        return Side(label=label, shot=Shot(name="–", address="", instead="not there"))
+        return PairSide(label=label, shot=Shot(name="–", address="", instead="not there"))
     card = card_of(site, site.data, number)
-    return Side(label=label, shot=card.shot, link=card.link, facts=card.facts)
+    return PairSide(label=label, shot=card.shot, link=card.link, facts=card.facts)

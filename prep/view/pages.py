@@ -121,7 +121,7 @@ def _sample_facts(row: Mapping[str, Any], source: Any) -> list[tuple[str, str]]:
 
 
 def _readings(site: Site, row: Mapping[str, Any]) -> Iterator[list[Reading]]:
-    """By caption, how the text encoders read it; of many captions the first."""
+    """Yields how the text encoders read each caption; of many captions only the first."""
     for number, text in enumerate(row["texts"]):
         known = [] if site.model is None or number >= READ else site.model.readings(text["caption"])
         yield [replace(reading, tokens=reading.tokens[:TOKENS]) for reading in known]

@@ -34,7 +34,7 @@ def routes_of(site: Site) -> list[BaseRoute]:
 
 
 def changes_of(diff: Diff) -> Answer:
-    """The page of what differs from another manifest."""
+    """Answers with the page of differences from another manifest."""
     def endpoint(request: Request) -> Response:
         why = request.query_params.get("why", "")
         return HTMLResponse(diff_page(diff, one_of(why, diff.counts, "why") if why else "", page_of(request)))

@@ -1,4 +1,4 @@
-"""Renders the page about a run, and what the page of a sample has of it."""
+"""Renders the page about a run, and the parts about a run on the page of a sample."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _shot(base: str, name: str, place: Cell) -> Shot:
 
 
 def _process(state: State) -> dict[str, Any]:
-    """What the head of the page says of the process, and what it can be asked."""
+    """The words of the page's head on the process, and the requests that it takes."""
     running, beat = state.doing == "running", state.beat
     ago = time.time() - beat.stepped if running and beat is not None and beat.step else None
     return {

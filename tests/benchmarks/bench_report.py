@@ -37,7 +37,7 @@ def main() -> None:
     from prep.manifest.opened import open_manifest
     from prep.manifest.statistics import latent_statistics
     from prep.report.snapshots import gallery
-    from prep.report.snapshots.manifest import Measured, write_page
+    from prep.report.snapshots.manifest import Measurements, write_page
 
     wanted = options.samples or (1000 if options.quick else 10_000)
     photos = photos_of(options.photos)
@@ -52,7 +52,7 @@ def main() -> None:
         begun = time.perf_counter()
         statistic = latent_statistics(opened, lambda _: None)
         measured = time.perf_counter() - begun
-        write_page(opened, Path(scratch) / "page.html", date(2024, 2, 29), measured=Measured(latents=statistic))
+        write_page(opened, Path(scratch) / "page.html", date(2024, 2, 29), measured=Measurements(latents=statistic))
         written = time.perf_counter() - begun - measured
         size = (Path(scratch) / "page.html").stat().st_size
         text = (Path(scratch) / "page.html").read_text()

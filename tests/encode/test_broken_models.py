@@ -93,7 +93,7 @@ def test_tokenizers_that_fail_on_every_caption(refused, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no such token")
 
-    monkeypatch.setattr("prep.models.text.lengths.StandIn.forward", fail)
+    monkeypatch.setattr("prep.models.text.lengths.ZeroEncoder.forward", fail)
     assert "model cannot count the tokens of a caption: no such token" in refused(lambda model: None)
 
 

@@ -13,7 +13,7 @@ from prep.findings import finding
 from prep.pages.finder import EXAMPLE, FoundCard, cards_json
 from prep.pages.overlay import Overlay, Shot
 from prep.pages.parts import Caption, Card, Column, Head, Section, Table
-from prep.pages.snapshot import Pictures, render_snapshot
+from prep.pages.snapshot import EmbeddedPictures, render_snapshot
 from prep.report.snapshots.gallery import FEW, GROUPS, ORDERS
 
 CHECK = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ SAID = "document.getElementById('find-said').textContent"
 
 def html(count=COUNT):
     """A page of so many samples; every tenth has an attack in its name, caption and finding."""
-    room, cards = Pictures(), []
+    room, cards = EmbeddedPictures(), []
     shade = room.add(jpeg(5))
     for number in range(count):
         hostile = number % 10 == 0

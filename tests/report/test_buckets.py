@@ -16,11 +16,11 @@ from prep.buckets.sizes import Rules
 from prep.dataset.preview import TrainSample, preview_epoch
 from prep.findings import finding
 from prep.pages.bucket_plot import HALF, HEIGHT, WIDTH, Dot, Label, Line, Square, bucket_shapes
-from prep.pages.snapshot import Origin
+from prep.pages.snapshot import PageOrigin
 from prep.report.snapshots.bucket_png import UNIT, bucket_png
 from prep.report.snapshots.buckets import bucket_page
 
-ORIGIN = Origin(name="holiday", places=("photos/holiday",), made=date(2024, 2, 29))
+ORIGIN = PageOrigin(name="holiday", places=("photos/holiday",), made=date(2024, 2, 29))
 
 
 def page_of(pictures, **rules):

@@ -24,16 +24,16 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.statistics import Outlier, latent_statistics
 from prep.models.vae import VaeDecoder
-from prep.pages.finder import FoundCard, Order, cards_json
+from prep.pages.finder import CardOrder, FoundCard, cards_json
 from prep.pages.originals import Originals
 from prep.pages.overlay import Overlay, Shot
 from prep.pages.parts import Caption, Card
-from prep.pages.snapshot import Pictures
+from prep.pages.snapshot import EmbeddedPictures
 from prep.report.snapshots import gallery as module
 from prep.report.snapshots import latents
 from prep.report.snapshots.gallery import About, Decoded, gallery, spread
 from prep.report.snapshots.latents import decode_samples, psnr, to_decode
-from prep.report.snapshots.manifest import CaptionTokens, Measured, page
+from prep.report.snapshots.manifest import CaptionTokens, Measurements, page
 
 MADE = date(2024, 2, 29)
 
@@ -47,8 +47,8 @@ def found(name, **changes):
 
 
 def test_data_has_all_of_a_card_and_no_sign_of_html():
-    orders = [Order(title="name", descending=False, by_name=True), Order(title="x", descending=True),
-              Order(title="y", descending=False)]
+    orders = [CardOrder(title="name", descending=False, by_name=True), CardOrder(title="x", descending=True),
+              CardOrder(title="y", descending=False)]
     text = cards_json([found("a"), found("b", beside=Shot(name="b2", address="", instead="none"))], orders, fixed=1)
     assert not set("<>&\u2028") & set(text)
     data = json.loads(text)
@@ -77,7 +77,7 @@ def test_small_pictures_are_webp():
     pixels = np.full((10, 20, 3), (200, 30, 30), np.uint8)
     with Image.open(io.BytesIO(encode_webp(pixels))) as picture:
         assert picture.format == "WEBP" and picture.size == (20, 10)
-    assert Pictures().add(encode_webp(pixels)).startswith("data:image/webp;base64,")
+    assert EmbeddedPictures().add(encode_webp(pixels)).startswith("data:image/webp;base64,")
     mask = np.zeros((48, 96), np.uint8)
     mask[:, 48:] = 255
     with Image.open(io.BytesIO(small_shade(mask, 24))) as shade:
@@ -87,9 +87,9 @@ def test_small_pictures_are_webp():
 
 
 def test_pictures_have_a_limit():
-    room = Pictures(20)
+    room = EmbeddedPictures(20)
     assert room.add(b"\xff\xd8\xff" + bytes(9)) and not room.add(b"\xff\xd8\xff" + bytes(9))
-    assert (room.refused, room.left) == (1, 4)
+    assert (room.refused, room.room) == (1, 4)
 
 
 def test_many_samples_have_small_pictures_and_one_view(make, monkeypatch):
@@ -99,8 +99,8 @@ def test_many_samples_have_small_pictures_and_one_view(make, monkeypatch):
     monkeypatch.setattr(module, "source_thumbnails", lambda _audit, side: asked.append(side) or (lambda _: jpeg(1)))
     ticks = []
     made = gallery(audit, range(len(audit.samples)), About(), thumbnail=None, tick=ticks.append)
-    assert asked == [256] and sum(ticks) == len(made.found) == len(audit.samples) and len(made.cards) == 3
-    assert all(len(one.card.shot.overlays) == 1 for one in made.found)
+    assert asked == [256] and sum(ticks) == len(made.entries) == len(audit.samples) and len(made.cards) == 3
+    assert all(len(one.card.shot.overlays) == 1 for one in made.entries)
     cards = json.loads(made.data)["cards"]
     assert ["x" in card for card in cards] == [False] * 3 + [True] * (len(cards) - 3)
     text = page(audit, MADE, cards=100, thumbnail=lambda _: jpeg(1))
@@ -113,15 +113,15 @@ def test_decoded_samples_come_first_the_lowest_psnr_before_all(small):
                   scores={0: 4.5}, findings={"a.png": [finding("a.png", "blank", "one color")]})
     made = gallery(small, range(3), about, thumbnail=lambda _: None)
     names = [small.samples.name(number) for number in (2, 1, 0)]
-    assert [one.card.shot.name for one in made.found] == names
-    assert "PSNR 20.5 dB" in made.found[0].card.facts and made.found[0].card.beside is not None
-    assert made.found[2].card.beside is None and made.found[2].values[4:] == (4.5, None)
-    toned = {one.card.shot.name: (one.card.tone, one.groups[3]) for one in made.found}
+    assert [one.card.shot.name for one in made.entries] == names
+    assert "PSNR 20.5 dB" in made.entries[0].card.facts and made.entries[0].card.beside is not None
+    assert made.entries[2].card.beside is None and made.entries[2].values[4:] == (4.5, None)
+    toned = {one.card.shot.name: (one.card.tone, one.groups[3]) for one in made.entries}
     assert toned["a.png"] == ("warning", "blank") and toned["c.png"] == ("", "none")
 
 
 def test_latents_and_lengths_are_on_the_page(small):
-    measured = Measured(latents=latent_statistics(small, lambda _: None), tokens=CaptionTokens(
+    measured = Measurements(latents=latent_statistics(small, lambda _: None), tokens=CaptionTokens(
         encoder="CLIP", limit=75, counts=(0, 15, 16, 75, 76, 500), samples=2), outliers=[Outlier(
             sample=0, channel=2, what="mean", value=1.0, usual=0.5, score=-7.0)])
     text = page(small, MADE, cards=3, thumbnail=lambda _: None, measured=measured)
@@ -133,7 +133,7 @@ def test_latents_and_lengths_are_on_the_page(small):
     assert "Of 2 of 3 samples, evenly spread." in words
     assert "Latents by channel" in words and "Samples that differ from most" in words and "-7.0" in words
     assert "None is told from the others: there are fewer than 12." in words
-    empty = page(small, MADE, cards=3, thumbnail=lambda _: None, measured=Measured())
+    empty = page(small, MADE, cards=3, thumbnail=lambda _: None, measured=Measurements())
     assert "No latent was read: none is finite, or the shards are in a store (prep pull fetches them)." in Outline(
         empty).words
 
@@ -206,8 +206,8 @@ def test_texts_that_do_not_fit_leave_fewer_cards(make, monkeypatch):
     audit = open_manifest(read_manifest(make(counts=(8, 8)).path))
     about = About(decoded={7: Decoded(picture=jpeg(1), psnr=None)})
     made = gallery(audit, range(len(audit.samples)), about, thumbnail=lambda _: None)
-    assert 2 <= len(made.found) < len(audit.samples) and len(made.data.encode()) <= 900
-    assert made.found[0].card.shot.name == audit.samples.name(7)
+    assert 2 <= len(made.entries) < len(audit.samples) and len(made.data.encode()) <= 900
+    assert made.entries[0].card.shot.name == audit.samples.name(7)
 
 
 @pytest.mark.slow

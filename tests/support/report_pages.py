@@ -23,10 +23,10 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 from prep.manifest.statistics import Outlier, latent_statistics
 from prep.masks.run import MaskEntry
-from prep.pages.snapshot import Origin
+from prep.pages.snapshot import PageOrigin
 from prep.report.snapshots.buckets import bucket_page
 from prep.report.snapshots.gallery import Decoded
-from prep.report.snapshots.manifest import CaptionTokens, Measured
+from prep.report.snapshots.manifest import CaptionTokens, Measurements
 from prep.report.snapshots.manifest import page as manifest_page
 from prep.report.snapshots.masks import write_sheets
 from prep.report.snapshots.scan import preview_names, scan_page
@@ -41,9 +41,9 @@ VOID = {"meta", "img", "input", "br", "wbr"}
 WORDED = {"alt", "aria-label"}  # attributes with words of files
 
 
-def origin(texts: Sequence[str]) -> Origin:
+def origin(texts: Sequence[str]) -> PageOrigin:
     """A data set with such a name in such places."""
-    return Origin(name=texts[0], places=tuple(texts[:2]), made=MADE)
+    return PageOrigin(name=texts[0], places=tuple(texts[:2]), made=MADE)
 
 
 def jpeg(number: int) -> bytes:
@@ -97,11 +97,11 @@ def manifest_html(texts: Sequence[str], root: Path) -> str:
     """Three samples with their pictures, and captions of one length."""
     captions = [text[:200].ljust(200, ".") for text in texts[3:6]]
     opened = open_manifest(read_manifest(write_small(root, [*texts[:3], *captions, texts[6]])))
-    measured = Measured(latents=latent_statistics(opened, lambda _: None),
-                        decoded={1: Decoded(picture=jpeg(3), psnr=12.3)},
-                        tokens=CaptionTokens(encoder="CLIP", limit=75, counts=(3, 60, 99), samples=3),
-                        outliers=[Outlier(sample=number, channel=0, what="mean", value=1.0, usual=0.1, score=9.0)
-                                  for number in range(3)])
+    measured = Measurements(latents=latent_statistics(opened, lambda _: None),
+                            decoded={1: Decoded(picture=jpeg(3), psnr=12.3)},
+                            tokens=CaptionTokens(encoder="CLIP", limit=75, counts=(3, 60, 99), samples=3),
+                            outliers=[Outlier(sample=number, channel=0, what="mean", value=1.0, usual=0.1, score=9.0)
+                                      for number in range(3)])
     return manifest_page(opened, MADE, cards=10, thumbnail=lambda sample: jpeg(sample["name"] == texts[1]),
                          measured=measured)
 

@@ -11,7 +11,7 @@ from report_pages import MADE, jpeg
 from prep.fs.place import Local
 from prep.pages.overlay import Shot
 from prep.pages.parts import Caption, Card
-from prep.pages.snapshot import Pictures
+from prep.pages.snapshot import EmbeddedPictures
 from prep.runs.grids import columns_of
 from prep.runs.history import read_history
 from train.config.load import parse
@@ -62,7 +62,7 @@ def run_html(texts: Sequence[str], root: Path) -> str:
     run = Run(local=Local(root), request=RunRequest(manifest=root / "none.json", model=texts[0]), table={},
               base={"x": "a" * 64}, config=parse({"steps": STEPS, "lora": {"targets": [texts[0][:40]]}}, "x"),
               origin=Origin(started="2024-02-29T12:00:00Z", recipe="b" * 64))
-    history, room = read_history(events), Pictures()
+    history, room = read_history(events), EmbeddedPictures()
     shown, note = films(root, history.grids, room)
     cards = tuple(  # with the caption that is one in tests of the layout
         Card(shot=Shot(name=text, address=room.add(jpeg(number)) if number else ""), facts=("loss 0.1",),

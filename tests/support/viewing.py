@@ -25,7 +25,7 @@ from prep.recipe.load import load_recipe
 from prep.view.app import build_app, build_source_app
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import Edits
-from prep.view.edit.places import Places
+from prep.view.edit.places import EditPlaces
 from prep.view.guard import Guard, new_token
 from prep.view.model import ViewedModel
 from prep.view.serve import Server, listen
@@ -150,7 +150,7 @@ def viewing_source(source: Path, edits: Path | None = None, *, sidecars: bool = 
     edited = None
     if edits is not None or sidecars:
         cost = None if cache is None else partial(cost_of, recipe, cache, jobs=1)
-        edited = Edits(places=Places(recipe=recipe, folder=edits), command="prep encode", cost=cost)
+        edited = Edits(places=EditPlaces(recipe=recipe, folder=edits), command="prep encode", cost=cost)
     app, site = build_source_app(SourceSet(survey), token := new_token(), edited)
     with _served(app, site, token) as running:
         yield running

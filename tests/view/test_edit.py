@@ -39,7 +39,7 @@ from prep.view.data import Data
 from prep.view.edit.cost import cost_of
 from prep.view.edit.editor import MOST_TEXT, Editor, Edits, Sent
 from prep.view.edit.log import UndoLog
-from prep.view.edit.places import Places, check_editable, check_folder, folder_of
+from prep.view.edit.places import EditPlaces, check_editable, check_folder, folder_of
 from prep.view.edit.record import Recorder
 from prep.view.edit.refused import Refused
 from prep.view.guard import MOST_SENT
@@ -226,7 +226,7 @@ def test_two_programs_that_save_at_once(pictures, edits, sidecars):
 
     def editor():
         source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
-        return Editor(source, Edits(places=Places(recipe=recipe, folder=recipe.edits), command=""), lambda *_: None)
+        return Editor(source, Edits(places=EditPlaces(recipe=recipe, folder=recipe.edits), command=""), lambda *_: None)
 
     both = editor(), editor()
     with ThreadPoolExecutor(2) as pool:
@@ -294,7 +294,8 @@ def test_a_kill_at_each_change_of_the_disk(pictures, edits, monkeypatch, kind):
     path = edits / ("a.txt" if kind == "caption" else "a-masklabel.png")
 
     def editor():
-        return Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
+        places = EditPlaces(recipe=recipe, folder=edits)
+        return Editor(source, Edits(places=places, command=""), lambda data, _size: data)
 
     def sent(word):
         seat = source.state.seats[at]
@@ -359,7 +360,7 @@ def test_after_any_edits_what_is_shown_is_as_if_read_anew(pictures, edits, optio
     recipe = without_caption_stop(load_recipe(pictures, choices={**SMALL, "image.resolution": (32, 64), **options}))
     recipe, chosen = replace(recipe, edits=edits), Random(5)
     source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
-    editor = Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
+    editor = Editor(source, Edits(places=EditPlaces(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
     words = ["one", "", "two\nthree", "of it", "one\none", "\u00c9t\u00e9", "x" * 300]
     for _ in range(24):
         number, kind = chosen.randrange(len(source.state.seats)), chosen.choice(("caption", "mask"))
@@ -376,7 +377,7 @@ def test_an_edit_renews_its_own_samples_alone(pictures, edits, monkeypatch):
     """With a hundred thousand pictures, making all samples anew takes seconds."""
     recipe = replace(without_caption_stop(load_recipe(pictures, choices=SMALL)), edits=edits)
     source = SourceSet(survey_source(recipe, jobs=1, scan=False, progress=silent))
-    editor = Editor(source, Edits(places=Places(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
+    editor = Editor(source, Edits(places=EditPlaces(recipe=recipe, folder=edits), command=""), lambda data, _size: data)
     made = []
     monkeypatch.setattr(state, "state_of", None)
     monkeypatch.setattr(state, "_sample", lambda *given, before=state._sample: made.append(given) or before(*given))
@@ -500,10 +501,10 @@ def test_places_outside_are_refused(pictures, edits, tmp_path):
     item = ingest(without_caption_stop(recipe), Memo(None), jobs=1).items[0].item
     for name in ("../x.png", ".undo/x.png", ".UNDO/x.png", "/x.png"):
         with pytest.raises(Refused, match=r"would not be below .*: edit it where it is"):
-            Places(recipe=recipe, folder=edits).of(replace(item, name=name), "caption")
+            EditPlaces(recipe=recipe, folder=edits).of(replace(item, name=name), "caption")
     elsewhere = replace(item, picture=Blob(file=str(tmp_path / "x.png")))
     with pytest.raises(Refused, match=r"would not be below .*: edit it where it is"):
-        Places(recipe=recipe, folder=None).of(elsewhere, "mask")
+        EditPlaces(recipe=recipe, folder=None).of(elsewhere, "mask")
 
 
 def test_a_disk_that_is_full(server, monkeypatch):
@@ -723,7 +724,7 @@ def test_tars_have_no_sidecars(tmp_path, pictures, monkeypatch):
         assert server.undo(0, "caption").status == 200 and "<bdi>of a tar</bdi>" not in server.get("/sample/0").text
     monkeypatch.setattr("prep.view.edit.places.user_cache", lambda: None)
     with pytest.raises(PathError, match="what edits replace cannot be kept: there is no home directory"):
-        _ = Places(recipe=recipe, folder=None).undo
+        _ = EditPlaces(recipe=recipe, folder=None).undo
 
 
 def test_numbers_of_edits_are_never_used_twice(tmp_path):

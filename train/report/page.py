@@ -16,7 +16,7 @@ from prep.fs.place import Local, Place, is_here
 from prep.manifest.document import read_manifest
 from prep.pages.parts import Section, plural
 from prep.pages.run import Film, run_page
-from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
+from prep.pages.snapshot import EmbeddedPictures, PageOrigin, check_page_file, render_snapshot
 from prep.runs.events import NAME as LOG
 from prep.runs.events import read_events
 from prep.runs.history import History, read_history
@@ -58,7 +58,7 @@ def write_report(local: Local, output: Path | None, made: date, *, worst: int = 
     if worst and manifest is not None:  # what was named has to be there; where the run's own is gone, the page says so
         read_manifest(manifest, fetch=False)
     history = read_history(read_events(run.folder / LOG))
-    room = Pictures()
+    room = EmbeddedPictures()
     films, note = shown.films(run.folder, history.grids, room)
     hardest = shown.hardest(run, worst, manifest, room)
     text = page(run, history, made, films, note, hardest)
@@ -94,7 +94,7 @@ def page(run: Run, history: History, made: date, films: Sequence[Film], note: st
         Section(id="settings", title="Settings", count=len(changed.rows),
                 note="" if changed.rows else "All have their defaults."),
         Section(id="provenance", title="Provenance")]
-    origin = Origin(name=run.folder.resolve().name, places=(str(run.local),), made=made)
+    origin = PageOrigin(name=run.folder.resolve().name, places=(str(run.local),), made=made)
     return render_snapshot("run.html", origin, scripted=True, live=False, head=about.head, sections=sections, run=about,
                            changed=changed, same=same, facts=[*_times(run, history), *provenance(run)],
                            saved=checkpoints(run))

@@ -18,7 +18,7 @@ from prep.pages.cards import described_card, source_thumbnails
 from prep.pages.overlay import Shot
 from prep.pages.parts import Card
 from prep.pages.run import Film, Prompt, films_of, loss_facts
-from prep.pages.snapshot import Pictures
+from prep.pages.snapshot import EmbeddedPictures
 from prep.runs.grids import cut_grid
 from prep.runs.history import Grid
 from prep.runs.sheets import keyed_prompts, read_sheet
@@ -39,7 +39,7 @@ class Hardest:
     why: str = ""
 
 
-def films(run: Path, grids: Sequence[Grid], pictures: Pictures) -> tuple[list[Film], str]:
+def films(run: Path, grids: Sequence[Grid], pictures: EmbeddedPictures) -> tuple[list[Film], str]:
     """The sampled pictures by prompt, and a note on those that are left out.
 
     A grid that cannot be read, or is not the one that the log describes, is left out.
@@ -61,7 +61,7 @@ def _cells(run: Path, grid: Grid) -> dict[Prompt, bytes]:
             for key, pixels in zip(keyed_prompts(grid), cut, strict=False)}
 
 
-def hardest(run: Run, count: int, manifest: Place | None, pictures: Pictures) -> Hardest:
+def hardest(run: Run, count: int, manifest: Place | None, pictures: EmbeddedPictures) -> Hardest:
     """The `count` samples with the worst losses, as `train worst` lists them, with their pictures and captions."""
     if not count:
         return Hardest(cards=(), why="Not asked for.")

@@ -58,9 +58,9 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity. Neither the attention nor the text has a mask."""
-    answer_BChw: Tensor = transformer(noised_BChw, encoder_hidden_states=given.text["hidden"], timestep=sigma_B,
+    answer_BChw: Tensor = transformer(noised_BChw, encoder_hidden_states=conditions.text["hidden"], timestep=sigma_B,
                                       return_dict=False)[0]
     return answer_BChw
 

@@ -59,15 +59,15 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", p
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
     if not transformer.is_gradient_checkpointing:
-        return _velocity(transformer, noised_BChw, sigma_B, *padding.cut(given.text, "hidden"))
+        return _velocity(transformer, noised_BChw, sigma_B, *padding.cut(conditions.text, "hidden"))
 
     def answer(numbers: list[int], hidden_GLD: Tensor) -> Tensor:
         return _velocity(transformer, noised_BChw[numbers], sigma_B[numbers], hidden_GLD, None)
 
-    return padding.by_length(given.text, "hidden", answer)
+    return padding.by_length(conditions.text, "hidden", answer)
 
 
 def _velocity(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, hidden_BLD: Tensor,
@@ -89,12 +89,12 @@ def _with_picture(mask_BL: Tensor, patches: int) -> Tensor:
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
     """Arguments of `ChromaPipeline.__call__`: rows without padding, and the masks that it asks for, of all ones."""
-    found: dict[str, Any] = {"latents": packing.pack(prompted.latent_1Chw), "guidance_scale": prompted.guidance}
+    arguments: dict[str, Any] = {"latents": packing.pack(prompted.latent_1Chw), "guidance_scale": prompted.guidance}
     for prefix, text in (("", prompted.positive), ("negative_", prompted.negative)):
         hidden_1LD, _ = padding.cut(text, "hidden")
-        found[f"{prefix}prompt_embeds"] = hidden_1LD
-        found[f"{prefix}prompt_attention_mask"] = hidden_1LD.new_ones(hidden_1LD.shape[:2]).bool()
-    return found
+        arguments[f"{prefix}prompt_embeds"] = hidden_1LD
+        arguments[f"{prefix}prompt_attention_mask"] = hidden_1LD.new_ones(hidden_1LD.shape[:2]).bool()
+    return arguments
 
 
 SAMPLING = SamplePipeline(call=call, unpack=flux.unpack, sampler=EULER, solvers=BY_SIGMAS, guidance=5.0)

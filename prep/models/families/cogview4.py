@@ -62,10 +62,11 @@ SCHEDULE: Mapping[str, Any] = {"use_dynamic_shifting": True, "time_shift_type": 
                                "base_shift": 0.25, "max_shift": 0.75}
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity. The texts of each length have a call of their own: padding would be attended."""
     height, width = noised_BChw.shape[-2:]
-    time_B, sizes_B6 = 1000 * unshifted(sigma_B, shift_of(height // 2 * (width // 2), given.schedule)), given.sizes_B6
+    shift, sizes_B6 = shift_of(height // 2 * (width // 2), conditions.schedule), conditions.sizes_B6
+    time_B = 1000 * unshifted(sigma_B, shift)
 
     def answer(numbers: list[int], hidden_GLD: Tensor) -> Tensor:
         velocity_GChw: Tensor = transformer(
@@ -74,7 +75,7 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
             target_size=sizes_B6[numbers, 4:], return_dict=False)[0]
         return velocity_GChw
 
-    return padding.by_length(given.text, "hidden", answer)
+    return padding.by_length(conditions.text, "hidden", answer)
 
 
 def shift_of(patches: int, schedule: Mapping[str, Any]) -> float:

@@ -58,12 +58,12 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", m
 TIMESTEPS = 1000  # of the published schedule: the transformer takes sigma times this
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, for each latent cell."""
-    hidden_BLD, _ = padding.cut(given.text, "hidden")
+    hidden_BLD, _ = padding.cut(conditions.text, "hidden")
     answer = transformer(
         hidden_states=flux2.patches(noised_BChw), timestep=sigma_B * TIMESTEPS, text_bth=hidden_BLD,
-        text_lens=sigma_B.new_tensor(padding.lengths(given.text)).long(), return_dict=False)[0]
+        text_lens=sigma_B.new_tensor(padding.lengths(conditions.text)).long(), return_dict=False)[0]
     return cells(answer)
 
 

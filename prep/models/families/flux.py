@@ -60,23 +60,24 @@ FACTOR = 8
 GUIDANCE = 3.5  # in training, unless the setting guidance_embedding says otherwise: that of diffusers' example
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma and guidance by 1000 itself."""
-    hidden_BLD = given.text["hidden"]
+    hidden_BLD = conditions.text["hidden"]
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
-        guidance=guidance_of(transformer, sigma_B, given),
-        pooled_projections=given.text["pooled"], encoder_hidden_states=hidden_BLD,
+        guidance=guidance_of(transformer, sigma_B, conditions),
+        pooled_projections=conditions.text["pooled"], encoder_hidden_states=hidden_BLD,
         txt_ids=hidden_BLD.new_zeros((hidden_BLD.shape[1], 3)), img_ids=packing.positions(noised_BChw),
         return_dict=False)[0]
     return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
 
 
-def guidance_of(transformer: Any, sigma_B: Tensor, given: Conditions) -> Tensor | None:
+def guidance_of(transformer: Any, sigma_B: Tensor, conditions: Conditions) -> Tensor | None:
     """[B]: the guidance number that a transformer like dev's takes; `None`: it takes none, like schnell's."""
     if not transformer.config.guidance_embeds:
         return None
-    return sigma_B.new_full(sigma_B.shape, GUIDANCE if given.guidance_embedding is None else given.guidance_embedding)
+    number = conditions.guidance_embedding
+    return sigma_B.new_full(sigma_B.shape, GUIDANCE if number is None else number)
 
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:

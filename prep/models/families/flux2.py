@@ -71,12 +71,12 @@ def _text(shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]], layers:
 AXES = 4  # of positions: time, row, column, place in the text
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma and guidance by 1000 itself."""
-    count, hidden_BLD = len(noised_BChw), given.text["hidden"]
+    count, hidden_BLD = len(noised_BChw), conditions.text["hidden"]
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
-        guidance=flux.guidance_of(transformer, sigma_B, given), encoder_hidden_states=hidden_BLD,
+        guidance=flux.guidance_of(transformer, sigma_B, conditions), encoder_hidden_states=hidden_BLD,
         txt_ids=places(hidden_BLD).expand(count, -1, -1),
         img_ids=packing.positions(noised_BChw, AXES).expand(count, -1, -1), return_dict=False)[0]
     return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
@@ -85,9 +85,9 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
 def places(hidden_BLD: Tensor) -> Tensor:
     """[L, 4] float32: the place of each text token on the last axis, zero on the others."""
     length = hidden_BLD.shape[1]
-    found = hidden_BLD.new_zeros((length, AXES)).float()
-    found[:, -1] = found.new_tensor(range(length))
-    return found
+    ids = hidden_BLD.new_zeros((length, AXES)).float()
+    ids[:, -1] = ids.new_tensor(range(length))
+    return ids
 
 
 def patches(latent_BChw: Tensor) -> Tensor:

@@ -47,10 +47,10 @@ def layers_of(listed: Any) -> list[int]:
 
     Of a pipeline without its transformer, the value is text. Raises `ValueError`.
     """
-    found = listed.split(",") if isinstance(listed, str) else listed
-    if not isinstance(found, list) or not 1 <= len(found) <= MOST_LAYERS:
+    layers = listed.split(",") if isinstance(listed, str) else listed
+    if not isinstance(layers, list) or not 1 <= len(layers) <= MOST_LAYERS:
         raise ValueError
-    return sorted({int(layer) for layer in found})
+    return sorted({int(layer) for layer in layers})
 
 
 def denoiser_config(configs: Configs) -> Mapping[str, str]:
@@ -107,11 +107,11 @@ TIMESTEPS = 1000  # of the published schedules: the transformer takes sigma time
 PATCH, FACTOR = 2, 8
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The velocity: the transformer returns its negative. Neither the attention nor the text has a mask."""
     answer: Tensor = transformer(
-        hidden_states=noised_BChw, timesteps=sigma_B * TIMESTEPS, encoder_hidden_states_t5=given.text["t5"],
-        encoder_hidden_states_llama3=_by_layer(transformer, given.text), pooled_embeds=given.text["pooled"],
+        hidden_states=noised_BChw, timesteps=sigma_B * TIMESTEPS, encoder_hidden_states_t5=conditions.text["t5"],
+        encoder_hidden_states_llama3=_by_layer(transformer, conditions.text), pooled_embeds=conditions.text["pooled"],
         return_dict=False)[0]
     in_patches = transformer.training and not transformer.config.force_inference_output
     return -(_whole(answer, noised_BChw) if in_patches else answer)
@@ -120,9 +120,9 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
 def _by_layer(transformer: Any, text: TextArrays) -> Tensor:
     """[N, B, L, D], where each stored layer is at its own number, as the transformer looks it up; zeros elsewhere."""
     layers, llama_BNLD = layers_of(transformer.config.llama_layers), text["llama"]
-    found = llama_BNLD.new_zeros((layers[-1] + 1, llama_BNLD.shape[0], *llama_BNLD.shape[2:]))
-    found[layers] = llama_BNLD.transpose(0, 1)
-    return found
+    placed = llama_BNLD.new_zeros((layers[-1] + 1, llama_BNLD.shape[0], *llama_BNLD.shape[2:]))
+    placed[layers] = llama_BNLD.transpose(0, 1)
+    return placed
 
 
 def _whole(answer_BCNP: Tensor, like_BChw: Tensor) -> Tensor:
@@ -138,11 +138,11 @@ def _whole(answer_BCNP: Tensor, like_BChw: Tensor) -> Tensor:
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
     """Arguments of `HiDreamImagePipeline.__call__`."""
-    given = {"latents": prompted.latent_1Chw, "guidance_scale": prompted.guidance}
+    arguments = {"latents": prompted.latent_1Chw, "guidance_scale": prompted.guidance}
     for prefix, text in (("", prompted.positive), ("negative_", prompted.negative)):
-        given |= {f"{prefix}prompt_embeds_t5": text["t5"], f"{prefix}pooled_prompt_embeds": text["pooled"],
-                  f"{prefix}prompt_embeds_llama3": _by_layer(transformer, text)}
-    return given
+        arguments |= {f"{prefix}prompt_embeds_t5": text["t5"], f"{prefix}pooled_prompt_embeds": text["pooled"],
+                      f"{prefix}prompt_embeds_llama3": _by_layer(transformer, text)}
+    return arguments
 
 
 def prepare(pipeline: Any, size: Size) -> None:

@@ -53,14 +53,14 @@ def shapes(configs: Configs, options: TextOptions) -> Mapping[str, Shape]:
 
 def selected(configs: Configs) -> Sequence[int]:
     """The layers that model_index.json names, or the pipeline's default. Raises `ModelError`."""
-    found = configs.value(SELECTED,)
-    if found is None:
+    layers = configs.value(SELECTED,)
+    if layers is None:
         return LAYERS
-    if not isinstance(found, list) or not 1 <= len(found) <= MOST_LAYERS or not all(
-            type(number) is int and 0 <= number <= MOST_LAYERS for number in found):
-        raise ModelError(f"{configs.model / 'model_index.json'} has {SELECTED} {brief(found)}, expected a list of "
+    if not isinstance(layers, list) or not 1 <= len(layers) <= MOST_LAYERS or not all(
+            type(number) is int and 0 <= number <= MOST_LAYERS for number in layers):
+        raise ModelError(f"{configs.model / 'model_index.json'} has {SELECTED} {brief(layers)}, expected a list of "
                          f"1 to {MOST_LAYERS} numbers from 0 to {MOST_LAYERS}", hint=FETCH_AGAIN)
-    return found
+    return layers
 
 
 def encode(pipeline: Any, captions: Sequence[str], options: TextOptions, device: Any) -> Sequence[TextRow]:
@@ -79,9 +79,9 @@ TEXT = TextEncoding(arrays={"layers": ("token", "layer", "channel")}, layout="tr
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
-    layers_BLND, mask_BL = padding.cut(given.text, "layers")
+    layers_BLND, mask_BL = padding.cut(conditions.text, "layers")
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), encoder_hidden_states=layers_BLND, timestep=sigma_B,
         position_ids=positions(noised_BChw, layers_BLND.shape[1]), encoder_attention_mask=mask_BL,
@@ -92,9 +92,9 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
 def positions(like_BChw: Tensor, tokens: int) -> Tensor:
     """[tokens + N, 3] float32: zero for each text token, then row and column of each patch on axes 1 and 2."""
     patches = packing.positions(like_BChw)
-    found = patches.new_zeros((tokens + len(patches), patches.shape[1]))
-    found[tokens:] = patches
-    return found
+    ids = patches.new_zeros((tokens + len(patches), patches.shape[1]))
+    ids[tokens:] = patches
+    return ids
 
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
@@ -102,8 +102,8 @@ def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:
     prediction: 0 is off there, and each value means what is one more elsewhere. Both texts have one length: positions
     are made for the positive one.
     """
-    given = padding.embeddings(prompted, "layers", mask="prompt_embeds_mask")
-    return {**{name: value.bool() if name.endswith("mask") else value for name, value in given.items()},
+    embeddings = padding.embeddings(prompted, "layers", mask="prompt_embeds_mask")
+    return {**{name: value.bool() if name.endswith("mask") else value for name, value in embeddings.items()},
             "latents": packing.pack(prompted.latent_1Chw), "guidance_scale": prompted.guidance - 1}
 
 

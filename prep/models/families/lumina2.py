@@ -75,11 +75,11 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", m
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The negative of the transformer's answer, which is latent - noise. It takes time from 0 to 1."""
     answer_BChw: Tensor = transformer(
-        noised_BChw, timestep=1 - sigma_B, encoder_hidden_states=given.text["hidden"],
-        encoder_attention_mask=given.text[ATTENTION_MASK], return_dict=False)[0]
+        noised_BChw, timestep=1 - sigma_B, encoder_hidden_states=conditions.text["hidden"],
+        encoder_attention_mask=conditions.text[ATTENTION_MASK], return_dict=False)[0]
     return -answer_BChw
 
 

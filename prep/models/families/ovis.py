@@ -59,9 +59,9 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself."""
-    hidden_BLD = given.text["hidden"]
+    hidden_BLD = conditions.text["hidden"]
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B, encoder_hidden_states=hidden_BLD,
         txt_ids=_numbers(hidden_BLD), img_ids=packing.positions(noised_BChw), return_dict=False)[0]
@@ -71,9 +71,9 @@ def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Condi
 def _numbers(hidden_BLD: Tensor) -> Tensor:
     """[L, 3] float32: the number of each token on axes 1 and 2, zero on axis 0."""
     count = hidden_BLD.shape[1]
-    found = hidden_BLD.new_zeros((count, 3)).float()
-    found[:, 1:] += found.new_tensor(range(count))[:, None]
-    return found
+    numbers = hidden_BLD.new_zeros((count, 3)).float()
+    numbers[:, 1:] += numbers.new_tensor(range(count))[:, None]
+    return numbers
 
 
 def call(transformer: Any, prompted: Prompted) -> Mapping[str, Any]:

@@ -66,12 +66,12 @@ def _text(max_length: int) -> TextEncoding:
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's noise: the first half of its answer, if that has variances too."""
     answer_BChw: Tensor = transformer(
-        noised_BChw, encoder_hidden_states=given.text["hidden"], timestep=timestep_B,
-        encoder_attention_mask=given.text[ATTENTION_MASK], added_cond_kwargs=_sizes(transformer, given.sizes_B6),
-        return_dict=False)[0]
+        noised_BChw, encoder_hidden_states=conditions.text["hidden"], timestep=timestep_B,
+        encoder_attention_mask=conditions.text[ATTENTION_MASK],
+        added_cond_kwargs=_sizes(transformer, conditions.sizes_B6), return_dict=False)[0]
     return answer_BChw[:, :noised_BChw.shape[1]]
 
 

@@ -71,10 +71,10 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", m
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma by 1000 itself. A picture has one frame."""
     count, _, height, width = noised_BChw.shape
-    hidden_BLD, mask_BL = padding.cut(given.text, "hidden")
+    hidden_BLD, mask_BL = padding.cut(conditions.text, "hidden")
     shape = (1, height // packing.PATCH, width // packing.PATCH)
     packed = transformer(
         hidden_states=packing.pack(noised_BChw), timestep=sigma_B, encoder_hidden_states=hidden_BLD,

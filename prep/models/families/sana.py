@@ -86,10 +86,11 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", p
 TIMESTEPS = 1000  # of the published schedules
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity; it takes the time of the schedule, times a number of its config."""
     answer_BChw: Tensor = transformer(
-        noised_BChw, encoder_hidden_states=given.text["hidden"], encoder_attention_mask=given.text[ATTENTION_MASK],
+        noised_BChw, encoder_hidden_states=conditions.text["hidden"],
+        encoder_attention_mask=conditions.text[ATTENTION_MASK],
         timestep=sigma_B * TIMESTEPS * transformer.config.timestep_scale, return_dict=False)[0]
     return answer_BChw
 

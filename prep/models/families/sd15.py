@@ -81,9 +81,9 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="full", max_
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(unet: Any, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
+def predict(unet: Any, noised_BChw: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
     """The UNet's answer; it has no text mask."""
-    answer_BChw: Tensor = unet(noised_BChw, timestep_B, given.text["hidden"]).sample
+    answer_BChw: Tensor = unet(noised_BChw, timestep_B, conditions.text["hidden"]).sample
     return answer_BChw
 
 

@@ -81,11 +81,11 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel"), "pooled": ("channel"
 TIMESTEPS = 1000  # of the published schedules: the transformer takes sigma times this
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity. Neither the attention nor the text has a mask."""
     answer_BChw: Tensor = transformer(
-        hidden_states=noised_BChw, timestep=sigma_B * TIMESTEPS, encoder_hidden_states=given.text["hidden"],
-        pooled_projections=given.text["pooled"], return_dict=False)[0]
+        hidden_states=noised_BChw, timestep=sigma_B * TIMESTEPS, encoder_hidden_states=conditions.text["hidden"],
+        pooled_projections=conditions.text["pooled"], return_dict=False)[0]
     return answer_BChw
 
 

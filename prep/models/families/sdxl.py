@@ -47,11 +47,11 @@ def _in_windows(pipeline: Any, captions: Sequence[str], options: TextOptions, de
     """
     layer = -(options.clip_skip + 2)
     first = clip.encode(pipeline.tokenizer, pipeline.text_encoder, captions, options, device)
-    one = clip.joined(first.hidden_states[layer], options)  # before the next encoder takes the memory of this one
+    first_BLD = clip.joined(first.hidden_states[layer], options)  # before the next encoder takes the memory of this one
     second = clip.encode(pipeline.tokenizer_2, pipeline.text_encoder_2, captions, options, device)
-    two = clip.joined(second.hidden_states[layer], options)
-    hidden_BLD = two.new_empty(*two.shape[:2], one.shape[2] + two.shape[2])
-    hidden_BLD[..., :one.shape[2]], hidden_BLD[..., one.shape[2]:] = one, two
+    second_BLD = clip.joined(second.hidden_states[layer], options)
+    hidden_BLD = second_BLD.new_empty(*second_BLD.shape[:2], first_BLD.shape[2] + second_BLD.shape[2])
+    hidden_BLD[..., :first_BLD.shape[2]], hidden_BLD[..., first_BLD.shape[2]:] = first_BLD, second_BLD
     return hidden_BLD, second.text_embeds[::options.windows]
 
 
@@ -72,10 +72,10 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel"), "pooled": ("channel"
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(unet: Any, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
+def predict(unet: Any, noised_BChw: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
     """The UNet's answer. Sizes stay float32: bfloat16 has no 1001, and the UNet embeds them before it casts."""
-    more = {"text_embeds": given.text["pooled"], "time_ids": given.sizes_B6}
-    answer_BChw: Tensor = unet(noised_BChw, timestep_B, encoder_hidden_states=given.text["hidden"],
+    more = {"text_embeds": conditions.text["pooled"], "time_ids": conditions.sizes_B6}
+    answer_BChw: Tensor = unet(noised_BChw, timestep_B, encoder_hidden_states=conditions.text["hidden"],
                                added_cond_kwargs=more).sample
     return answer_BChw
 

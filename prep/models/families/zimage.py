@@ -56,9 +56,9 @@ TEXT = TextEncoding(arrays={"hidden": ("token", "channel")}, layout="trimmed", p
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
 
-def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, given: Conditions) -> Tensor:
+def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The negative of the transformer's answer, which is latent - noise. A picture has one frame: [C, 1, h, w]."""
-    answers = transformer(list(noised_BChw.unsqueeze(2)), 1 - sigma_B, padding.rows(given.text, "hidden"),
+    answers = transformer(list(noised_BChw.unsqueeze(2)), 1 - sigma_B, padding.rows(conditions.text, "hidden"),
                           return_dict=False)[0]
     return -_stacked(answers).squeeze(2)
 

@@ -61,15 +61,17 @@ class Kohya:
 
     def slice_of(self, layer: str) -> LayerSlice | None:
         """The slice that a layer is in the file; `None` if the names have none for it."""
-        found = slice_by(self.rules, layer)
-        return None if found is None else replace(found, name=f"lora_unet_{found.name.replace('.', '_')}")
+        layer_slice = slice_by(self.rules, layer)
+        if layer_slice is None:
+            return None
+        return replace(layer_slice, name=f"lora_unet_{layer_slice.name.replace('.', '_')}")
 
 
 def slice_by(rules: Iterable[Rule], layer: str) -> LayerSlice | None:
     """The slice that a layer is by the first rule for it, under the authors' name; `None`: there is no rule."""
     for rule in rules:
-        if found := re.fullmatch(rule.layer, layer):
-            return LayerSlice(name=rule.name.format(*found.groups()) or layer, first=rule.first, count=rule.count,
+        if match := re.fullmatch(rule.layer, layer):
+            return LayerSlice(name=rule.name.format(*match.groups()) or layer, first=rule.first, count=rule.count,
                               of=rule.of, halved=rule.halved)
     return None
 

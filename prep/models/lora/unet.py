@@ -22,8 +22,8 @@ _PART = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|u
 def original_rules(layers: Iterable[str]) -> tuple[Rule, ...]:
     """Rules for the layers of a UNet that has `layers`: how many a level has decides the numbers. On the way up a level
     has one more."""
-    parts = {(way, int(level), kind, int(number)) for layer in layers if (found := _PART.match(layer))
-             for way, level, kind, number in [found.groups()]}
+    parts = {(way, int(level), kind, int(number)) for layer in layers if (match := _PART.match(layer))
+             for way, level, kind, number in [match.groups()]}
     counts = [number + (way == "down") for way, _, kind, number in parts if kind in ("resnets", "attentions")]
     count = max(counts, default=_PUBLISHED)
     attended = {level for way, level, kind, _ in parts if way == "up" and kind == "attentions"} or {0, 1}

@@ -46,7 +46,7 @@ def render_apart(tokenizer: Any, folder: Path) -> None:
 
     def apply_chat_template(self: Any, conversation: Any, **options: Any) -> Any:
         template = self.get_chat_template(options.pop("chat_template", None), None)
-        values = {**self.special_tokens_map, **{name: one for name, one in options.items() if name not in own},
+        values = {**self.special_tokens_map, **{name: value for name, value in options.items() if name not in own},
                   "tools": None, "documents": None,
                   "add_generation_prompt": options.get("add_generation_prompt", False)}
 
@@ -78,7 +78,7 @@ def _answer(pool: WorkerPool, question: tuple[str, str], folder: Path) -> str:
 
 
 def _rendered(question: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """The text of a conversation, and why there is none."""
+    """Yields the text of a conversation, and the reason if there is none."""
     template, values = question
     try:
         text, other = (_program(template, clock).render(json.loads(values)) for clock in CLOCKS)
@@ -99,7 +99,7 @@ def _program(template: str, clock: datetime) -> jinja2.Template:
     """A template with what transformers gives to chat templates, without what another process would answer otherwise.
     """
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters = {name: _steady_filter(one) for name, one in environment.filters.items() if name != "random"}
+    environment.filters = {name: _steady_filter(call) for name, call in environment.filters.items() if name != "random"}
     environment.filters["tojson"] = _tojson
     environment.globals = {"range": _Function(safe_range), "dict": _Function(dict),
                            "namespace": _Names, "raise_exception": _Function(_raise_exception),
@@ -159,8 +159,8 @@ class _Names(Namespace):
     """A namespace without names that lead into Python."""
 
     def __init__(*args: Any, **options: Any) -> None:
-        self, *given = args
-        names: Mapping[str, Any] = dict(*given, **options)
+        self, *arguments = args
+        names: Mapping[str, Any] = dict(*arguments, **options)
         for name in names:
             _check_name(name)
         Namespace.__init__(self, names)

@@ -24,8 +24,8 @@ def encode(tokenizer: Any, encoder: Any, captions: Sequence[str], options: TextO
     It has all hidden states, before the final norm.
     """
     inner = options.max_length - MARKS
-    given = tokenizer(list(captions), truncation=True, max_length=inner * options.windows + MARKS)["input_ids"]
-    windows = [window for ids in given for window in _windows(ids, options)]
+    tokens = tokenizer(list(captions), truncation=True, max_length=inner * options.windows + MARKS)["input_ids"]
+    windows = [window for ids in tokens for window in _windows(ids, options)]
     tensors = tokenizer.pad({"input_ids": windows}, padding="max_length", max_length=options.max_length,
                             return_tensors="pt").to(device)
     masked = getattr(encoder.config, "use_attention_mask", False)

@@ -121,25 +121,26 @@ class TextEncoder:
         """
         with without_panics(self._model):
             rows = self.batches.run(list(captions), lambda texts: self._forward(texts, negative, tokens), CAPTION)
-        return [self._kept(row, tokens) or self._again(partial(self._forward, [caption], negative, tokens), tokens)
+        return [self._stored_row(row, tokens)
+                or self._again(partial(self._forward, [caption], negative, tokens), tokens)
                 for caption, row in zip(captions, rows, strict=True)]
 
     @torch.inference_mode()
     def unconditional(self, tokens: int | None = None) -> Arrays | None:
         """The row that the pipeline itself uses without a negative prompt; `None` as for captions."""
         row = self.batches.one(self._negative, CAPTION)
-        return self._kept(row, tokens) or self._again(self._negative, tokens)
+        return self._stored_row(row, tokens) or self._again(self._negative, tokens)
 
     def _again(self, forward: Callable[[], Sequence[TextRow]], tokens: int | None) -> Arrays | None:
         """A row computed in float32."""
         row = self.batches.one(lambda: self._in_float32(forward), f"{CAPTION} in float32")
-        return self._kept(row, tokens)
+        return self._stored_row(row, tokens)
 
     def _in_float32(self, forward: Callable[[], Sequence[TextRow]]) -> Sequence[TextRow]:
         with self._encoders.in_float32():
             return forward()
 
-    def _kept(self, row: TextRow, tokens: int | None) -> Arrays | None:
+    def _stored_row(self, row: TextRow, tokens: int | None) -> Arrays | None:
         """The row as stored, or `None` if it is not finite."""
         if not all(finite_rows(value[None], self._dtype)[0] for value in row.values()):
             return None
@@ -170,15 +171,15 @@ def _on_host(rows: Sequence[TextRow]) -> list[TextRow]:
 
 def _padded(row: TextRow, family: Family, dtype: str, tokens: int | None) -> Arrays:
     """A trimmed row as stored: padded with zeros to `tokens`, and its attention mask."""
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name, value in row.items():
         axis = family.text.arrays[name].index(TOKEN) if TOKEN in family.text.arrays[name] else None
         if axis is not None:
             length = value.shape[axis]
-            wanted = length if tokens is None else tokens
-            assert length <= wanted, f"{name} has {length} tokens, more than its group's {wanted}"
-            shape = [*value.shape[:axis], wanted - length, *value.shape[axis + 1:]]
+            target = length if tokens is None else tokens
+            assert length <= target, f"{name} has {length} tokens, more than its group's {target}"
+            shape = [*value.shape[:axis], target - length, *value.shape[axis + 1:]]
             value = torch.cat([value, value.new_zeros(shape)], dim=axis)
-            found[ATTENTION_MASK] = (np.arange(wanted) < length).astype(np.uint8)
-        found[name] = stored(value[None], dtype)[0]
-    return found
+            arrays[ATTENTION_MASK] = (np.arange(target) < length).astype(np.uint8)
+        arrays[name] = stored(value[None], dtype)[0]
+    return arrays

@@ -26,7 +26,7 @@ MOST_LAYERS = 128  # hidden states that a pipeline may ask for
 BATCH = 256  # captions counted at once
 
 
-class StandIn(nn.Module):
+class ZeroEncoder(nn.Module):
     """Stands in for a text encoder: hidden states of one channel, all zero. With `projected`, the first output is a
     vector for each caption.
     """
@@ -51,7 +51,7 @@ class StandIn(nn.Module):
 def text_pipeline(model: Path, family: Family, files: TextFiles, tokenizers: Mapping[str, Any]) -> Any:
     """The pipeline of `model` with these tokenizers, and a stand-in for each text encoder. Raises `ModelError`."""
     index = pipeline_index(model)
-    encoders = {name: StandIn(projected=class_of(index, name, model)[1].endswith("WithProjection"))
+    encoders = {name: ZeroEncoder(projected=class_of(index, name, model)[1].endswith("WithProjection"))
                 for name in files.encoders}
     return assemble(model, family, {**encoders, **tokenizers})
 
@@ -72,18 +72,18 @@ class LengthCounter:
 
     @torch.inference_mode()
     def groups(self, captions: Sequence[str], *, negative: bool = False) -> list[int]:
-        """For each caption, or negative prompt, the length of the group that its row belongs to, in tokens."""
-        found: list[int] = []
+        """The length in tokens of the group that the row of each caption, or negative prompt, belongs to."""
+        groups: list[int] = []
         for start in range(0, len(captions), BATCH):
             chunk = list(captions[start:start + BATCH])
             rows = self._family.text.encode_texts(self._pipeline, chunk, self._options, torch.device("cpu"),
                                                   negative=negative)
-            found += [self._group(row) for row in rows]
-        return found
+            groups += [self._group(row) for row in rows]
+        return groups
 
     @torch.inference_mode()
     def unconditional(self) -> int:
-        """The same for the row without a prompt."""
+        """The length of the group of the row without a prompt, in tokens."""
         return self._group(self._family.text.unconditional(self._pipeline, self._options, torch.device("cpu")))
 
     def _group(self, row: TextRow) -> int:

@@ -46,8 +46,8 @@ def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype
 
 def encoder_configs(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
     """The configs of the text encoders of `model`, as transformers reads them. Raises `ModelError`."""
-    return {name: load_part(_encoder_class(model, family, name).config_class, found, f"config of the {spoken(name)}")
-            for name, found in files.encoders.items()}
+    return {name: load_part(_encoder_class(model, family, name).config_class, encoder, f"config of the {spoken(name)}")
+            for name, encoder in files.encoders.items()}
 
 
 def _encoder_class(model: Path, family: Family, name: str) -> Any:
@@ -57,31 +57,33 @@ def _encoder_class(model: Path, family: Family, name: str) -> Any:
 def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
     """The tokenizers of `model` by component name. Raises `ModelError`."""
     index = pipeline_index(model)
-    found = {name: load_tokenizer(_class_of(index, name, model, family), one) for name, one in files.tokenizers.items()}
-    for name, tokenizer in found.items():
+    tokenizers = {name: load_tokenizer(_class_of(index, name, model, family), component)
+                  for name, component in files.tokenizers.items()}
+    for name, tokenizer in tokenizers.items():
         render_apart(tokenizer, files.tokenizers[name].folder)
     for name, encoder in files.encoders.items():
-        tokenizer = found.get(tokenizer_name(name))
+        tokenizer = tokenizers.get(tokenizer_name(name))
         if tokenizer is not None and _class_of(index, name, model, family).startswith("CLIPText"):
             _check_length(tokenizer, encoder, name, model)
-    return found
+    return tokenizers
 
 
 def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
     """The family's pipeline of `parts`; every other component is `None`. Plain values come from model_index.json.
 
-    Of a missing denoiser, the pipeline has the values of its config that text is made with.
+    For a missing denoiser, the pipeline has those values of its config on which text depends.
     """
     index = pipeline_index(model)
     name = index.get("_class_name")
     # A model may name a pipeline by a name that this release of diffusers no longer has.
     known = name in family.pipelines and hasattr(diffusers, str(name))
     kind = getattr(diffusers, str(name) if known else family.pipelines[0])
-    wanted = inspect.signature(kind.__init__).parameters.values()
-    components = {one.name: parts.get(one.name) for one in wanted if _is_component(one, index)}
-    plain = {one.name: index[one.name] for one in wanted
-             if one.name in index and one.name not in components and _is_plain(index[one.name])}
-    pipeline = kind(**components, **{**plain, **_never(wanted)})
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    components = {parameter.name: parts.get(parameter.name) for parameter in parameters
+                  if _is_component(parameter, index)}
+    plain = {parameter.name: index[parameter.name] for parameter in parameters
+             if parameter.name in index and parameter.name not in components and _is_plain(index[parameter.name])}
+    pipeline = kind(**components, **{**plain, **_never(parameters)})
     values = {} if family.text.denoiser_config is None else family.text.denoiser_config(Configs(model))
     if values and family.denoiser not in parts:
         setattr(pipeline, family.denoiser, SimpleNamespace(config=SimpleNamespace(**values)))
@@ -99,24 +101,24 @@ def _is_component(parameter: inspect.Parameter, index: Mapping[str, Any]) -> boo
 def _is_plain(value: Any) -> bool:
     """Whether a value of model_index.json is an option: a component is a list of two names, or of two nulls."""
     if isinstance(value, list):
-        return all(type(one) is int for one in value)
+        return all(type(item) is int for item in value)
     return isinstance(value, bool | int | str)
 
 
-def _never(wanted: Any) -> dict[str, bool]:
+def _never(parameters: Any) -> dict[str, bool]:
     """Options that would load or require what text does not need."""
     off = ("requires_safety_checker", "add_watermarker")
-    return {one.name: False for one in wanted if one.name in off}
+    return {parameter.name: False for parameter in parameters if parameter.name in off}
 
 
 def _class_of(index: Mapping[str, Any], name: str, model: Path, family: Family) -> str:
     """The transformers class of a text part, which must be one that the family has. Raises `ModelError`."""
-    found, known = class_of(index, name, model), family.components.get(name, ())
-    if found not in known:
-        raise ModelError(f"{name} in {model / 'model_index.json'} is a {found[1]}, expected "
+    declared, known = class_of(index, name, model), family.components.get(name, ())
+    if declared not in known:
+        raise ModelError(f"{name} in {model / 'model_index.json'} is a {declared[1]}, expected "
                          f"{' or '.join(kind for _, kind in known) or 'no such component'} in family '{family.name}'",
                          hint="name another model, or set its family in [model]")
-    return found[1]
+    return declared[1]
 
 
 def spoken(component: str) -> str:

@@ -49,8 +49,8 @@ class Encoders:
         """`load` returns an encoder in `dtype`, ready to run with inputs on `device`. Raises what `load` raises."""
         self.names, self.device, self.dtype = tuple(names), device, dtype
         self._load, self._name, self._module = load, "", nn.Module()
-        self._kept: dict[str, tuple[Kept, int]] = {}  # by input: what was returned for a batch, and the place in it
-        self._computed: list[tuple[Kept, list[str]]] = []  # since the last call of `_try`
+        self._kept: dict[str, tuple[KeptOutput, int]] = {}  # by input: the output of a batch, and the place in it
+        self._computed: list[tuple[KeptOutput, list[str]]] = []  # since the last call of `_try`
         self.parts: Mapping[str, nn.Module]
         if len(names) == 1:
             self._bring(names[0])
@@ -75,16 +75,16 @@ class Encoders:
         """
         *first, _ = self.names
         self._kept.clear()
-        count, held = 0, 0
+        count, stored_bytes = 0, 0
         for number, name in enumerate(first):
             self._bring(name)
             fitting: list[Callable[[], Any]] = []
             for work in works:
-                if len(fitting) >= least and held >= KEPT_BYTES * (number + 1) // len(first):
+                if len(fitting) >= least and stored_bytes >= KEPT_BYTES * (number + 1) // len(first):
                     break
                 with suppress(NotLoaded):
                     self._try(work)
-                held += sum(kept.bytes for kept, _ in self._computed)
+                stored_bytes += sum(output.bytes for output, _ in self._computed)
                 fitting.append(work)
             works, count = fitting, len(fitting)
         return count
@@ -107,24 +107,24 @@ class Encoders:
             computing_in(self._module, usual, dtypes)  # some models keep a few weights in another dtype than `usual`
 
     def ask(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an encoder returns. Raises `NotLoaded`."""
+        """The output of an encoder. Raises `NotLoaded`."""
         keys = _keys(name, self.dtype, args, kwargs)
         if not all(key in self._kept for key in keys):
             if self._name != name:
                 raise NotLoaded(name)
-            made = Kept(self._module(*args, **kwargs))
+            made = KeptOutput(self._module(*args, **kwargs))
             self._computed.append((made, keys))
             self._kept |= {key: (made, place) for place, key in enumerate(keys)}
         return Answer([self._kept[key] for key in keys], self.device)
 
     def _try(self, work: Callable[[], T]) -> T:
-        """The result of `work`, or else it raises `NotLoaded`, and what its encoders returned is kept."""
+        """Returns the result of `work`; or raises `NotLoaded` and keeps what its encoders returned."""
         self._computed.clear()
         try:
             made = work()
         except NotLoaded:
-            for kept, _ in self._computed:
-                kept.shrink()
+            for output, _ in self._computed:
+                output.shrink()
             raise
         except BaseException:
             self._forget()
@@ -162,20 +162,20 @@ class StandIn(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the encoder computes."""
+        """The dtype in which the encoder computes."""
         return self._encoders.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the encoder computes."""
+        """The device on which the encoder computes."""
         return self._encoders.device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._encoders.ask(self._name, args, kwargs)
 
 
-class Kept:
-    """What an encoder returned for a batch, of which only what was read remains after `shrink`."""
+class KeptOutput:
+    """The output of an encoder for a batch; after `shrink`, only the parts that were read remain."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -200,7 +200,7 @@ class Kept:
 class Answer:
     """An encoder's output for a batch, put together of what was kept for each of its captions."""
 
-    def __init__(self, rows: Sequence[tuple[Kept, int]], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[tuple[KeptOutput, int]], device: torch.device) -> None:
         self._rows, self._device = rows, device
 
     def __getitem__(self, place: Any) -> Any:
@@ -213,8 +213,8 @@ class Answer:
 
     def read(self, read: Read) -> Any:
         """A part of the output on the device: a tensor, or a tuple of tensors."""
-        whole = {id(kept) for kept, _ in self._rows}
-        parts = [(kept.part(read), place) for kept, place in self._rows]
+        whole = {id(output) for output, _ in self._rows}
+        parts = [(output.part(read), place) for output, place in self._rows]
         if len(whole) == 1 and [place for _, place in self._rows] == list(range(_rows_of(parts[0][0]))):
             return tree_map(lambda leaf: leaf.to(self._device), parts[0][0])
         rows = [tree_map(lambda leaf, place=place: leaf[place:place + 1].to(self._device), part)

@@ -1,4 +1,4 @@
-"""Loads tokenizers, whose texts are tried first where their files say what becomes of them."""
+"""Loads tokenizers; their texts are tried first where a tokenizer's own file decides how they are split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROCESSORS = frozenset({"PixtralProcessor"})  # of components named tokenizer
 def load_tokenizer(class_name: str, files: ComponentFiles) -> Any:
     """Loads the tokenizer of `files` as the transformers class `class_name`, which is in `components.CLASSES`.
 
-    Of a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
+    For a processor, which would also prepare pictures and need torchvision, it loads the tokenizer inside, as the
     processor itself does; text has the same tokens, each time. Raises `ModelError`.
     """
     kind = getattr(transformers, "AutoTokenizer" if class_name in PROCESSORS else class_name)
@@ -73,7 +73,7 @@ def _without_chance(tokenizer: Any) -> None:
 
 
 def _needs_trial(kind: type[Any], files: ComponentFiles) -> bool:
-    """Whether a tokenizer of class `kind` does with texts what its file says."""
+    """Whether a tokenizer of class `kind` treats texts as its file says."""
     fast = transformers.PreTrainedTokenizerFast
     plain = kind is fast or not issubclass(kind, fast)
     data = files.small.get(NAME, b"")

@@ -95,21 +95,21 @@ class _Tried:
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """The strings in lists and tables of any depth."""
+    """Yields the strings in lists and tables of any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from strings_in(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings_in(item)
 
 
 def _parts_of(data: bytes) -> str:
     """A tokenizer.json with the parts that a text goes through before it comes to tokens, and its special tokens."""
     try:
-        found = json.loads(data)
-        added = [{**one, "id": number} for number, one in enumerate(found.get("added_tokens") or [], 1)]
-        return json.dumps({"version": "1.0", "added_tokens": added, "normalizer": found.get("normalizer"),
-                           "pre_tokenizer": found.get("pre_tokenizer"),
+        document = json.loads(data)
+        added = [{**token, "id": number} for number, token in enumerate(document.get("added_tokens") or [], 1)]
+        return json.dumps({"version": "1.0", "added_tokens": added, "normalizer": document.get("normalizer"),
+                           "pre_tokenizer": document.get("pre_tokenizer"),
                            "model": {"type": "WordLevel", "vocab": {"": 0}, "unk_token": ""}})
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Unparsed(f"{NAME} is no tokenizer: {first_line(error)}"[:300]) from None

@@ -49,7 +49,7 @@ class Truncation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenCounts:
-    """How long captions are."""
+    """The lengths of captions."""
 
     encoder: str  # CLIP, T5, …: of several, the one that reads most
     limit: int  # tokens of a caption that it reads, without those of start, end and template
@@ -58,7 +58,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How a text encoder reads a caption."""
+    """A text encoder's reading of a caption."""
 
     encoder: str  # CLIP, T5, …
     tokens: tuple[tuple[str, bool], ...]  # the text of each token of the caption, and whether it is read
@@ -96,13 +96,13 @@ class TruncationFinder:
             self._readers = [self._readers[0].within(short, longest)]
 
     def find(self, captions: Sequence[str]) -> Iterator[Truncation | None]:
-        """For each caption what is lost of it; `None` if every encoder reads all of it."""
+        """Yields the loss of each caption; `None` if every encoder reads all of it."""
         for start in range(0, len(captions), BATCH):
             chunk = captions[start:start + BATCH]
             with without_panics(self._model):
-                found = [reader.truncations(chunk) for reader in self._readers]
-            for one in zip(*found, strict=True):
-                yield _of_all(one, [reader.encoder for reader in self._readers])
+                by_reader = [reader.truncations(chunk) for reader in self._readers]
+            for truncations in zip(*by_reader, strict=True):
+                yield _of_all(truncations, [reader.encoder for reader in self._readers])
 
     def readings(self, caption: str) -> list[Reading]:
         """How each encoder reads a caption; those that never cut any are not among them."""
@@ -112,19 +112,19 @@ class TruncationFinder:
         """The tokens of each caption for the encoder that reads most; `None` if no tokenizer of the pipeline cuts."""
         if not self._readers:
             return None
-        reader = max(self._readers, key=lambda one: one.limit)
-        found = [length for start in range(0, len(captions), BATCH) for length in reader.counts(
+        reader = max(self._readers, key=lambda reader: reader.limit)
+        lengths = [length for start in range(0, len(captions), BATCH) for length in reader.counts(
             captions[start:start + BATCH])]
-        return TokenCounts(encoder=reader.encoder, limit=reader.limit, tokens=tuple(found))
+        return TokenCounts(encoder=reader.encoder, limit=reader.limit, tokens=tuple(lengths))
 
 
-def _of_all(found: Sequence[Truncation | None], encoders: Sequence[str]) -> Truncation | None:
-    """What is lost of one caption, from what each encoder loses of it."""
-    cut = [one for one in found if one is not None]
+def _of_all(truncations: Sequence[Truncation | None], encoders: Sequence[str]) -> Truncation | None:
+    """The loss of one caption, from the losses of each encoder."""
+    cut = [truncation for truncation in truncations if truncation is not None]
     if not cut:
         return None
-    whole = next((name for name, one in zip(encoders, found, strict=True) if one is None), "")
-    best = min(cut, key=lambda one: len("".join(one.lost.split())))  # decoding adds spaces
+    whole = next((name for name, truncation in zip(encoders, truncations, strict=True) if truncation is None), "")
+    best = min(cut, key=lambda truncation: len("".join(truncation.lost.split())))  # decoding adds spaces
     return Truncation(encoder=best.encoder, tokens=best.tokens, read=best.read, lost=best.lost, whole=whole)
 
 
@@ -165,7 +165,7 @@ class _Reader:
         return [max(0, length - template) for length in self._lengths(texts)]
 
     def truncations(self, captions: Sequence[str]) -> list[Truncation | None]:
-        """What is lost of each caption."""
+        """The loss of each caption."""
         texts = [f"{self.before}{self.change(caption)}{self.after}" for caption in captions]
         return [self._truncation(caption, text) if length > self.room else None
                 for caption, text, length in zip(captions, texts, self._lengths(texts), strict=True)]
@@ -176,12 +176,12 @@ class _Reader:
         backend = self.tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
-        return [len(one) for one in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [len(encoding) for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _tokenized(self, texts: Sequence[str]) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.tokenizer(list(texts), add_special_tokens=False, verbose=False,
-                                                  return_offsets_mapping=self.tokenizer.is_fast)
-        return found
+        tokenized: Mapping[str, Any] = self.tokenizer(list(texts), add_special_tokens=False, verbose=False,
+                                                      return_offsets_mapping=self.tokenizer.is_fast)
+        return tokenized
 
     def _truncation(self, caption: str, text: str) -> Truncation | None:
         whole = self._tokenized([text])
@@ -227,12 +227,12 @@ class _Reader:
         if not lost:
             return "", len(mine), 0
         start, end = max(spans[lost[0]][0], first) - first, min(spans[lost[-1]][1], last) - first
-        own, given = text[first:last], caption.strip()
-        words = given if len(given) == len(own) else own  # with the caption's own capital letters
+        own, stripped = text[first:last], caption.strip()
+        words = stripped if len(stripped) == len(own) else own  # with the caption's own capital letters
         return words[start:end].strip(), len(mine), len(lost)
 
     def _decoded(self, ids: Sequence[int], gone: range) -> tuple[str, int, int]:
-        """The same by decoding tokens, for tokenizers that do not say where in the text they are."""
+        """As `_spelled`, by decoding tokens, for tokenizers that do not say where in the text they are."""
         first, last = (len(self._tokenized([part])["input_ids"][0]) for part in (self.before, self.after))
         mine = range(first, len(ids) - last)
         lost = [number for number in mine if number in gone]
@@ -242,7 +242,7 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _TokenizerCall:
     """A text that a tokenizer was given, how many of its tokens it kept at most, and how many it added."""
 
     text: str
@@ -250,8 +250,8 @@ class _Call:
     added: int
 
 
-def _reader(encoder: str, tokenizer: Any, calls: Sequence[_Call]) -> _Reader:
-    """The reader of a tokenizer that was called so for each of the probes."""
+def _reader(encoder: str, tokenizer: Any, calls: Sequence[_TokenizerCall]) -> _Reader:
+    """The reader of a tokenizer with these calls, one for each of the probes."""
     before, _, after = calls[0].text.partition(_PROBES[0])
     change = next((change for change in _CHANGES if f"{before}{change(_PROBES[1])}{after}" == calls[1].text), str)
     return _Reader(encoder=encoder, tokenizer=tokenizer, before=before, after=after, change=change, room=calls[0].room,
@@ -259,18 +259,18 @@ def _reader(encoder: str, tokenizer: Any, calls: Sequence[_Call]) -> _Reader:
 
 
 @contextmanager
-def _watched(tokenizer: Any) -> Iterator[list[_Call]]:
+def _watched(tokenizer: Any) -> Iterator[list[_TokenizerCall]]:
     """Inside, notes the calls of a tokenizer that may cut texts.
 
     Calls go through the class, also those from within its own methods, so the tokenizer gets a class of its own.
     """
-    kind, seen = type(tokenizer), list[_Call]()
+    kind, seen = type(tokenizer), list[_TokenizerCall]()
 
     def call(self: Any, text: Any = None, *args: Any, **options: Any) -> Any:
         if options.get("truncation"):
             added = self.num_special_tokens_to_add() if options.get("add_special_tokens", True) else 0
             room = (options.get("max_length") or self.model_max_length) - added
-            seen.extend(_Call(one, room, added) for one in ([text] if isinstance(text, str) else text))
+            seen.extend(_TokenizerCall(part, room, added) for part in ([text] if isinstance(text, str) else text))
         return kind.__call__(self, text, *args, **options)
 
     tokenizer.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})

@@ -17,9 +17,9 @@ from prep.geometry import Size
 from prep.pages.bucket_plot import NOTE, Plot, bucket_shapes
 from prep.pages.parts import (
     CUTS,
-    Bars,
     Column,
     Head,
+    Histogram,
     Section,
     Stat,
     Table,
@@ -28,7 +28,7 @@ from prep.pages.parts import (
     findings_table,
     plural,
 )
-from prep.pages.snapshot import Origin, check_page_file, render_snapshot
+from prep.pages.snapshot import PageOrigin, check_page_file, render_snapshot
 from prep.recipe.schema import Recipe
 from prep.report.snapshots.bucket_png import MARK, bucket_png
 
@@ -53,7 +53,7 @@ def check_bucket_files(recipe: Recipe, page: Path | None, plot: Path | None) -> 
         check_replaceable(plot, "plot", lambda start: not start or MARK in start)
 
 
-def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | None, *, origin: Origin,
+def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | None, *, origin: PageOrigin,
                        rejected: Sequence[Finding]) -> None:
     """Writes the page and the plot, each atomically; `rejected`: findings of pictures that cannot be used."""
     if page is not None:
@@ -69,7 +69,7 @@ def _sizes(outlook: EpochPreview) -> tuple[Mapping[Size, int], Mapping[Size, int
                    for bucket in preview_as_json(outlook)["buckets"]}
 
 
-def bucket_page(outlook: EpochPreview, origin: Origin, rejected: Sequence[Finding] = ()) -> str:
+def bucket_page(outlook: EpochPreview, origin: PageOrigin, rejected: Sequence[Finding] = ()) -> str:
     """Renders the page of a previewed epoch."""
     document = preview_as_json(outlook)
     findings = [finding.as_json() for finding in rejected] + document["findings"]
@@ -127,7 +127,7 @@ def _todo(refused: int, cut: int, enlarged: int) -> tuple[str, str]:
     return "Run prep encode.", "good"
 
 
-def _charts(document: Mapping[str, Any]) -> list[Bars]:
+def _charts(document: Mapping[str, Any]) -> list[Histogram]:
     """Histograms of crop loss and scale."""
     pictures = document["pictures"]
     if not pictures:

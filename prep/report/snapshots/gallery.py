@@ -20,10 +20,10 @@ from prep.images.thumbnail import encode_shade, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
 from prep.pages.cards import CAPTIONS, LETTERS, SIDE, Thumbnail, described_card, source_thumbnails
-from prep.pages.finder import FoundCard, Order, cards_json
+from prep.pages.finder import CardOrder, FoundCard, cards_json
 from prep.pages.overlay import Shot, crop_overlay
 from prep.pages.parts import Card
-from prep.pages.snapshot import Pictures
+from prep.pages.snapshot import EmbeddedPictures
 from prep.progress import Tick
 from prep.runtime import usable_cores
 
@@ -38,10 +38,12 @@ SIDES = ((256, 4800), (192, 3100), (160, 2300), (128, 1600), (112, 1310), (96, 1
          (48, 400))
 
 GROUPS = ("Role", "Bucket", "Mask", "Findings")
-ORDERS = (Order(title="name", descending=False, by_name=True), Order(title="largest crop loss", descending=True),
-          Order(title="least of the mask trains", descending=False),
-          Order(title="longest caption", descending=True), Order(title="most unusual latent", descending=True),
-          Order(title="lowest PSNR", descending=False))
+ORDERS = (CardOrder(title="name", descending=False, by_name=True),
+          CardOrder(title="largest crop loss", descending=True),
+          CardOrder(title="least of the mask trains", descending=False),
+          CardOrder(title="longest caption", descending=True),
+          CardOrder(title="most unusual latent", descending=True),
+          CardOrder(title="lowest PSNR", descending=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +56,7 @@ class Decoded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class About:
-    """What is known of samples besides the manifest's row, by their numbers."""
+    """The facts of samples beside the manifest's rows, by the samples' numbers."""
 
     scores: Mapping[int, float] = field(default_factory=dict)  # how far their latents are from the usual
     decoded: Mapping[int, Decoded] = field(default_factory=dict)
@@ -65,18 +67,18 @@ class About:
 class Gallery:
     """Cards, the worst PSNR first, and what its page needs to know of them."""
 
-    found: tuple[FoundCard, ...]
+    entries: tuple[FoundCard, ...]
     refused: int  # pictures without room
 
     @property
     def cards(self) -> list[Card]:
         """Those in the page's HTML."""
-        return [found.card for found in self.found[:FEW]]
+        return [entry.card for entry in self.entries[:FEW]]
 
     @property
     def data(self) -> str:
         """All, as data for the page's script."""
-        return cards_json(self.found, ORDERS, fixed=FEW)
+        return cards_json(self.entries, ORDERS, fixed=FEW)
 
 
 def spread(count: int, limit: int) -> list[int]:
@@ -90,20 +92,20 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
     """Makes a card for each of the samples `chosen`; without `thumbnail`, pictures come from the sources."""
     ordered = sorted(chosen, key=lambda number: (_rank(about.decoded.get(number)), number))
     samples = [(number, describe(audit, number)) for number in ordered]
-    found = [_found(audit, number, sample, about, many=len(samples) > FEW) for number, sample in samples]
-    text = len(cards_json(found, ORDERS, fixed=FEW).encode())
+    entries = [_found(audit, number, sample, about, many=len(samples) > FEW) for number, sample in samples]
+    text = len(cards_json(entries, ORDERS, fixed=FEW).encode())
     if text > MOST_TEXT - OTHER_TEXT:  # very long names and findings; those that are decoded stay
         fewer = {ordered[place] for place in spread(len(ordered), len(ordered) // 2)} | set(about.decoded)
         return gallery(audit, sorted(fewer), about, thumbnail=thumbnail, tick=tick)
-    pictures = Pictures(None if len(samples) <= FEW else max(0, MOST_TEXT - OTHER_TEXT - text))
-    made = thumbnail or source_thumbnails(audit, _side(len(samples), pictures.left))
-    whole = [(one, sample, small) for one, (_, sample), small in zip(
-        found, samples, _thumbnails([sample for _, sample in samples], made), strict=True) if not tick(1)]
+    pictures = EmbeddedPictures(None if len(samples) <= FEW else max(0, MOST_TEXT - OTHER_TEXT - text))
+    made = thumbnail or source_thumbnails(audit, _side(len(samples), pictures.room))
+    whole = [(entry, sample, small) for entry, (_, sample), small in zip(
+        entries, samples, _thumbnails([sample for _, sample in samples], made), strict=True) if not tick(1)]
     reader = Reader(audit.cache)
-    cards = tuple(_with_pictures(one, sample, small, reader, about.decoded.get(number), pictures, len(samples) > FEW)
-                  for (one, sample, small), number in zip(whole, ordered, strict=True))
+    cards = tuple(_with_pictures(entry, sample, small, reader, about.decoded.get(number), pictures, len(samples) > FEW)
+                  for (entry, sample, small), number in zip(whole, ordered, strict=True))
     reader.close()
-    return Gallery(found=cards, refused=pictures.refused)
+    return Gallery(entries=cards, refused=pictures.refused)
 
 
 def _side(count: int, room: int) -> int:
@@ -123,7 +125,7 @@ def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> I
 
 
 def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about: About, *, many: bool) -> FoundCard:
-    """The card of a sample without its pictures, and what it is found by."""
+    """The card of a sample without its pictures, and the values by which it is found."""
     labels = labels_of(sample["source"], sample["name"], audit.prefixes)
     findings = tuple(finding for label in labels for finding in about.findings.get(label, ()))
     if many:
@@ -152,19 +154,19 @@ def _rank(decoded: Decoded | None) -> tuple[int, float]:
     return (1, 0.0) if decoded.psnr is None else (0, decoded.psnr)
 
 
-def _with_pictures(found: FoundCard, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
-                   decoded: Decoded | None, pictures: Pictures, many: bool) -> FoundCard:
-    """The same with its pictures, as far as the page has room."""
+def _with_pictures(entry: FoundCard, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
+                   decoded: Decoded | None, pictures: EmbeddedPictures, many: bool) -> FoundCard:
+    """The card with its pictures, as far as the page has room."""
     views = sample["views"][: 1 if many else VIEWS]
     address = pictures.add(small)
     overlays = tuple(crop_overlay(view, sample["bucket"], pictures.add(_mask(
         reader, view["mask"], SHADE if many else None))) for view in views)
     count = len(sample["views"])
     more = (f"{count:,} views, {len(overlays)} shown",) if count > len(overlays) else ()
-    card, shot = found.card, found.card.shot
+    card, shot = entry.card, entry.card.shot
     beside = None if decoded is None else Shot(
         name=f"{shot.name}, its latent decoded", address=pictures.add(decoded.picture), instead="no room")
-    return replace(found, card=replace(card, shot=replace(shot, address=address, overlays=overlays), beside=beside,
+    return replace(entry, card=replace(card, shot=replace(shot, address=address, overlays=overlays), beside=beside,
                                        facts=(*card.facts, *more)))
 
 

@@ -1,4 +1,4 @@
-"""What a page says of latents: a table of their channels, the samples that differ from most, and latents decoded.
+"""The parts of a page about latents: a table of channels, the samples that differ from most, and decoded latents.
 
 C channels, h w latent cells, H W pixels.
 """
@@ -56,7 +56,7 @@ def outliers_table(audit: OpenedManifest, outliers: Sequence[Outlier]) -> Table:
 
 
 def latents_note(audit: OpenedManifest, statistics: LatentStatistics | None, unusual: int) -> str:
-    """What the tables are about, and what is left out; `unusual` samples differ from most."""
+    """A note on what the tables are about and leave out; `unusual` samples differ from most."""
     if statistics is None:
         return "No latent was read: none is finite, or the shards are in a store (prep pull fetches them)."
     count, read = len(audit.samples), len(statistics.samples)

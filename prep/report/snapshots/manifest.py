@@ -26,9 +26,9 @@ from prep.pages.facts import manifest_facts
 from prep.pages.finder import EXAMPLE
 from prep.pages.parts import (
     CUTS,
-    Bars,
     Column,
     Head,
+    Histogram,
     Section,
     Stat,
     Table,
@@ -37,7 +37,7 @@ from prep.pages.parts import (
     findings_table,
     plural,
 )
-from prep.pages.snapshot import Origin, check_page_file, render_snapshot
+from prep.pages.snapshot import PageOrigin, check_page_file, render_snapshot
 from prep.progress import Tick
 from prep.report.snapshots.gallery import GROUPS, ORDERS, About, Decoded, Gallery, gallery, spread
 from prep.report.snapshots.latents import channels_table, latents_note, outliers_table
@@ -61,8 +61,8 @@ class CaptionTokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """What a page says of captions and latents that needs more than a manifest and its tables."""
+class Measurements:
+    """Measurements of captions and latents for a page, beyond a manifest and its tables."""
 
     latents: LatentStatistics | None = None
     outliers: Sequence[Outlier] = ()
@@ -72,7 +72,7 @@ class Measured:
 
 
 def write_page(audit: OpenedManifest, path: Path, made: date, *, cards: int = CARDS, thumbnail: Thumbnail | None = None,
-               measured: Measured | None = None, tick: Tick = lambda _: None) -> None:
+               measured: Measurements | None = None, tick: Tick = lambda _: None) -> None:
     """Writes the page to `path` atomically; without `thumbnail`, thumbnails come from the sources.
 
     Ticks once for each card. Raises `CacheError` if a table of the manifest is missing or damaged.
@@ -92,9 +92,9 @@ def check_page(audit: OpenedManifest, path: Path) -> None:
 
 
 def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail | None,
-         measured: Measured | None = None, tick: Tick = lambda _: None) -> str:
+         measured: Measurements | None = None, tick: Tick = lambda _: None) -> str:
     """Renders the page, dated `made`."""
-    document, extra = describe_manifest(audit), measured or Measured()
+    document, extra = describe_manifest(audit), measured or Measurements()
     scores = {outlier.sample: abs(outlier.score) for outlier in extra.outliers}
     chosen = sorted({*spread(len(audit.samples), cards), *extra.decoded})
     about = About(scores=scores, decoded=extra.decoded, findings=_by_label(document["findings"]))
@@ -109,8 +109,8 @@ def page(audit: OpenedManifest, made: date, *, cards: int, thumbnail: Thumbnail 
                 *([Section(id="latents", title="Latents", note=latents_note(
                     audit, extra.latents, len(extra.outliers)))]
                   if measured is not None else []),
-                Section(id="samples", title="Samples", count=len(shown.found), note=_note(audit, shown, extra))]
-    origin = Origin(name=audit.manifest.path.stem, places=(audit.manifest.path.name,), made=made)
+                Section(id="samples", title="Samples", count=len(shown.entries), note=_note(audit, shown, extra))]
+    origin = PageOrigin(name=audit.manifest.path.stem, places=(audit.manifest.path.name,), made=made)
     return render_snapshot(
         "manifest.html", origin, head=_head(document), sections=sections,
         facts=[_masks(document), *manifest_facts(audit)], fields=_fields(document),
@@ -127,14 +127,14 @@ def _by_label(findings: Sequence[Mapping[str, Any]]) -> dict[str, list[Finding]]
     return by_label
 
 
-def _note(audit: OpenedManifest, shown: Gallery, extra: Measured) -> str:
-    """What the cards show, and what is left out."""
+def _note(audit: OpenedManifest, shown: Gallery, extra: Measurements) -> str:
+    """A note on what the cards show and leave out."""
     count = len(audit.samples)
     parts = ["Outlined: the crop that training sees. Shaded red: the area that the mask excludes."]
-    if count > len(shown.found):
-        parts.append(f"{len(shown.found):,} of {count:,} samples, evenly spread; prep inspect --sample NAME shows any "
-                     "sample.")
-    if len(shown.found) > len(shown.cards):
+    if count > len(shown.entries):
+        parts.append(f"{len(shown.entries):,} of {count:,} samples, evenly spread; prep inspect --sample NAME shows "
+                     "any sample.")
+    if len(shown.entries) > len(shown.cards):
         parts.append(f"Without scripts, {len(shown.cards):,} of them are shown.")
     if shown.refused:
         parts.append(f"The page has no room for {plural(shown.refused, 'picture')}.")
@@ -216,7 +216,7 @@ def _crop_losses(audit: OpenedManifest) -> tuple[list[float], list[float]]:
 
 
 def _coverage(audit: OpenedManifest) -> tuple[list[int], list[float]]:
-    """By bucket, the number of samples with a mask and their mean coverage."""
+    """The number of samples with a mask, and their mean coverage, by bucket."""
     samples, count = audit.samples, len(audit.manifest.buckets)
     known = ~np.isnan(samples.coverage)
     masked = np.bincount(samples.bucket[known], minlength=count)
@@ -233,7 +233,7 @@ def _plot(audit: OpenedManifest) -> Plot:
     return Plot(bucket_shapes(pictures, dict(zip(audit.manifest.buckets, inside, strict=True))))
 
 
-def _charts(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Bars]:
+def _charts(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Histogram]:
     """Histograms of crop loss, mask coverage and caption length."""
     yield bars_of("Crops: loss in percent of the scaled picture", "percent", "crops",
                   binned(np.round(_losses(audit), 3).tolist(), CUTS, "%"))
@@ -247,7 +247,7 @@ def _charts(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Bar
     yield from _lengths(audit, tokens)
 
 
-def _lengths(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Bars]:
+def _lengths(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Histogram]:
     """Histograms of the captions' lengths: in tokens against what is read of them, and in characters."""
     letters = audit.samples.caption_lengths
     if tokens is not None and tokens.counts:

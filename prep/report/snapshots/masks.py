@@ -20,7 +20,7 @@ from prep.masks.pixels import read_mask, scaled
 from prep.masks.run import MaskEntry
 from prep.pages.overlay import Overlay, Shot
 from prep.pages.parts import Card, Head, Pager, Section, Stat, pager_of, plural
-from prep.pages.snapshot import Origin, Pictures, check_page_file, render_snapshot
+from prep.pages.snapshot import EmbeddedPictures, PageOrigin, check_page_file, render_snapshot
 
 CARDS = 100  # per page: about 4 MB
 SIDE = 320  # pixels of a thumbnail's longer side
@@ -35,7 +35,7 @@ class _Parts:
     shade: bytes  # b"": no mask
 
 
-def write_sheets(path: Path, origin: Origin, entries: Sequence[MaskEntry], *, jobs: int,
+def write_sheets(path: Path, origin: PageOrigin, entries: Sequence[MaskEntry], *, jobs: int,
                  tick: Callable[[int], object]) -> tuple[Path, ...]:
     """Writes `path` and, for more than `CARDS` entries, `NAME-2.html` and so on beside it, each atomically.
 
@@ -81,8 +81,8 @@ def _unreadable(entry: MaskEntry, code: str, detail: str) -> _Parts:
     return _Parts(card=card, picture=b"", shade=b"")
 
 
-def _page(origin: Origin, parts: Sequence[_Parts], number: int, paths: Sequence[Path], count: int) -> str:
-    pictures = Pictures()
+def _page(origin: PageOrigin, parts: Sequence[_Parts], number: int, paths: Sequence[Path], count: int) -> str:
+    pictures = EmbeddedPictures()
     cards = [_card(each, pictures) for each in parts]
     kind = "Masks" if len(paths) == 1 else f"Masks, page {number + 1} of {len(paths)}"
     first = number * CARDS
@@ -92,7 +92,7 @@ def _page(origin: Origin, parts: Sequence[_Parts], number: int, paths: Sequence[
                                Section(id="masks", title="Masks", count=len(cards), note=note)])
 
 
-def _card(parts: _Parts, pictures: Pictures) -> Card:
+def _card(parts: _Parts, pictures: EmbeddedPictures) -> Card:
     """Adds the pictures to a card while the page has room."""
     shot = parts.card.shot
     address, shade = pictures.add(parts.picture), pictures.add(parts.shade)

@@ -9,8 +9,8 @@ from pathlib import Path
 from prep.findings import CODES, SEVERITIES, Finding
 from prep.fs.atomic import write_atomic
 from prep.pages.overlay import Shot
-from prep.pages.parts import Card, Column, Head, Pair, Section, Side, Stat, Table, plural
-from prep.pages.snapshot import Origin, Pictures, render_snapshot
+from prep.pages.parts import Card, Column, Head, PairSide, PicturePair, Section, Stat, Table, plural
+from prep.pages.snapshot import EmbeddedPictures, PageOrigin, render_snapshot
 from prep.report.terminal.scan import sums_by_code
 from prep.scan.run import Previews
 from prep.scan.scanner import ScanReport
@@ -41,7 +41,7 @@ class CodeGroup:
     table: Table
 
 
-def write_scan_page(path: Path, origin: Origin, report: ScanReport, previews: Previews) -> None:
+def write_scan_page(path: Path, origin: PageOrigin, report: ScanReport, previews: Previews) -> None:
     """Writes the page to `path` atomically. Raises `OSError`."""
     write_atomic(path, scan_page(origin, report, previews(preview_names(report.findings))).encode())
 
@@ -71,9 +71,9 @@ def _card_names(findings: Sequence[Finding], pairs: Sequence[Finding]) -> list[s
     return sorted(worst, key=lambda path: (worst[path], path))[:CARDS]
 
 
-def scan_page(origin: Origin, report: ScanReport, previews: Mapping[str, bytes]) -> str:
+def scan_page(origin: PageOrigin, report: ScanReport, previews: Mapping[str, bytes]) -> str:
     """Renders the page. `previews`: JPEGs by picture name."""
-    pictures = Pictures()
+    pictures = EmbeddedPictures()
     chosen = shown_pairs(report.findings)
     pairs = [_pair(duplicate, previews, pictures) for duplicate in chosen]
     cards = _cards(report, [name for name in _card_names(report.findings, chosen) if previews.get(name)], previews,
@@ -137,10 +137,10 @@ def _groups(report: ScanReport) -> list[CodeGroup]:
         members.setdefault((finding.severity, finding.code), []).append(finding)
     sums = sums_by_code(report.findings)
     worst = {code: severity for severity, code, _ in reversed(sums)}
-    groups, left = [], ALL_ROWS
+    groups, room = [], ALL_ROWS
     for severity, code, count in sums:
-        rows = min(count, ROWS, left)
-        left -= rows
+        rows = min(count, ROWS, room)
+        room -= rows
         groups.append(CodeGroup(
             code=code, severity=severity, count=count, first=worst[code] == severity, meaning=CODES[code][1],
             todo=CODES[code][2], open=severity != "info", table=_files(code, members[severity, code], rows)))
@@ -153,17 +153,18 @@ def _files(code: str, findings: Sequence[Finding], rows: int) -> Table:
                  elsewhere=ELSEWHERE)
 
 
-def _pair(duplicate: Finding, previews: Mapping[str, bytes], pictures: Pictures) -> Pair:
-    def side(label: str, name: str) -> Side:
-        return Side(label=label, shot=Shot(name=name, address=pictures.add(previews.get(name)), instead=NO_PREVIEW))
+def _pair(duplicate: Finding, previews: Mapping[str, bytes], pictures: EmbeddedPictures) -> PicturePair:
+    def side(label: str, name: str) -> PairSide:
+        return PairSide(label=label, shot=Shot(name=name, address=pictures.add(previews.get(name)), instead=NO_PREVIEW))
 
     likeness = "the same" if duplicate.code in SAME else f"{min(duplicate.likeness or 0, MOST_ALIKE):.1%} alike"
-    return Pair(finding=duplicate, likeness=likeness, sides=(
+    return PicturePair(finding=duplicate, likeness=likeness, sides=(
         side("picture", duplicate.path),
         side(RELATIONS.get(duplicate.code, "resembles"), duplicate.other or "")))
 
 
-def _cards(report: ScanReport, names: Sequence[str], previews: Mapping[str, bytes], pictures: Pictures) -> list[Card]:
+def _cards(report: ScanReport, names: Sequence[str], previews: Mapping[str, bytes],
+           pictures: EmbeddedPictures) -> list[Card]:
     """Makes a card for each of these pictures, in order."""
     findings: dict[str, list[Finding]] = {}
     for finding in report.findings:

@@ -21,10 +21,10 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None, every: bo
     """
     document = preview_as_json(outlook)
     rows = [
-        (format_size(one["size"]), str(one["pictures"]), str(one["samples"]), str(one["showings"]), str(one["batches"]),
-         "-".join(f"{scale:.2f}" for scale in one["scale"]), f"{one['crop_loss']['mean']:.1f}",
-         f"{one['crop_loss']['worst']:.1f}", str(one["upscaled"]))
-        for one in document["buckets"]
+        (format_size(bucket["size"]), *(str(bucket[name]) for name in ("pictures", "samples", "showings", "batches")),
+         "-".join(f"{scale:.2f}" for scale in bucket["scale"]), f"{bucket['crop_loss']['mean']:.1f}",
+         f"{bucket['crop_loss']['worst']:.1f}", str(bucket["upscaled"]))
+        for bucket in document["buckets"]
     ]
     heads = ("bucket", "pictures", "train", "epoch", "batches", "scale", "crop %", "worst", "enlarged")
     listed = None if every else LISTED
@@ -41,15 +41,16 @@ def suggestion_table(choices: Sequence[Mapping[str, Any]], batch_size: int, *, w
         return "nothing to suggest: no picture fits a bucket"
     best, *each = choices
     heads = ("batch size", "buckets", "step", "min_bucket", "used", "crop %", "unused %", "empty %", "sum")
-    rows = [tuple(str(one[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
-                                              "unused", "empty", "score")) for one in each]
-    why = f"; larger batches would lose at least {min(one['score'] for one in each if one['batch_size'] > 1)} %"
+    rows = [tuple(str(choice[name]) for name in ("batch_size", "buckets", "step", "min_bucket", "used_buckets", "crop",
+                                                 "unused", "empty", "score")) for choice in each]
+    least = min(choice["score"] for choice in each if choice["batch_size"] > 1)
+    why = f"; larger batches would lose at least {least} %"
     return page(table(heads, rows, right=(0, *range(2, 9))), (
         f"suggested: {as_command_options(best)}, with a loss of {best['score']} %: cropped area "
         f"{best['crop']}, unused pictures {best['unused']}, empty slots in micro-batches {best['empty']}"
         f"{why if best['batch_size'] == 1 else ''}"), *(
-        f"with this command's batch size: {as_command_options(one)}, loss {one['score']} %"
-        for one in each if one["batch_size"] == batch_size != best["batch_size"]), width=width)
+        f"with this command's batch size: {as_command_options(choice)}, loss {choice['score']} %"
+        for choice in each if choice["batch_size"] == batch_size != best["batch_size"]), width=width)
 
 
 def _step_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
@@ -61,9 +62,9 @@ def _step_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
         lines.append(f"{document['idle_ranks']} of {counted(document['world'], 'rank')} idle: a step has "
                      f"{micro_batches}; use smaller micro-batches")
     if len(document["resolutions"]) > 1:
-        lines.append("pictures at resolution " + ", ".join(f"{one['resolution']}: {grouped(one['pictures'])}"
-                                                            for one in document["resolutions"]))
-    samples, views = (sum(one[name] for one in document["buckets"]) for name in ("samples", "views"))
+        lines.append("pictures at resolution " + ", ".join(f"{row['resolution']}: {grouped(row['pictures'])}"
+                                                            for row in document["resolutions"]))
+    samples, views = (sum(bucket[name] for bucket in document["buckets"]) for name in ("samples", "views"))
     if views != samples:
         lines.append(f"{counted(views, 'view')} of {counted(samples, 'training sample')}, each a row; training "
                      "draws one view each time")
@@ -74,35 +75,35 @@ def _step_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
 
 
 def _picture_lines(document: Mapping[str, Any], listed: int | None) -> list[str]:
-    said = document["findings"]
-    cut = sorted((one for one in document["pictures"] if one["crop_loss"] >= NOTABLE_LOSS),
-                 key=lambda one: (-one["crop_loss"], one["name"]))
+    findings = document["findings"]
+    cut = sorted((picture for picture in document["pictures"] if picture["crop_loss"] >= NOTABLE_LOSS),
+                 key=lambda picture: (-picture["crop_loss"], picture["name"]))
     groups = [
-        (f"cropped by {NOTABLE_LOSS:.0f} % or more", [f"{shell_name(one['name'])} ({one['crop_loss']:.0f} %)"
-                                                       for one in cut]),
-        ("enlarged", [f"{shell_name(one['name'])} (x{one['scale']:.2f})" for one in document["pictures"]
-                      if one["upscaled"]]),
-        *_unused(one for one in said if one["code"] == "too-small"),
-        ("cropped by more than --max-crop", _paths(said, "heavy-crop")),
-        ("enlarged more than --max-upscale", _paths(said, "heavy-upscale")),
-        ("in a bucket below min_bucket", _paths(said, "small-bucket")),
+        (f"cropped by {NOTABLE_LOSS:.0f} % or more", [f"{shell_name(picture['name'])} ({picture['crop_loss']:.0f} %)"
+                                                       for picture in cut]),
+        ("enlarged", [f"{shell_name(picture['name'])} (x{picture['scale']:.2f})" for picture in document["pictures"]
+                      if picture["upscaled"]]),
+        *_unused(finding for finding in findings if finding["code"] == "too-small"),
+        ("cropped by more than --max-crop", _paths(findings, "heavy-crop")),
+        ("enlarged more than --max-upscale", _paths(findings, "heavy-upscale")),
+        ("in a bucket below min_bucket", _paths(findings, "small-bucket")),
     ]
     lines = [f"{words} ({len(names)}): {join_texts(names, listed)}" for words, names in groups if names]
-    return lines + [f"merged: {format_size(one['bucket'])} into {format_size(one['into'])} "
-                    f"({counted(one['pictures'], 'picture')}, cropped by {one['crop_loss']['after']:.1f} % instead of "
-                    f"{one['crop_loss']['before']:.1f} %)"
-                    for one in document["merges"]]
+    return lines + [f"merged: {format_size(merge['bucket'])} into {format_size(merge['into'])} "
+                    f"({counted(merge['pictures'], 'picture')}, cropped by {merge['crop_loss']['after']:.1f} % "
+                    f"instead of {merge['crop_loss']['before']:.1f} %)"
+                    for merge in document["merges"]]
 
 
-def _unused(said: Iterable[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
+def _unused(findings: Iterable[Mapping[str, str]]) -> list[tuple[str, list[str]]]:
     """Pictures that fit no bucket, grouped by the expectation they fail."""
     groups: dict[str, list[str]] = {}
-    for one in said:
-        seen, _, wanted = one["detail"].partition(", ")
-        name = shell_name(one["path"])
-        groups.setdefault(f"cannot be used, {wanted}", []).append(f"{name} ({seen.removeprefix('picture is ')})")
+    for finding in findings:
+        seen, _, expected = finding["detail"].partition(", ")
+        name = shell_name(finding["path"])
+        groups.setdefault(f"cannot be used, {expected}", []).append(f"{name} ({seen.removeprefix('picture is ')})")
     return list(groups.items())
 
 
-def _paths(said: Iterable[Mapping[str, str]], code: str) -> list[str]:
-    return [shell_name(one["path"]) for one in said if one["code"] == code]
+def _paths(findings: Iterable[Mapping[str, str]], code: str) -> list[str]:
+    return [shell_name(finding["path"]) for finding in findings if finding["code"] == code]

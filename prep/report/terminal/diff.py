@@ -43,18 +43,18 @@ def _alike(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _model(changes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for one in changes:
-        yield f"{one['what']}: {_short(one['b'])}, was {_short(one['a'])}"
+    for change in changes:
+        yield f"{change['what']}: {_short(change['b'])}, was {_short(change['a'])}"
 
 
 def _fields(fields: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     for name, field in fields.items():
         if field["change"]:
             yield f"{name}: the field was {field['change']}"
-        for one in field["context"]:
-            yield f"{name}: {_shortened(one)}"
-        for one in field["arrays"]:
-            yield f"{name}: array '{one['array']}' is {_array(one['b'])}, was {_array(one['a'])}"
+        for array in field["context"]:
+            yield f"{name}: {_shortened(array)}"
+        for array in field["arrays"]:
+            yield f"{name}: array '{array['array']}' is {_array(array['b'])}, was {_array(array['a'])}"
         rows = field["rows"]
         if rows["shared"] is None:
             if rows["a"] != rows["b"]:
@@ -66,39 +66,38 @@ def _fields(fields: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _samples(samples: Mapping[str, Any] | None, counts: Mapping[str, Mapping[str, int]],
              listed: int | None) -> Iterator[str]:
-    yield from (f"{role} samples: {grouped(one['b'])}, {'was' if one['a'] == 1 else 'were'} {grouped(one['a'])}"
-                for role, one in counts.items() if one["a"] != one["b"])
+    yield from (f"{role} samples: {grouped(count['b'])}, {'was' if count['a'] == 1 else 'were'} {grouped(count['a'])}"
+                for role, count in counts.items() if count["a"] != count["b"])
     if samples is None:
         return
     for what in ("added", "removed"):
         yield from _named(f"samples {what}", [shell_name(name) for name in samples[what]], listed)
-    yield from _named("samples renamed", [f"{shell_name(one['from'])} to {shell_name(one['to'])}" + (
-        f" ({', '.join(one['why'])})" if one["why"] else "") for one in samples["renamed"]], listed)
+    yield from _named("samples renamed", [f"{shell_name(sample['from'])} to {shell_name(sample['to'])}" + (
+        f" ({', '.join(sample['why'])})" if sample["why"] else "") for sample in samples["renamed"]], listed)
     groups: dict[str, list[str]] = {}
-    for one in samples["changed"]:
-        groups.setdefault(", ".join(REASONS[why] for why in one["why"]), []).append(shell_name(one["name"]))
+    for sample in samples["changed"]:
+        groups.setdefault(", ".join(REASONS[why] for why in sample["why"]), []).append(shell_name(sample["name"]))
     lines = [line for reasons, names in sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
              for line in _named(f"samples changed: {reasons}", names, listed)]
     yield from _cut(lines, "samples changed for other reasons", listed)
 
 
 def _buckets(buckets: Sequence[Mapping[str, Any]], listed: int | None) -> Iterator[str]:
-    yield from _cut([f"bucket {format_size(one['size'])}: {_roles(one['b'])}, {_were(one['a'])}" for one in buckets],
-                    "buckets", listed)
+    yield from _cut([f"bucket {format_size(bucket['size'])}: {_roles(bucket['b'])}, {_were(bucket['a'])}"
+                     for bucket in buckets], "buckets", listed)
 
 
 def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]], listed: int | None) -> Iterator[str]:
     for what in ("added", "removed"):
-        yield from _named(f"sample prompts {what}", [one["prompt"] if one["negative"] is None
-                                                     else f"{one['prompt']} --n {one['negative']}"
-                                                     for one in prompts[what]], listed)
+        yield from _named(f"sample prompts {what}", [prompt["prompt"] if prompt["negative"] is None
+                                                     else f"{prompt['prompt']} --n {prompt['negative']}"
+                                                     for prompt in prompts[what]], listed)
 
 
 def _findings(findings: Mapping[str, Sequence[Mapping[str, str]]] | None, listed: int | None) -> Iterator[str]:
     for what, name in (("added", "new"), ("removed", "gone")):
-        some = (findings or {}).get(what, ())
-        yield from _cut([f"finding {name}: {one['severity']} {one['code']}: {printable(one['path'])}" for one in some],
-                        f"findings {name}", listed)
+        yield from _cut([f"finding {name}: {finding['severity']} {finding['code']}: {printable(finding['path'])}"
+                         for finding in (findings or {}).get(what, ())], f"findings {name}", listed)
 
 
 def _cut(lines: Sequence[str], what: str, listed: int | None) -> Iterator[str]:
@@ -122,8 +121,8 @@ def _were(counts: Mapping[str, int] | None) -> str:
     return f"{'was' if sum(counts.values()) == 1 else 'were'} {_roles(counts)}"
 
 
-def _array(told: Mapping[str, Any] | None) -> str:
-    return "absent" if told is None else f"{told['dtype']} [{' '.join(told['dims'])}]"
+def _array(array: Mapping[str, Any] | None) -> str:
+    return "absent" if array is None else f"{array['dtype']} [{' '.join(array['dims'])}]"
 
 
 def _shortened(change: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from prep.formatting import counted, format_bytes, format_size, grouped, join_names, shell_name
 from prep.manifest.describe import import_line
 from prep.report.terminal.scan import HEADS, finding_parts, finding_rows
-from prep.report.terminal.tables import Table, page, records, table
+from prep.report.terminal.tables import TextTable, page, records, table
 
 MOST_NAMED = 30  # samples that use a damaged row, in a pipe; --json has all
 
@@ -25,8 +25,8 @@ def inspect_tables(document: Mapping[str, Any], *, width: int | None = None, eve
     fields = [(name, array, described["dtype"], " ".join(described["dims"]), _shapes(described["shapes"]),
                grouped(field["rows"]), grouped(field["shards"]), format_bytes(field["bytes"]))
               for name, field in document["fields"].items() for array, described in field["arrays"].items()]
-    buckets = [(format_size(one["size"]), *(grouped(one[role]) for role in ("train", "validation", "prior")))
-               for one in document["buckets"]]
+    buckets = [(format_size(bucket["size"]), *(grouped(bucket[role]) for role in ("train", "validation", "prior")))
+               for bucket in document["buckets"]]
     return page(
         table(("", ""), facts), table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
                                         right=(5, 6, 7)),
@@ -37,7 +37,7 @@ def inspect_tables(document: Mapping[str, Any], *, width: int | None = None, eve
 
 def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str:
     """The output of `prep inspect --sample`: every detail of the samples with one name."""
-    parts: list[Table | str] = []
+    parts: list[TextTable | str] = []
     for sample in document["samples"]:
         rows = [("name", shell_name(sample["name"]))]
         rows += [(name, str(sample[name])) for name in ("id", "role", "picture", "source", "repeats", "weight")]
@@ -58,9 +58,9 @@ def verify_tables(document: Mapping[str, Any], *, width: int | None = None, reco
 
     `recorded`: the cache records damage; for one in a store, where a repair makes whole shards again, a note says how.
     """
-    rows = [((one["shard"] or "")[:12], one["field"], "all" if one["row"] is None else str(one["row"]),
-             join_names(one["samples"], MOST_NAMED if width is None else 3), one["what"])
-            for one in document["damaged"]]
+    rows = [((row["shard"] or "")[:12], row["field"], "all" if row["row"] is None else str(row["row"]),
+             join_names(row["samples"], MOST_NAMED if width is None else 3), row["what"])
+            for row in document["damaged"]]
     notes = [f"note: {note}" for note in document["notes"]]
     how = "sizes, documents and indexes verified" if document["quick"] else "all verified"
     if document["ok"]:

@@ -47,41 +47,42 @@ def describe(family: Family) -> dict[str, Any]:
 def models_table(families: Sequence[Mapping[str, Any]], *, width: int | None = None) -> str:
     """A table of families, from their documents; a terminal (`width` columns) gets shorter words and a legend."""
     if width is None:
-        return page(records(HEADS, [_row(one) for one in families]))
-    rows = [dict(zip(HEADS, _row(one), strict=True)) for one in families]
+        return page(records(HEADS, [_row(family) for family in families]))
+    rows = [dict(zip(HEADS, _row(family), strict=True)) for family in families]
     return page(table(NARROW, [[row[head].replace("_prediction", "") for head in NARROW] for row in rows]),
                 *LEGEND.split("\n"), width=width)
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    text, most = one["text"], one["text"]["max_length"]["default"]
-    return (one["name"], f"{one['latent']['channels']}x{one['latent']['pixels_per_cell']}", str(one["step"]),
-            ", ".join(one["predictions"]), "+".join(text["arrays"]),
+def _row(family: Mapping[str, Any]) -> tuple[str, ...]:
+    text, most = family["text"], family["text"]["max_length"]["default"]
+    latent = family["latent"]
+    return (family["name"], f"{latent['channels']}x{latent['pixels_per_cell']}", str(family["step"]),
+            ", ".join(family["predictions"]), "+".join(text["arrays"]),
             str(most) if text["layout"] == "full" else f"1-{most}",
-            *(", ".join(one[name]) for name in ("lora_formats", "pipelines", "models")))
+            *(", ".join(family[name]) for name in ("lora_formats", "pipelines", "models")))
 
 
-def family_text(one: Mapping[str, Any]) -> str:
+def family_text(family: Mapping[str, Any]) -> str:
     """The facts of one family, from its document, with the options and files that name them."""
-    text, tokens = one["text"], one["text"]["max_length"]
+    text, tokens = family["text"], family["text"]["max_length"]
     arrays = ", ".join(f"{name} [{', '.join(dims)}]" for name, dims in text["arrays"].items())
     lengths = str(tokens["most"]) if tokens["least"] == tokens["most"] else f"{tokens['least']} to {tokens['most']}"
     rows = (
-        ("models", ", ".join(one["models"])),
-        ("pipeline", ", ".join(one["pipelines"])),
-        ("trained part", one["denoiser"]),
-        ("latent", f"{one['latent']['channels']} channels, {one['latent']['pixels_per_cell']} x "
-                   f"{one['latent']['pixels_per_cell']} pixels per cell"),
-        ("step", f"{one['step']} pixels; --step takes any multiple of {one['smallest_step']}"),
-        ("resolution", f"{one['resolution']} pixels"),
-        ("predicts", ", ".join(one["predictions"])),
+        ("models", ", ".join(family["models"])),
+        ("pipeline", ", ".join(family["pipelines"])),
+        ("trained part", family["denoiser"]),
+        ("latent", f"{family['latent']['channels']} channels, {family['latent']['pixels_per_cell']} x "
+                   f"{family['latent']['pixels_per_cell']} pixels per cell"),
+        ("step", f"{family['step']} pixels; --step takes any multiple of {family['smallest_step']}"),
+        ("resolution", f"{family['resolution']} pixels"),
+        ("predicts", ", ".join(family["predictions"])),
         ("text", f"{arrays}; rows are {text['layout']}"),
         ("tokens", f"{tokens['default']}; --max-length takes {lengths}"),
         ("--clip-skip", "yes" if text["clip_skip"] else "no"),
         ("--text-windows", "yes" if text["text_windows"] else "no"),
         ("--text-quantization", "yes" if text["text_quantization"] else "no"),
-        ("LoRA files", ", ".join(one["lora_formats"])),
-        ("recipe", one["recipe"]),
-        ("training", one["train"]),
+        ("LoRA files", ", ".join(family["lora_formats"])),
+        ("recipe", family["recipe"]),
+        ("training", family["train"]),
     )
     return page(table(("", ""), ((label, value) for label, value in rows)))

@@ -21,7 +21,7 @@ INDENT = 4  # of a cell below its row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class TextTable:
     """Rows of text under column heads."""
 
     heads: tuple[str, ...]
@@ -30,21 +30,21 @@ class Table:
     lines: bool = False  # in a pipe: one tab-separated line per row, without heads
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Table:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> TextTable:
     """A table of aligned columns."""
-    return Table(heads=tuple(heads), rows=_cells(rows), right=frozenset(right))
+    return TextTable(heads=tuple(heads), rows=_cells(rows), right=frozenset(right))
 
 
-def records(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> Table:
+def records(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> TextTable:
     """A table that becomes tab-separated lines in a pipe."""
-    return Table(heads=tuple(heads), rows=_cells(rows), right=frozenset(right), lines=True)
+    return TextTable(heads=tuple(heads), rows=_cells(rows), right=frozenset(right), lines=True)
 
 
 def _cells(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(printable(cell) for cell in row) for row in rows)
 
 
-def page(*parts: Table | str, width: int | None = None) -> str:
+def page(*parts: TextTable | str, width: int | None = None) -> str:
     """The parts as text, with a blank line after each table; `width` is the terminal's columns, or None for a pipe."""
     blocks = []
     for part in parts:
@@ -55,7 +55,7 @@ def page(*parts: Table | str, width: int | None = None) -> str:
     return "\n".join(blocks).rstrip("\n")
 
 
-def _spelled(of: Table, width: int | None) -> list[str]:
+def _spelled(of: TextTable, width: int | None) -> list[str]:
     if of.lines and width is None:
         return ["\t".join(row) for row in of.rows]
     rows = [of.heads, *of.rows] if any(of.heads) else [*of.rows]
@@ -71,7 +71,7 @@ def _spelled(of: Table, width: int | None) -> list[str]:
             lines += [head.rstrip(), *below]
         else:
             first, *more = _folded(row[-1], width - before, "") or [""]
-            lines += [(head + first).rstrip(), *(" " * before + one for one in more)]
+            lines += [(head + first).rstrip(), *(" " * before + piece for piece in more)]
     return lines
 
 

@@ -17,8 +17,8 @@ from prep.geometry import Size
 from prep.recipe.schema import Recipe
 from prep.sources.item import Item
 from prep.view.edit.cost import Cost
-from prep.view.edit.log import Entry, UndoLog, digest_of
-from prep.view.edit.places import EditPlace, Places
+from prep.view.edit.log import UndoEntry, UndoLog, digest_of
+from prep.view.edit.places import EditPlace, EditPlaces
 from prep.view.edit.refresh import refreshed
 from prep.view.edit.refused import Refused
 from prep.view.source.state import SourceSet
@@ -39,7 +39,7 @@ class Editable:
     version: str  # of what is there now
     undo: bool  # whether its last edit can be undone
     saved: bool  # whether there is a file already
-    there: bool  # whether the picture has one
+    exists: bool  # whether the picture has one
     lines: tuple[str, ...]  # captions as they are edited; none if they cannot be read
 
 
@@ -56,7 +56,7 @@ class Done:
 class Edits:
     """How a source is edited."""
 
-    places: Places
+    places: EditPlaces
     command: str  # that encodes again
     record: Callable[[], str] = str  # after a save: notes in the recipe where edits are, and says so
     cost: Callable[[], Cost] | None = None  # what that would make; None: no cache or model is known
@@ -83,7 +83,7 @@ class Editor:
         self.batches: dict[str, tuple[Sent, ...]] = {}  # what was saved at once, and undoing each of it would send
         self._make_mask, self._lock = make_mask, Lock()
 
-    def editable(self, number: int, kind: str, entries: Sequence[Entry] | None = None) -> Editable:
+    def editable(self, number: int, kind: str, entries: Sequence[UndoEntry] | None = None) -> Editable:
         """The facts that the edit forms of a sample need; `entries` are those of the log, if they are known. Raises
         `Refused` if the sample cannot be edited."""
         item = self.source.state.seats[number].item.item
@@ -92,12 +92,12 @@ class Editor:
             disk = _on_disk(place)
             undo = self._undoable(place, kind, digest_of(disk), entries) is not None
         return Editable(place=place.name, version=_version(item, kind, disk), undo=undo, saved=disk is not None,
-                        there=disk is not None or _blob_of(item, kind) is not None,
+                        exists=disk is not None or _blob_of(item, kind) is not None,
                         lines=_lines_of(item, disk) if kind == "caption" else ())
 
     def no_masks(self, number: int) -> str:
         """Why the mask of a sample is not edited; "" if it is."""
-        return no_masks(self.source.state.survey.asked, self.source.state.seats[number].item.item.source,
+        return no_masks(self.source.state.survey.original, self.source.state.seats[number].item.item.source,
                         sidecars=self.places.folder is None)
 
     def save(self, sent: Sent) -> Done:
@@ -145,7 +145,7 @@ class Editor:
     def _captions(self, sent: Sent) -> bytes:
         """The file of captions. Raises `Refused`."""
         data, source = _caption_file(sent), self._seat(sent.number, sent.sample).item.item.source
-        if not data and self.source.state.survey.asked.caption_of(source).missing == "reject":
+        if not data and self.source.state.survey.original.caption_of(source).missing == "reject":
             raise Refused(400, "without a caption the picture would be left out (--missing-caption reject): write "
                           "one, or start with --missing-caption empty")
         return data
@@ -186,7 +186,8 @@ class Editor:
             except TimeoutError as error:
                 raise Refused(409, f"{place.name} is not saved: {error.strerror}; try again") from None
 
-    def _undoable(self, place: EditPlace, kind: str, now: str, entries: Sequence[Entry] | None = None) -> Entry | None:
+    def _undoable(self, place: EditPlace, kind: str, now: str,
+                  entries: Sequence[UndoEntry] | None = None) -> UndoEntry | None:
         """The last edit of a place, if its result is still there."""
         for entry in self.log.entries() if entries is None else entries:
             if (entry.place, entry.kind) == (place.name, kind):

@@ -29,7 +29,7 @@ _NAME = re.compile(r"([0-9]{8})\.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class UndoEntry:
     """One edit."""
 
     number: int
@@ -44,9 +44,9 @@ class UndoLog:
 
     def __init__(self, root: Below) -> None:
         self.root = root
-        self._known: tuple[int, list[Entry]] | None = None  # when the directory last changed, and the entries then
+        self._known: tuple[int, list[UndoEntry]] | None = None  # when the directory last changed, and the entries then
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[UndoEntry]:
         """All edits that were not undone, the newest first. A damaged entry is left out."""
         begun = time.time_ns()
         try:
@@ -61,13 +61,14 @@ class UndoLog:
         self._known = (changed, entries) if begun - changed > AT_REST else None
         return entries
 
-    def add(self, place: str, kind: str, before: bytes | None, after: bytes | None) -> Entry:
+    def add(self, place: str, kind: str, before: bytes | None, after: bytes | None) -> UndoEntry:
         """Notes an edit that is about to be made. Raises `OSError`."""
         with self.root.opened(make=True) as folder:
             number = max(_numbers(folder), default=0)
             while True:
                 number += 1
-                entry = Entry(number=number, place=place, kind=kind, before=digest_of(before), after=digest_of(after))
+                entry = UndoEntry(number=number, place=place, kind=kind, before=digest_of(before),
+                                  after=digest_of(after))
                 if before is not None and not folder.create(_content(number), before):
                     continue
                 document = json.dumps({"format": FORMAT, "version": 1, **asdict(entry)}).encode()
@@ -75,7 +76,7 @@ class UndoLog:
                     self._known = None
                     return entry
 
-    def content(self, entry: Entry) -> bytes | None:
+    def content(self, entry: UndoEntry) -> bytes | None:
         """The bytes before an edit; `None` if there was no file. Raises `Refused` if they are lost."""
         if not entry.before:
             return None
@@ -88,7 +89,7 @@ class UndoLog:
             raise Refused(409, "what the edit replaced is damaged, so it cannot be undone")
         return data
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: UndoEntry) -> None:
         """Forgets an edit. Raises `OSError`."""
         self._known = None
         with self.root.opened() as folder:
@@ -100,14 +101,14 @@ def _numbers(folder: Folder) -> Iterator[int]:
     return (int(match[1]) for name in folder.names() if (match := _NAME.fullmatch(name)))
 
 
-def _read(folder: Folder, number: int) -> Entry | None:
+def _read(folder: Folder, number: int) -> UndoEntry | None:
     try:
         table = expect(json.loads(folder.read(_document(number), MOST_DOCUMENT)), dict, "an edit")
         known_keys(table, ("format", "version", "number", "place", "kind", "before", "after"), "an edit")
         texts = {name: expect(table.get(name), str, name) for name in ("place", "kind", "before", "after")}
     except (OSError, ValueError, RecursionError, Unparsed):
         return None
-    return Entry(number=number, **texts) if table.get("format") == FORMAT and table.get("version") == 1 else None
+    return UndoEntry(number=number, **texts) if table.get("format") == FORMAT and table.get("version") == 1 else None
 
 
 def _document(number: int) -> str:

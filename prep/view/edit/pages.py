@@ -1,4 +1,4 @@
-"""Renders what pages say about edits: the forms of a sample, and what was edited and what it costs."""
+"""Renders the parts of pages about edits: the forms of a sample, and the list of edits with their cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prep.pages.words import compared
 from prep.view.edit.cost import Cost
 from prep.view.edit.editor import KINDS
 from prep.view.edit.refused import Refused
-from prep.view.edit.replace import REWORDING, Plan, Rewording, plan
+from prep.view.edit.replace import REWORDING, ReplacePlan, Rewording, plan
 from prep.view.params import address
 from prep.view.site import Site, card_of
 
@@ -59,11 +59,11 @@ def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
     return filled
 
 
-def plan_of(site: Site, query: Query, wording: Rewording) -> Plan:
+def plan_of(site: Site, query: Query, wording: Rewording) -> ReplacePlan:
     """The changes that a rewording makes to the samples that a query selects. Raises `Refused`."""
     assert site.editor is not None, "it has an address only with --edit"
     if not wording.find and not wording.prepend:
-        return Plan()
+        return ReplacePlan()
     return plan(site.editor, site.selector.select(query).tolist(), wording)
 
 
@@ -86,7 +86,7 @@ def query_fields(query: str) -> list[tuple[str, str]]:
 
 
 def edits_page(site: Site, cost: Cost | None) -> str:
-    """Renders the page of what was edited, and with `cost` of what re-encoding would take."""
+    """Renders the page of edits, and with `cost` of what re-encoding would take."""
     editor = site.editor
     assert editor is not None, "the page has an address only with --edit"
     changed, entries, seats = editor.changed(), editor.log.entries(), editor.source.state.seats
@@ -96,7 +96,7 @@ def edits_page(site: Site, cost: Cost | None) -> str:
             with suppress(Refused):
                 numbers[editor.places.of(seat.item.item, kind).name] = number
     return site.render(
-        "edits.html", changed=told(changed), cost=None if cost is None else _table(cost),
+        "edits.html", changed=edit_counts(changed), cost=None if cost is None else _table(cost),
         can_cost=editor.edits.cost is not None, command=editor.edits.command,
         folder="" if editor.places.folder is None else str(editor.places.folder),
         more=len(entries) if len(entries) > ROWS else 0,
@@ -104,7 +104,7 @@ def edits_page(site: Site, cost: Cost | None) -> str:
                "what": f"{entry.kind} {'replaced' if entry.before else 'created'}"} for entry in entries[:ROWS]])
 
 
-def told(changed: dict[str, int]) -> str:
+def edit_counts(changed: dict[str, int]) -> str:
     """Like "2 captions and 1 mask"."""
     return " and ".join(counted(changed[kind], kind) for kind in KINDS)
 

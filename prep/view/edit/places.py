@@ -40,7 +40,7 @@ class EditPlace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
+class EditPlaces:
     """Chooses places by an item alone, never by a request."""
 
     recipe: Recipe

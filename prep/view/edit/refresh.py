@@ -33,14 +33,14 @@ def refreshed(survey: Survey, item: Item, kind: str, path: Path | None) -> Surve
     facts = Memo(None)  # what was just written is not at rest
     again = _listed(survey, set(by_label)) if path is None else [
         _with(known.item, kind, path) for known in by_label.values()]
-    read = {item.label: result for item, result in zip(again, ingest_items(again, survey.asked, facts, jobs=1),
+    read = {item.label: result for item, result in zip(again, ingest_items(again, survey.original, facts, jobs=1),
                                                        strict=True)}
     bad = [result for result in read.values() if isinstance(result, Finding)]
     items = tuple(known if new is None else new for known in survey.items
                   if not isinstance(new := read.get(known.item.label), Finding))
     recipe = survey.recipe
     with suppress(ConfigError):  # the last mask is gone, but crops need one: they stay as they were
-        recipe = settle_masks(survey.asked, items)
+        recipe = settle_masks(survey.original, items)
     renewed = [result for result in read.values() if isinstance(result, KnownItem)]
     coverage = {label: part for label, part in survey.coverage.items() if label not in by_label}
     coverage |= coverage_of(recipe, renewed, facts, jobs=1, progress=silent)
@@ -60,7 +60,7 @@ def _with(item: Item, kind: str, path: Path) -> Item:
 
 def _listed(survey: Survey, labels: set[str]) -> list[Item]:
     """The items with these labels, as they are found now."""
-    return [item for item in walk_recipe(survey.asked) if isinstance(item, Item) and item.label in labels]
+    return [item for item in walk_recipe(survey.original) if isinstance(item, Item) and item.label in labels]
 
 
 def _notes(known: KnownItem) -> list[Finding]:

@@ -42,7 +42,7 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ReplacePlan:
     """The changes of a rewording."""
 
     changes: tuple[Change, ...] = ()
@@ -63,7 +63,7 @@ def reworded_by(text: str, name: str) -> str:
     return text
 
 
-def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> Plan:
+def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> ReplacePlan:
     """The changes that a rewording makes to these samples' captions; a file of several samples counts once. Raises
     `Refused`."""
     seats, entries = editor.source.state.seats, editor.log.entries()
@@ -85,10 +85,10 @@ def plan(editor: Editor, numbers: Iterable[int], wording: Rewording) -> Plan:
             changes[now.place] = Change(sent=sent, before=now.lines, after=after)
     if len(changes) > MOST:
         raise Refused(400, f"{len(changes):,} captions would change, at most {MOST:,} at once: search or filter first")
-    return Plan(changes=tuple(changes.values()), uncaptioned=uncaptioned, uneditable=uneditable)
+    return ReplacePlan(changes=tuple(changes.values()), uncaptioned=uncaptioned, uneditable=uneditable)
 
 
-def save(editor: Editor, planned: Plan, token: str) -> str:
+def save(editor: Editor, planned: ReplacePlan, token: str) -> str:
     """Saves a plan, if it is the one that the page showed. Returns a line for the user. Raises `Refused`."""
     if planned.token != token or not planned.changes:
         raise Refused(409, "the captions are others than this page showed: load it again")
@@ -103,7 +103,7 @@ def save(editor: Editor, planned: Plan, token: str) -> str:
     editor.batches[token] = tuple(saved)
     while len(editor.batches) > KEPT:
         editor.batches.pop(next(iter(editor.batches)))
-    return " ".join(filter(None, (f"Saved {counted(len(saved), 'caption')}.", _told(failed, "saved"), noted)))
+    return " ".join(filter(None, (f"Saved {counted(len(saved), 'caption')}.", _outcome(failed, "saved"), noted)))
 
 
 def undo(editor: Editor, token: str) -> str:
@@ -119,10 +119,10 @@ def undo(editor: Editor, token: str) -> str:
             failed.append(_reason(error))
     back = len(batch) - len(failed)
     return " ".join(filter(None, (f"{counted(back, 'caption')} {'is' if back == 1 else 'are'} as before.",
-                                  _told(failed, "undone"))))
+                                  _outcome(failed, "undone"))))
 
 
-def _told(failed: list[str], done: str) -> str:
+def _outcome(failed: list[str], done: str) -> str:
     if not failed:
         return ""
     return f"{counted(len(failed), 'caption')} {'was' if len(failed) == 1 else 'were'} not {done}: {failed[0]}."

@@ -9,7 +9,7 @@ from prep.view.memory import Memory
 from prep.view.pictures import THUMBNAIL, WHOLE
 from prep.view.source.state import SourceSet
 from prep.view.source.survey import mask_of
-from prep.view.source.worker import MAKE, PAINT, SERVICE, Painted, Wanted
+from prep.view.source.worker import MAKE, PAINT, SERVICE, Painted, PictureRequest
 from prep.workers.pool import WorkerLost, WorkerPool
 from prep.workers.service import DECODING
 
@@ -55,7 +55,7 @@ class SourcePictures:
         blob = mask_of(state.survey.recipe, item)
         if blob is None or item.mask is None:
             return None
-        return self._made(Wanted("paint", BlobMessage.of(blob), item.mask, side=side))
+        return self._made(PictureRequest("paint", BlobMessage.of(blob), item.mask, side=side))
 
     def mask_file(self, data: bytes, size: Size) -> bytes | None:
         """A painted mask as a gray PNG of the picture's size; `None` if it is no PNG of that shape."""
@@ -67,19 +67,20 @@ class SourcePictures:
 
     def _small(self, sample: int, side: int) -> bytes | None:
         item = self._source.state.seats[sample].item
-        return self._made(Wanted("small", BlobMessage.of(item.item.picture), item.picture, self._alpha, side))
+        return self._made(PictureRequest("small", BlobMessage.of(item.item.picture), item.picture, self._alpha, side))
 
     def _placed(self, what: str, sample: int, view: int, blob: Blob, digest: str) -> bytes | None:
         place = self._source.state.seats[sample].views[view]
-        return self._made(Wanted(what, BlobMessage.of(blob), digest, self._alpha, 0, place.scaled, place.crop,
-                                 place.bucket, place.flip, self._source.state.survey.recipe.mask_origin == "alpha"))
+        transparency = self._source.state.survey.recipe.mask_origin == "alpha"
+        return self._made(PictureRequest(what, BlobMessage.of(blob), digest, self._alpha, 0, place.scaled, place.crop,
+                                         place.bucket, place.flip, transparency))
 
     @property
     def _alpha(self) -> str:
         color = self._source.state.survey.recipe.image.alpha
         return "white" if color == "reject" else color
 
-    def _made(self, wanted: Wanted) -> bytes | None:
+    def _made(self, wanted: PictureRequest) -> bytes | None:
         def make() -> bytes | None:
             try:
                 (made,) = self._pool.ask(MAKE, wanted, DECODING)

@@ -30,7 +30,7 @@ KINDS = {"file": "mask-mean", "alpha": "alpha-mean"}  # of facts, by where masks
 class Survey:
     """The usable pictures of a recipe, and what is known of all."""
 
-    asked: Recipe
+    original: Recipe  # as it was read
     recipe: Recipe  # with masks "auto" replaced
     items: tuple[KnownItem, ...]
     findings: tuple[Finding, ...]  # of listing, reading and scanning
@@ -63,8 +63,8 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
     rejects = [error for error in ingested.findings if error.severity == "error"]
     broken = {bad.path for bad in scanned if _is_unusable(bad.code)}
     items = tuple(known for known in ingested.items if known.item.label not in broken)
-    return Survey(asked=recipe, recipe=settled, items=items, rejected=len(rejects) + len(ingested.items) - len(items),
-                  coverage=coverage, unseen=unseen,
+    return Survey(original=recipe, recipe=settled, items=items, coverage=coverage, unseen=unseen,
+                  rejected=len(rejects) + len(ingested.items) - len(items),
                   findings=tuple(_each_once([*scanned, *ingested.findings, *without_caption(items)])))
 
 

@@ -20,7 +20,7 @@ from prep.workers.service import Service, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PictureRequest:
     """A picture that a worker makes from a file."""
 
     what: str  # "small", "view", or of a mask "cells", "shade" or "paint", the whole mask
@@ -38,7 +38,7 @@ class Wanted:
 UNDECODABLE = b"undecodable"  # instead of a picture
 
 
-def make(question: Wanted) -> bytes:
+def make(question: PictureRequest) -> bytes:
     """A JPEG or a PNG; `UNDECODABLE` for a picture that is, b"" for such a mask, and for a file that is another one by
     now."""
     try:
@@ -50,7 +50,7 @@ def make(question: Wanted) -> bytes:
         return b""
 
 
-def _made(question: Wanted, data: bytes) -> bytes:
+def _made(question: PictureRequest, data: bytes) -> bytes:
     place = Placement(scaled=question.scaled, crop=question.crop, bucket=question.bucket, flip=question.flip)
     if question.what == "small":
         return encode_jpeg(shrink(decode_picture(data, alpha=question.alpha), question.side))
@@ -88,10 +88,10 @@ def _paint(question: Painted) -> Iterator[bytes]:
     yield mask_of_painted(question)
 
 
-def _make(question: Wanted) -> Iterator[bytes]:
+def _make(question: PictureRequest) -> Iterator[bytes]:
     yield make(question)
 
 
-MAKE = Task(name="make", question=Wanted, part=bytes, work=_make)
+MAKE = Task(name="make", question=PictureRequest, part=bytes, work=_make)
 PAINT = Task(name="paint", question=Painted, part=bytes, work=_paint)
 SERVICE = Service(module=__name__, tasks=(MAKE, PAINT), prepare=quiet_pillow)

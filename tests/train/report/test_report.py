@@ -21,7 +21,7 @@ from run_pages import SIZES, STEPS, run_html, told, write_grids
 from runs import go
 
 from prep.fs.place import Local
-from prep.pages.snapshot import Pictures
+from prep.pages.snapshot import EmbeddedPictures
 from prep.runs.events import read_events
 from prep.runs.grids import columns_of, cut_grid
 from prep.runs.heartbeat import NAME, Heartbeat, boot_id
@@ -171,7 +171,7 @@ def test_grids_that_are_not_there_or_not_known(tmp_path):
     (tmp_path / history.grids[1].picture).write_bytes(b"no picture")
     unknown = replace(history.grids[2], prompts=(), sizes=())
     outside = replace(history.grids[3], picture="../samples/step-000040.png")
-    found, note = films(tmp_path, [*history.grids[:2], unknown, outside], Pictures())
+    found, note = films(tmp_path, [*history.grids[:2], unknown, outside], EmbeddedPictures())
     assert [(film.prompt, [frame.step for frame in film.frames]) for film in found] == [("", [30])]
     assert note == "3 files of sample pictures cannot be read."
 
@@ -183,7 +183,7 @@ def test_of_many_pictures_some_are_shown(tmp_path):
     data = grid_png([np.zeros((64, 96, 3), np.uint8)] * 30, events[0]["prompts"], columns_of(30))
     for step in range(40):
         (tmp_path / "samples" / f"{step}.png").write_bytes(data)
-    found, note = films(tmp_path, read_history(events).grids, Pictures())
+    found, note = films(tmp_path, read_history(events).grids, EmbeddedPictures())
     assert len(found) == 24 and [frame.step for frame in found[0].frames][::11] == [0, 39]
     assert note == ("12 of 40 steps with pictures are shown, evenly spread; all are in samples. "
                     "24 of 30 prompts are shown.")
