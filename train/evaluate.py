@@ -28,7 +28,7 @@ from train.parallel.ranks import Ranks
 from train.prompts.aside import encode_aside, kept_rows
 from train.runs.log import Log
 from train.sampling.grid import grid_png
-from train.sampling.prompts import Found, current
+from train.sampling.prompts import CurrentPrompts, current
 from train.sampling.sampler import pictures
 from train.setup import Setup
 from train.state import TrainState, averages
@@ -108,7 +108,7 @@ def _sample(trainee: TrainState, rows: Rows, setup: Setup, run: Path, log: Log, 
             sizes=tuple((picture.shape[1], picture.shape[0]) for picture in made))
 
 
-def _pictures(trainee: TrainState, rows: Rows, setup: Setup, prompts: Found) -> list[np.ndarray]:
+def _pictures(trainee: TrainState, rows: Rows, setup: Setup, prompts: CurrentPrompts) -> list[np.ndarray]:
     """A picture of each prompt, on the first rank. Ranks draw in turn, each with a seed of its prompt's own; all draw
     the same pictures if the model is divided, since each forward pass needs all."""
     ranks = trainee.ranks
@@ -134,12 +134,12 @@ def _cut(data: bytes, shapes: Iterable[tuple[int, ...]]) -> list[np.ndarray]:
     return made
 
 
-def agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> Found:
+def agreed_prompts(rows: Rows, setup: Setup, run: Path, ranks: Ranks) -> CurrentPrompts:
     """The current prompts, which are the same for all ranks. The first one lets new ones be encoded.
 
     Raises `PathError` if the prompt file is written just now, so that ranks read different ones.
     """
-    agreed = Found(prompts=())
+    agreed = CurrentPrompts(prompts=())
     with ranks.collective():
         if ranks.first:
             agreed = _prompts(rows, setup, run, ranks.longest)
@@ -162,7 +162,7 @@ def waits_shortened(config: Config, ranks: Ranks) -> str | None:
             "that encodes prompts")
 
 
-def _prompts(rows: Rows, setup: Setup, run: Path, longest: float) -> Found:
+def _prompts(rows: Rows, setup: Setup, run: Path, longest: float) -> CurrentPrompts:
     """The current prompts. Those without a row are encoded by another process, if `sample.wait` allows one."""
     encoded = partial(kept_rows, run, rows.index)
     prompts = current(rows.index, encoded)

@@ -28,7 +28,7 @@ from train.runs.checkpoint import list_checkpoints, newest_other
 from train.runs.directory import RESULTS, Run, model_of, read_run, require_manifest
 from train.runs.resume import Start, find_start
 from train.sampling.grid import MARK, grid_png
-from train.sampling.prompts import Found, PromptRows, bad_lines, current, look_up
+from train.sampling.prompts import CurrentPrompts, PromptRows, bad_lines, current, look_up
 from train.sampling.sampler import pictures
 from train.setup import Setup
 from train.state import put_initial
@@ -81,7 +81,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     rows = Rows(setup.index)
     if wanted.texts:
         assert encode is not None, "texts need an encoder"
-        prompts = Found(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
+        prompts = CurrentPrompts(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
         prompts = _overridden(_prompts(wanted, setup), wanted)
     columns = [_column(which, setup, start, device, rows, prompts, wanted) for which in wanted.which]
@@ -94,7 +94,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     return Shown(warnings=(*prompts.warnings, *others), pictures=tuple(cells))
 
 
-def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: Found,
+def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
             wanted: SampleRequest) -> list[np.ndarray]:
     """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **_typed(wanted))
@@ -118,7 +118,7 @@ def _typed(wanted: SampleRequest) -> dict[str, Any]:
     return {name: value for name in ("steps", "guidance", "seed") if (value := getattr(wanted, name)) is not None}
 
 
-def _overridden(prompts: Found, wanted: SampleRequest) -> Found:
+def _overridden(prompts: CurrentPrompts, wanted: SampleRequest) -> CurrentPrompts:
     """The prompts with the settings that are asked for instead of their own."""
     return replace(prompts, prompts=tuple(replace(prompt, settings=replace(prompt.settings, **_typed(wanted)))
                                           for prompt in prompts.prompts))
@@ -184,7 +184,7 @@ def _another(damaged: Path) -> str:
     return base if other is None else f"--checkpoint {other.name} shows another checkpoint; {base}"
 
 
-def _prompts(wanted: SampleRequest, setup: Setup) -> Found:
+def _prompts(wanted: SampleRequest, setup: Setup) -> CurrentPrompts:
     """The prompts whose rows the cache has, or the run's directory."""
     encoded = partial(kept_rows, wanted.run.path, setup.index)
     if wanted.prompts is None:

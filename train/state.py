@@ -25,7 +25,7 @@ from train.models.denoiser import Denoiser, load
 from train.models.naming import Naming
 from train.objectives.forward import forward, sample_losses
 from train.optim import ema, optimizers, schedule
-from train.optim.ema import Average, Shadow
+from train.optim.ema import Shadow, WeightAverage
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE, OptimizerSpec
 from train.parallel.ranks import ALONE, Ranks
@@ -44,7 +44,7 @@ class TrainState:
     model: Whole  # its weights, or what this rank has of them
     optimizer: Any  # one of torch's, or used like one
     spec: OptimizerSpec  # of the optimizer
-    average: Average | None  # None: no moving average
+    average: WeightAverage | None  # None: no moving average
     latents: Latents  # on the device
     scale: LossScale | None = None  # of the loss, with float16
 
@@ -74,7 +74,7 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> Tr
         put_initial(model, setup.model.initial, config.method, setup.model.naming)
     spec = TABLE[chosen.name]
     optimizer = spec.build(groups(denoiser, config), chosen, device.type == "cuda")
-    average = Average(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
+    average = WeightAverage(denoiser.parameters, in_host=config.ema.device == "cpu") if config.ema.decay else None
     return TrainState(denoiser=denoiser, model=model, optimizer=optimizer, spec=spec, average=average,
                       latents=latents_of(setup.manifest).to(device),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)

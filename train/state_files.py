@@ -87,7 +87,7 @@ def _rows_kept(trainee: TrainState, like: Mapping[str, T]) -> dict[str, T]:
     other numbers."""
     shapes = {name: tuple(value.shape) for name, value in trainee.model.shapes(trainee.denoiser.parameters).items()}
     return {f"{kind}/{name}": like[name] for name, whole in shapes.items()
-            for kind, (_, shape) in trainee.spec.kept(whole).items() if shape == whole}
+            for kind, (_, shape) in trainee.spec.state(whole).items() if shape == whole}
 
 
 def in_pieces(trainee: TrainState, config: Config) -> bool:
@@ -256,7 +256,7 @@ def kept_naming(start: Start, name: str, naming: Naming) -> Naming:
     """`naming`, or that of an earlier version, which wrote the checkpoint's file `name`. Raises `CacheError`."""
     if start.config.method != "lora":
         return naming
-    return naming.kept(tensor_names(start.folder, start.state, name), start.config.lora)
+    return naming.as_written(tensor_names(start.folder, start.state, name), start.config.lora)
 
 
 def averaged(start: Start, family: Family) -> str:

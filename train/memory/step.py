@@ -28,7 +28,7 @@ from train.memory.autocast import OfGpu, recomputed
 from train.memory.room import Room
 from train.models.denoiser import Denoiser, quiet
 from train.models.unloaded import unloaded
-from train.optim.ema import Average
+from train.optim.ema import WeightAverage
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE
 from train.parallel.shards import Whole
@@ -98,7 +98,7 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
         counted.add(ADAPTERS, denoiser.weights.values())
     spec, averaged = TABLE[config.optimizer.name], config.ema.decay and (config.ema.device == "model" or not on_gpu)
     with counted.making(AVERAGE):
-        average = Average(denoiser.parameters, in_host=False) if averaged else None
+        average = WeightAverage(denoiser.parameters, in_host=False) if averaged else None
     return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average,
                       optimizer=spec.build(groups(denoiser, config), config.optimizer, room.kind == "cuda"),
                       latents=latents_of(setup.manifest),

@@ -1,4 +1,4 @@
-"""What an adapter of any kind, or a whole difference, adds to the weights of the denoiser, read from its file."""
+"""The additions of an adapter of any kind, or of a whole difference, to the denoiser's weights, read from its file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from train.runs.safetensors.reader import STORED, read_safetensors
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Added:
-    """What an adapter adds to one weight: scale x up @ down, or another product."""
+    """The addition of an adapter to one weight: scale x up @ down, or another product."""
 
     where: LayerSlice  # the weight's rows among those of the product
     parts: Mapping[str, Tensor]  # by kind: down and up, or those of another adapter, or diff; empty for a bias alone
@@ -34,15 +34,15 @@ class Added:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Read:
-    """What a file adds to each weight, by the layer's name."""
+class Additions:
+    """The additions of a file to each weight, by the layer's name."""
 
     file: LoraFile
     added: Mapping[str, Added]
 
 
-def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
-    """What the LoRA adds to each weight. Raises `ModelError`, `CacheError`, and before it reads any value."""
+def read_lora(path: Path, layers: Shapes, naming: Naming) -> Additions:
+    """The additions of the LoRA to each weight. Raises `ModelError`, `CacheError`, and before it reads any value."""
     file = open_lora(path, layers, naming, another(path))
     scales = {}
     for adapter in file.contents.adapters:
@@ -55,7 +55,7 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
         tensors = read_safetensors(path, None, None, STORED)
     except (OSError, Unparsed) as error:
         raise refused(path, error, another(path)) from None
-    found = {}
+    added = {}
     for adapter in file.contents.adapters:
         parts = {kind: tensors[name] for kind, name in adapter.tensors.items()
                  if kind not in ("alpha", "magnitude", "diff_b")}
@@ -64,16 +64,16 @@ def read_lora(path: Path, layers: Shapes, naming: Naming) -> Read:
         if adapter.kind == "ia3":
             _require_axis(path, parts, layers[adapter.parts[0][1]], adapter.rows(layers))
         for where, layer in adapter.parts:
-            found[layer] = Added(where=where, parts=parts, scale=scales[adapter.name],
+            added[layer] = Added(where=where, parts=parts, scale=scales[adapter.name],
                                  bias=None if bias is None else _rows(where, tensors[bias].float(), layers[layer]),
                                  lengths=None if lengths is None else tensors[lengths],
                                  columns=lengths is not None and where.of == 1 and by_columns(
                                      lengths, file.shapes[lengths], layers[layer]))
-    return Read(file=file, added=found)
+    return Additions(file=file, added=added)
 
 
 def changed(value: Tensor, part: Added, strength: float) -> Tensor:
-    """A weight with what the LoRA adds. With DoRA (Liu et al. 2024, equation 5) rows get their length after that; a
+    """A weight with the LoRA's addition. With DoRA (Liu et al. 2024, equation 5) rows get their length after that; a
     strength is then the way from the weight to the result, as ComfyUI takes it."""
     if not part.parts:
         return value
@@ -92,26 +92,26 @@ def changed(value: Tensor, part: Added, strength: float) -> Tensor:
 
 
 def _added(value: Tensor, part: Added) -> Tensor:
-    """What is added to a weight, before it is scaled. GLoRA (Chavan et al. 2023) also adds W @ a1 @ a2, IA3 (Liu et
-    al. 2022), as LyCORIS has it, W times factors of its rows or columns."""
+    """The addition to a weight, before it is scaled. GLoRA (Chavan et al. 2023) also adds W @ a1 @ a2, IA3 (Liu et al.
+    2022), as LyCORIS has it, W times factors of its rows or columns."""
     parts = part.parts
     if "ia3" in parts:
         factors, ones = parts["ia3"].float().flatten(), (1 for _ in value.shape[2:])
         if parts["ia3_input"]:
             return value * factors.reshape(1, -1, *ones)
         return value * _rows(part.where, factors, value.shape).reshape(-1, 1, *ones)
-    found = _rows(part.where, _product(parts), value.shape).reshape(value.shape)
+    addition = _rows(part.where, _product(parts), value.shape).reshape(value.shape)
     if "glora_a1" in parts:
         first, second = (parts[f"glora_{name}"].float().flatten(1) for name in ("a1", "a2"))
-        found = found + torch.einsum("oi...,ir,rj->oj...", value, first, second)
-    return found
+        addition = addition + torch.einsum("oi...,ir,rj->oj...", value, first, second)
+    return addition
 
 
 def _require_axis(path: Path, parts: Mapping[str, Tensor], layer: tuple[int, ...], rows: int) -> None:
     """Raises `ModelError` unless IA3 has as many factors as the axis that its flag says."""
-    wanted, found = layer[1] if parts["ia3_input"] else rows, parts["ia3"].numel()
-    if found != wanted:
-        raise unfit(path, Unparsed(f"it has {found} factors of IA3 for an axis of {wanted}"))
+    expected, count = layer[1] if parts["ia3_input"] else rows, parts["ia3"].numel()
+    if count != expected:
+        raise unfit(path, Unparsed(f"it has {count} factors of IA3 for an axis of {expected}"))
 
 
 def _rows(where: LayerSlice, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -122,19 +122,19 @@ def _rows(where: LayerSlice, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
     return whole[where.first * unit : (where.first + where.count) * unit]
 
 
-def _product(given: Mapping[str, Tensor]) -> Tensor:
+def _product(tensors: Mapping[str, Tensor]) -> Tensor:
     """up @ down, or the product of LoHa or LoKr (see `products`), each also by Tucker's decomposition, or a whole
     difference, as a matrix with a row for each of the weight's."""
-    if "diff" in given:
-        return given["diff"].float().reshape(len(given["diff"]), -1)
-    parts = {kind: value.float().flatten(1) for kind, value in given.items()}
+    if "diff" in tensors:
+        return tensors["diff"].float().reshape(len(tensors["diff"]), -1)
+    parts = {kind: value.float().flatten(1) for kind, value in tensors.items()}
 
     def product(first: str, second: str, core: str) -> Tensor:
-        if core not in given:
+        if core not in tensors:
             return parts[first] @ parts[second]
         left = parts[first].T if first == "up" else parts[first]  # LoHa's and LoKr's have a row for each rank
-        found: Tensor = torch.einsum("ij...,ip,jq->pq...", given[core].float(), left, parts[second])
-        return found.flatten(1)
+        matrix: Tensor = torch.einsum("ij...,ip,jq->pq...", tensors[core].float(), left, parts[second])
+        return matrix.flatten(1)
 
     if "down" in parts:
         return product("up", "down", "mid")

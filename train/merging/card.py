@@ -1,7 +1,7 @@
-"""The README.md of a merged model: its base, what was added to it, and what that was trained on.
+"""The README.md of a merged model: its base, the weights that were added to it, and the data of their training.
 
 What it says of the training comes from the metadata of the weights, which may be another program's: it is text, and
-only what is there is told.
+missing facts are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOLD: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merger:
-    """What was merged."""
+    """The facts of a merged model."""
 
     model: Path
     hub_id: str | None  # of the model, if it was named by that
@@ -70,10 +70,10 @@ def _front(merger: Merger) -> str:
     """The front matter by which the Hub sorts models."""
     facts: dict[str, Any] = {"library_name": "diffusers", "pipeline_tag": "text-to-image",
                              "tags": ["text-to-image", "diffusers"]}
-    given = {"base_model": merger.hub_id and merger.hub_id.partition("@")[0],
-             "license": _plain(merger.metadata, "modelspec.license"),
-             "instance_prompt": _plain(merger.metadata, "modelspec.trigger_phrase")}
-    return front_matter(facts | {key: value for key, value in given.items() if value})
+    optional = {"base_model": merger.hub_id and merger.hub_id.partition("@")[0],
+                "license": _plain(merger.metadata, "modelspec.license"),
+                "instance_prompt": _plain(merger.metadata, "modelspec.trigger_phrase")}
+    return front_matter(facts | {key: value for key, value in optional.items() if value})
 
 
 def _facts(merger: Merger, name: str) -> Iterator[tuple[str, str]]:

@@ -52,7 +52,7 @@ _SPELLED: Mapping[Dtype, str] = {"float32": "F32", "float16": "F16", "bfloat16":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeRequest:
-    """What to merge."""
+    """A request to merge."""
 
     lora: Path  # a file, or a run; also a run that trained all weights
     model: Path
@@ -64,7 +64,7 @@ class MergeRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """What was merged."""
+    """The result of a merge."""
 
     output: Path
     lora: Path  # the file, of a full run that of its weights
@@ -78,23 +78,23 @@ class Merged:
 Tick = Callable[[int], object]
 
 
-def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
-    """Writes the directory `asked.output`, whole or not at all. `tick`: told of each file that was written.
+def merge(request: MergeRequest, tick: Tick = lambda count: None) -> Merged:
+    """Writes the directory `request.output`, whole or not at all. `tick`: called for each file that was written.
 
     Raises `PathError`, `ModelError`, `CacheError`.
     """
-    family = FAMILIES[infer_family(asked.model, family_of_run(asked.lora))]
-    files = weighted_files(asked.model, family.denoiser)
-    trained = find_trained(asked.lora, family)
-    path = find_lora(asked.lora) if trained is None else trained
-    _check_output(asked)
-    content = (_of_lora if trained is None else _of_full)(asked, family, files, path)
-    others = list(_others(asked.model, family))
-    schedules = _scheduling(asked.model, table_in(content.metadata, "latentry.config"))
-    _check_space(asked, content.needed, others)
+    family = FAMILIES[infer_family(request.model, family_of_run(request.lora))]
+    files = weighted_files(request.model, family.denoiser)
+    trained = find_trained(request.lora, family)
+    path = find_lora(request.lora) if trained is None else trained
+    _check_output(request)
+    content = (_of_lora if trained is None else _of_full)(request, family, files, path)
+    others = list(_others(request.model, family))
+    schedules = _scheduling(request.model, table_in(content.metadata, "latentry.config"))
+    _check_space(request, content.needed, others)
     digest = _sha256(path)
-    atomic.make_dirs(asked.output.absolute().parent)
-    staged = atomic.temporary_name(asked.output)
+    atomic.make_dirs(request.output.absolute().parent)
+    staged = atomic.temporary_name(request.output)
     staged.mkdir()
     try:
         for source, name in others:
@@ -102,16 +102,16 @@ def merge(asked: MergeRequest, tick: Tick = lambda count: None) -> Merged:
             tick(1)
         (staged / family.denoiser).mkdir()
         content.write(staged / family.denoiser, digest)
-        atomic.write_synced(staged / CARD, _card(asked, content, path, digest).encode())
+        atomic.write_synced(staged / CARD, _card(request, content, path, digest).encode())
         size = sum(each.stat().st_size for each in staged.rglob("*") if each.is_file())
         for inner in sorted(each for each in staged.rglob("*") if each.is_dir()):
             atomic.sync_dir(inner)
         atomic.sync_dir(staged)
-        _check_unused(asked.output)  # another program may have made it meanwhile
-        atomic.publish(staged, asked.output)
+        _check_unused(request.output)  # another program may have made it meanwhile
+        atomic.publish(staged, request.output)
     finally:
         atomic.forget(staged)
-    return Merged(output=asked.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full,
+    return Merged(output=request.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full,
                   notes=content.notes)
 
 
@@ -128,7 +128,7 @@ class _Content:
     write: Callable[[Path, str], None]  # into this directory, given the digest of what was trained
 
 
-def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
+def _of_lora(request: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
     """The model's denoiser with what the LoRA adds. Raises `ModelError`, `CacheError`."""
     shapes = read_shapes(files.weights)
     layers, norms = layers_of(shapes), {name.removesuffix(".weight"): shape for name, shape in shapes.items()
@@ -138,26 +138,26 @@ def _of_lora(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
         if part.bias is not None and f"{name}.bias" not in shapes:
             raise unfit(path, Unparsed(f"it adds to a bias of {name[:120]}, which has none in this model"))
     infos = [_infos(each) for each in files.weights]
-    base = base_fingerprints(asked.model, family)
+    base = base_fingerprints(request.model, family)
     return _Content(full=False, layers=len(read.added), notes=read.file.notes(path.name), base=base,
-                    needed=sum(_size(each, asked.dtype) for each in infos),
+                    needed=sum(_size(each, request.dtype) for each in infos),
                     metadata=read.file.metadata, write=lambda folder, digest: _write_denoiser(
-                        asked, files, read.added, _facts(asked, base, path, digest), folder))
+                        request, files, read.added, _facts(request, base, path, digest), folder))
 
 
-def _card(asked: MergeRequest, content: _Content, path: Path, digest: str) -> str:
-    return card(Merger(model=asked.model, hub_id=asked.hub_id, base=content.base, trained=path.name, sha256=digest,
-                       strength=None if content.full else asked.strength, metadata=content.metadata))
+def _card(request: MergeRequest, content: _Content, path: Path, digest: str) -> str:
+    return card(Merger(model=request.model, hub_id=request.hub_id, base=content.base, trained=path.name, sha256=digest,
+                       strength=None if content.full else request.strength, metadata=content.metadata))
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
-def _write_denoiser(asked: MergeRequest, files: ComponentFiles, added: Mapping[str, Added], facts: Mapping[str, str],
+def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping[str, Added], facts: Mapping[str, str],
                     folder: Path) -> None:
     total = 0
     for path in files.weights:
-        tensors = _merged(path, added, asked)
+        tensors = _merged(path, added, request)
         total += sum(value.numel() * value.element_size() for value in tensors.values())
         write_part(folder / files.weight_name(path), Part(name="", tensors=tensors, metadata=facts))
     for name, data in files.small.items():
@@ -168,52 +168,52 @@ def _write_denoiser(asked: MergeRequest, files: ComponentFiles, added: Mapping[s
         atomic.write_synced(folder / name, data)
 
 
-def _merged(path: Path, added: Mapping[str, Added], asked: MergeRequest) -> dict[str, Tensor]:
+def _merged(path: Path, added: Mapping[str, Added], request: MergeRequest) -> dict[str, Tensor]:
     """The tensors of a file of weights with what the LoRA adds. Raises `ModelError`."""
     tensors = _read(path)
     for name, value in tensors.items():
         layer, _, end = name.rpartition(".")
         part, whole = added.get(layer), value
         if part is not None and end == "weight":
-            whole = changed(value.float(), part, asked.strength)
+            whole = changed(value.float(), part, request.strength)
         elif part is not None and end == "bias" and part.bias is not None:
-            whole = value.float() + asked.strength * part.bias
-        tensors[name] = _cast(name, whole, asked.dtype, value)
+            whole = value.float() + request.strength * part.bias
+        tensors[name] = _cast(name, whole, request.dtype, value)
     return tensors
 
 
 def _cast(name: str, whole: Tensor, dtype: Dtype | None, value: Tensor) -> Tensor:
     """`whole` in the dtype that is asked for, else in that of `value`. Raises `ModelError` for what that cannot hold.
     """
-    found = whole.to(value.dtype if dtype is None else DTYPES[_SPELLED[dtype]])
-    if not bool(found.isfinite().all()) and bool(value.isfinite().all()):
-        raise ModelError(f"'{name[:80]}' has values that {str(found.dtype).removeprefix('torch.')} cannot hold",
+    cast = whole.to(value.dtype if dtype is None else DTYPES[_SPELLED[dtype]])
+    if not bool(cast.isfinite().all()) and bool(value.isfinite().all()):
+        raise ModelError(f"'{name[:80]}' has values that {str(cast.dtype).removeprefix('torch.')} cannot hold",
                          hint="choose another dtype: --dtype bfloat16 or --dtype float32")
-    return found
+    return cast
 
 
-def _facts(asked: MergeRequest, base: Mapping[str, str], path: Path, digest: str) -> dict[str, str]:
+def _facts(request: MergeRequest, base: Mapping[str, str], path: Path, digest: str) -> dict[str, str]:
     """Metadata of the merged weights: the base, the LoRA and the strength."""
-    lora = {"name": path.name, "sha256": digest, "strength": asked.strength}
+    lora = {"name": path.name, "sha256": digest, "strength": request.strength}
     return {"latentry.base": json.dumps(dict(base), sort_keys=True),
             "latentry.merged": json.dumps([lora], sort_keys=True), "modelspec.sai_model_spec": "1.0.1",
-            "modelspec.merged_from": f"{asked.model.name}, {path.name} x {asked.strength:g}"}
+            "modelspec.merged_from": f"{request.model.name}, {path.name} x {request.strength:g}"}
 
 
-def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
+def _of_full(request: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
     """What a full run trained, in place of the model's weights. Raises `ModelError`, `CacheError`, `UsageError`."""
-    if asked.strength != 1:
-        raise UsageError(f"--strength is {asked.strength:g}, which is for a LoRA, but {path} has all weights",
+    if request.strength != 1:
+        raise UsageError(f"--strength is {request.strength:g}, which is for a LoRA, but {path} has all weights",
                          hint="omit --strength")
-    shapes, infos = read_shapes(files.weights), _infos(path, kept=True)
+    shapes, infos = read_shapes(files.weights), _infos(path, from_run=True)
     for name, info in infos.items():
         if tuple(info.shape) != tuple(shapes.get(name, ())):
-            wanted = f"shape {list(shapes[name])}" if name in shapes else "no such tensor"
-            raise ModelError(f"{path} has '{name[:80]}' with shape {list(info.shape)}, but {asked.model} has {wanted}",
-                             hint="name the model of the run with --model")
+            expected = f"shape {list(shapes[name])}" if name in shapes else "no such tensor"
+            raise ModelError(f"{path} has '{name[:80]}' with shape {list(info.shape)}, but {request.model} has "
+                             f"{expected}", hint="name the model of the run with --model")
     lacking = shapes.keys() - infos.keys()
     if others := sorted(lacking - family.buffers):
-        raise ModelError(f"{path} lacks '{others[0][:80]}', which {asked.model} has",
+        raise ModelError(f"{path} lacks '{others[0][:80]}', which {request.model} has",
                          hint="name the model of the run with --model")
     metadata = _metadata(path)
 
@@ -224,12 +224,12 @@ def _of_full(asked: MergeRequest, family: Family, files: ComponentFiles, path: P
             raise refused(path, error, another(path)) from None
         for each in files.weights if lacking else ():
             tensors |= {name: value for name, value in _read(each).items() if name in lacking}
-        tensors = {name: _cast(name, value, asked.dtype, value) for name, value in tensors.items()}
+        tensors = {name: _cast(name, value, request.dtype, value) for name, value in tensors.items()}
         facts = {name: value for name, value in metadata.items() if name.startswith(("latentry.", "modelspec."))}
         write_part(folder / "diffusion_pytorch_model.safetensors", Part(name="", tensors=tensors, metadata=facts))
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
-    return _Content(full=True, layers=len(infos), needed=_size(infos, asked.dtype), metadata=metadata, write=write,
+    return _Content(full=True, layers=len(infos), needed=_size(infos, request.dtype), metadata=metadata, write=write,
                     base=table_in(metadata, "latentry.base"))
 
 
@@ -247,19 +247,19 @@ def _metadata(path: Path) -> dict[str, str]:
 
 def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The files that say how pictures are made, if what the run trained predicts otherwise than its model: by path."""
-    rescaled, asked = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
+    rescaled, prediction = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
     body, index = scheduler_config(model), pipeline_index(model)
-    wanted = dict(body)
-    if asked in ("epsilon", "v_prediction"):
-        wanted["prediction_type"] = asked
+    config = dict(body)
+    if prediction in ("epsilon", "v_prediction"):
+        config["prediction_type"] = prediction
     if rescaled:
-        wanted |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
+        config |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing",
                    "_class_name": "DDIMScheduler"}
         index["scheduler"] = ["diffusers", "DDIMScheduler"]
-    found = {SCHEDULER: wanted} if wanted != body else {}
+    files = {SCHEDULER: config} if config != body else {}
     if rescaled:
-        found["model_index.json"] = index
-    return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in found.items()}
+        files["model_index.json"] = index
+    return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in files.items()}
 
 
 def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
@@ -282,15 +282,15 @@ def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
 def _without_variant(files: ComponentFiles) -> dict[str, str]:
     """The files of a component's weights and their index, each with its name if it were of no variant: the denoiser
     that is written has none, and diffusers loads one variant of all components."""
-    found = {path.name: files.weight_name(path) for path in files.weights}
+    names = {path.name: files.weight_name(path) for path in files.weights}
     for name in (name for name in files.small if name.endswith(INDEX)):
         stem = name.removesuffix(INDEX)
-        found[index_name(stem, variant_of(files.folder, stem))] = name
-    return found
+        names[index_name(stem, variant_of(files.folder, stem))] = name
+    return names
 
 
 def _copy(source: Path, target: Path, changed: bytes | None = None) -> None:
-    """Copies a file, or writes what it has become."""
+    """Copies a file, or writes its changed content."""
     target.parent.mkdir(exist_ok=True)
     if changed is not None:
         atomic.write_synced(target, changed)
@@ -307,13 +307,13 @@ def _copy(source: Path, target: Path, changed: bytes | None = None) -> None:
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-def _infos(path: Path, *, kept: bool = False) -> _Infos:
-    """The tensors of a file of weights, of a model or `kept` by a run. Raises `ModelError`, `CacheError`."""
+def _infos(path: Path, *, from_run: bool = False) -> _Infos:
+    """The tensors of a file of weights: of a run if `from_run`, else of a model. Raises `ModelError`, `CacheError`."""
     try:
-        with open_plain(path if kept else path.resolve()) as handle:
+        with open_plain(path if from_run else path.resolve()) as handle:
             tensors, _ = read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)
     except (OSError, Unparsed) as error:
-        if kept:
+        if from_run:
             raise refused(path, error, another(path)) from None
         raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
     for name, info in tensors.items():
@@ -323,12 +323,12 @@ def _infos(path: Path, *, kept: bool = False) -> _Infos:
     return tensors
 
 
-def _check_output(asked: MergeRequest) -> None:
-    _check_unused(asked.output)
-    check_above(asked.output, "merged model")
-    if in_cache(asked.output.resolve()):
-        raise PathError(f"{asked.output} lies in a cache", hint="name a directory outside with -o")
-    check_disjoint([NamedPath(role="output", path=asked.output), NamedPath(role="model", path=asked.model)])
+def _check_output(request: MergeRequest) -> None:
+    _check_unused(request.output)
+    check_above(request.output, "merged model")
+    if in_cache(request.output.resolve()):
+        raise PathError(f"{request.output} lies in a cache", hint="name a directory outside with -o")
+    check_disjoint([NamedPath(role="output", path=request.output), NamedPath(role="model", path=request.model)])
 
 
 def _check_unused(output: Path) -> None:
@@ -343,13 +343,13 @@ def _size(infos: _Infos, dtype: Dtype | None) -> int:
                for info in infos.values())
 
 
-def _check_space(asked: MergeRequest, weights: int, others: list[tuple[Path, str]]) -> None:
+def _check_space(request: MergeRequest, weights: int, others: list[tuple[Path, str]]) -> None:
     """Raises `PathError` unless the disk has room for the whole directory."""
     needed = weights + sum(path.stat().st_size for path, _ in others)
-    there = next(place for place in asked.output.absolute().parents if place.exists())
-    free = shutil.disk_usage(there).free
+    disk = next(place for place in request.output.absolute().parents if place.exists())
+    free = shutil.disk_usage(disk).free
     if free < needed:
-        raise PathError(f"{there} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for the "
+        raise PathError(f"{disk} has {format_bytes(free)} of free space, expected {format_bytes(needed)} for the "
                         "merged model", hint="free some space, or name another directory with -o")
 
 

@@ -24,8 +24,8 @@ def family_of_run(path: Path) -> str:
 
 
 def find_trained(path: Path, family: Family) -> Path | None:
-    """The weights of the denoiser of the full run at `path`: of a run its result, else those of its newest checkpoint;
-    of a checkpoint the moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
+    """The weights of the denoiser of the full run at `path`: a run's result, else those of its newest checkpoint; a
+    checkpoint's moving average, if there is one. `None` if it is no full run. Raises `PathError` for pieces."""
     name = f"{family.denoiser}/diffusion_pytorch_model.safetensors"
     folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if is_checkpoint(folder)]
     if path not in folders and (path / name).is_file() and (path / RUN).is_file():  # else any model has such a file
@@ -42,8 +42,8 @@ def find_trained(path: Path, family: Family) -> Path | None:
 
 
 def find_lora(path: Path) -> Path:
-    """The LoRA file at `path`; of a run its result, else that of its newest checkpoint; of a checkpoint the moving
-    average, if there is one; of a directory of PEFT or diffusers the file that they write. Raises `PathError`."""
+    """The LoRA file at `path`; a run's result, else that of its newest checkpoint; a checkpoint's moving average, if
+    there is one; the file of a directory that PEFT or diffusers wrote. Raises `PathError`."""
     if path.is_dir():
         folders = [folder for folder in (path, *list_checkpoints(path)[-1:]) if is_checkpoint(folder)]
         result = [path / "lora.safetensors"] if path not in folders else []

@@ -113,13 +113,14 @@ def with_noise(denoiser: nn.Module, model: Path, family: Family, config: Config,
                     weights={name: value for name, value in named.items() if whole or lora.is_stored(name)})
 
 
-def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, given: Conditions) -> Tensor:
+def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
     """The denoiser's prediction, `[B, C, h, w]`; for a flow, of noise - latent."""
     time_B = denoiser.levels[timestep_B] if denoiser.prediction == "flow" else timestep_B
-    text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype) for name, array in given.text.items()}
+    text = {name: array if name == ATTENTION_MASK else array.to(denoiser.dtype)
+            for name, array in conditions.text.items()}
     with autocast(denoiser.device, denoiser.dtype):
         return denoiser.family.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
-                                      Conditions(text=text, sizes_B6=given.sizes_B6, schedule=denoiser.schedule,
+                                      Conditions(text=text, sizes_B6=conditions.sizes_B6, schedule=denoiser.schedule,
                                                  guidance_embedding=denoiser.guidance_embedding))
 
 

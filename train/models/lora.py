@@ -48,15 +48,15 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
     DoRA's lengths are those of the base's rows. Raises `ConfigError` if no module is targeted.
     """
     adapters, layers = inject(denoiser, lora, presets)
-    found = stored(denoiser)
-    for name, value in found.items():
+    parameters = stored(denoiser)
+    for name, value in parameters.items():
         first = _length(name, value) if _split(name)[1] == "magnitude" else _drawn(name, value, seed)
         value.data = to_device(first, value.device)
     if lora.init == "pissa":
         for name, adapter in adapters.items():
             require_directions(name, layers[name], adapter, lora)
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
-    return {name: value for name, value in found.items() if value.requires_grad}
+    return {name: value for name, value in parameters.items() if value.requires_grad}
 
 
 def inject(denoiser: nn.Module, lora: Lora, presets: Presets) -> tuple[dict[str, Adapter], Shapes]:
@@ -81,13 +81,13 @@ def stored(denoiser: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _shape(layer: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
-    """That of the weight, also if it is quantized."""
+    """The shape of the weight, also if it is quantized."""
     return (layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else tuple(layer.weight.shape)
 
 
 def _config(lora: Lora, adapters: Mapping[str, Adapter], layers: Shapes) -> Any:
-    """PEFT's. It matches a list of targets by the ends of names, a text as an expression of the whole name; a pattern
-    of ranks or alphas by the end, unless ^ begins it."""
+    """PEFT's config. It matches a list of targets by the ends of names, a text as an expression of the whole name; a
+    pattern of ranks or alphas by the end, unless ^ begins it."""
     ranks = {f"^{re.escape(name)}": each.rank for name, each in adapters.items()}
     alphas = {f"^{re.escape(name)}": each.alpha if lora.kind == "lora" else product_alpha(layers[name], each.rank, lora)
               for name, each in adapters.items()}
@@ -208,16 +208,16 @@ def _pack_products(parameters: Mapping[str, Tensor], lora: Lora, naming: Naming)
 
 def _products(parameters: Iterable[str]) -> dict[str, dict[str, str]]:
     """The parameters of LoHa and LoKr by layer and kind."""
-    found: dict[str, dict[str, str]] = {}
+    kinds: dict[str, dict[str, str]] = {}
     for name in parameters:
         module, kind = _split(name)
         if kind in PRODUCTS:
-            found.setdefault(module, {})[kind] = name
-    return found
+            kinds.setdefault(module, {})[kind] = name
+    return kinds
 
 
 def _whole(parts: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One adapter of what an adapter of PiSSA adds and what it began with, of both ranks; others as they are."""
+    """One adapter for the sum of a PiSSA adapter and the one it began with, of both ranks; others as they are."""
     if "first_down" not in parts:
         return parts
     return {"down": torch.cat([parts["down"], parts["first_down"]]),
@@ -249,15 +249,15 @@ def unpack(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor], nami
     for name in parameters:
         module, kind = _split(name)
         modules.setdefault(module, {})[kind] = name
-    found: dict[str, Tensor] = {}
+    unpacked: dict[str, Tensor] = {}
     for adapter in contents_of(tensors, table_of(modules, naming.knowing(modules))).adapters:
         values = {kind: tensors[name] for kind, name in adapter.tensors.items()}
         for number, (where, module) in enumerate(adapter.parts):
             part = modules[module]
             mine = values if adapter.kind != "lora" else _own(values, where, number, part, parameters)
-            found |= {part[kind]: value.reshape(parameters[part[kind]].shape) for kind, value in mine.items()
-                      if kind in part}
-    return found
+            unpacked |= {part[kind]: value.reshape(parameters[part[kind]].shape) for kind, value in mine.items()
+                         if kind in part}
+    return unpacked
 
 
 def _own(values: Mapping[str, Tensor], where: LayerSlice, number: int, part: Mapping[str, str],
@@ -270,11 +270,11 @@ def _own(values: Mapping[str, Tensor], where: LayerSlice, number: int, part: Map
     unit = len(up) // where.of
     rows = slice(where.first * unit, (where.first + where.count) * unit)
     mine = in_file_order(where, up, down, up)[rows, own]
-    found = {"down": down[own][:trained], "up": mine[:, :trained],
-             "first_down": down[own][trained:], "first_up": mine[:, trained:]}
+    tensors = {"down": down[own][:trained], "up": mine[:, :trained],
+               "first_down": down[own][trained:], "first_up": mine[:, trained:]}
     if "magnitude" in values:
-        found["magnitude"] = in_file_order(where, up, down, values["magnitude"].reshape(-1))[rows]
-    return found
+        tensors["magnitude"] = in_file_order(where, up, down, values["magnitude"].reshape(-1))[rows]
+    return tensors
 
 
 _Parts = list[tuple[LayerSlice, dict[str, str]]]  # slice, and the names of the parameters by kind
@@ -282,16 +282,16 @@ _Parts = list[tuple[LayerSlice, dict[str, str]]]  # slice, and the names of the 
 
 def _grouped(parameters: Iterable[str], layout: str, naming: Naming) -> dict[str, _Parts]:
     """The parameters that the layout has names for, by their layer in the file: its parts in the order of the rows."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    layers: dict[str, dict[str, dict[str, str]]] = {}
     slices: dict[str, LayerSlice] = {}
     for name in parameters:
         module, end = _split(name)
         where = naming.slice_of(module, layout)
         if where is not None and end not in PRODUCTS:
             slices[module] = where
-            found.setdefault(where.name, {}).setdefault(module, {})[end] = name
+            layers.setdefault(where.name, {}).setdefault(module, {})[end] = name
     return {name: sorted(((slices[module], part) for module, part in parts.items()), key=lambda each: each[0].first)
-            for name, parts in found.items()}
+            for name, parts in layers.items()}
 
 
 def _fuse_up(parts: list[tuple[LayerSlice, Tensor]]) -> Tensor:

@@ -46,7 +46,7 @@ _EARLIER = re.compile("lora_unet_(down|mid|up)_block")  # of SDXL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Naming:
-    """How a family's tensors are named in a LoRA file."""
+    """A family's names of tensors in a LoRA file."""
 
     component: str  # prefix of diffusers' names: unet or transformer
     kohya: Kohya | None  # None: not known for this family
@@ -65,17 +65,17 @@ class Naming:
         return replace(self, kohya=kohya, further=rules, original=None)
 
     def earlier_format(self) -> Naming:
-        """As files were written before SDXL had its authors' names, and DoRA those of `auto`."""
+        """The names of files that were written before SDXL had its authors' names, and DoRA those of `auto`."""
         kohya = UNET if self.kohya is not None and self.kohya.counted else self.kohya
         return replace(self, kohya=kohya, earlier=True)
 
-    def kept(self, names: Iterable[str], lora: Lora) -> Naming:
+    def as_written(self, names: Iterable[str], lora: Lora) -> Naming:
         """The names that a file of a run with these settings has: those of an earlier version, or today's."""
-        given = list(names)
-        by_diffusers = any(name.startswith(f"{self.component}.") for name in given)
+        listed = list(names)
+        by_diffusers = any(name.startswith(f"{self.component}.") for name in listed)
         if lora.format == "auto" and lora.dora and self.format_of(lora) == "kohya" and by_diffusers:
             return self.earlier_format()
-        older = self.kohya is not None and self.kohya.counted and any(map(_EARLIER.match, given))
+        older = self.kohya is not None and self.kohya.counted and any(map(_EARLIER.match, listed))
         return self.earlier_format() if older else self
 
     def format_of(self, lora: Lora) -> str:
@@ -174,9 +174,9 @@ def naming_of(family: Family, layers: Iterable[str] | None = None) -> Naming:
     """How tensors of the family's LoRA files are named; `layers`: of the denoiser, which decide a UNet's names. Without
     these, an adapter's own layers do."""
     lora = family.lora
-    found = Naming(component=family.denoiser, kohya=lora.kohya, in_comfyui=lora.in_comfyui, further=lora.further,
-                   original=lora.original)
-    return found if layers is None else found.knowing(layers)
+    naming = Naming(component=family.denoiser, kohya=lora.kohya, in_comfyui=lora.in_comfyui, further=lora.further,
+                    original=lora.original)
+    return naming if layers is None else naming.knowing(layers)
 
 
 def strengths_of(lora: Lora, shapes: Shapes) -> tuple[float, ...]:

@@ -42,5 +42,5 @@ def factors(number: int, first: int) -> tuple[int, int]:
     if first and number % first == 0:
         return first, number // first
     most = min(isqrt(number), first or number)
-    small = next(one for one in range(most, 0, -1) if number % one == 0)
+    small = next(divisor for divisor in range(most, 0, -1) if number % divisor == 0)
     return small, number // small

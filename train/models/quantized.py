@@ -33,8 +33,8 @@ ROWS = 17  # torch's product of int8 matrices on CUDA takes no fewer rows, and s
 
 
 def quantized(quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
-    """What takes the place of the layer `name` of a denoiser: a linear layer of a block is quantized, unless
-    `quantization` is none. One on the meta device has the shapes of its bytes and scales.
+    """The replacement of the layer `name` of a denoiser: a linear layer of a block is quantized, unless `quantization`
+    is none. One on the meta device has the shapes of its bytes and scales.
     """
     if quantization != "none" and type(layer) is nn.Linear and any(part.isdecimal() for part in name.split(".")):
         return QuantizedLinear(layer, quantization)
@@ -62,19 +62,19 @@ class QuantizedLinear(nn.Linear):
             return (self.weight * self.scale).to(dtype)
         return _from_nf4(self.weight, self.scale, (self.out_features, self.in_features), dtype)
 
-    def forward(self, given: Tensor) -> Tensor:
-        """`given` times the weight, in autocast's dtype if it is on, plus the bias."""
-        kind = given.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else given.dtype
-        product_of: Any = _Int8Product if self._multiplies_int8(given) else _Product
-        product: Tensor = product_of.apply(given.to(dtype), self)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`inputs` times the weight, in autocast's dtype if it is on, plus the bias."""
+        kind = inputs.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
+        product_of: Any = _Int8Product if self._multiplies_int8(inputs) else _Product
+        product: Tensor = product_of.apply(inputs.to(dtype), self)
         return product if self.bias is None else product + self.bias.to(dtype)
 
 
-    def _multiplies_int8(self, given: Tensor) -> bool:
+    def _multiplies_int8(self, inputs: Tensor) -> bool:
         """Whether torch multiplies matrices of int8 here; the shapes that CUDA demands count on a CPU, too."""
-        return (self.quantization == "int8" and given.numel() >= ROWS * self.in_features
-                and self.in_features % 8 == 0 and self.out_features % 8 == 0 and _has_int8(given.device))
+        return (self.quantization == "int8" and inputs.numel() >= ROWS * self.in_features
+                and self.in_features % 8 == 0 and self.out_features % 8 == 0 and _has_int8(inputs.device))
 
 
 @cache
@@ -88,9 +88,9 @@ class _Product(torch.autograd.Function):
     """x Wᵀ for a frozen W that is made anew for the backward pass. PyTorch's own would keep W until then."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, layer: QuantizedLinear) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
-        return functional.linear(given, layer.unpacked(given.dtype))
+        return functional.linear(inputs, layer.unpacked(inputs.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -102,11 +102,11 @@ class _Int8Product(torch.autograd.Function):
     """x Wᵀ of matrices of int8 with a scale for each row, and its gradient g W, whose scales of W go with g."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, layer: QuantizedLinear) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
-        packed, scale = _to_int8(given.flatten(0, -2))
+        packed, scale = _to_int8(inputs.flatten(0, -2))
         product = torch._int_mm(packed, layer.weight.t()) * scale * layer.scale.t()
-        return product.to(given.dtype).view(*given.shape[:-1], -1)
+        return product.to(inputs.dtype).view(*inputs.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -189,5 +189,5 @@ def _nf4_values(device: torch.device) -> Tensor:
     from bitsandbytes.functional import get_4bit_type
 
     values: Any = get_4bit_type
-    found: Tensor = values("nf4", device=device)
-    return found
+    quantiles: Tensor = values("nf4", device=device)
+    return quantiles

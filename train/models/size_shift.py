@@ -27,7 +27,7 @@ def flux_shift(tokens: int, schedule: Mapping[str, Any]) -> float:
 
 
 def chances_by_bucket(settings: TimestepDraws, shifts: Sequence[float]) -> list[Timesteps]:
-    """What the timesteps of each bucket are drawn from, given its further shift."""
+    """The distribution of each bucket's timesteps, given its further shift."""
     return [Timesteps(distribution=settings.distribution, mean=settings.mean, std=settings.std,
                       mode_scale=settings.mode_scale, shift=settings.shift * more, low=settings.low, high=settings.high)
             for more in shifts]
@@ -49,9 +49,9 @@ def size_shifts(settings: TimestepDraws, family: Family, schedule: Mapping[str, 
                           hint="--set timesteps.shift_by_size=none, or area")
     rule, side = family.shift or flux_shift, family.factor * family.patch
     try:
-        found = tuple(rule((width // side) * (height // side), schedule) for width, height in sizes)
+        shifts = tuple(rule((width // side) * (height // side), schedule) for width, height in sizes)
     except (TypeError, ValueError, ArithmeticError):
-        found = ()
-    if not found or not all(0 < shift < math.inf for shift in found):
+        shifts = ()
+    if not shifts or not all(0 < shift < math.inf for shift in shifts):
         raise ModelError("the scheduler's config gives no usable shift by size", hint=FETCH_AGAIN)
-    return found
+    return shifts

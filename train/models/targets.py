@@ -25,8 +25,8 @@ Presets = Mapping[str, tuple[str, ...]]  # of a family: suffixes of layer names,
 def read_weights(model: Path, family: Family) -> Shapes:
     """The shape of each weight of the denoiser of the pipeline directory `model`, without buffers. Raises `ModelError`.
     """
-    found = read_shapes(weighted_files(model, family.denoiser).weights)
-    return {name: shape for name, shape in found.items() if name not in family.buffers}
+    shapes = read_shapes(weighted_files(model, family.denoiser).weights)
+    return {name: shape for name, shape in shapes.items() if name not in family.buffers}
 
 
 # A weight of two dimensions that is no layer: which experts HiDream's tokens go to is computed without a module.
@@ -61,16 +61,16 @@ def targeted(layers: Iterable[str], lora: Lora, presets: Presets) -> list[str]:
         if not any(is_named(name, end) for name in names):
             raise ConfigError(f"lora.targets names '{end}', but no linear or convolution layer's name {_way(end)} it"
                               f"{suggest(end, known)}", hint=f"layers end in: {', '.join(known)}")
-    found = [name for name in names if any(is_named(name, end) for end in ends)]
-    if not found:
+    matching = [name for name in names if any(is_named(name, end) for end in ends)]
+    if not matching:
         raise ConfigError(f"lora.targets is '{lora.targets}', but no layer of the model matches: {', '.join(ends)}",
                           hint=f"list suffixes of layer names; layers end in: {', '.join(known)}")
     for rule in lora.layers:
-        if not any(is_named(name, rule["match"]) for name in found):
+        if not any(is_named(name, rule["match"]) for name in matching):
             raise ConfigError(f"lora.layers names '{rule['match']}', but no layer with an adapter has a name that "
                               f"{_way(rule['match'])} it", hint="adapters are on layers like "
-                              f"{', '.join(found[:: max(1, len(found) // 3)][:3])}; lora.targets chooses them")
-    return found
+                              f"{', '.join(matching[:: max(1, len(matching) // 3)][:3])}; lora.targets chooses them")
+    return matching
 
 
 def adapter_of(lora: Lora, name: str, sides: Sequence[int]) -> Adapter:
@@ -84,14 +84,14 @@ def adapter_of(lora: Lora, name: str, sides: Sequence[int]) -> Adapter:
 
 def is_ambiguous(weights: Shapes, lora: Lora, presets: Presets) -> bool:
     """Whether a reader that matches names by their ends, as PEFT does with a list, takes other layers for targets."""
-    found = set(targeted(layers_of(weights), lora, presets))
+    targets = set(targeted(layers_of(weights), lora, presets))
     modules = {".".join(parts[:end]) for parts in (name.split(".") for name in weights)
                for end in range(1, len(parts))}
-    return any(end in found for name in modules - found for end in endings(name))
+    return any(end in targets for name in modules - targets for end in endings(name))
 
 
 def endings(name: str) -> list[str]:
-    """What follows each dot of a name."""
+    """The part of a name after each of its dots."""
     parts = name.split(".")
     return [".".join(parts[first:]) for first in range(1, len(parts))]
 
@@ -108,12 +108,12 @@ def unfrozen(weights: Iterable[str], full: Full) -> list[str]:
             if not any(_inside(name, pattern) for name in names):
                 raise ConfigError(f"full.{kind} names '{pattern}', but no module's name {_way(pattern)} it",
                                   hint=f"modules of the model: {tops}, and all inside them")
-    found = [name for name in names if (not full.train or any(_inside(name, one) for one in full.train))
-             and not any(_inside(name, one) for one in full.freeze)]
-    if not found:
+    trained = [name for name in names if (not full.train or any(_inside(name, pattern) for pattern in full.train))
+               and not any(_inside(name, pattern) for pattern in full.freeze)]
+    if not trained:
         raise ConfigError("full.freeze freezes all that full.train names, so nothing is trained",
                           hint="--set 'full.freeze=[]' trains every weight")
-    return found
+    return trained
 
 
 def _inside(weight: str, pattern: str) -> bool:

@@ -20,7 +20,8 @@ from train.models.quantized import quantized
 
 def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
              recompute: Callable[..., Any] | None = None) -> Denoiser:
-    """What `train.models.denoiser.load` makes of the weights below `model`, within `mode` and without them.
+    """The denoiser that `train.models.denoiser.load` makes of the weights below `model`, within `mode` and without
+    them.
 
     `dtype` is that of the forward pass; `recompute` calls a block with gradient checkpointing, `None`: as diffusers
     does. Values of adapters are not drawn. Raises `ModelError`.

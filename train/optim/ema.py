@@ -32,7 +32,7 @@ def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> No
     torch._foreach_lerp_(list(shadow.values()), [parameters[name].detach() for name in shadow], 1 - decay)
 
 
-class Average:
+class WeightAverage:
     """The moving average of parameters. In host memory, weights on a CUDA GPU come there while it goes on with later
     work, and move the average when it is next updated or read: it is the same, to the bit, if processors round alike.
     """

@@ -35,11 +35,11 @@ class LossScale:
         return math.isfinite(loss) and not math.isfinite(norm) and self.value > LEAST
 
     def halve(self) -> None:
-        """After a step that overflowed."""
+        """Halves the factor, after a step that overflowed."""
         self.value, self.steps = max(self.value / 2, LEAST), 0
 
     def grow(self) -> None:
-        """After any other step."""
+        """Counts a step that did not overflow; after many in a row doubles the factor."""
         self.steps += 1
         if self.steps == GROWS_AFTER:
             self.value, self.steps = min(self.value * 2, MOST), 0
@@ -49,5 +49,5 @@ class LossScale:
         return {"scale": torch.tensor(self.value, dtype=torch.float64), "steps": torch.tensor(self.steps)}
 
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Takes on a state that `tensors` gave."""
+        """Restores the state that `tensors` returned."""
         self.value, self.steps = values["scale"].item(), int(values["steps"].item())

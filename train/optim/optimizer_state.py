@@ -1,4 +1,4 @@
-"""What an optimizer keeps from step to step, as tensors `KIND/PARAMETER`, and `KIND/group-N` for a group's numbers.
+"""The state of an optimizer from step to step, as tensors `KIND/PARAMETER`, and `KIND/group-N` for a group's numbers.
 
 Python's numbers are 64-bit scalars, which no optimizer here keeps as tensors.
 """
@@ -19,55 +19,55 @@ _NUMBERS = {int: torch.int64, float: torch.float64}
 
 
 def tensors_of(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What `optimizer` keeps. A parameter that never had a gradient has nothing."""
-    found: dict[str, Tensor] = {}
+    """The state of `optimizer`. A parameter that never had a gradient has none."""
+    tensors: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         state = optimizer.state.get(parameter)
-        for kind, (dtype, shape) in spec.kept(tuple(parameter.shape)).items() if state else ():
+        for kind, (dtype, shape) in spec.state(tuple(parameter.shape)).items() if state else ():
             value = torch.as_tensor(state[kind], dtype=DTYPES[dtype])
-            found[f"{kind}/{name}"] = value.expand(shape)  # Prodigy keeps a zero for weights that are all zero
+            tensors[f"{kind}/{name}"] = value.expand(shape)  # Prodigy keeps a zero for weights that are all zero
     for at, group in enumerate(optimizer.param_groups):
         for kind, number in spec.numbers.items():
-            found[f"{kind}/group-{at}"] = torch.tensor(group[kind], dtype=_NUMBERS[number])
-    return found
+            tensors[f"{kind}/group-{at}"] = torch.tensor(group[kind], dtype=_NUMBERS[number])
+    return tensors
 
 
-def expected(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor], there: set[str],
+def expected(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor], names: set[str],
              ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """The tensors that a file should have whose names are `there`: for each parameter all or none, and the numbers of
-    all groups. It may have only these, if float16 overflowed in every step."""
-    wanted: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    """The tensors that a file with these `names` should have: for each parameter all or none, and the numbers of all
+    groups. It may have only these, if float16 overflowed in every step."""
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, parameter in parameters.items():
-        kept = spec.kept(tuple(parameter.shape))
-        if any(f"{kind}/{name}" in there for kind in kept):
-            wanted |= {f"{kind}/{name}": (DTYPES[dtype], shape) for kind, (dtype, shape) in kept.items()}
+        kinds = spec.state(tuple(parameter.shape))
+        if any(f"{kind}/{name}" in names for kind in kinds):
+            tensors |= {f"{kind}/{name}": (DTYPES[dtype], shape) for kind, (dtype, shape) in kinds.items()}
     numbers = {f"{kind}/group-{at}": (_NUMBERS[number], ()) for at in range(len(optimizer.param_groups))
                for kind, number in spec.numbers.items()}
-    return wanted | numbers if wanted or numbers.keys() & there else wanted
+    return tensors | numbers if tensors or numbers.keys() & names else tensors
 
 
 def put(spec: OptimizerSpec, optimizer: Any, parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Gives `optimizer` what `tensors_of` found, bit by bit."""
+    """Gives `optimizer` the state that `tensors_of` returned, bit by bit."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     for at, group in enumerate(optimizer.param_groups):
         for number, parameter in enumerate(group["params"]):
             name = names[id(parameter)]
-            kept = {kind: values[f"{kind}/{name}"] for kind in spec.kept(tuple(parameter.shape))
-                    if f"{kind}/{name}" in values}
-            if kept and hasattr(optimizer, "init_state"):  # bitsandbytes: tables, and memory that may be paged
-                _fill(optimizer, group, parameter, (at, number), kept)
-            elif kept:
+            state = {kind: values[f"{kind}/{name}"] for kind in spec.state(tuple(parameter.shape))
+                     if f"{kind}/{name}" in values}
+            if state and hasattr(optimizer, "init_state"):  # bitsandbytes: tables, and memory that may be paged
+                _fill(optimizer, group, parameter, (at, number), state)
+            elif state:
                 optimizer.state[parameter] = {kind: _placed(kind, value, parameter, group)
-                                              for kind, value in kept.items()}
+                                              for kind, value in state.items()}
         for kind in spec.numbers:
             if f"{kind}/group-{at}" in values:
                 group[kind] = values[f"{kind}/group-{at}"].item()
 
 
-def _fill(optimizer: Any, group: Any, parameter: Tensor, at: tuple[int, int], kept: Mapping[str, Tensor]) -> None:
+def _fill(optimizer: Any, group: Any, parameter: Tensor, at: tuple[int, int], values: Mapping[str, Tensor]) -> None:
     optimizer.init_state(group, parameter, *at)
     state = optimizer.state[parameter]
-    for kind, value in kept.items():
+    for kind, value in values.items():
         if isinstance(state[kind], Tensor):
             state[kind].copy_(to_device(value, state[kind].device))
         else:

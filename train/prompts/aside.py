@@ -47,17 +47,17 @@ def forget_failures(run: Path) -> None:
         remove(path)
 
 
-def encode_aside(run: Path, setup: Setup, wanted: Wanted, longest: float = math.inf) -> str | None:
-    """Encodes `wanted`, waiting for at most `sample.wait` seconds, or `longest` if less. Returns why it did not, in a
-    line."""
+def encode_aside(run: Path, setup: Setup, texts: Wanted, longest: float = math.inf) -> str | None:
+    """Encodes these texts, waiting for at most `sample.wait` seconds, or `longest` if less. Returns the reason if it
+    did not, in a line."""
     if "text" in setup.model.others:
         return "the text encoder of the model is not the one that made the cache"
     settings, folder = setup.config.sample, run / "prompts"
-    new = {key: text for key, text in wanted.items() if not (folder / f"{key}.late").exists()}
+    new = {key: text for key, text in texts.items() if not (folder / f"{key}.late").exists()}
     if not new:
         return "that failed or took too long before; --resume tries it again"
-    moved = setup.manifest.moved
-    request = {"manifest": str(resolve(setup.manifest.path)), "cache": str(setup.manifest.cache) if moved else "",
+    elsewhere = setup.manifest.moved
+    request = {"manifest": str(resolve(setup.manifest.path)), "cache": str(setup.manifest.cache) if elsewhere else "",
                "model": str(setup.model.path.resolve()), "folder": str(folder.resolve()), "device": settings.encode,
                "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)

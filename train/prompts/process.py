@@ -37,8 +37,8 @@ def _encode(request: Mapping[str, Any]) -> None:
     """Encodes the texts of a request. Raises `Problem`."""
     with suppress(OSError, AttributeError):  # Windows has no such thing
         os.nice(_NICE)
-    moved = place_of(request["cache"]) if request["cache"] else None
-    index = open_index(read_manifest(place_of(request["manifest"]), cache=moved))
+    cache = place_of(request["cache"]) if request["cache"] else None
+    index = open_index(read_manifest(place_of(request["manifest"]), cache=cache))
     texts = {key: (str(text), bool(negative)) for key, (text, negative) in request["texts"].items()}
     rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
     for key, row in zip(texts, rows, strict=True):

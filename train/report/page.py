@@ -113,7 +113,7 @@ def _samples(document: Mapping[str, Any]) -> int:
 
 
 def _todo(run: Run, history: History, state: State) -> str:
-    """What to do now."""
+    """The advice on what to do now."""
     again = ", with --resume" if list_checkpoints(run.folder) else "; it has no checkpoint yet"
     repeat = f"run the same train run command again{again}."
     if state.doing == "running":

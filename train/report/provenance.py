@@ -39,7 +39,7 @@ def provenance(run: Run) -> Facts:
 
 
 def _of_checkpoint(run: Run) -> Iterator[tuple[str, str]]:
-    """What the newest checkpoint that can be read says of the data and of the weights at step 0."""
+    """Yields the facts in the newest readable checkpoint on the data and on the weights at step 0."""
     state = next((candidate for folder in reversed(list_checkpoints(run.folder))
                   if isinstance(candidate := _state(run, folder), State)), None)
     if state is None:

@@ -11,8 +11,8 @@ from typing import BinaryIO
 from prep.errors import ModelError
 from prep.parse import Unparsed
 from prep.runs.documents import MOST, refused
-from train.models.adapters.peft import KEY, Settings, settings_in, settings_of
-from train.models.adapters.stored import Contents, Stored, contents_of, scale_of, table_of
+from train.models.adapters.peft import KEY, PeftSettings, settings_in, settings_of
+from train.models.adapters.stored import LoraContents, StoredAdapter, contents_of, scale_of, table_of
 from train.models.naming import Naming
 from train.models.targets import Shapes
 from train.runs.checkpoint import open_weights
@@ -32,20 +32,21 @@ class LoraFile:
     path: Path
     shapes: Shapes  # of every tensor
     metadata: Mapping[str, str]
-    contents: Contents
+    contents: LoraContents
     alphas: Mapping[str, float]  # by the tensor's name
-    settings: Settings  # PEFT's; empty if there are none
+    settings: PeftSettings  # PEFT's; empty if there are none
 
     def notes(self, name: str) -> tuple[str, ...]:
         """Notes for the user about the file that is called `name`."""
         notes = []
         if self.contents.text:
             notes.append(f"{name} also adapts text encoders; {len(self.contents.text)} of its tensors are not used")
-        if not self.alphas and self.settings == Settings() and any(each.startswith(_OF_PEFT) for each in self.shapes):
+        of_peft = any(name.startswith(_OF_PEFT) for name in self.shapes)
+        if not self.alphas and self.settings == PeftSettings() and of_peft:
             notes.append(f"{name} has PEFT's names, but no {_CONFIG} beside it: its alpha is taken for its rank")
         return tuple(notes)
 
-    def scale(self, adapter: Stored) -> float:
+    def scale(self, adapter: StoredAdapter) -> float:
         """The factor of what an adapter adds. Raises `Unparsed`."""
         return scale_of(adapter, self.shapes, self.alphas.get(adapter.tensors.get("alpha", "")), self.settings)
 
@@ -80,7 +81,7 @@ def unfit(path: Path, error: Unparsed) -> ModelError:
                       hint=f"name a LoRA{rows} of the same family of models, for the model that it was trained on")
 
 
-def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, naming: Naming) -> Contents:
+def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, naming: Naming) -> LoraContents:
     try:
         contents = contents_of(tensors, table_of(layers, naming))
         for adapter in contents.adapters:
@@ -98,7 +99,8 @@ def _contents(path: Path, tensors: Mapping[str, TensorInfo], layers: Shapes, nam
     return contents
 
 
-def _alphas(handle: BinaryIO, start: int, tensors: Mapping[str, TensorInfo], contents: Contents) -> dict[str, float]:
+def _alphas(handle: BinaryIO, start: int, tensors: Mapping[str, TensorInfo],
+            contents: LoraContents) -> dict[str, float]:
     """The values of the tensors that are single numbers."""
     alphas = {}
     for adapter in contents.adapters:
@@ -110,7 +112,7 @@ def _alphas(handle: BinaryIO, start: int, tensors: Mapping[str, TensorInfo], con
     return alphas
 
 
-def _settings(path: Path, metadata: Mapping[str, str], naming: Naming) -> Settings:
+def _settings(path: Path, metadata: Mapping[str, str], naming: Naming) -> PeftSettings:
     config = path.with_name(_CONFIG)
     try:
         if KEY in metadata or path.name != _PEFT or not config.is_file():

@@ -11,7 +11,7 @@ from prep.parse import Unparsed, brief
 from prep.training.schema import Lora
 from train.models.adapters.covering import targets_of
 from train.models.adapters.readers import KINDS
-from train.models.adapters.stored import Stored, by_columns, check_shapes, rank_of
+from train.models.adapters.stored import StoredAdapter, by_columns, check_shapes, rank_of
 from train.models.naming import Naming
 from train.models.products import product_alpha, product_shapes
 from train.models.targets import Presets, Shapes, adapter_of, targeted
@@ -52,7 +52,7 @@ def _targets(targets: str | tuple[str, ...]) -> str:
     return f"--set {shell_name(f'lora.targets={json.dumps(targets)}')}"
 
 
-def _check_adapter(file: LoraFile, adapter: Stored, trained: list[str], layers: Shapes, lora: Lora) -> None:
+def _check_adapter(file: LoraFile, adapter: StoredAdapter, trained: list[str], layers: Shapes, lora: Lora) -> None:
     """Raises `ConfigError` for another rank or alpha, `ModelError` or `Unparsed` for other shapes.
 
     The rank in the file is that of all trained layers together, or one that they share.
@@ -91,7 +91,7 @@ def _check_alpha(file: LoraFile, module: str, alpha: float, chosen: float, setti
                       f"{' there, by lora.rslora' if root != 1 else ''}", hint=f"--set {setting}={alpha / root:g}")
 
 
-def _check_lengths(file: LoraFile, module: str, adapter: Stored, layer: tuple[int, ...], lora: Lora) -> None:
+def _check_lengths(file: LoraFile, module: str, adapter: StoredAdapter, layer: tuple[int, ...], lora: Lora) -> None:
     """Raises `ConfigError` if only the file or only the run is of DoRA, `Unparsed` for lengths of columns."""
     name = adapter.tensors.get("magnitude")
     if (name is not None) != lora.dora:
@@ -103,7 +103,7 @@ def _check_lengths(file: LoraFile, module: str, adapter: Stored, layer: tuple[in
                        "as a run trains them, where a dora_scale of columns can only be merged")
 
 
-def _check_product(file: LoraFile, adapter: Stored, trained: list[str], layers: Shapes, lora: Lora) -> None:
+def _check_product(file: LoraFile, adapter: StoredAdapter, trained: list[str], layers: Shapes, lora: Lora) -> None:
     """Raises `ModelError` unless an adapter has exactly the tensors of LoHa or LoKr that the settings give."""
     hint = "give it the lora.kind, factor, rank and targets that the file was trained with"
     (layer,) = trained  # `Naming.require` refuses parts of fused layers
@@ -125,7 +125,7 @@ def _check_product(file: LoraFile, adapter: Stored, trained: list[str], layers: 
                           hint=f"--set lora.alpha={stored * lora.alpha / alpha:g}")
 
 
-def _stem(adapter: Stored) -> str:
+def _stem(adapter: StoredAdapter) -> str:
     """The name of the file's layer, with its prefix."""
     kind, name = next(iter(adapter.tensors.items()))
     return name.removesuffix(f".{kind}")

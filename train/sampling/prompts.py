@@ -42,7 +42,7 @@ class PromptRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class CurrentPrompts:
     """Prompts, and warnings about skipped prompts."""
 
     prompts: tuple[PromptRows, ...]
@@ -75,12 +75,12 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
     return tuple(prompts.values()), "validation" if held_out else "training"
 
 
-def current(index: Index, encoded: Kept | None = None) -> Found:
+def current(index: Index, encoded: Kept | None = None) -> CurrentPrompts:
     """The current prompts of the prompt file, without its bad lines; the manifest's if the file is unchanged,
     unreadable, or has no cached prompt. `encoded`: rows that are not in the cache, by their keys."""
     named = index.manifest.document["prompts"]["file"]
     if named is None:
-        return Found(prompts=cached(index))
+        return CurrentPrompts(prompts=cached(index))
     path = index.manifest.folder / named
     if _leads_out(index.manifest, named):
         return _of_manifest(index, f"prompt file {path} is a link out of the manifest's directory, so it is not read")
@@ -89,16 +89,16 @@ def current(index: Index, encoded: Kept | None = None) -> Found:
     except Problem as error:
         return _of_manifest(index, error.message)
     if edited is None:
-        return Found(prompts=cached(index))
+        return CurrentPrompts(prompts=cached(index))
     prompts, faults = edited
     bad = [f"{fault.message}; the line is skipped" for fault in faults[:WARNINGS]]
     if len(faults) > WARNINGS:
         bad.append(f"{len(faults) - WARNINGS} more lines of {path} are skipped")
     if not prompts:
-        found = _of_manifest(index, f"prompt file {path} has no {'other ' if bad else ''}prompts")
+        result = _of_manifest(index, f"prompt file {path} has no {'other ' if bad else ''}prompts")
     else:
-        found = look_up(index, prompts, path, encoded)
-    return replace(found, prompts=found.prompts or cached(index), warnings=(*bad, *found.warnings))
+        result = look_up(index, prompts, path, encoded)
+    return replace(result, prompts=result.prompts or cached(index), warnings=(*bad, *result.warnings))
 
 
 def bad_lines(index: Index) -> list[ConfigError]:
@@ -125,8 +125,8 @@ def _edited(manifest: Manifest, path: Path) -> tuple[list[Prompt], list[ConfigEr
         prompts_of(data, path, by, echo=False))
 
 
-def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> Found:
-    """Those of `prompts`, from the file at `path`, that have rows; warnings for the rest."""
+def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept | None = None) -> CurrentPrompts:
+    """The prompts of the file at `path` that have rows; warnings for the rest."""
     context, prompts = index.manifest.fields["text"].context, list(prompts)
     texts = {prompt: {text_key(prompt.text, context): (prompt.text, False)} for prompt in prompts}
     for prompt in prompts:
@@ -148,12 +148,12 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept |
                 f"{command}" for prompt in lacking[:WARNINGS]]
     if len(lacking) > WARNINGS:
         warnings.append(f"{len(lacking) - WARNINGS} more prompts of {path} have no text row yet")
-    return Found(prompts=tuple(complete), warnings=tuple(warnings),
-                 lacking={key: text for key, text in wanted.items() if key not in rows})
+    return CurrentPrompts(prompts=tuple(complete), warnings=tuple(warnings),
+                          lacking={key: text for key, text in wanted.items() if key not in rows})
 
 
-def _of_manifest(index: Index, why: str) -> Found:
-    return Found(prompts=cached(index), warnings=(f"{why}; using the manifest's prompts",))
+def _of_manifest(index: Index, why: str) -> CurrentPrompts:
+    return CurrentPrompts(prompts=cached(index), warnings=(f"{why}; using the manifest's prompts",))
 
 
 def _leads_out(manifest: Manifest, named: str) -> bool:

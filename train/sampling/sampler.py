@@ -105,16 +105,16 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
     family, sampling = denoiser.family, denoiser.family.sampling
     shape = (family.latent_channels, size[1] // family.factor, size[0] // family.factor)
     noise = to_device(torch.from_numpy(_noise(prompt.prompt, shape, settings.seed))[None], denoiser.device)
-    given = Prompted(positive=_text(rows, prompt.positive, denoiser), negative=_text(rows, prompt.negative, denoiser),
-                     latent_1Chw=noise, size=size,
-                     guidance=sampling.guidance if settings.guidance is None else settings.guidance)
+    prompted = Prompted(positive=_text(rows, prompt.positive, denoiser),
+                        negative=_text(rows, prompt.negative, denoiser), latent_1Chw=noise, size=size,
+                        guidance=sampling.guidance if settings.guidance is None else settings.guidance)
     if sampling.prepare is not None:
         sampling.prepare(pipeline, size)
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
     with autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
-        made = pipeline(**sampling.call(denoiser.model, given), width=size[0], height=size[1],
+        made = pipeline(**sampling.call(denoiser.model, prompted), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False,
                         generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
     return sampling.unpack(denoiser.model, made.float(), size)

@@ -61,7 +61,7 @@ def encode_texts(index: Index, model: Path, texts: Sequence[tuple[str, bool]],
                           first=[([text], negative) for text, negative in texts],
                           compute=family.text_compute or "float32",
                           dtype=next(dtype for dtype in dtypes.values() if dtype != "uint8"))
-    found: list[TextArrays] = []
+    rows: list[TextArrays] = []
     for text, negative in texts:
         (arrays,) = encoder.encode([text], negative=negative)
         if arrays is None:
@@ -71,5 +71,5 @@ def encode_texts(index: Index, model: Path, texts: Sequence[tuple[str, bool]],
             raise ModelError(f"the text encoder of {model} returns rows {shapes}, expected {dict(index.text_shapes)}, "
                              "as in the cache", hint="pass the model that encoded the cache: --model")
         row = {name: torch.from_numpy(array).view(DTYPES[dtypes[name]])[None] for name, array in arrays.items()}
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows

@@ -1,1 +1,1 @@
-"""What shows a run as it goes, besides its log and the terminal."""
+"""Trackers, which show a run as it goes, besides its log and the terminal."""

@@ -60,7 +60,7 @@ class Tracked:
             self._try(name, event, self._show)
 
     def close(self) -> None:
-        """Closes the trackers. What fails here is of no consequence to the run."""
+        """Closes the trackers; errors here do not stop the run."""
         for tracker in self._open.values():
             with suppress(Exception):
                 tracker.close()

@@ -45,7 +45,7 @@ class Wandb:
 
 
 def _id(run: Path) -> str:
-    """What the run is called there, drawn once and kept in RUN/wandb/id.txt."""
+    """The name of the run there, drawn once and kept in RUN/wandb/id.txt."""
     path = run / WANDB_ID
     if not path.is_file():
         make_dirs(path.parent)

@@ -234,14 +234,14 @@ def test_files_that_earlier_versions_wrote_keep_their_names():
         "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"}
     assert {name.partition(".")[0] for name in earlier} == {
         "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_q"}
-    assert naming.kept(now, Lora()) == naming and naming.kept(earlier, Lora()) == naming.earlier_format()
+    assert naming.as_written(now, Lora()) == naming and naming.as_written(earlier, Lora()) == naming.earlier_format()
     for tensors in (now, earlier):
         assert lora.unpack(tensors, parameters, naming).keys() == parameters.keys()
     dora = Lora(rank=2, dora=True)
-    assert naming.kept([f"unet.{layers[0]}.lora_A.weight"], dora).format_of(dora) == "diffusers"
-    assert naming.kept(now, dora).format_of(dora) == "kohya"
+    assert naming.as_written([f"unet.{layers[0]}.lora_A.weight"], dora).format_of(dora) == "diffusers"
+    assert naming.as_written(now, dora).format_of(dora) == "kohya"
     explicit = Lora(rank=2, dora=True, format="diffusers")
-    assert naming.kept([f"unet.{layers[0]}.lora_A.weight"], explicit) == naming
+    assert naming.as_written([f"unet.{layers[0]}.lora_A.weight"], explicit) == naming
 
 
 def test_what_metadata_say_of_the_names():

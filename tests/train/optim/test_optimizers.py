@@ -96,7 +96,7 @@ def test_nothing_else_changes_in_an_optimizer(name):
         assert changed <= set(TABLE[name].numbers) | derived
     for value in parameters.values():
         there = set(optimizer.state.get(value, {}))
-        assert there - {"RMS", "qmap1", "qmap2"} == (set(TABLE[name].kept(tuple(value.shape))) if there else set())
+        assert there - {"RMS", "qmap1", "qmap2"} == (set(TABLE[name].state(tuple(value.shape))) if there else set())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -105,7 +105,7 @@ def test_average_follows_its_formula():
 def moved(*, in_host):
     """The average after five updates by parameters that change after each."""
     value = {"a": torch.tensor([1.0, -2.0 / 3]), "b": torch.tensor([[0.3]])}
-    average = ema.Average(value, in_host=in_host)
+    average = ema.WeightAverage(value, in_host=in_host)
     for step in range(5):
         average.update(value, ema.decay_at(step, 0.9))
         for each in value.values():

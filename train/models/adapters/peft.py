@@ -1,4 +1,4 @@
-"""What PEFT's settings say of an adapter: in metadata, where diffusers keeps them, or in PEFT's adapter_config.json.
+"""PEFT's settings of an adapter: in metadata, where diffusers keeps them, or in PEFT's adapter_config.json.
 
 As `peft.LoraConfig` and `get_pattern_key` of PEFT 0.21 read them.
 """
@@ -33,14 +33,14 @@ class Patterns:
 
     def value(self, layer: str) -> float | None:
         """The value for a layer: of a pattern of its whole name, or of what follows one of its dots."""
-        found = [self.names[name] for name in (f"^{layer}", layer, *endings(layer)) if name in self.names]
-        found += [(number, value) for number, pattern, value in self.expressions if pattern.fullmatch(layer)]
-        return min(found)[1] if found else None
+        values = [self.names[name] for name in (f"^{layer}", layer, *endings(layer)) if name in self.names]
+        values += [(number, value) for number, pattern, value in self.expressions if pattern.fullmatch(layer)]
+        return min(values)[1] if values else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What decides the scale of an adapter."""
+class PeftSettings:
+    """The settings that decide the scale of an adapter."""
 
     alpha: float | None = None  # None: the rank
     alphas: Patterns = field(default_factory=Patterns)
@@ -49,25 +49,25 @@ class Settings:
 
     def alpha_of(self, layer: str, rank: int) -> float:
         """The alpha that scales a layer's adapter, if alpha / rank does."""
-        found = self.alphas.value(layer)
-        alpha = self.alpha if found is None else found
+        own = self.alphas.value(layer)
+        alpha = self.alpha if own is None else own
         alpha = float(rank) if alpha is None else alpha
         return alpha * sqrt(rank) if self.by_root else alpha
 
 
-def settings_in(metadata: Mapping[str, str], component: str) -> Settings:
+def settings_in(metadata: Mapping[str, str], component: str) -> PeftSettings:
     """The settings of the adapter of `component` (unet or transformer), as diffusers keeps them. Raises `Unparsed`."""
     table = _document(metadata[KEY], KEY) if KEY in metadata else {}
     return parse({name.removeprefix(f"{component}."): value for name, value in table.items()
                   if name.startswith(f"{component}.")})
 
 
-def settings_of(document: str) -> Settings:
+def settings_of(document: str) -> PeftSettings:
     """The settings in the text of an adapter_config.json. Raises `Unparsed`."""
     return parse(_document(document, "adapter_config.json"))
 
 
-def parse(table: Mapping[str, Any]) -> Settings:
+def parse(table: Mapping[str, Any]) -> PeftSettings:
     """The settings in PEFT's table. Raises `Unparsed`, also for an adapter that the file does not have all of."""
     first = table.get("init_lora_weights")
     if isinstance(first, str) and first.lower().startswith(_FROM_BASE):
@@ -76,9 +76,9 @@ def parse(table: Mapping[str, Any]) -> Settings:
                        "save_pretrained(path_initial_model_for_weight_conversion=…)")
     products = table.get("peft_type") in ("LOHA", "LOKR")
     name = "alpha" if products else "lora_alpha"
-    given = table.get(name)
-    return Settings(alpha=None if given is None else _number(name, given), products=products,
-                    by_root=table.get("use_rslora") is True, alphas=_patterns(table.get("alpha_pattern") or {}))
+    alpha = table.get(name)
+    return PeftSettings(alpha=None if alpha is None else _number(name, alpha), products=products,
+                        by_root=table.get("use_rslora") is True, alphas=_patterns(table.get("alpha_pattern") or {}))
 
 
 def _patterns(table: Any) -> Patterns:
@@ -86,8 +86,8 @@ def _patterns(table: Any) -> Patterns:
         raise Unparsed(f"its alpha_pattern is {brief(table)}, expected a table")
     names: dict[str, tuple[int, float]] = {}
     expressions = []
-    for number, (pattern, given) in enumerate(table.items()):
-        value = _number(f"alpha_pattern of {brief(pattern)}", given)
+    for number, (pattern, spelled) in enumerate(table.items()):
+        value = _number(f"alpha_pattern of {brief(pattern)}", spelled)
         if _NAME.fullmatch(pattern):
             names.setdefault(pattern.replace("\\.", ".").removesuffix("$"), (number, value))
         else:

@@ -1,4 +1,4 @@
-"""Which programs read which LoRA files, by the code of diffusers 0.42 and ComfyUI 0.29."""
+"""Tells which programs read which LoRA files, by the code of diffusers 0.42 and ComfyUI 0.29."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = {"lora": "LoRA", "loha": "LoHa", "lokr": "LoKr",  # by lora.kind
 
 
 def unread_by_diffusers(lora: Lora, naming: Naming) -> str:
-    """What `load_lora_weights` does not read of a file with these settings; empty: it reads all."""
+    """The parts of a file with these settings that `load_lora_weights` does not read; empty: it reads all."""
     if lora.kind != "lora":
         return KINDS[lora.kind]
     if naming.format_of(lora) != "kohya" or naming.kohya is None:

@@ -55,7 +55,7 @@ def of_text(name: str) -> bool:
 
 
 def split(name: str) -> tuple[str, str] | None:
-    """What is before the end of a tensor's name, and what it is; `None`: no known end."""
+    """The part of a tensor's name before its end, and the kind that the end means; `None`: no known end."""
     for end in _LONGEST:
         if name.endswith(end):
             return name.removesuffix(end), ENDS[end]
@@ -68,15 +68,15 @@ def spelled(layer: str) -> str:
 
 
 def candidates(stem: str) -> list[str]:
-    """What a layer may be called, whose name is before the end of a tensor's: with its prefixes, then without."""
-    found = [stem]
-    while prefix := next((one for one in (*_DOTTED, *_UNDERSCORED) if found[-1].startswith(one)), ""):
-        found.append(found[-1].removeprefix(prefix))
+    """The names that a layer may have, given a tensor's name without its end: with its prefixes, then without."""
+    names = [stem]
+    while prefix := next((start for start in (*_DOTTED, *_UNDERSCORED) if names[-1].startswith(start)), ""):
+        names.append(names[-1].removeprefix(prefix))
     # diffusers of 2023 named the attention by its processor: attn1.processor.to_out_lora.down.weight
-    found += [one.replace(".processor.", ".") for one in found if ".processor." in one]
-    return [*found, *(f"{one}.0" for one in found if one.endswith(".to_out"))]
+    names += [name.replace(".processor.", ".") for name in names if ".processor." in name]
+    return [*names, *(f"{name}.0" for name in names if name.endswith(".to_out"))]
 
 
 def kind_of(name: str) -> str:
-    """What a tensor that is not read belongs to; empty: nobody knows."""
-    return next((told for pattern, told in _OTHERS.items() if re.search(pattern, name)), "")
+    """The owner of a tensor that is not read; empty: unknown."""
+    return next((owner for pattern, owner in _OTHERS.items() if re.search(pattern, name)), "")

@@ -8,7 +8,7 @@ from math import prod
 
 from prep.models.lora.kohya import LayerSlice, slice_by
 from prep.parse import Unparsed
-from train.models.adapters.peft import Settings
+from train.models.adapters.peft import PeftSettings
 from train.models.adapters.readers import KINDS
 from train.models.adapters.spelling import candidates, kind_of, of_text, spelled, split
 from train.models.naming import Naming, shape_of_lengths
@@ -25,7 +25,7 @@ _SCALARS = ((), (1,))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
+class StoredAdapter:
     """An adapter in a file: of a layer of the denoiser, or of several that are one layer in the file."""
 
     name: str  # of the file's layer, without prefix
@@ -35,7 +35,7 @@ class Stored:
     @property
     def kind(self) -> str:
         """lora, loha, lokr, glora or ia3; diff: a whole difference of weights, or of a bias alone."""
-        return next((one for one, begins in _BEGIN.items() if any(kind.startswith(begins) for kind in self.tensors)),
+        return next((name for name, begins in _BEGIN.items() if any(kind.startswith(begins) for kind in self.tensors)),
                     "lora")
 
     @property
@@ -44,16 +44,16 @@ class Stored:
         return next((self.tensors[kind] for kind in _MERGED if kind in self.tensors), "")
 
     def rows(self, layers: Shapes) -> int:
-        """How many rows the file's layer has."""
+        """The number of rows of the file's layer."""
         where, layer = self.parts[0]
         return layers[layer][0] // where.count * where.of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contents:
-    """What a LoRA file has."""
+class LoraContents:
+    """The contents of a LoRA file."""
 
-    adapters: tuple[Stored, ...]
+    adapters: tuple[StoredAdapter, ...]
     text: tuple[str, ...]  # tensors of text encoders, which are left out
 
     def layers(self) -> list[str]:
@@ -62,17 +62,17 @@ class Contents:
 
 
 def table_of(layers: Iterable[str], naming: Naming) -> Table:
-    """Every name that a layer has in files of any program → its layers."""
-    found: dict[str, list[tuple[LayerSlice, str]]] = {}
+    """A table from each name that a layer has in files of any program to its layers."""
+    table: dict[str, list[tuple[LayerSlice, str]]] = {}
     rules = (*(naming.kohya.rules if naming.kohya is not None else ()), *naming.further)
     for layer in layers:
         slices = (slice_by(rules, layer), slice_by(naming.further, layer), LayerSlice(name=layer))
         for where in {spelled(each.name): each for each in slices if each is not None}.values():
-            found.setdefault(spelled(where.name), []).append((where, layer))
-    return {name: tuple(sorted(parts, key=lambda part: part[0].first)) for name, parts in found.items()}
+            table.setdefault(spelled(where.name), []).append((where, layer))
+    return {name: tuple(sorted(parts, key=lambda part: part[0].first)) for name, parts in table.items()}
 
 
-def contents_of(names: Iterable[str], table: Table) -> Contents:
+def contents_of(names: Iterable[str], table: Table) -> LoraContents:
     """The adapters whose tensors have these names. Raises `Unparsed` for a tensor that nothing here reads."""
     example, names = min(table, default=""), dict.fromkeys(names)
     called_as: dict[str, str] = {}
@@ -85,19 +85,21 @@ def contents_of(names: Iterable[str], table: Table) -> Contents:
         stem, kind = split(name) or ("", "")
         if kind == "ia3" and f"{stem}.on_input" not in names:  # a weight as models have it
             stem = ""
-        called = next((one for one in candidates(stem) if spelled(one) in table), None) if stem else None
+        names_of_stem = candidates(stem) if stem else []
+        called = next((candidate for candidate in names_of_stem if spelled(candidate) in table), None)
         if called is None:
             raise Unparsed(_unread(name, example, found_end=bool(stem)))
         group = spelled(called)
         called_as.setdefault(group, called)
         if (other := tensors.setdefault(group, {}).setdefault(kind, name)) != name:
             raise Unparsed(f"it has '{other[:120]}' and '{name[:120]}', which are the same")
-    found = [Stored(name=called, parts=table[group], tensors=tensors[group]) for group, called in called_as.items()]
-    _require_once(found)
-    return Contents(adapters=tuple(found), text=tuple(text))
+    adapters = [StoredAdapter(name=called, parts=table[group], tensors=tensors[group])
+                for group, called in called_as.items()]
+    _require_once(adapters)
+    return LoraContents(adapters=tuple(adapters), text=tuple(text))
 
 
-def _require_once(adapters: Iterable[Stored]) -> None:
+def _require_once(adapters: Iterable[StoredAdapter]) -> None:
     """Raises `Unparsed` if two adapters are on one layer, whose names in the file differ."""
     seen: dict[str, str] = {}
     for adapter in adapters:
@@ -119,7 +121,7 @@ def _unread(name: str, example: str, *, found_end: bool) -> str:
 # ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def rank_of(adapter: Stored, shapes: Shapes) -> int:
+def rank_of(adapter: StoredAdapter, shapes: Shapes) -> int:
     """The rank of an adapter; of LoKr's whole matrices 1. Raises `Unparsed`."""
     for kind in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "glora_a2"):
         if name := adapter.tensors.get(kind):
@@ -129,7 +131,7 @@ def rank_of(adapter: Stored, shapes: Shapes) -> int:
     return 1
 
 
-def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
+def check_shapes(adapter: StoredAdapter, shapes: Shapes, layers: Shapes) -> None:
     """Raises `Unparsed` unless the tensors make a weight of the shape that the layer has."""
     tensors, (_, layer) = adapter.tensors, adapter.parts[0]
     rows, columns = adapter.rows(layers), prod(layers[layer][1:])
@@ -153,23 +155,23 @@ def check_shapes(adapter: Stored, shapes: Shapes, layers: Shapes) -> None:
         _check_lengths(name, shapes[name], rows, layers[layer], fused=adapter.parts[0][0].of > 1)
 
 
-def _check_whole(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if shape[:1] != wanted[:1] or prod(shape) != prod(wanted):
-        raise Unparsed(f"it has '{name[:120]}' with shape {list(shape)}, expected {list(wanted)}")
+def _check_whole(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape[:1] != expected[:1] or prod(shape) != prod(expected):
+        raise Unparsed(f"it has '{name[:120]}' with shape {list(shape)}, expected {list(expected)}")
 
 
-def _check_product(adapter: Stored, shapes: Shapes, layer: tuple[int, ...], wanted: tuple[int, int]) -> None:
+def _check_product(adapter: StoredAdapter, shapes: Shapes, layer: tuple[int, ...], expected: tuple[int, int]) -> None:
     tensors = adapter.tensors
     for kind in ("lokr_w1", "lokr_w2"):
         part = next((tensors[f"{kind}_{end}"] for end in "ab" if f"{kind}_{end}" in tensors), tensors.get("lokr_t2"))
         if kind in tensors and part and (kind == "lokr_w2" or part != tensors.get("lokr_t2")):
             raise Unparsed(f"it has '{part[:120]}' beside '{tensors[kind][:120]}', expected one of them")
-    if _made(adapter, shapes) != wanted:
+    if _made(adapter, shapes) != expected:
         first = min((kind, name) for kind, name in tensors.items() if kind.startswith(_BEGIN[adapter.kind]))[1]
         raise Unparsed(f"it has '{first[:120]}' and others that do not make a weight of shape {list(layer)}")
 
 
-def _check_matrices(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int, ...]) -> None:
+def _check_matrices(adapter: StoredAdapter, shapes: Shapes, rows: int, layer: tuple[int, ...]) -> None:
     """Raises `Unparsed` unless the matrices of a LoRA or GLoRA are there, and have these shapes."""
     rank, ones = rank_of(adapter, shapes), tuple(1 for _ in layer[2:])
     if adapter.kind == "glora":
@@ -186,18 +188,18 @@ def _check_matrices(adapter: Stored, shapes: Shapes, rows: int, layer: tuple[int
             raise Unparsed(f"it has '{kind}' of {adapter.name[:120]} with shape {list(shape)}, expected {list(wanted)}")
 
 
-def _check_factors(adapter: Stored, shapes: Shapes, wanted: tuple[int, int]) -> None:
+def _check_factors(adapter: StoredAdapter, shapes: Shapes, expected: tuple[int, int]) -> None:
     """Raises `Unparsed` unless IA3 has a factor for each row, or for each column; which, its values say."""
     _require(adapter, "ia3")
     name, flag = adapter.tensors["ia3"], adapter.tensors["ia3_input"]
     if shapes[flag] not in _SCALARS:
         raise Unparsed(f"it has '{flag[:120]}' with shape {list(shapes[flag])}, expected one number")
-    if prod(shapes[name]) not in wanted or max(shapes[name], default=1) != prod(shapes[name]):
-        raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected {wanted[0]} or {wanted[1]} "
-                       "numbers")
+    if prod(shapes[name]) not in expected or max(shapes[name], default=1) != prod(shapes[name]):
+        raise Unparsed(f"it has '{name[:120]}' with shape {list(shapes[name])}, expected {expected[0]} or "
+                       f"{expected[1]} numbers")
 
 
-def _require(adapter: Stored, kind: str) -> None:
+def _require(adapter: StoredAdapter, kind: str) -> None:
     if kind not in adapter.tensors:
         raise Unparsed(f"it has no tensor '{kind}' of {adapter.name[:120]}")
 
@@ -207,24 +209,24 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[:2] if len(shape) >= 2 and prod(shape[2:]) == 1 else shape
 
 
-def _made(adapter: Stored, shapes: Shapes) -> tuple[int, int] | None:
+def _made(adapter: StoredAdapter, shapes: Shapes) -> tuple[int, int] | None:
     """Rows and columns of the product of LoHa or LoKr; `None`: its parts do not fit each other."""
     flat = {kind: (shapes[name][0], prod(shapes[name][1:])) for kind, name in adapter.tensors.items()
             if kind not in ("alpha", "magnitude") and len(shapes[name]) >= 2}
 
     def product(first: str, second: str, core: str = "") -> tuple[int, int] | None:
         if core in adapter.tensors:
-            shape, one, other = shapes[adapter.tensors[core]], flat.get(first), flat.get(second)
-            if one is None or other is None or shape[:2] != (one[0], other[0]):
+            shape, first_sides, second_sides = shapes[adapter.tensors[core]], flat.get(first), flat.get(second)
+            if first_sides is None or second_sides is None or shape[:2] != (first_sides[0], second_sides[0]):
                 return None
-            return one[1], other[1] * prod(shape[2:])
+            return first_sides[1], second_sides[1] * prod(shape[2:])
         if first not in flat or second not in flat or not flat[first][1] or flat[first][1] != flat[second][0]:
             return None
         return flat[first][0], flat[second][1]
 
     if adapter.kind == "loha":
-        one, other = product(*LOHA[:2], "hada_t1"), product(*LOHA[2:], "hada_t2")
-        return one if one == other else None
+        first_product, second_product = product(*LOHA[:2], "hada_t1"), product(*LOHA[2:], "hada_t2")
+        return first_product if first_product == second_product else None
     small, large = (flat.get(name) or product(f"{name}_a", f"{name}_b", core)
                     for name, core in (("lokr_w1", ""), ("lokr_w2", "lokr_t2")))
     return None if small is None or large is None else (small[0] * large[0], small[1] * large[1])
@@ -244,7 +246,7 @@ def by_columns(name: str, shape: tuple[int, ...], layer: tuple[int, ...]) -> boo
     return name.endswith(".dora_scale") and shape == (1, layer[1], *(1 for _ in layer[2:])) and layer[0] > 1
 
 
-def scale_of(adapter: Stored, shapes: Shapes, alpha: float | None, settings: Settings) -> float:
+def scale_of(adapter: StoredAdapter, shapes: Shapes, alpha: float | None, settings: PeftSettings) -> float:
     """The factor of what an adapter adds; `alpha`: that of its own tensor, if it has one."""
     rank = rank_of(adapter, shapes)
     if settings.products and alpha is None and settings.alpha is not None:
@@ -254,6 +256,6 @@ def scale_of(adapter: Stored, shapes: Shapes, alpha: float | None, settings: Set
     return (settings.alpha_of(adapter.name, rank) if alpha is None else alpha) / rank
 
 
-def _is_product(adapter: Stored) -> bool:
+def _is_product(adapter: StoredAdapter) -> bool:
     """Whether one of LoKr's matrices is a product; two whole ones are not scaled."""
     return any(kind in adapter.tensors for kind in ("lokr_w1_b", "lokr_w2_b"))
