@@ -1,1 +1,1 @@
-"""Which samples form which step."""
+"""Plans the steps: which samples form each."""

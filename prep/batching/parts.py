@@ -32,7 +32,7 @@ class Slots(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Division:
-    """How the `count` occurrences of a bucket are divided in one epoch."""
+    """The division of the `count` occurrences of a bucket in one epoch."""
 
     count: int
     micro_batch: int

@@ -1,4 +1,4 @@
-"""Which samples form step k of epoch e: a pure function of counts per bucket, seed, batch size, micro-batch and policy.
+"""Plans step k of epoch e: a pure function of counts per bucket, seed, batch size, micro-batch and policy.
 
 Two keyed permutations, each looked up in O(1): one of a bucket's occurrences, cut into micro-batches of one bucket;
 then one of the epoch's micro-batches, cut into steps. Nothing is stored or shuffled: any step can be computed first.

@@ -11,7 +11,7 @@ WORK = 1 << 19  # micro-batches that are planned at most, which takes about 0.15
 
 
 def short_steps(plan: StepPlan) -> int:
-    """How many steps of the first epoch have fewer samples than batch_size."""
+    """The number of steps of the first epoch with fewer samples than batch_size."""
     return int((plan.sizes(0) < plan.batch_size).sum())
 
 

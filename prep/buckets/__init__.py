@@ -1,1 +1,1 @@
-"""Which bucket a picture goes to."""
+"""Buckets: their sizes, and the assignment of pictures to them."""

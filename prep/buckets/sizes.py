@@ -30,7 +30,7 @@ RATIOS = tuple(Fraction(text) for text in ("1", "5/4", "3/2", "7/4", "2", "5/2",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What decides the bucket of a picture; 0 means the default in the comment."""
+    """The rules that decide the bucket of a picture; 0 means the default in the comment."""
 
     resolution: int  # the buckets' area is about resolution²
     kind: Kind = "step"
@@ -115,7 +115,7 @@ def ratio_buckets(resolution: int, step: int) -> tuple[Size, ...]:
 
 
 def sdxl_buckets() -> tuple[Size, ...]:
-    """The 40 sizes SDXL was trained at."""
+    """The 40 sizes that SDXL was trained at."""
     buckets = {_SDXL_WIDE_ONLY}
     for short, longs in _SDXL.items():
         for long in longs:

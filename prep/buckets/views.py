@@ -23,7 +23,7 @@ _DRAW = json_template({"kind": "crop", "meaning": MEANING, "bucket": HOLE, "pict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Framing:
-    """Which views a picture gets."""
+    """The choice of views for a picture."""
 
     crop: Crop = "centre"
     views: int = 1  # crops per picture, as far as they differ; only `random` has more than one

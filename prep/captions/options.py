@@ -21,7 +21,7 @@ def separator_check(value: Any, where: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptionOptions:
-    """How a picture's captions become variants: see `prep.captions.variants`."""
+    """The options of making variants of a picture's captions: see `prep.captions.variants`."""
 
     missing: str = setting("stop", choices=MISSING_CAPTION, help="what to do with pictures without a caption")
     constant: str = setting("", help="the caption of missing = \"constant\"")

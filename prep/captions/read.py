@@ -34,7 +34,7 @@ class BadCaption(Exception):
 
 
 def read_caption(data: bytes, form: Format = "text") -> tuple[str, ...]:
-    """The captions in a file; none if it has no text. Raises `BadCaption` if it is not text or cannot be decoded."""
+    """The captions in a file; empty if it has no text. Raises `BadCaption` if it is not text or cannot be decoded."""
     return examine_caption(data, form)[0]
 
 

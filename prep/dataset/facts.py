@@ -21,7 +21,7 @@ NO_CACHE = "view"  # the scope of facts that were read without a cache: by previ
 
 
 def open_facts(scope: str = NO_CACHE, *, trust: bool = True) -> Memo:
-    """What this user's earlier runs read from files; `scope`: the cache's path, if they were read for one."""
+    """The memory of what this user's runs read from files; `scope`: the cache's path, if they were read for one."""
     return Memo(memo_path("files", str(VERSION), scope=scope), trust=trust, preload=True)
 
 
@@ -38,7 +38,7 @@ def _picture_facts(data: bytes) -> Fact:
 
 
 def _fault(data: bytes) -> Fact:
-    """Why a picture cannot be decoded; empty if it can."""
+    """The reason why a picture cannot be decoded; empty if it can."""
     try:
         decode_picture(data, alpha="white")
     except NoDecoder:

@@ -63,7 +63,7 @@ def walk_recipe(recipe: Recipe, *, rehash: bool = False) -> Iterator[Item | Find
 
 
 def why_empty(path: Place, excluded: int) -> str:
-    """Why a source yields no picture; `excluded` pictures were excluded."""
+    """The reason why a source yields no picture; `excluded`: the number of pictures that its globs exclude."""
     if excluded:
         return f"no picture is used: include and exclude leave out all {excluded}"
     tars = tars_in(path)

@@ -21,7 +21,7 @@ PART, WHOLE = "caption-over-one-limit", "caption-over-limit"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextReading:
-    """How a model's text encoders read captions."""
+    """The model whose text encoders read captions, and their options."""
 
     model: Path
     family: Family

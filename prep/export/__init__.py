@@ -1,1 +1,1 @@
-"""Writes a manifest's samples for other programs, `prep export`; and a dataset as one tar, `prep pack`."""
+"""Writes a manifest's samples for other programs, `prep export`, and a dataset as one tar, `prep pack`."""

@@ -39,7 +39,7 @@ def plain_files(picture: Picture) -> dict[str, Make]:
 
 
 def largest(picture: Picture) -> ExportSample:
-    """Its sample with the most pixels, whose mask is the finest."""
+    """The picture's sample with the most pixels, whose mask is the finest."""
     return max(picture.samples, key=lambda sample: sample.bucket[0] * sample.bucket[1])
 
 

@@ -30,7 +30,7 @@ LEAST_STEP = {"sd15": 64, "sd21": 64, "sdxl": 32, "sd3": 32, "flux": 32, "lumina
 
 @dataclass(frozen=True)
 class KohyaPlan:
-    """How an export's training pictures are given to sd-scripts."""
+    """The form in which sd-scripts gets an export's training pictures."""
 
     pictures: Sequence[Picture]  # also those that are held out
 
@@ -69,15 +69,15 @@ class KohyaPlan:
                 if any(len(picture.first.captions) > 1 for picture in pictures)}
 
     def alpha(self, picture: Picture) -> bool:
-        """Whether its cache has a mask even if the picture has none, since others of its directory have."""
+        """Whether a picture's cache has a mask even if the picture has none, since others of its directory have."""
         return picture.folder in self._alphas
 
     def several(self, picture: Picture) -> bool:
-        """Whether a picture of its directory has several captions, of which each showing draws one."""
+        """Whether a picture of the same directory has several captions, one of which each showing draws."""
         return picture.folder in self._several
 
     def mask_of(self, picture: Picture) -> str | None:
-        """The path of its mask below the export, if masks are pictures."""
+        """The path of a picture's mask below the export, if masks are pictures."""
         if not self.as_pictures or picture.role == "validation":
             return None
         return f"{_masks_at(picture.folder)}{picture.stem.removeprefix(picture.folder)}.png"

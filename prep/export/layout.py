@@ -34,27 +34,27 @@ class Picture:
 
     @property
     def first(self) -> ExportSample:
-        """Its first sample: name, captions and role are those of all."""
+        """The picture's first sample: name, captions and role are those of all."""
         return self.samples[0]
 
     @property
     def role(self) -> str:
-        """The role of its samples."""
+        """The role of the picture's samples."""
         return self.first.role
 
     @property
     def repeats(self) -> dict[Size, int]:
-        """How often an epoch shows it, by bucket."""
+        """The number of times that an epoch shows the picture, by bucket."""
         return {sample.bucket: sample.repeats for sample in self.samples}
 
     @property
     def name(self) -> str:
-        """Its path below the export."""
+        """The picture's path below the export."""
         return f"{self.stem}{self.suffix}"
 
     @property
     def suffix(self) -> str:
-        """Its ending."""
+        """The ending of the picture's name."""
         suffix = PurePosixPath(self.first.name).suffix.lower()
         return PLAIN.get(suffix, suffix)
 

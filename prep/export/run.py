@@ -1,4 +1,4 @@
-"""Implements `prep export`. An interrupted export goes on where it stopped: each file is whole or not there."""
+"""Implements `prep export`. An interrupted export continues where it stopped: each file is whole or missing."""
 
 from __future__ import annotations
 

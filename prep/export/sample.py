@@ -105,7 +105,7 @@ class ExportSample:
 
     @property
     def source(self) -> int:
-        """The number of its source."""
+        """The number of the sample's source."""
         return int(self.of.columns.source[self.number])
 
     @property
@@ -115,7 +115,7 @@ class ExportSample:
 
     @property
     def repeats(self) -> int:
-        """How often an epoch shows it."""
+        """The number of times that an epoch shows the sample."""
         return int(self.of.columns.repeats[self.number])
 
     @property
@@ -146,7 +146,7 @@ class ExportSample:
         return range(int(offsets[self.number]), int(offsets[self.number + 1]))
 
     def placement(self, view: int) -> Placement:
-        """How a view was scaled, cropped and mirrored into the bucket."""
+        """The scaling, crop and mirroring of a view into the bucket."""
         return self.of.columns.placement(view, self.bucket)
 
     def latent(self, view: int) -> dict[str, StoredRow]:

@@ -27,7 +27,7 @@ def focus_in(data: bytes, what: Literal["mask", "alpha"]) -> Focus | None:
 
 
 def mean_in(data: bytes, what: Literal["mask", "alpha"]) -> float | None:
-    """How much of a picture its mask file, or its transparency, lets train, 0 to 1; `None` if it cannot be decoded.
+    """The part of a picture that its mask file, or its transparency, lets train, 0 to 1; `None`: it cannot be decoded.
 
     Raises `NoDecoder`.
     """

@@ -66,7 +66,7 @@ def encode_shade(mask_HW: Pixels) -> bytes:
 
 
 def small_shade(mask_HW: Pixels, side: int) -> bytes:
-    """The same as a WebP of at most `side` pixels, in 8 levels: a tenth of the bytes of a PNG, which has a palette."""
+    """`encode_shade` as a WebP of at most `side` pixels, in 8 levels: a tenth of the bytes of a PNG with a palette."""
     mask = Image.fromarray(mask_HW).convert("L")
     mask = mask.resize(shrunk_size(mask.size, side), Image.Resampling.BOX)
     shade = Image.new("RGBA", mask.size, SHADE)

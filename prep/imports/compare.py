@@ -1,4 +1,4 @@
-"""Tells whether a cached latent is what a VAE makes of a picture, from numbers alone.
+"""Compares a cached latent with what a VAE makes of the picture, by numbers alone.
 
 The VAE says of each number x of a latent that it is drawn from a normal distribution of mean m and deviation s. Caches
 are made with other filters of scaling and in half precision, perhaps of a picture that was saved again since, so x is
@@ -28,7 +28,7 @@ Verdict = Literal["fits", "unclear", "differs"]  # unclear: it fits, but the mir
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentComparison:
-    """How a latent compares with a posterior."""
+    """The comparison of a latent with a posterior."""
 
     verdict: Verdict
     deviation: float  # of the latent from the means, beyond s, as a part of the deviation of the means

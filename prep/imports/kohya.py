@@ -1,4 +1,4 @@
-"""What sd-scripts' caches of latents hold, and where the picture was cropped; in the terms of its version 0.10.
+"""The contents of sd-scripts' caches of latents, and the crops of their pictures; in the terms of its version 0.10.
 
     STEM_WWWWxHHHH_ARCH.npz   W x H: the picture's size, as stored; for SD 1.5, 2.1 and SDXL, STEM.npz of earlier
                               versions is preferred
@@ -92,7 +92,7 @@ def _numbers(npz: Npz, name: str, count: int) -> list[float]:
 
 
 def placement_of(size: Size, bucket: Size, ltrb: Sequence[float], *, unscaled: bool) -> Placement | None:
-    """Where the picture was cropped; `None` if `ltrb` is of no way to crop it to this bucket.
+    """The crop of the picture; `None` if `ltrb` is of no way to crop it to this bucket.
 
     `unscaled`: sd-scripts did not scale pictures of this size, since `bucket_no_upscale` was set, and they have no more
     pixels than its buckets. Then they are cropped as they are.

@@ -1,4 +1,4 @@
-"""Finds the caches of pictures: which file has the latents of which, and where in the picture they are of."""
+"""Finds the caches of pictures: the file with the latents of each, and the crop that they are of."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CachedLatents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """How caches are searched, and what they must be."""
+    """A search for caches, and the requirements that they must meet."""
 
     word: str  # sd-scripts' name of the architecture
     family: Family
@@ -148,7 +148,7 @@ def _missing(item: KnownItem, others: Sequence[tuple[str, Size]]) -> Finding:
 
 
 def _of_another_size(was: Size, size: Size) -> str:
-    """Why a cache of a picture that had another size is stale."""
+    """The reason why a cache of a picture that had another size is stale."""
     turned = "; sd-scripts does not turn pictures as their EXIF data says" if was == size[::-1] else ""
     return f"made of a picture of {format_size(was)}, but this one has {format_size(size)}{turned}"
 

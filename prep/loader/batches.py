@@ -95,7 +95,7 @@ class Slot:
 
     @property
     def bytes(self) -> int:
-        """How much memory the buffers take."""
+        """The memory of the buffers, in bytes."""
         return sum(map(len, self._buffers.values()))
 
     def targets(self, name: str) -> Targets:

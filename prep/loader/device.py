@@ -26,7 +26,7 @@ def record_copies(device: torch.device) -> torch.cuda.Event | None:
 
 
 class Arriving:
-    """Copies of tensors on their way to host memory: from a CUDA GPU they come while it goes on with later work."""
+    """Copies of tensors on their way to host memory: from a CUDA GPU they come while it does later work."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self._copies = [value.detach().to("cpu", non_blocking=value.is_cuda) for value in tensors]

@@ -68,7 +68,7 @@ class RankShare:
 
 
 def rotation(number: int, plan: StepPlan) -> int:
-    """How far ranks are rotated in micro-batch `number` of a step."""
+    """The number of places by which ranks are rotated in micro-batch `number` of a step."""
     return 0 if plan.partitioned else number
 
 
@@ -81,7 +81,7 @@ def split_points(part: MicroBatch, plan: StepPlan, world: int) -> Column:
 
 
 def ranks_of(number: int, part: MicroBatch, plan: StepPlan, world: int) -> Column:
-    """Which of so many ranks shows each occurrence of `part`, micro-batch `number` of a step."""
+    """[n]: the rank, of `world`, that shows each occurrence of `part`, micro-batch `number` of a step."""
     places = np.repeat(np.arange(world), np.diff(split_points(part, plan, world)))
     ranks: Column = (places + rotation(number, plan)) % world
     return ranks

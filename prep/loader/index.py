@@ -57,7 +57,7 @@ class Index:
 
     @cached_property
     def _ends(self) -> tuple[Column, ...]:
-        """By bucket, the cumulative number of occurrences of its first 1, 2, … samples."""
+        """The cumulative number of occurrences of the first 1, 2, … samples, by bucket."""
         return tuple(np.cumsum(self.samples.repeats[members], dtype=np.int64) for members in self.training)
 
     @cached_property
@@ -72,7 +72,7 @@ class Index:
 
     @cached_property
     def tokens(self) -> Column:
-        """By shard, the tokens of its rows of text; 0 for all others, and where all rows of text have the same."""
+        """The tokens of rows of text, by shard; 0 for other shards, and where all rows of text have the same."""
         arrays = self.manifest.fields["text"].arrays
         return np.array([shard.shapes[ATTENTION_MASK][0] if shard.field == "text" and ATTENTION_MASK in arrays else 0
                          for shard in self.shards], np.int64)

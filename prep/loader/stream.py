@@ -31,7 +31,7 @@ ENDLESS = 1 << 62  # steps, where no number of them is given
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSettings:
-    """What decides the batches, besides the data."""
+    """The settings that decide the batches, besides the data."""
 
     batch_size: int = 4  # samples of a step, over all ranks
     micro_batch: int | None = None  # samples of a batch, over all ranks; None: batch_size

@@ -1,4 +1,4 @@
-"""Which timestep a showing draws: a function of its random stream.
+"""Draws the timestep of a showing: a function of its random stream.
 
 Timesteps are numbered from the least noise to the most. t is a timestep's place among them, from 0 to 1.
 """

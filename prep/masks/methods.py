@@ -48,7 +48,7 @@ MOST_SMOOTH, MOST_EXPAND = 256, 1024  # pixels; more than any outline needs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskOptions:
-    """How masks are made. The order: map, smooth, threshold, invert, expand, combine."""
+    """The options of making masks. The order: map, smooth, threshold, invert, expand, combine."""
 
     method: Method
     color: str = "white"  # of `color`: the background
@@ -71,7 +71,7 @@ class MaskOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What `make_masks` did."""
+    """The result of `make_masks`."""
 
     written: int
     kept: int  # existed already

@@ -72,7 +72,7 @@ def _number(value: float | None) -> float | int | None:
 
 
 def _caption(caption: Caption) -> list[Any]:
-    """Its text, and the letters of the whole if it is cut."""
+    """A caption's text, and the letters of the whole if it is cut."""
     return [printable(caption.text), *([caption.letters] if caption.letters > len(caption.text) else [])]
 
 

@@ -101,7 +101,7 @@ def films_of(grids: Sequence[Grid], pictures: Callable[[int], Mapping[Prompt, T]
 
 
 def loss_facts(ratio: float, loss: float, shown: int) -> tuple[str, ...]:
-    """How hard a sample was for a run, for its card."""
+    """The facts of a sample's card on its losses in a run."""
     return (f"{ratio:.2f} times the usual loss", f"loss {loss:.4f}", f"shown {plural(shown, 'time')}")
 
 

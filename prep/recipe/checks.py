@@ -63,7 +63,7 @@ def upscale_check(value: Any, where: str) -> str | float:
 
 
 def crop_check(value: Any, where: str) -> str:
-    """Where to crop; "center" is "centre", as keys and documents spell it."""
+    """The place of crops; "center" is "centre", as keys and documents spell it."""
     return "centre" if value == "center" else one_of(value, CROPS, where)
 
 

@@ -179,7 +179,7 @@ def _override(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
 
 
 def _chosen(recipe: Recipe, names: Sequence[str]) -> tuple[Source, ...]:
-    """The sources, of which those with these names are enabled: paths, as in the recipe, or the last part of them.
+    """The sources, with only those of these names enabled: paths, as in the recipe, or the last part of them.
 
     Raises `Unparsed` for a name of no source, or of several.
     """

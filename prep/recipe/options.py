@@ -30,7 +30,7 @@ class RecipeOption:
 
     @property
     def help(self) -> str:
-        """The setting's help, and what else there is to say of the option."""
+        """The setting's help, and more help on the option."""
         return self.more if self.key == SOURCES else setting_of(self.key).spec.told + self.more
 
     @property
@@ -40,7 +40,7 @@ class RecipeOption:
 
     @property
     def other(self) -> str:
-        """What else than its choices it accepts, as help shows it: NUMBER."""
+        """The other values that the option accepts, as help shows them: NUMBER."""
         return "" if self.key == SOURCES else setting_of(self.key).spec.other
 
     @property

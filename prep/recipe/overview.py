@@ -88,12 +88,12 @@ class SourceOverview:
 
     @property
     def path(self) -> Path:
-        """Its absolute path, for the recipe."""
+        """The source's absolute path, for the recipe."""
         return self.place.path.absolute()
 
     @property
     def mask_folders(self) -> tuple[Path, ...]:
-        """Its mask directories, each once."""
+        """The source's mask directories, each once."""
         folders = (match.folder for match in (self.masks, *(folder.masks for folder in self.folders)))
         return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
 
@@ -185,7 +185,7 @@ def _by_folder(items: Iterable[Item]) -> dict[str, list[Item]]:
 
 
 def _masks_for(root: Path, items: Sequence[Item], name: str, place: SourcePlace) -> FoundMasks:
-    """The mask directory for the items in `root`, called `name` in the place; none if masks lie beside pictures."""
+    """The mask directory for the items in `root`, called `name` in the place; empty if masks lie beside pictures."""
     if not items or any(item.mask is not None for item in items):
         return FoundMasks()
     start = f"{name}/" if name else ""

@@ -68,7 +68,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageOptions:
-    """How pictures are resized and cropped into buckets."""
+    """The options of resizing and cropping pictures into buckets."""
 
     resolution: int | tuple[int, ...] = setting(
         512, check=resolution_check, values=f"8 to {MOST_RESOLUTION}, or several",

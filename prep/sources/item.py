@@ -29,7 +29,7 @@ class Item:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Its files."""
+        """The item's files."""
         return tuple(blob for blob in (self.picture, self.caption, self.mask, self.metadata) if blob is not None)
 
     def with_blobs(self, replacements: Mapping[Blob, Blob]) -> Item:

@@ -201,7 +201,7 @@ def _table(row: Any) -> Mapping[str, Any] | str:
 
 
 def _csv(data: bytes) -> Iterator[Numbered]:
-    """The rows below the line of names. After a row that is not CSV, reading goes on in the line below its first: a
+    """Yields the rows below the line of names. After a row that is not CSV, reads on in the line below its first: a
     quotation mark that nothing closes would take the others with it."""
     rows = _csv_rows(data)
     where, heads = next(rows, ("line 1", []))

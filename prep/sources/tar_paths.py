@@ -119,7 +119,7 @@ def _expanded(text: str) -> list[str]:
 
 
 def expansions(text: str) -> int:
-    """How many names `braceexpand` makes of `text`, counted without making them: it builds whole ranges, and all
+    """The number of names that `braceexpand` makes of `text`, without making them: it builds whole ranges, and all
     combinations within a brace, before it yields the first."""
     open_braces = [[0, 1]]  # for each: number of names in earlier alternatives, and in the current one
     place = 0

@@ -107,7 +107,7 @@ class Guard:
         return None
 
     def _unposted(self, headers: dict[bytes, list[bytes]]) -> tuple[int, str] | None:
-        """Why a POST goes no further, beyond what holds for every request."""
+        """The refusal of a POST, beyond the reasons that hold for every request."""
         tokens, size = headers.get(EDIT_HEADER, []), headers.get(b"content-length", [])
         if not headers.get(b"origin") or headers.get(b"sec-fetch-site", [b"same-origin"]) != [b"same-origin"]:
             return 403, "Only a page of this server can send something."

@@ -45,7 +45,7 @@ class RunFiles:
 
     @property
     def state(self) -> State:
-        """What the run is doing now. Raises `CacheError`."""
+        """The state of the run now. Raises `CacheError`."""
         return state_of(self.folder, self.history)
 
     @property
@@ -56,7 +56,7 @@ class RunFiles:
 
     @property
     def hardness(self) -> Hardness:
-        """How hard each sample was until now; the same object until the file has changed. Raises `CacheError`."""
+        """The hardness of each sample until now; the same object until the file has changed. Raises `CacheError`."""
         return self._losses.value()[0]
 
     def losses_of(self, sample: int) -> list[tuple[int, float]]:

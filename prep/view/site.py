@@ -60,7 +60,7 @@ class Site:
             "encoded": self.rows is not None, **values})
 
     def hardness(self) -> Hardness | None:
-        """How hard each sample was for the run until now, which the selector then knows, too."""
+        """The hardness of each sample for the run until now, which the selector then knows, too."""
         if self.run is None:
             return None
         hard = self.run.hardness
@@ -80,7 +80,7 @@ def card_of(site: Site, data: Data, number: int, *, query: str = "", facts: Sequ
 
 
 def loss_of(hard: Hardness | None, number: int) -> tuple[str, ...]:
-    """How hard a sample was for the run, for its card."""
+    """The facts of a sample's card on its losses in the run."""
     if hard is None or not hard.shown[number]:
         return ()
     return loss_facts(float(hard.ratio[number]), float(hard.loss[number]), int(hard.shown[number]))

@@ -93,7 +93,7 @@ def _facts(merger: Merger, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _use(merger: Merger) -> str:
-    """How diffusers loads the directory."""
+    """The code with which diffusers loads the directory."""
     pipeline = str(pipeline_index(merger.model)["_class_name"])
     prompt = json.dumps(_plain(merger.metadata, "modelspec.trigger_phrase") or "a picture", ensure_ascii=False)
     return code(f"from diffusers import {pipeline}", "", f'pipeline = {pipeline}.from_pretrained(".")',

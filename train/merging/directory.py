@@ -201,7 +201,7 @@ def _facts(request: MergeRequest, base: Mapping[str, str], path: Path, digest: s
 
 
 def _of_full(request: MergeRequest, family: Family, files: ComponentFiles, path: Path) -> _Content:
-    """What a full run trained, in place of the model's weights. Raises `ModelError`, `CacheError`, `UsageError`."""
+    """The weights of a full run, in place of the model's. Raises `ModelError`, `CacheError`, `UsageError`."""
     if request.strength != 1:
         raise UsageError(f"--strength is {request.strength:g}, which is for a LoRA, but {path} has all weights",
                          hint="omit --strength")

@@ -231,7 +231,7 @@ def _ordered(where: LayerSlice, parts: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _times(lora: Lora) -> int:
-    """How many times an adapter's rank and alpha are in a file."""
+    """The factor of an adapter's rank and alpha in a file."""
     return 2 if lora.init == "pissa" else 1
 
 

@@ -171,7 +171,7 @@ class Naming:
 
 
 def naming_of(family: Family, layers: Iterable[str] | None = None) -> Naming:
-    """How tensors of the family's LoRA files are named; `layers`: of the denoiser, which decide a UNet's names. Without
+    """The names of tensors in the family's LoRA files; `layers`: of the denoiser, which decide a UNet's names. Without
     these, an adapter's own layers do."""
     lora = family.lora
     naming = Naming(component=family.denoiser, kohya=lora.kohya, in_comfyui=lora.in_comfyui, further=lora.further,

@@ -38,7 +38,7 @@ def scaled_alpha(rank: int, lora: Lora) -> float:
 
 
 def factors(number: int, first: int) -> tuple[int, int]:
-    """Two factors of `number`, of which one is `first`, or the largest below it; 0: as equal as they can be."""
+    """Two factors of `number`: `first`, or the largest below it, and the other; 0: as equal as they can be."""
     if first and number % first == 0:
         return first, number // first
     most = min(isqrt(number), first or number)

@@ -33,7 +33,7 @@ def update(shadow: Shadow, parameters: Mapping[str, Tensor], decay: float) -> No
 
 
 class WeightAverage:
-    """The moving average of parameters. In host memory, weights on a CUDA GPU come there while it goes on with later
+    """The moving average of parameters. In host memory, weights on a CUDA GPU come there while it does later
     work, and move the average when it is next updated or read: it is the same, to the bit, if processors round alike.
     """
 

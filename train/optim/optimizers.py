@@ -129,7 +129,7 @@ def _adafactor(groups: Groups, settings: Optimizer, on_gpu: bool) -> Any:
 
 
 def _lion(groups: Groups, settings: Optimizer, on_gpu: bool) -> Any:
-    """Chen et al. 2023, Algorithm 2. Every step sets the rate, of which it does not accept 0 here."""
+    """Chen et al. 2023, Algorithm 2. Every step sets the rate; a rate of 0 is not accepted here."""
     from lion_pytorch import Lion
 
     return Lion(groups, lr=settings.lr or 1.0, betas=settings.betas, weight_decay=settings.weight_decay)
@@ -183,7 +183,7 @@ class Both:
 
 
 def average(optimizer: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that a schedule-free optimizer has found: x, of which y = (1 - beta) z + beta x.
+    """The averaged weights of a schedule-free optimizer: x in y = (1 - beta) z + beta x.
 
     Its own `eval` computes them in place, and its `train` returns to y, but not to the same bits.
     """

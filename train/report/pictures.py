@@ -50,7 +50,7 @@ def films(run: Path, grids: Sequence[Grid], pictures: EmbeddedPictures) -> tuple
 
 
 def _cells(run: Path, grid: Grid) -> dict[Prompt, bytes]:
-    """JPEGs by prompt; none if the file cannot be read."""
+    """JPEGs by prompt; empty if the file cannot be read."""
     sheet = read_sheet(run, grid)
     if sheet is None:
         return {}

@@ -92,7 +92,7 @@ def _kinds(data: bytes, start: int, stop: int) -> dict[int, bytes]:
 
 
 def _width(data: bytes, start: int, stop: int) -> int | None:
-    """How many bytes a unit's length has, if all HEVC items of the file agree."""
+    """The number of bytes of a unit's length; `None` unless all HEVC items of the file agree."""
     children = boxes(data, start, stop, "HEIC")
     store = next(((begin, end) for kind, begin, end in children if kind == b"ipco"), (stop, stop))
     widths = {(data[begin + 21] & 3) + 1 for kind, begin, end in boxes(data, *store, "HEIC")

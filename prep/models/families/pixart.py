@@ -76,7 +76,7 @@ def predict(transformer: Any, noised_BChw: Tensor, timestep_B: Tensor, condition
 
 
 def _sizes(transformer: Any, sizes_B6: Tensor) -> Mapping[str, Tensor | None]:
-    """Alpha at 1024 pixels is told the size of the picture [B, 2] and the aspect ratio of its bucket [B, 1].
+    """The conditions of Alpha at 1024 pixels: the size of the picture [B, 2] and the aspect ratio of its bucket [B, 1].
 
     As its authors trained it (PixArt-alpha diffusion/data/datasets/InternalData_ms.py: img_hw is the file's height and
     width). Both stay float32: bfloat16 has no 1001, and the transformer embeds them before it casts.

@@ -136,7 +136,7 @@ def _steady_filter(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """As that of transformers; methods show no address."""
+    """The sandbox of transformers, whose methods show no address."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return _steady(super().getattr(obj, attribute))

@@ -52,7 +52,7 @@ def bitsandbytes_options(quantization: str, compute: Any) -> dict[str, Any]:
 
 
 def most_captions(quantization: str) -> int | None:
-    """How many captions a batch may have; `None`: any number."""
+    """The most captions that a batch may have; `None`: any number."""
     return 1 if quantization == "8bit" else None
 
 

@@ -119,7 +119,7 @@ def _parts_of(data: bytes) -> str:
 
 
 def _tried(question: tuple[str, list[str]]) -> Iterator[str]:
-    """Why texts cannot be taken; "" if they can."""
+    """Yields the reason why texts cannot be taken; "" if they can."""
     parts, texts = question
     try:
         yield _failure(_made(parts), texts)

@@ -105,7 +105,7 @@ class TruncationFinder:
                 yield _of_all(truncations, [reader.encoder for reader in self._readers])
 
     def readings(self, caption: str) -> list[Reading]:
-        """How each encoder reads a caption; those that never cut any are not among them."""
+        """The readings of a caption by each encoder that may cut captions."""
         return [reader.reading(caption) for reader in self._readers]
 
     def count(self, captions: Sequence[str]) -> TokenCounts | None:
@@ -151,7 +151,7 @@ class _Reader:
 
     @property
     def limit(self) -> int:
-        """How many tokens of a caption are read."""
+        """The number of a caption's tokens that are read."""
         return max(0, self.room - self._template)
 
     @property

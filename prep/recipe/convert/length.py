@@ -89,7 +89,7 @@ def put_repeats(draft: Draft, shown: Sequence[Frequency]) -> None:
 
 
 def _times(frequency: Frequency, count: int) -> float:
-    """How often each of `count` pictures is shown; once, if samples are counted and pictures cannot be."""
+    """The number of times that each of `count` pictures is shown; 1 if samples are counted and pictures cannot be."""
     return frequency.times if frequency.samples is None else frequency.samples / count if count else 1.0
 
 

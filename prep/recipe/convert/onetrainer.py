@@ -118,7 +118,7 @@ def _role(config: ToolConfig) -> Role:
 
 
 def _shown(config: ToolConfig) -> Frequency:
-    """How often an epoch shows a concept: each picture a number of times, or a number of samples in all."""
+    """The frequency of a concept in an epoch: each picture a number of times, or a number of samples in all."""
     strategy = one_of(config.get("balancing_strategy", str, "REPEATS"), ("REPEATS", "SAMPLES"),
                       config.key("balancing_strategy"))
     name = "balancing" if config.has("balancing") else "repeats"  # older files of OneTrainer

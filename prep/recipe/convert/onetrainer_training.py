@@ -146,7 +146,7 @@ def _model(config: ToolConfig, training: Training) -> ModelOptions:
 
 
 def _text(config: ToolConfig, training: Training) -> dict[str, Any]:
-    """How captions are encoded: OneTrainer counts skipped layers as we do, but for each encoder apart.
+    """Converts the encoding of captions: OneTrainer counts skipped layers as we do, but for each encoder apart.
 
     (OneTrainer: modules/model/StableDiffusionModel.py and StableDiffusionXLModel.py encode_text, FluxModel.py)
     """

@@ -66,7 +66,7 @@ def convert(document: Sequence[Any], base: Path) -> ConvertedRecipe:
 
 
 def _why_not(config: ToolConfig) -> str:
-    """Why a backend does not become a source; "" if it does."""
+    """The reason why a backend does not become a source; "" if it does."""
     if config.get("disabled", bool, False) or config.get("disable", bool, False):
         return "it is disabled"
     kind, place = config.get("dataset_type", str, "image"), config.get("type", str, "local")

@@ -72,12 +72,12 @@ class Gallery:
 
     @property
     def cards(self) -> list[Card]:
-        """Those in the page's HTML."""
+        """The cards in the page's HTML."""
         return [entry.card for entry in self.entries[:FEW]]
 
     @property
     def data(self) -> str:
-        """All, as data for the page's script."""
+        """All cards, as data for the page's script."""
         return cards_json(self.entries, ORDERS, fixed=FEW)
 
 
@@ -109,7 +109,7 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
 
 
 def _side(count: int, room: int) -> int:
-    """The side of thumbnails of which so many fit into `room` bytes in base64, with their masks."""
+    """The side at which `count` thumbnails fit into `room` bytes in base64, with their masks."""
     each = room * 3 // 4 // max(count, 1) - SHADE_BYTES
     return SIDE if count <= FEW else next((side for side, size in SIDES if size <= each), SIDES[-1][0])
 

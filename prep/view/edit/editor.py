@@ -54,7 +54,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edits:
-    """How a source is edited."""
+    """The places and commands for editing a source."""
 
     places: EditPlaces
     command: str  # that encodes again
@@ -96,7 +96,7 @@ class Editor:
                         lines=_lines_of(item, disk) if kind == "caption" else ())
 
     def no_masks(self, number: int) -> str:
-        """Why the mask of a sample is not edited; "" if it is."""
+        """The reason why the mask of a sample is not edited; "" if it is."""
         return no_masks(self.source.state.survey.original, self.source.state.seats[number].item.item.source,
                         sidecars=self.places.folder is None)
 
@@ -217,7 +217,7 @@ def _caption_file(sent: Sent) -> bytes:
 
 
 def no_masks(recipe: Recipe, source: int, *, sidecars: bool) -> str:
-    """Why masks of a source are not edited; "" if they are."""
+    """The reason why masks of a source are not edited; "" if they are."""
     origin = recipe.mask_of(source)
     if origin in ("none", "alpha"):
         return ("masks are not used (--mask none)" if origin == "none" else

@@ -42,7 +42,7 @@ def edit_of(site: Site, number: int) -> dict[str, Any] | None:
 
 
 def with_form(site: Site, cards: Mapping[int, Card]) -> list[Card]:
-    """Adds to the card of each sample in the list the form of its captions; none without --edit."""
+    """Adds the form of captions to the card of each sample in the list; without --edit, none."""
     editor = site.editor
     if editor is None:
         return list(cards.values())

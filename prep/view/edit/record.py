@@ -16,7 +16,7 @@ class Recorder:
         self._recipe, self._folder, self._lock, self._done = recipe, folder, Lock(), False
 
     def __call__(self) -> str:
-        """What the user should know of it, with a space before; "" if nothing has changed."""
+        """Records the edits; returns a note for the user, with a space before, or "" if nothing has changed."""
         with self._lock:
             done, self._done = self._done, True
         try:

@@ -64,7 +64,7 @@ def _listed(survey: Survey, labels: set[str]) -> list[Item]:
 
 
 def _notes(known: KnownItem) -> list[Finding]:
-    """What a scan would find in the captions."""
+    """The findings of a scan on the captions."""
     item = known.item
     if item.caption is None:
         return list(without_caption([known]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Refused(Exception):
-    """`status` is of HTTP: 400 for what cannot be saved, 409 for what is no longer as the page has it."""
+    """An edit that is refused. `status` is of HTTP: 400 if it cannot be saved, 409 if the page is out of date."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

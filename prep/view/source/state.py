@@ -87,7 +87,7 @@ def state_of(survey: Survey) -> SourceState:
 
 
 def edited(state: SourceState, survey: Survey) -> SourceState | None:
-    """What `state_of(survey)` is, made of `state` and what has changed; `None` if that moves or removes samples."""
+    """`state_of(survey)`, made of `state` and what has changed; `None` if that moves or removes samples."""
     before = state.survey
     if survey.recipe != before.recipe or len(survey.items) != len(before.items):
         return None
@@ -110,7 +110,7 @@ def edited(state: SourceState, survey: Survey) -> SourceState | None:
 
 
 def _placed_by(item: KnownItem) -> tuple[object, ...]:
-    """What decides which samples a picture makes, and where they are in the table."""
+    """The facts that decide which samples a picture makes, and where they are in the table."""
     return item.item.label, item.item.source, item.item.name, item.picture, item.size, item.focus
 
 

@@ -26,7 +26,7 @@ _MOST_EXPRESSIONS, _MOST_REPEATS, _MOST_GROUPS, _LONGEST = 10, 2, 2, 200
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patterns:
-    """Values for layers by patterns, of which the first that is for a layer counts."""
+    """Values for layers by patterns; the first pattern that fits a layer counts."""
 
     names: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # with the number of the pattern
     expressions: tuple[tuple[int, re.Pattern[str], float], ...] = ()
@@ -98,7 +98,7 @@ def _patterns(table: Any) -> Patterns:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """As PEFT matches it, if it takes no longer than its text."""
+    """The expression as PEFT matches it, if it takes no longer than its text."""
     plain = (len(pattern) <= _LONGEST and _EXPRESSION.fullmatch(pattern) is not None
              and pattern.count("(") <= _MOST_GROUPS and len(re.findall(r"[*+]", pattern)) <= _MOST_REPEATS)
     try:

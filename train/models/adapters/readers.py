@@ -21,7 +21,7 @@ def unread_by_diffusers(lora: Lora, naming: Naming) -> str:
 
 
 def unread_by_comfyui(lora: Lora, naming: Naming) -> str:
-    """What ComfyUI does not read of a file with these settings; empty: it reads all, or knows no model of the family.
+    """The parts of such a file that ComfyUI does not read; empty: it reads all, or knows no model of the family.
 
     It expects the attention of a UNet as diffusers named it in 2023, and DoRA's lengths as LyCORIS does.
     """

@@ -1,4 +1,4 @@
-"""How programs spell the names of tensors in LoRA files: a prefix, a layer, and what the tensor is.
+"""The spellings of tensors' names in LoRA files, by program: a prefix, a layer, and the kind of tensor.
 
 A layer has its name in diffusers or in its authors' code, with dots or with underscores for them. Prefixes and ends are
 those that sd-scripts, musubi-tuner, LyCORIS, ai-toolkit, OneTrainer, SimpleTuner, diffusion-pipe, PEFT, diffusers of

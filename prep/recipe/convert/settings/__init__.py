@@ -1,1 +1,1 @@
-"""What other tools' training settings become in a `train.toml`, by tool and subject."""
+"""Converts other tools' training settings to those of a `train.toml`, by tool and subject."""

@@ -51,7 +51,7 @@ def put_optimizer(config: ToolConfig, training: Training) -> None:
 
 
 def arguments(config: ToolConfig, name: str) -> list[str]:
-    """The arguments NAME=VALUE of a setting: a list, or one text, of which the GUI drops the quotes."""
+    """The arguments NAME=VALUE of a setting: a list, or one text, whose quotes the GUI drops."""
     value = config.any(name)
     return [str(word) for word in value] if isinstance(value, list) else str(value or "").replace('"', "").split()
 
