@@ -60,14 +60,14 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class SampleGrid:
     """The pictures, and warnings about them."""
 
     warnings: tuple[str, ...]
     pictures: tuple[np.ndarray, ...]  # in the order of the grid
 
 
-def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode | None = None) -> Shown:
+def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode | None = None) -> SampleGrid:
     """Writes the grid to `out`: one row per prompt, before and after in columns. `encode` encodes `texts`.
 
     Writes only the grid. Raises the first fault that `train check` would report.
@@ -91,7 +91,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     write_atomic(out, grid_png(cells, labels, len(columns) if len(columns) > 1 else columns_of(len(cells))))
     others = () if not after else _other_base(setup, run.base, "the run") if start is None else _other_base(
         setup, start.state.base, start.folder.name)
-    return Shown(warnings=(*prompts.warnings, *others), pictures=tuple(cells))
+    return SampleGrid(warnings=(*prompts.warnings, *others), pictures=tuple(cells))
 
 
 def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,

@@ -27,7 +27,7 @@ from train.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class ShownSample:
     """One sample of a step."""
 
     name: str
@@ -47,7 +47,7 @@ class Replayed:
 
     epoch: int  # from 0
     prefixes: tuple[str, ...]  # of the names of each source's pictures
-    samples: tuple[Shown, ...]
+    samples: tuple[ShownSample, ...]
     warnings: tuple[str, ...] = ()
 
 
@@ -152,12 +152,12 @@ def _losses(records: Records, index: Index, draws: Sequence[Draw]) -> list[float
     return [recorded[key].pop(0) for key in drawn]
 
 
-def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[Shown]:
+def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[float | None]) -> Iterator[ShownSample]:
     samples, remaining = index.samples, iter(losses)
     for number, request in enumerate(requests):
         for draw in request.draws:
             first = int(samples.text_offsets[draw.sample])
-            yield Shown(
+            yield ShownSample(
                 name=samples.name(draw.sample), source=int(samples.source[draw.sample]),
                 path=path_of(index, draw.sample), forward=number,
                 placement=samples.placement(draw.view, index.manifest.buckets[request.bucket]),

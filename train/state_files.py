@@ -26,7 +26,7 @@ from train.optim import optimizer_state
 from train.optim.loss_scale import SHAPES
 from train.parallel.shards import Fetch, Sharded, Whole
 from train.runs.checkpoint import DataFacts, State, piece_name
-from train.runs.checkpoint_files import Part, copy_into, has, read_tensors, tensor_names
+from train.runs.checkpoint_files import CheckpointFile, copy_into, has, read_tensors, tensor_names
 from train.runs.resume import Start
 from train.setup import Setup
 from train.state import TrainState, averages, put_whole
@@ -95,7 +95,7 @@ def in_pieces(trainee: TrainState, config: Config) -> bool:
     return trainee.model.sharded and config.method == "full"
 
 
-def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
+def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[CheckpointFile]:
     """The files of a checkpoint in pieces that this rank writes, except state.json."""
     model, ranks = trainee.model, trainee.ranks
     assert isinstance(model, Sharded) and setup.config.method == "full"
@@ -111,32 +111,33 @@ def own_files(trainee: TrainState, setup: Setup, step: int) -> Iterator[Part]:
         yield _piece(model, AVERAGE, {**weights, **average}, like, {**metadata, **_of_average(trainee)})
     if not ranks.first:
         return
-    yield Part(name=piece_name(OPTIMIZER, ranks.world, ranks.world + 1),
-               tensors={each: value for each, value in moments.items() if each not in of_rows})
+    yield CheckpointFile(name=piece_name(OPTIMIZER, ranks.world, ranks.world + 1),
+                         tensors={each: value for each, value in moments.items() if each not in of_rows})
     yield _model_config(trainee.denoiser, name)
     if trainee.scale is not None:
-        yield Part(name=SCALE, tensors=trainee.scale.tensors())
+        yield CheckpointFile(name=SCALE, tensors=trainee.scale.tensors())
 
 
 def _piece(model: Sharded, name: str, rows: Mapping[str, Tensor], like: Mapping[str, str], metadata: Mapping[str, str],
-           others: int = 0) -> Part:
+           others: int = 0) -> CheckpointFile:
     """The rows that this rank has. `like`: the parameter with whose rows each goes; `others`: pieces without rows."""
-    return Part(name=piece_name(name, model.ranks.rank, model.ranks.world + others), tensors=rows, metadata=metadata,
-                write=partial(model.save, like))
+    return CheckpointFile(name=piece_name(name, model.ranks.rank, model.ranks.world + others), tensors=rows,
+                          metadata=metadata, write=partial(model.save, like))
 
 
-def checkpoint_files(trainee: TrainState, setup: Setup, step: int, saved: Snapshot) -> Iterator[Part]:
+def checkpoint_files(trainee: TrainState, setup: Setup, step: int, saved: Snapshot) -> Iterator[CheckpointFile]:
     """The files of a checkpoint, except state.json."""
     metadata = checkpoint_metadata(setup, step, {name: saved.weights[name] for name in trainee.denoiser.parameters})
     tensors = _packed(saved.weights, setup.config, setup.model.naming, saved.fetch)
     yield from weight_parts(trainee.denoiser, tensors, setup, metadata, weights_name(setup.family, setup.config.method),
                             saved.fetch)
-    yield Part(name=OPTIMIZER, tensors=saved.optimizer, fetch=saved.fetch)
+    yield CheckpointFile(name=OPTIMIZER, tensors=saved.optimizer, fetch=saved.fetch)
     if trainee.scale is not None:
-        yield Part(name=SCALE, tensors=trainee.scale.tensors())
+        yield CheckpointFile(name=SCALE, tensors=trainee.scale.tensors())
     if saved.average is not None:
-        yield Part(name=AVERAGE, tensors=_packed(saved.average, setup.config, setup.model.naming, saved.fetch),
-                   metadata={**metadata, **_of_average(trainee)}, fetch=saved.fetch)
+        tensors = _packed(saved.average, setup.config, setup.model.naming, saved.fetch)
+        yield CheckpointFile(name=AVERAGE, tensors=tensors, metadata={**metadata, **_of_average(trainee)},
+                             fetch=saved.fetch)
 
 
 def _of_average(trainee: TrainState) -> dict[str, str]:
@@ -144,22 +145,22 @@ def _of_average(trainee: TrainState) -> dict[str, str]:
 
 
 def weight_parts(denoiser: Denoiser, tensors: Mapping[str, Tensor], setup: Setup, metadata: Mapping[str, str],
-                 name: str, fetch: Fetch = to_host) -> Iterator[Part]:
+                 name: str, fetch: Fetch = to_host) -> Iterator[CheckpointFile]:
     """The trained weights in a format that other programs load: a LoRA file, or diffusers' weights and config."""
-    yield Part(name=name, tensors=tensors, metadata=metadata, fetch=fetch)
+    yield CheckpointFile(name=name, tensors=tensors, metadata=metadata, fetch=fetch)
     if setup.config.method == "full":
         yield _model_config(denoiser, name)
 
 
-def _model_config(denoiser: Denoiser, name: str) -> Part:
+def _model_config(denoiser: Denoiser, name: str) -> CheckpointFile:
     """The config.json beside the weights `name`."""
     config = json.loads(denoiser.model.to_json_string())
     config.pop("_name_or_path", None)  # a path of this machine
-    return Part(name=Path(name).with_name("config.json").as_posix(),
-                data=json.dumps(config, indent=2).encode() + b"\n")
+    return CheckpointFile(name=Path(name).with_name("config.json").as_posix(),
+                          data=json.dumps(config, indent=2).encode() + b"\n")
 
 
-def result_files(trainee: TrainState, setup: Setup, step: int, name: str, saved: Snapshot) -> Iterator[Part]:
+def result_files(trainee: TrainState, setup: Setup, step: int, name: str, saved: Snapshot) -> Iterator[CheckpointFile]:
     """The result of the run: the average if there is one (the metadata say so), else the weights.
 
     Raises `ConfigError` if a weight is too large for `result.dtype`; with auto, bfloat16 takes the place of float16.

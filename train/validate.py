@@ -22,7 +22,7 @@ from train.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class SourceLoss:
     """The loss of the samples of one source."""
 
     loss: float
@@ -39,7 +39,7 @@ class Validated:
     timesteps: tuple[int, ...]
     losses: tuple[float, ...]  # at each of `timesteps`
     samples: int
-    sources: Mapping[str, Part]  # by name; empty if there is only one
+    sources: Mapping[str, SourceLoss]  # by name; empty if there is only one
 
 
 def validate(denoiser: Denoiser, model: Whole, rows: Rows, setup: Setup) -> Validated | None:
@@ -98,7 +98,7 @@ def _agreed(feed: Iterator[Batch], ranks: Ranks) -> Iterator[Batch]:
         yield batch
 
 
-def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str, Part]:
+def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str, SourceLoss]:
     """The losses of each source of the recipe that has samples among `means`, by the name of its directory."""
     by_source: dict[int, list[float]] = {}
     for sample, mean in means.items():
@@ -106,5 +106,5 @@ def _by_source(means: Mapping[int, float], rows: Rows, setup: Setup) -> dict[str
     short = ["source" if place is None else resolve(place).name for place in setup.manifest.sources]
     names = [name if short.count(name) == 1 else f"{name} {number + 1}" for number, name in enumerate(short)]
     return {} if len(by_source) < 2 else {
-        names[source]: Part(loss=fmean(each), spread=pstdev(each), samples=len(each))
+        names[source]: SourceLoss(loss=fmean(each), spread=pstdev(each), samples=len(each))
         for source, each in sorted(by_source.items())}

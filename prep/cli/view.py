@@ -85,8 +85,8 @@ def view(
     elif is_source(place):
         _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN",
                 f"{place} is a source of pictures")
-        asked = _Asked(what=place, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet, edit=edit,
-                       sidecars=sidecars, cache=None if cache is None else place_of(cache))
+        asked = _SourceOptions(what=place, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet,
+                               edit=edit, sidecars=sidecars, cache=None if cache is None else place_of(cache))
         app, site = _source(asked, token)
     else:
         options = {BY_NAME[name].flag: value for name, value in given.items()}
@@ -141,7 +141,7 @@ def is_source(what: Place) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _SourceOptions:
     """The options for a SOURCE."""
 
     what: Place
@@ -154,7 +154,7 @@ class _Asked:
     cache: Place | None
 
 
-def _sources_of(manifest: Path, given: opt.Given, cache: Place | None) -> _Asked:
+def _sources_of(manifest: Path, given: opt.Given, cache: Place | None) -> _SourceOptions:
     """The recipe that a manifest was encoded from, with the options of that command and of this one."""
     from prep.manifest.document import read_manifest
     from prep.recipe.edits import NONE
@@ -169,11 +169,11 @@ def _sources_of(manifest: Path, given: opt.Given, cache: Place | None) -> _Asked
     own = {name: value for name, value in given.items() if value is not None}
     kept = {name: value for name, value in given_by(words).items() if value != NONE}  # which no edit has to stay
     every = {**dict.fromkeys(given), **kept, **own}
-    return _Asked(what=resolve(what), given=every, scan=False, jobs=1, quiet=False,
-                  edit=True, sidecars=False, cache=found.cache)
+    return _SourceOptions(what=resolve(what), given=every, scan=False, jobs=1, quiet=False,
+                          edit=True, sidecars=False, cache=found.cache)
 
 
-def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
+def _source(asked: _SourceOptions, token: str) -> tuple[Guard, Site]:
     from prep.view.app import build_source_app
     from prep.view.source.state import SourceSet
     from prep.view.source.survey import survey_source
@@ -194,7 +194,7 @@ def _source(asked: _Asked, token: str) -> tuple[Guard, Site]:
     return build_source_app(source, token, edits)
 
 
-def _recipe(asked: _Asked) -> tuple[Recipe, Path | None]:
+def _recipe(asked: _SourceOptions) -> tuple[Recipe, Path | None]:
     """The recipe, and with --edit the directory that edits are written to; `None`: beside the pictures."""
     if not asked.edit:
         return opt.recipe_from_options(asked.what, **asked.given), None
@@ -217,7 +217,7 @@ def _recipe(asked: _Asked) -> tuple[Recipe, Path | None]:
     return replace(recipe, edits=folder, notes=()), folder
 
 
-def _edits(asked: _Asked, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
+def _edits(asked: _SourceOptions, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
     from functools import partial
 
     from prep.view.edit.cost import cost_of

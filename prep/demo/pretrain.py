@@ -21,7 +21,7 @@ from transformers import CLIPTokenizer
 
 from prep.demo.optimize import Average, advance, learning_rate, progress
 from prep.demo.pretrain_vae import SIZES, Labels, draw_batch, encode, train_vae
-from prep.demo.tiny_model import TINY, Parts, load_parts, make_parts, scheduler, write_pipeline
+from prep.demo.tiny_model import TINY, Networks, load_parts, make_parts, scheduler, write_pipeline
 from prep.demo.vocabulary import MAX_TOKENS, caption, write_tokenizer
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ def encode_drawn(vae: Any, size: tuple[int, int], rng: np.random.Generator) -> E
     return Encoded(latents_BChw=latents_BChw, labels=[label for _, labels in batches for label in labels])
 
 
-def train_unet(parts: Parts, data: list[Encoded], *, tokenizer: Any, minutes: float, rng: np.random.Generator) -> None:
+def train_unet(parts: Networks, data: list[Encoded], *, tokenizer: Any, minutes: float,
+               rng: np.random.Generator) -> None:
     """Trains UNet and text encoder in place; they end with the average of their weights."""
     torch.manual_seed(int(rng.integers(2**31)))
     average, recent = Average([parts.unet, parts.text], decay=0.999), 1.0
@@ -76,7 +77,7 @@ def train_unet(parts: Parts, data: list[Encoded], *, tokenizer: Any, minutes: fl
     average.swap()
 
 
-def _unet_loss(parts: Parts, data: Encoded, tokenizer: Any, rng: np.random.Generator) -> Tensor:
+def _unet_loss(parts: Networks, data: Encoded, tokenizer: Any, rng: np.random.Generator) -> Tensor:
     """The noise-prediction error on a random batch, at uniformly random timesteps."""
     chosen = rng.integers(len(data.labels), size=_BATCH)
     latents_BChw = data.latents_BChw[torch.from_numpy(chosen)]

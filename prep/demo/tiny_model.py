@@ -49,7 +49,7 @@ TINY = Sizes(vae=(16, 16, 24, 32), vae_layers=1, hidden=48, text_layers=2, unet=
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
+class Networks:
     """The networks of one pipeline."""
 
     vae: Any
@@ -62,14 +62,14 @@ def build_random(out: Path, seed: int = 0, *, sizes: Sizes = RANDOM) -> None:
     write_pipeline(out, make_parts(sizes, seed=seed), dtype=torch.float32)
 
 
-def make_parts(sizes: Sizes, *, seed: int) -> Parts:
+def make_parts(sizes: Sizes, *, seed: int) -> Networks:
     """Freshly initialized networks; the same for the same seed. Does not change the caller's random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Parts(vae=_vae(sizes), text=_text(sizes), unet=_unet(sizes))
+        return Networks(vae=_vae(sizes), text=_text(sizes), unet=_unet(sizes))
 
 
-def write_pipeline(out: Path, parts: Parts, *, dtype: torch.dtype) -> None:
+def write_pipeline(out: Path, parts: Networks, *, dtype: torch.dtype) -> None:
     """Writes `out` as a diffusers directory: weights stored as `dtype`, configs that request float32."""
     write_tokenizer(out / "tokenizer")
     scheduler().save_pretrained(out / "scheduler")
@@ -99,9 +99,9 @@ def _forget_origin(config: Path) -> None:
     config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def load_parts(folder: Path) -> Parts:
+def load_parts(folder: Path) -> Networks:
     """The networks of a written pipeline, in float32."""
-    return Parts(
+    return Networks(
         vae=_untyped.AutoencoderKL.from_pretrained(folder / "vae", low_cpu_mem_usage=False),
         text=CLIPTextModel.from_pretrained(folder / "text_encoder"),
         unet=_untyped.UNet2DConditionModel.from_pretrained(folder / "unet", low_cpu_mem_usage=False),

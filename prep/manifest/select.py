@@ -45,7 +45,7 @@ class Query:
     descending: bool = False
 
 
-class Listed(Protocol):
+class Selectable(Protocol):
     """Samples and findings: a manifest, or a data set that is not encoded."""
 
     @property
@@ -59,7 +59,7 @@ class Listed(Protocol):
 class Selector:
     """Answers queries about one manifest, or one data set. Threads may share one."""
 
-    def __init__(self, listed: Listed) -> None:
+    def __init__(self, listed: Selectable) -> None:
         self._listed = listed
         self.samples = listed.samples
         self.losses: Column | None = None  # float64 [N], of a run: 1 is usual, NaN was not shown
@@ -72,7 +72,7 @@ class Selector:
         self._order(SORTS[0], False)
         _ = self._texts
 
-    def renewed(self, listed: Listed) -> Selector:
+    def renewed(self, listed: Selectable) -> Selector:
         """A prepared selector of `listed`: the same samples, some with other captions, masks or findings."""
         new = Selector(listed)
         with self._sorting:

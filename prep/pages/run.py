@@ -15,7 +15,7 @@ from prep.runs.history import SMOOTH, Grid, History, Point, smoothed
 from prep.runs.lines import line
 from prep.runs.losses import RELATIVE
 from prep.runs.sheets import spread_grids
-from prep.runs.state import TONES, WORDS, State
+from prep.runs.state import TONES, WORDS, RunState
 
 EVENTS = 200  # rows
 FEW = 50  # steps, of which a smoothed loss is mostly noise
@@ -52,7 +52,7 @@ class RunPage:
     sections: tuple[Section, ...]
 
 
-def run_page(history: History, state: State, *, films: Sequence[Film], films_note: str, worst: Sequence[Card],
+def run_page(history: History, state: RunState, *, films: Sequence[Film], films_note: str, worst: Sequence[Card],
              worst_note: str, what: str = "", todo: str = "") -> RunPage:
     """Puts together what `templates/run.html` shows; `worst_note` says why there are no worst samples, if so."""
     curves, events = charts(history), _events(history)
@@ -66,7 +66,7 @@ def run_page(history: History, state: State, *, films: Sequence[Film], films_not
             Section(id="events", title="Events", count=len(events.rows) + events.more)))
 
 
-def _head(history: History, state: State, what: str, todo: str) -> Head:
+def _head(history: History, state: RunState, what: str, todo: str) -> Head:
     steps, done = history.steps, state.step
     epochs = f", {done / history.steps_per_epoch:.1f} epochs" if history.steps_per_epoch else ""
     amount = f"{done:,} of {plural(steps, 'step')}" if steps else plural(done, "step")

@@ -19,7 +19,7 @@ TONES: dict[Doing, str] = {"running": "info", "failed": "error", "finished": "go
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class RunState:
     """What a run is doing."""
 
     doing: Doing
@@ -45,20 +45,20 @@ class State:
         return f"{phase[:1].upper()}{phase[1:]}, {who}" if self.doing == "running" else ""
 
 
-def state_of(run: Path, history: History) -> State:
+def state_of(run: Path, history: History) -> RunState:
     """What the run in a directory is doing now."""
     beat = read_heartbeat(run)
     step = history.step
     if beat is not None and beat.life == "running":
-        return State(doing="running", step=max(step, beat.step), beat=beat, asked=tuple(waiting(run, beat)))
+        return RunState(doing="running", step=max(step, beat.step), beat=beat, asked=tuple(waiting(run, beat)))
     if beat is not None and beat.life == "failed":
-        return State(doing="failed", step=step, beat=beat)
+        return RunState(doing="failed", step=step, beat=beat)
     if history.status != "open":
-        return State(doing=history.status, step=step, beat=None)
-    return State(doing="killed" if beat is not None and beat.life == "gone" else "unknown", step=step, beat=beat)
+        return RunState(doing=history.status, step=step, beat=None)
+    return RunState(doing="killed" if beat is not None and beat.life == "gone" else "unknown", step=step, beat=beat)
 
 
-def next_command(run: Path, state: State) -> str:
+def next_command(run: Path, state: RunState) -> str:
     """The command that comes next, with absolute paths; "" if the page has better, or it cannot be known."""
     name = shell_name(str(run.resolve()))
     if state.doing == "finished":

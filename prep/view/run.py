@@ -20,7 +20,7 @@ from prep.runs.grids import cut_grid
 from prep.runs.history import Grid, History, read_history
 from prep.runs.losses import Hardness, Records, hardness, read_losses, short_ids
 from prep.runs.sheets import read_sheet
-from prep.runs.state import State, state_of
+from prep.runs.state import RunState, state_of
 from prep.view.memory import Memory
 
 SIDE = 640  # pixels of the longer side of a sampled picture
@@ -44,7 +44,7 @@ class RunFiles:
         return self._history.value()
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """The state of the run now. Raises `CacheError`."""
         return state_of(self.folder, self.history)
 

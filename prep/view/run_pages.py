@@ -18,7 +18,7 @@ from prep.runs.heartbeat import Kind
 from prep.runs.history import Grid
 from prep.runs.losses import Hardness
 from prep.runs.sheets import keyed_prompts
-from prep.runs.state import State, next_command
+from prep.runs.state import RunState, next_command
 from prep.view.run import RunFiles
 from prep.view.site import Site, card_of, loss_of
 
@@ -63,7 +63,7 @@ def _shot(base: str, name: str, place: Cell) -> Shot:
     return Shot(name=name, address=f"{base}/cell/{grid}/{'all' if cell < 0 else cell}?step={step}", lazy=True)
 
 
-def _process(state: State) -> dict[str, Any]:
+def _process(state: RunState) -> dict[str, Any]:
     """The words of the page's head on the process, and the requests that it takes."""
     running, beat = state.doing == "running", state.beat
     ago = time.time() - beat.stepped if running and beat is not None and beat.step else None

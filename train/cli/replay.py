@@ -13,7 +13,7 @@ from prep.fs.place import maybe_place, place_of
 from train.cli import options as opt
 
 if TYPE_CHECKING:
-    from train.show_step import Shown
+    from train.show_step import ShownSample
 
 
 def replay(
@@ -42,7 +42,7 @@ def replay(
             + ("without its caption" if each.caption is None else f"caption: {printable(each.caption)}"))
 
 
-def _details(each: Shown) -> str:
+def _details(each: ShownSample) -> str:
     """Bucket and crop, timestep, and loss if it is known."""
     place = each.placement
     x, y = place.crop
@@ -52,7 +52,7 @@ def _details(each: Shown) -> str:
             f"{format_size(place.scaled)}{flip}, timestep {each.timestep}{weight}{loss}")
 
 
-def _as_json(each: Shown) -> dict[str, Any]:
+def _as_json(each: ShownSample) -> dict[str, Any]:
     return {"name": each.name, "source": each.source, "path": None if each.path is None else str(each.path),
             "forward": each.forward, "bucket": list(each.placement.bucket), "scaled": list(each.placement.scaled),
             "crop": list(each.placement.crop), "flip": each.placement.flip, "caption": each.caption,

@@ -17,7 +17,7 @@ from train.parallel.ranks import ALONE
 if TYPE_CHECKING:
     from prep.errors import Problem
     from prep.training.schema import Config
-    from train.runs.resume import Compared, Start
+    from train.runs.resume import ResumeComparison, Start
     from train.setup import CheckReport, RunRequest, Setup
 
 
@@ -28,7 +28,7 @@ class Resumed:
     place: Place  # as named
     start: Start | None  # None: it is in a store and has no checkpoint yet, so that it begins
     adopt: bool
-    compared: Compared | None = None  # with what it is to be continued; None: there are faults before that
+    compared: ResumeComparison | None = None  # with what it is to be continued; None: there are faults before that
 
 
 def find(place: Place, named: str | None, adopt: bool, init: Path | None) -> Resumed:

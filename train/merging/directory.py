@@ -39,7 +39,7 @@ from train.models.base import base_fingerprints
 from train.models.naming import naming_of
 from train.models.targets import layers_of
 from train.runs.checkpoint import open_weights, recorded_digest
-from train.runs.checkpoint_files import Part, write_part
+from train.runs.checkpoint_files import CheckpointFile, write_part
 from train.runs.lora_file import unfit
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
 from train.runs.safetensors.reader import DTYPES, read_safetensors
@@ -159,7 +159,7 @@ def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping
     for path in files.weights:
         tensors = _merged(path, added, request)
         total += sum(value.numel() * value.element_size() for value in tensors.values())
-        write_part(folder / files.weight_name(path), Part(name="", tensors=tensors, metadata=facts))
+        write_part(folder / files.weight_name(path), CheckpointFile(name="", tensors=tensors, metadata=facts))
     for name, data in files.small.items():
         if ".index." in name:
             body = json.loads(data)
@@ -226,7 +226,8 @@ def _of_full(request: MergeRequest, family: Family, files: ComponentFiles, path:
             tensors |= {name: value for name, value in _read(each).items() if name in lacking}
         tensors = {name: _cast(name, value, request.dtype, value) for name, value in tensors.items()}
         facts = {name: value for name, value in metadata.items() if name.startswith(("latentry.", "modelspec."))}
-        write_part(folder / "diffusion_pytorch_model.safetensors", Part(name="", tensors=tensors, metadata=facts))
+        write_part(folder / "diffusion_pytorch_model.safetensors",
+                   CheckpointFile(name="", tensors=tensors, metadata=facts))
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
     return _Content(full=True, layers=len(infos), needed=_size(infos, request.dtype), metadata=metadata, write=write,

@@ -19,7 +19,7 @@ from prep.errors import Problem
 from prep.fs.place import place_of
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
-from train.runs.checkpoint_files import Part, write_file
+from train.runs.checkpoint_files import CheckpointFile, write_file
 from train.sampling.text import encode_texts
 
 _NICE = 10  # leaves the CPU to training
@@ -42,4 +42,4 @@ def _encode(request: Mapping[str, Any]) -> None:
     texts = {key: (str(text), bool(negative)) for key, (text, negative) in request["texts"].items()}
     rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
     for key, row in zip(texts, rows, strict=True):
-        write_file(Path(request["folder"]) / f"{key}.safetensors", Part(name="", tensors=row))
+        write_file(Path(request["folder"]) / f"{key}.safetensors", CheckpointFile(name="", tensors=row))

@@ -20,7 +20,7 @@ from prep.pages.snapshot import EmbeddedPictures, PageOrigin, check_page_file, r
 from prep.runs.events import NAME as LOG
 from prep.runs.events import read_events
 from prep.runs.history import History, read_history
-from prep.runs.state import State, state_of
+from prep.runs.state import RunState, state_of
 from train.models.adapters.readers import KINDS
 from train.report import pictures as shown
 from train.report.provenance import checkpoints, provenance, settings
@@ -112,7 +112,7 @@ def _samples(document: Mapping[str, Any]) -> int:
     return sum(document["samples"][role] for role in ("train", "prior"))
 
 
-def _todo(run: Run, history: History, state: State) -> str:
+def _todo(run: Run, history: History, state: RunState) -> str:
     """The advice on what to do now."""
     again = ", with --resume" if list_checkpoints(run.folder) else "; it has no checkpoint yet"
     repeat = f"run the same train run command again{again}."

@@ -37,7 +37,7 @@ def _written_whole(tensors: Mapping[str, Tensor], write: Write) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class CheckpointFile:
     """One file of a checkpoint: tensors with metadata, or bytes."""
 
     name: str  # relative path
@@ -48,7 +48,7 @@ class Part:
     write: Writer = _written_whole  # of tensors
 
 
-def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
+def save(run: Path, state: State, parts: Iterable[CheckpointFile], keep: int) -> Path:
     """Writes the checkpoint of `state.step`, removes all but the newest `keep` (0: none); returns its directory."""
     folder = run / "checkpoints" / step_name(state.step)
     write_folder(folder, parts, last=lambda files: state_part(state, VERSION, files))
@@ -56,9 +56,9 @@ def save(run: Path, state: State, parts: Iterable[Part], keep: int) -> Path:
     return folder
 
 
-def state_part(state: State, version: int, files: Mapping[str, Any]) -> Part:
+def state_part(state: State, version: int, files: Mapping[str, Any]) -> CheckpointFile:
     assert state.data is not None and state.micro_batch is not None, "a state that is saved is complete"
-    return Part(name=STATE, data=with_checksum({
+    return CheckpointFile(name=STATE, data=with_checksum({
         "format": FORMAT, "version": version, "step": state.step, "manifest": state.manifest,
         "data": {"digest": state.data.digest, "facts": dict(state.data.facts)}, "base": dict(state.base),
         "config": dict(state.config), "init": dict(state.init), "meaning": state.meaning,
@@ -70,8 +70,8 @@ def remove_old(run: Path, keep: int) -> None:
         atomic.remove_tree(old)
 
 
-def write_folder(folder: Path, parts: Iterable[Part],
-                 last: Callable[[Mapping[str, Any]], Part] | None = None) -> None:
+def write_folder(folder: Path, parts: Iterable[CheckpointFile],
+                 last: Callable[[Mapping[str, Any]], CheckpointFile] | None = None) -> None:
     """Writes a directory of exactly `parts` and syncs it; replaces an older directory.
 
     `last` makes a final part from the sizes and digests of the others: {name: {"bytes", "sha256"}}.
@@ -86,7 +86,7 @@ def write_folder(folder: Path, parts: Iterable[Part],
         atomic.remove_tree(staged)
 
 
-def write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
+def write_parts(staged: Path, parts: Iterable[CheckpointFile]) -> dict[str, dict[str, Any]]:
     """Writes files into a directory and returns their sizes and digests. Raises `FileNotFoundError` if the directory is
     gone."""
     files = {}
@@ -97,7 +97,7 @@ def write_parts(staged: Path, parts: Iterable[Part]) -> dict[str, dict[str, Any]
     return files
 
 
-def publish(staged: Path, folder: Path, last: Part | None) -> None:
+def publish(staged: Path, folder: Path, last: CheckpointFile | None) -> None:
     """Writes the last file into a directory, syncs it, and puts it in the place of `folder`."""
     if last is not None:
         write_parts(staged, [last])
@@ -107,7 +107,7 @@ def publish(staged: Path, folder: Path, last: Part | None) -> None:
     atomic.sync_dir(folder.parent)
 
 
-def write_file(path: Path, part: Part) -> None:
+def write_file(path: Path, part: CheckpointFile) -> None:
     """Writes a part to `path` and syncs it; replaces an older file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = atomic.temporary_name(path)
@@ -119,7 +119,7 @@ def write_file(path: Path, part: Part) -> None:
     atomic.sync_dir(path.parent)
 
 
-def write_part(path: Path, part: Part) -> str:
+def write_part(path: Path, part: CheckpointFile) -> str:
     """Creates the file and syncs it; returns its SHA-256."""
     if part.tensors is None:
         atomic.write_synced(path, part.data)

@@ -52,7 +52,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class ResumeComparison:
     """Differences between a checkpoint and the run that is to resume from it."""
 
     faults: tuple[Problem, ...] = ()
@@ -75,7 +75,7 @@ def find_start(run: Local, named: str | None = None, *, complete: bool = True) -
     return Start(run=run, folder=folder, state=state, config=config)
 
 
-def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
+def compare(start: Start, setup: Setup, *, adopt: bool) -> ResumeComparison:
     """Compares `setup` with `start`: faults that prevent resuming, allowed changes, changes that `adopt` accepts."""
     old, new = _flat(as_table(start.config)), _flat(as_table(setup.config))
     differing = [name for name in SETTINGS if old.get(name) != new.get(name) and name != "loss.masked"]
@@ -100,8 +100,8 @@ def compare(start: Start, setup: Setup, *, adopt: bool) -> Compared:
         notes += _rescaled(differing, start, setup)
     if start.state.version == 1:
         notes.append(f"{start.folder.name} is of version 1, which has no digests: damage in it cannot be detected")
-    return Compared(faults=tuple(faults), notes=tuple(notes),
-                    adopted=tuple(what for what, _ in adoptable) if adopt else ())
+    return ResumeComparison(faults=tuple(faults), notes=tuple(notes),
+                            adopted=tuple(what for what, _ in adoptable) if adopt else ())
 
 
 def _needs(name: str, start: Start, setup: Setup) -> _Needs:

@@ -21,12 +21,12 @@ from prep.fs import atomic
 from prep.loader.device import copied_to_host
 from train.parallel.ranks import ALONE, Ranks
 from train.runs.checkpoint import PIECES, State, step_name
-from train.runs.checkpoint_files import Part, publish, remove_old, save, state_part, write_parts
+from train.runs.checkpoint_files import CheckpointFile, publish, remove_old, save, state_part, write_parts
 
 LOOKS, SECONDS = 60, 1.0  # NFS may take a minute to show a new directory on another machine
 
 
-def save_pieces(run: Path, state: State, parts: Iterable[Part], keep: int, ranks: Ranks) -> None:
+def save_pieces(run: Path, state: State, parts: Iterable[CheckpointFile], keep: int, ranks: Ranks) -> None:
     """Writes a checkpoint like `save`, to which each rank adds its own `parts`; all ranks call this.
 
     If one fails, all fail, and nothing is left. Raises `PathError` if the ranks do not share the directory of the run.
@@ -51,7 +51,7 @@ class _Pieces:
 
         self._staged = self._folder.with_name(ranks.share(lambda: stage() if ranks.first else "")[0])
 
-    def write(self, parts: Iterable[Part]) -> dict[str, dict[str, Any]]:
+    def write(self, parts: Iterable[CheckpointFile]) -> dict[str, dict[str, Any]]:
         """Writes the parts of this rank; their sizes and digests. Raises `PathError` if it sees no directory."""
         _require(self._run, self._staged, self._given_up)
         return write_parts(self._staged, parts)
@@ -130,7 +130,7 @@ class Saver:
         self._done: Callable[[], None] = _nothing
         self._then: Callable[[], object] = _nothing
 
-    def save(self, run: Path, state: State, parts: Iterable[Part], keep: int, *, beside: bool,
+    def save(self, run: Path, state: State, parts: Iterable[CheckpointFile], keep: int, *, beside: bool,
              done: Callable[[], None]) -> None:
         """Saves a checkpoint as `checkpoint_files.save` does, then calls `done`.
 
@@ -143,7 +143,7 @@ class Saver:
         else:
             _save(run, state, parts, keep, done)
 
-    def save_pieces(self, run: Path, state: State, parts: Iterable[Part], keep: int, ranks: Ranks, *,
+    def save_pieces(self, run: Path, state: State, parts: Iterable[CheckpointFile], keep: int, ranks: Ranks, *,
                     beside: bool, done: Callable[[], None]) -> None:
         """As `save`, but each rank writes its own parts of the checkpoint.
 
@@ -155,7 +155,7 @@ class Saver:
             save_pieces(run, state, parts, keep, ranks)
             done()
             return
-        pieces, copies = _Pieces(run, state, keep, ranks), list[Part]()
+        pieces, copies = _Pieces(run, state, keep, ranks), list[CheckpointFile]()
         try:
             ranks.share(lambda: copies.extend(_copied(part) for part in parts))
         except BaseException:
@@ -213,20 +213,20 @@ def _nothing() -> None:
     pass
 
 
-def _save(run: Path, state: State, parts: Iterable[Part], keep: int, done: Callable[[], None]) -> None:
+def _save(run: Path, state: State, parts: Iterable[CheckpointFile], keep: int, done: Callable[[], None]) -> None:
     save(run, state, parts, keep)
     done()
 
 
-def _copied(part: Part) -> Part:
+def _copied(part: CheckpointFile) -> CheckpointFile:
     """A part of copies in host memory, whose writing needs no other rank any more."""
     if part.tensors is None:
         return part
-    written: list[Part] = []
+    written: list[CheckpointFile] = []
 
     def take(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         copies = {name: (part.fetch if value.is_meta else copied_to_host)(value) for name, value in tensors.items()}
-        written.append(Part(name=part.name, tensors=copies, metadata={**(part.metadata or {}), **metadata}))
+        written.append(CheckpointFile(name=part.name, tensors=copies, metadata={**(part.metadata or {}), **metadata}))
 
     part.write(part.tensors, take)
     return written[0]

@@ -29,7 +29,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak: Mapping[str, int] = {}
         self._most = self._now = 0
         self._part = ACTIVATIONS
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _StorageRecord] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -69,7 +69,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key, size = storage._cdata, storage.nbytes()
         known = self._known.get(key)
         if known is None:
-            self._known[key] = _Known(part, size, weakref.ref(storage, lambda _: self._free(key)))
+            self._known[key] = _StorageRecord(part, size, weakref.ref(storage, lambda _: self._free(key)))
             self._change(part, size)
         elif moved or size != known.size:  # a storage may be resized
             to = part if moved else known.part
@@ -102,7 +102,7 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
         yield from tensors_in(list(given.values()))
 
 
-class _Known:
+class _StorageRecord:
     """A storage that lives: what it is for, its bytes, and what says when it is freed."""
 
     __slots__ = ("part", "reference", "size")

@@ -20,7 +20,7 @@ from prep.models.device.memory import move
 SHARED = ("cpu", "mps")  # devices whose memory is the host's
 
 
-class Placement:
+class EncoderPlacement:
     """Places encoders on a device with at most `memory` bytes for their weights; `None`: no limit."""
 
     def __init__(self, device: torch.device, memory: int | None, compute: str) -> None:

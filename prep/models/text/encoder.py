@@ -19,7 +19,7 @@ import torch
 from prep.errors import ModelError, Problem, first_line
 from prep.models.device.compiling import Compiler, is_whole
 from prep.models.device.memory import FittingBatches
-from prep.models.device.offload import Placement
+from prep.models.device.offload import EncoderPlacement
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
 from prep.models.files import FETCH_AGAIN
 from prep.models.fingerprint import Expected, digest_text, text_files
@@ -48,7 +48,7 @@ class TextEncoder:
         require_library(options.quantization)
         self._model, self._family, self._options, self._dtype = model, family, options, dtype
         self._device = pick_device(device)
-        self.placement = Placement(self._device, memory, compute)
+        self.placement = EncoderPlacement(self._device, memory, compute)
         self.batches = FittingBatches(self._device, compute, most=most_captions(options.quantization))
         self.compiler = Compiler(wanted=compiled and options.quantization == "none")
         self._prepared: set[tuple[tuple[str, ...], bool]] = set()

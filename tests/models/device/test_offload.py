@@ -10,7 +10,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from prep.errors import OutOfMemoryError
 from prep.models.device import offload
 from prep.models.device.memory import move
-from prep.models.device.offload import Placement, weight_bytes
+from prep.models.device.offload import EncoderPlacement, weight_bytes
 
 IDS = torch.tensor([[1, 5, 7, 2], [1, 9, 2, 2]])
 
@@ -44,9 +44,9 @@ def test_an_encoder_beyond_the_limit_stays_in_host_memory_and_computes_on_the_de
     with torch.inference_mode():
         wanted = encoder(IDS).last_hidden_state
     with playing() as there, torch.no_grad():
-        whole = Placement(there, size, "float32").place(make(), "text encoder 2")
+        whole = EncoderPlacement(there, size, "float32").place(make(), "text encoder 2")
         assert devices(whole) == {"meta"}
-        placement = Placement(there, size - 1, "float32")
+        placement = EncoderPlacement(there, size - 1, "float32")
         placed = placement.place(encoder, "text encoder 2")
         assert devices(placed) == {"cpu"}
         same = whole(IDS.to(there)).last_hidden_state.cpu()
@@ -65,7 +65,7 @@ def test_an_encoder_in_host_memory_can_be_computed_in_another_dtype():
     with torch.no_grad():
         wanted = encoder.double()(IDS).last_hidden_state
     with playing() as there, torch.no_grad():
-        placed = Placement(there, 0, "float32").place(clip(), "text encoder")
+        placed = EncoderPlacement(there, 0, "float32").place(clip(), "text encoder")
         placed.to(torch.float64)
         found = placed(IDS.to(there)).last_hidden_state.cpu()
     torch.testing.assert_close(found, wanted)
@@ -78,7 +78,7 @@ def test_a_layer_that_fails_gives_its_memory_back():
         raise torch.OutOfMemoryError
 
     with playing() as there, torch.no_grad():
-        placed = Placement(there, 0, "float32").place(encoder, "text encoder")
+        placed = EncoderPlacement(there, 0, "float32").place(encoder, "text encoder")
         handle = encoder.get_submodule("encoder.layers.1.mlp.fc1").register_forward_pre_hook(fail)
         with pytest.raises(torch.OutOfMemoryError):
             placed(IDS)
@@ -90,11 +90,11 @@ def test_a_layer_that_fails_gives_its_memory_back():
 @pytest.mark.parametrize("kind", ["cpu", "mps"])
 def test_devices_that_share_the_memory_of_the_host_have_no_limit(kind, monkeypatch):
     monkeypatch.setattr(offload, "move", lambda model, *_, **__: model)
-    placement, encoder = Placement(torch.device(kind), 0, "float32"), clip()
+    placement, encoder = EncoderPlacement(torch.device(kind), 0, "float32"), clip()
     assert placement.place(encoder, "text encoder") is encoder
     (notice,) = placement.notices
     assert notice.startswith(f"--encoder-memory does nothing on {kind}, whose memory is that of the computer")
-    assert not list(Placement(torch.device(kind), None, "float32").notices)
+    assert not list(EncoderPlacement(torch.device(kind), None, "float32").notices)
 
 
 def test_an_encoder_that_does_not_fit_is_told_the_option(monkeypatch):
@@ -104,7 +104,7 @@ def test_an_encoder_that_does_not_fit_is_told_the_option(monkeypatch):
     encoder = clip()
     monkeypatch.setattr(encoder, "to", full)
     with pytest.raises(OutOfMemoryError) as caught:
-        Placement(torch.device("cuda"), None, "bfloat16").place(encoder, "text encoder")
+        EncoderPlacement(torch.device("cuda"), None, "bfloat16").place(encoder, "text encoder")
     assert "--encoder-memory with fewer GiB than the device has" in caught.value.hint
     with pytest.raises(OutOfMemoryError) as caught:
         move(encoder, torch.device("cuda"), "the VAE", "bfloat16")

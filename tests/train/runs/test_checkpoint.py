@@ -17,7 +17,7 @@ from train.config.load import as_table, parse
 from train.runs import checkpoint
 from train.runs import checkpoint_files as files
 from train.runs.checkpoint import DataFacts, State, files_of, piece_name, read_state
-from train.runs.checkpoint_files import Part, read_tensors
+from train.runs.checkpoint_files import CheckpointFile, read_tensors
 
 MANIFEST = "a" * 64
 FACTS = {"latents": {"channels": 4}, "prediction": "epsilon", "masked": False, "buckets": [[64, 64]],
@@ -31,8 +31,8 @@ def state(step=1, **settings):
 
 
 def parts():
-    return [Part(name="a.safetensors", tensors={"x": torch.arange(3.0)}, metadata={"rank": "4"}),
-            Part(name="unet/config.json", data=b"{}")]
+    return [CheckpointFile(name="a.safetensors", tensors={"x": torch.arange(3.0)}, metadata={"rank": "4"}),
+            CheckpointFile(name="unet/config.json", data=b"{}")]
 
 
 def save(run, step=1, keep=0):

@@ -17,7 +17,7 @@ from train.parallel.ranks import Ranks
 from train.runs import checkpoint_files as files
 from train.runs import saver as saving
 from train.runs.checkpoint import DataFacts, State, read_state, remove_partial
-from train.runs.checkpoint_files import Part
+from train.runs.checkpoint_files import CheckpointFile
 
 WORLD = 2
 
@@ -68,8 +68,8 @@ def a_state(step):
 
 
 def save(saver, run, ranks, step, values, *, beside=True, keep=1, done=lambda: None):
-    saver.save_pieces(run, a_state(step), [Part(name=f"w/{ranks.rank}.safetensors", tensors={"w": values})], keep,
-                      ranks, beside=beside, done=done)
+    piece = CheckpointFile(name=f"w/{ranks.rank}.safetensors", tensors={"w": values})
+    saver.save_pieces(run, a_state(step), [piece], keep, ranks, beside=beside, done=done)
 
 
 def test_it_is_there_when_all_have_written_and_one_has_checked(tmp_path, monkeypatch):
@@ -228,8 +228,8 @@ def test_only_what_is_elsewhere_is_fetched(tmp_path):
         return torch.full((3,), 5.0)
 
     with saving.Saver() as saver:
-        saver.save(tmp_path, a_state(1), [Part(name="w.safetensors", tensors={"a": there, "b": here}, fetch=fetch)], 1,
-                   beside=True, done=lambda: None)
+        weights = CheckpointFile(name="w.safetensors", tensors={"a": there, "b": here}, fetch=fetch)
+        saver.save(tmp_path, a_state(1), [weights], 1, beside=True, done=lambda: None)
         assert len(fetched) == 1
     found = load_file(tmp_path / "checkpoints" / "step-000001" / "w.safetensors")
     assert found["a"].tolist() == [5.0] * 3 and found["b"].tolist() == [1.0] * 2
@@ -246,7 +246,7 @@ def test_a_checkpoint_is_written_beside_from_values_of_its_time(tmp_path, monkey
 
     monkeypatch.setattr(saving, "save", late)
     with saving.Saver() as saver:
-        saver.save(tmp_path, a_state(4), [Part(name="w.safetensors", tensors={"w": values})], 1, beside=True,
+        saver.save(tmp_path, a_state(4), [CheckpointFile(name="w.safetensors", tensors={"w": values})], 1, beside=True,
                    done=lambda: kept.append(4))
         values.fill_(7)
         saver.check()

@@ -57,7 +57,7 @@ def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused
         whole = joined((header.tensors, header.rows) for header in headers.values())
         if wanted is not None:
             _compare(whole, wanted)
-    request = _Asked(whole=whole, only=only or {}, known=known or (DTYPES if wanted is None else _KEPT))
+    request = _JoinedRequest(whole=whole, only=only or {}, known=known or (DTYPES if wanted is None else _KEPT))
     tensors: dict[str, Tensor] = {}
     for path, digest in files.items():
         if request.any_of(headers[path]):
@@ -86,7 +86,7 @@ def _header(handle: Any, size: int) -> _Header:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _JoinedRequest:
     """What `read_joined` returns."""
 
     whole: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -110,7 +110,8 @@ class _Asked:
             for name, info in header.tensors.items())
 
 
-def _read_file(path: Path, digest: str | None, header: _Header, request: _Asked, tensors: dict[str, Tensor]) -> None:
+def _read_file(path: Path, digest: str | None, header: _Header, request: _JoinedRequest,
+               tensors: dict[str, Tensor]) -> None:
     """Adds the tensors of a file, or their rows, to `tensors`. Raises `Unparsed`, `OSError`."""
     with open_weights(path) as handle:
         hashed = _Hashed(handle)

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from train.runs.checkpoint_files import Part, write_part
+from train.runs.checkpoint_files import CheckpointFile, write_part
 from train.runs.safetensors import writer as weights
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3).T, "none": torch.zeros(0, 4), "number": torch.tensor(2.5),
@@ -20,7 +20,7 @@ TENSORS = {"a": torch.arange(6.0).view(2, 3).T, "none": torch.zeros(0, 4), "numb
 
 
 def test_the_library_reads_what_is_written(tmp_path):
-    write_part(tmp_path / "w.safetensors", Part(name="w", tensors=TENSORS, metadata={"z": "1", "a": "ö"}))
+    write_part(tmp_path / "w.safetensors", CheckpointFile(name="w", tensors=TENSORS, metadata={"z": "1", "a": "ö"}))
     found = load_file(tmp_path / "w.safetensors")
     assert found.keys() == TENSORS.keys()
     for name, value in TENSORS.items():
@@ -31,14 +31,14 @@ def test_the_library_reads_what_is_written(tmp_path):
 
 def test_equal_values_give_equal_bytes(tmp_path):
     for name, metadata in (("one", {"x": "1", "y": "2"}), ("other", {"y": "2", "x": "1"})):
-        write_part(tmp_path / name, Part(name=name, tensors=TENSORS, metadata=metadata))
+        write_part(tmp_path / name, CheckpointFile(name=name, tensors=TENSORS, metadata=metadata))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
 
 
 def test_tensors_begin_on_a_multiple_of_eight_bytes(tmp_path):
     for length in range(9):
         path = tmp_path / str(length)
-        write_part(path, Part(name="w", tensors={"x" * (length + 1): torch.ones(2)}))
+        write_part(path, CheckpointFile(name="w", tensors={"x" * (length + 1): torch.ones(2)}))
         assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
@@ -46,7 +46,7 @@ def test_tensors_begin_on_a_multiple_of_eight_bytes(tmp_path):
 def test_others_may_read_weights_as_the_umask_has_it(tmp_path):
     before = os.umask(0o022)
     try:
-        write_part(tmp_path / "w.safetensors", Part(name="w", tensors=TENSORS))
+        write_part(tmp_path / "w.safetensors", CheckpointFile(name="w", tensors=TENSORS))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "w.safetensors").stat().st_mode) == 0o644
