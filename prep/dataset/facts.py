@@ -22,7 +22,7 @@ NO_CACHE = "view"  # the scope of facts that were read without a cache: by previ
 
 def open_facts(scope: str = NO_CACHE, *, trust: bool = True) -> Memo:
     """The memory of what this user's runs read from files; `scope`: the cache's path, if they were read for one."""
-    return Memo(memo_path("files", str(VERSION), scope=scope), trust=trust, preload=True)
+    return Memo(memo_path("files", str(VERSION), scope=scope), trust=trust)
 
 
 def _picture_facts(data: bytes) -> Fact:

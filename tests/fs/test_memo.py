@@ -270,9 +270,16 @@ def folder(tmp_path, monkeypatch):
     return memory_folder()
 
 
+def opened(place, *, preload: bool = False, **options) -> Memo:
+    known = Memo(place, **options)
+    if preload:
+        known.preload()
+    return known
+
+
 def remember(file, place, **options) -> tuple[str, int]:
     """What is said of the file, and how many files had to be read for it."""
-    known = Memo(place, **options)
+    known = opened(place, **options)
     said = ask(known, file)
     known.close()
     return said
@@ -462,7 +469,7 @@ class Flips:
 
     def run(self) -> int:
         """How many records are lost; remembers them again."""
-        known = Memo(self.store, preload=self.preload)
+        known = opened(self.store, preload=self.preload)
         noted = known.get_digest("mean", "ab" * 32)
         assert noted in (None, b"0123456789abcdef")
         lost = self.ask(known) + (noted is None)
