@@ -14,11 +14,13 @@ from prep.cli.console import put, put_json, say, screen_width
 from prep.cli.options import quiet_pillow
 from prep.cli.signature import option_of
 from prep.cli.ticker import progress_unless
+from prep.runtime import gc_disabled
 from prep.training.table import SETTINGS
 
 
 @opt.with_recipe_options(without=("model", "dtype", "compute", "max_length", "clip_skip", "text_windows",
                                   "text_quantization", "posterior", "tile", "alpha", "missing_caption", "prompts"))
+@gc_disabled()  # hundreds of thousands of records live to the end, in no cycle: the collector took half of the time
 def bucket(
     source: opt.SourceArg,
     batch_size: Annotated[int, option_of(SETTINGS["batch_size"], "--batch-size", help="samples per optimizer step, "

@@ -100,19 +100,18 @@ def run_scan(call: ScanCall) -> ScanReport:
     return report
 
 
-def recall_scan(recipe: Recipe) -> tuple[tuple[Finding, ...], int]:
-    """(what earlier scans found in each picture, with the recipe's policy; the number of pictures that no scan has seen
-    as they are). Opens no picture."""
+def recall_scan(recipe: Recipe, items: Iterable[Item]) -> tuple[tuple[Finding, ...], int]:
+    """(what earlier scans found in each picture of a recipe, with its policy; the number of pictures that no scan has
+    seen as they are). Opens no picture."""
     findings: list[Finding] = []
     owners: dict[str, int] = {}
     unseen, memory = 0, ScanMemo(usual_path())
     try:
-        for item in walk_recipe(recipe):
-            if isinstance(item, Item):
-                known = memory.get(item)[1]
-                unseen += known is None
-                owners[item.label] = item.source
-                findings += known.findings if known is not None else ()
+        for item in items:
+            known = memory.get(item)[1]
+            unseen += known is None
+            owners[item.label] = item.source
+            findings += known.findings if known is not None else ()
     finally:
         memory.close()
     return apply_policy([_with_policy(finding, recipe, owners) for finding in findings], recipe.scan), unseen

@@ -20,6 +20,7 @@ from prep.manifest.select import Selector
 from prep.manifest.unencoded import NO_KEY, Unencoded, unencoded
 from prep.pages.snapshot import name_of
 from prep.recipe.schema import Recipe
+from prep.runtime import gc_disabled
 from prep.view.data import Data
 from prep.view.source.survey import Survey
 
@@ -63,6 +64,7 @@ class SourceSet:
             self._state = edited(self._state, survey) or state_of(survey)
 
 
+@gc_disabled()
 def state_of(survey: Survey) -> SourceState:
     """The samples of a survey, in their buckets."""
     recipe, items = survey.recipe, survey.items

@@ -14,6 +14,7 @@ from functools import partial
 from prep.dataset.bucketing import rules_of
 from prep.dataset.facts import fact_kinds, open_facts
 from prep.dataset.ingest import KnownItem, ingest
+from prep.dataset.listing import list_recipe
 from prep.dataset.reading import FactReader, NotRead
 from prep.dataset.samples import settle_masks
 from prep.findings import CODES, Finding, finding
@@ -21,6 +22,7 @@ from prep.fs.blob import Blob
 from prep.fs.memo import Fact, Memo
 from prep.progress import DeferredTotal, Progress, phase
 from prep.recipe.schema import Recipe
+from prep.runtime import gc_disabled
 from prep.scan.run import ScanCall, recall_scan, run_scan
 
 KINDS = {"file": "mask-mean", "alpha": "alpha-mean"}  # of facts, by where masks come from
@@ -44,16 +46,17 @@ def survey_source(recipe: Recipe, *, jobs: int, scan: bool, progress: Progress) 
     rules_of(recipe)  # reports wrong rules before all pictures are read
     facts = open_facts()
     try:
-        with progress("reading", total := DeferredTotal(), "pictures") as tick:
-            ingested = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
+        with gc_disabled(), progress("reading", total := DeferredTotal(), "pictures") as tick:
+            listed = list_recipe(recipe)
+            ingested = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)
         settled = settle_masks(recipe, ingested.items)
         coverage = coverage_of(settled, ingested.items, facts, jobs=jobs, progress=progress)
         cut = [(known.item.label, known.item.picture) for known in ingested.items if known.cut]
         faults = _facts_of(cut, "fault", "pictures", facts, jobs=jobs, progress=progress) if cut else []
     finally:
         facts.close()
-    with phase(progress, "recalling earlier scans"):
-        scanned, unseen = recall_scan(settled)
+    with gc_disabled(), phase(progress, "recalling earlier scans"):
+        scanned, unseen = recall_scan(settled, listed.items)
     if scan or not unseen:  # if all is remembered, a scan decodes nothing
         scanned = run_scan(ScanCall(recipe=settled, jobs=jobs, model=None, select=(), ignore=(), show=None,
                                     rehash=False, progress=progress)).findings
