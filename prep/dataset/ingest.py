@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from prep.captions.options import CaptionOptions
 from prep.captions.variants import captions_of, variants_of
 from prep.dataset.facts import fact_kinds
-from prep.dataset.listing import walk_recipe
+from prep.dataset.listing import Listed, list_recipe
 from prep.dataset.reading import FactReader, NotRead
 from prep.errors import ConfigError
 from prep.findings import Finding
@@ -29,6 +29,7 @@ from prep.sources.item import Item
 
 FETCHERS = 32  # threads that read objects in stores, at least: they wait for answers
 Ask = Callable[[Blob, str], Fact | None]  # file, kind of fact; `None`: not known
+Failed = Callable[[Exception], object]  # why a file could not be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,21 +39,25 @@ class Ingested:
     items: tuple[KnownItem, ...]
     findings: tuple[Finding, ...]
     masks: int = 0  # mask files found, also those of unusable pictures and those without a picture
+    failed: bool = False  # whether a file could not be read, for a reason that may be gone in the next run
 
 
 def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: None,
-           total: DeferredTotal | None = None) -> Ingested:
-    """Surveys a recipe. Raises `PathError`, and `ConfigError` for missing captions under `missing = "stop"`."""
-    entries = list(walk_recipe(recipe, rehash=not facts.trust))
-    findings = [entry for entry in entries if isinstance(entry, Finding)]
-    walked = [entry for entry in entries if isinstance(entry, Item)]
-    if any(waits(item.picture) for item in walked):
+           total: DeferredTotal | None = None, listed: Listed | None = None) -> Ingested:
+    """Surveys a recipe, whose sources are listed if they are not yet. Raises `PathError`, and `ConfigError` for missing
+    captions under `missing = "stop"`."""
+    facts.preload()
+    walked = list_recipe(recipe, rehash=not facts.trust) if listed is None else listed
+    findings = list(walked.findings)
+    if any(waits(item.picture) for item in walked.items):
         jobs = max(jobs, FETCHERS)
     if total is not None:
-        total.count = len(walked)
+        total.count = len(walked.items)
     items: list[KnownItem] = []
     stopped: list[str] = []
-    for item, result in zip(walked, ingest_items(walked, recipe, facts, jobs=jobs), strict=True):
+    failures: list[Exception] = []
+    known = ingest_items(walked.items, recipe, facts, jobs=jobs, failed=failures.append)
+    for item, result in zip(walked.items, known, strict=True):
         tick(1)
         if isinstance(result, KnownItem):
             items.append(result)
@@ -62,14 +67,15 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
             findings.append(result)
     if stopped:
         _raise_missing(stopped, [finding for finding in findings if finding.code == "bad-table"])
-    masks = (sum(item.mask is not None for item in walked)
+    masks = (sum(item.mask is not None for item in walked.items)
              + sum(finding.code == "orphan-mask" for finding in findings))
-    return Ingested(items=tuple(items), findings=tuple(findings), masks=masks)
+    return Ingested(items=tuple(items), findings=tuple(findings), masks=masks, failed=bool(failures))
 
 
-def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: int) -> Iterator[KnownItem | Finding]:
+def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: int,
+                 failed: Failed = lambda _: None) -> Iterator[KnownItem | Finding]:
     """Yields surveyed items, or why they cannot be used, in order; items with files to read use threads, which would
-    not speed up the others."""
+    not speed up the others. `failed` is told why a file could not be read."""
     waiting: deque[KnownItem | Finding | Future[KnownItem | Finding]] = deque()
     called = fact_kinds()
 
@@ -82,8 +88,8 @@ def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: in
     pool, reader = ThreadPoolExecutor(jobs), FactReader()
     try:
         for item in items:
-            known = _ingest_item(item, recipe, get)
-            waiting.append(pool.submit(_read_item, item, recipe, read) if known is None else known)
+            known = _ingest_item(item, recipe, get, failed)
+            waiting.append(pool.submit(_read_item, item, recipe, read, failed) if known is None else known)
             while waiting and (not isinstance(pending := waiting[0], Future) or pending.done()):
                 waiting.popleft()
                 yield pending.result() if isinstance(pending, Future) else pending
@@ -94,16 +100,17 @@ def ingest_items(items: Iterable[Item], recipe: Recipe, facts: Memo, *, jobs: in
         pool.shutdown(cancel_futures=True)
 
 
-def _read_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding:
+def _read_item(item: Item, recipe: Recipe, ask: Ask, failed: Failed) -> KnownItem | Finding:
     try:
-        result = _ingest_item(item, recipe, ask)
-    except MemoryError:  # not remembered: another machine, or the next run, may have enough
+        result = _ingest_item(item, recipe, ask, failed)
+    except MemoryError as error:  # not remembered: another machine, or the next run, may have enough
+        failed(error)
         return _reject(item, "too-large", "its files take more memory than there is")
     assert result is not None, "facts that are not remembered are read"
     return result
 
 
-def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | None:
+def _ingest_item(item: Item, recipe: Recipe, ask: Ask, failed: Failed) -> KnownItem | Finding | None:
     """The surveyed item, or the reason why it cannot be used; `None` if `ask` does not know one of its files."""
     what: tuple[str, Blob | None] = "", None  # the file being read, if it is not the picture
     mask: Fact | None = None
@@ -131,8 +138,10 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask) -> KnownItem | Finding | 
             return _reject(item, "mask-size-mismatch", f'mask has {format_size(mask["size"])} pixels, '
                            f'expected {header["width"]}x{header["height"]}, since [mask] resize is "reject"')
     except NotRead as error:
+        failed(error)
         return _reject(item, error.code, f"{_its(*what)}{error.detail}")
     except OSError as error:
+        failed(error)
         return _reject(item, error_code(error), f"{_its(*what)}cannot be read: {error.strerror or error}")
     choice = recipe.caption_of(item.source)
     texts = captions_of(words["captions"], choice) or _without_caption(item, choice)

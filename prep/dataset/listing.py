@@ -1,16 +1,21 @@
-"""Lists all items of a recipe, each with its label."""
+"""Lists all items of a recipe, each with its label; and tells by names and stamps whether anything changed."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prep.dataset.edits import EditFolder
 from prep.dataset.overlap import SharedFiles
 from prep.findings import Finding
 from prep.fs.labels import source_prefixes
+from prep.fs.memo import is_at_rest
 from prep.fs.paths import NamedPath
 from prep.fs.place import Place
+from prep.fs.stamps import blob_stamp
+from prep.progress import Tick
 from prep.recipe.edits import source_folders
 from prep.recipe.schema import Recipe
 from prep.sources.globs import chosen_by
@@ -18,6 +23,53 @@ from prep.sources.item import Item
 from prep.sources.mask_directory import MaskFolder
 from prep.sources.readers import readers
 from prep.sources.walk import places_of, tars_in, walk_source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """What is in a recipe's sources, before any file of it is opened."""
+
+    items: list[Item]
+    findings: list[Finding]
+    # Digest of all names, and of the stamps of all pictures, captions and masks; "" if nobody asked for it, one of them
+    # is missing, or was not at rest when listing began: then its stamp says nothing of what it holds.
+    digest: str = ""
+
+
+def list_recipe(recipe: Recipe, *, rehash: bool = False, stamped: bool = False, tick: Tick = lambda _: None) -> Listed:
+    """Lists a recipe's sources, with a digest of all of it if `stamped`; `tick` counts pictures. Raises as
+    `walk_recipe` does."""
+    begun, seen = time.time_ns(), hashlib.blake2b(digest_size=32)
+    items: list[Item] = []
+    findings: list[Finding] = []
+    newest: int | None = 0 if stamped else None
+    for one in walk_recipe(recipe, rehash=rehash):
+        if isinstance(one, Finding):
+            findings.append(one)
+            seen.update(repr(one).encode("utf-8", "surrogatepass"))
+            continue
+        items.append(one)
+        tick(1)
+        if newest is not None:
+            try:
+                newest = max(newest, _add(seen, one))
+            except OSError:  # it is gone, which reading it reports
+                newest = None
+    known = newest is not None and is_at_rest(newest, begun)
+    return Listed(items=items, findings=findings, digest=seen.hexdigest() if known else "")
+
+
+def _add(seen: hashlib.blake2b, item: Item) -> int:
+    """Adds an item and the stamps of its files to a digest; when they last changed (ns). Raises `OSError`."""
+    newest, words = 0, [item.name, item.label, str(item.source), item.caption_format, item.uncaptioned, *item.captions]
+    for kind, blob in (("picture", item.picture), ("caption", item.caption), ("mask", item.mask)):
+        if blob is not None:
+            stamp, changed = blob_stamp(blob)
+            newest = max(newest, changed)
+            words += [kind, blob.file, blob.member, stamp.hex()]
+    spelled = "\0".join(words)  # no name or caption has a zero byte
+    seen.update(f"{len(words)} {len(spelled)} {spelled}".encode("utf-8", "surrogatepass"))
+    return newest
 
 
 def picture_places(recipe: Recipe) -> list[NamedPath]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from prep.cache.remote.opening import check_can_encode_to
 from prep.dataset.facts import open_facts
-from prep.dataset.listing import picture_places
+from prep.dataset.listing import Listed, list_recipe, picture_places
 from prep.dataset.texts import TextReading
 from prep.encode.engines.job import RayOptions
 from prep.encode.manifest.document import fixed_fields
@@ -18,7 +18,7 @@ from prep.encode.manifest.replaced import prompts_for, read_replaced
 from prep.encode.options import EncodeOptions
 from prep.encode.plan import PlanPart
 from prep.encode.report import errors_of
-from prep.encode.resolve import ResolvedRecipe, resolve_recipe
+from prep.encode.resolve import ResolvedModel, ResolvedRecipe, resolve_model, resolve_recipe
 from prep.encode.targets import LatentSource
 from prep.encode.truncation import Truncated, find_truncated
 from prep.errors import ConfigError, EmptyPlanError, ModelError, PathError
@@ -30,7 +30,8 @@ from prep.fs.place import Place, may_name
 from prep.fs.remote.copies import directory_of
 from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.hub import locate
-from prep.progress import Progress, silent
+from prep.progress import Progress, phase, silent
+from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
 
 
@@ -50,10 +51,25 @@ class EncodeCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """What is known before a picture is read: the model, checked, and the names and stamps of the pictures."""
+
+    call: EncodeCall
+    output: Place  # resolved
+    model: ResolvedModel
+    facts: Memo
+    prompts: Sequence[Prompt]
+    prompt_bytes: bytes | None
+    replaces: Manifest | None
+    listed: Listed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
     """What is known before the cache is opened: the wanted rows, and the manifest but for their places."""
 
-    call: EncodeCall
+    begun: Begun
+    call: EncodeCall  # with the recipe as it was resolved
     output: Place  # resolved
     resolved: ResolvedRecipe
     model: Path
@@ -65,8 +81,8 @@ class Prepared:
     masks_asked: bool
 
 
-def prepare(call: EncodeCall) -> Prepared:
-    """Resolves the recipe, reads pictures and captions, checks everything that needs no cache; writes nothing."""
+def begin(call: EncodeCall) -> Begun:
+    """Checks everything that needs neither pictures nor a cache, and lists the pictures; writes nothing."""
     # A link is followed once, for the file and for the paths in it. What is in a store has the place of its copy.
     output, cache = resolve(call.output), call.cache
     check_places(call.recipe, cache, output)
@@ -76,19 +92,36 @@ def prepare(call: EncodeCall) -> Prepared:
     recipe, prompt_bytes, prompts, note = prompts_for(call.recipe, old)
     call = replace(call, recipe=replace(recipe, notes=(*recipe.notes, *([note] if note else []))))
     facts = facts_for(cache, trust=not call.options.rehash)
-    resolved = resolve_recipe(call.recipe, model, facts, prompts, jobs=call.options.jobs,
+    resolved = resolve_model(call.recipe, model, facts, call.progress)
+    with call.progress("listing", None, "pictures") as tick:
+        listed = list_recipe(resolved.recipe, rehash=not facts.trust, stamped=True, tick=tick)
+    return Begun(call=call, output=output, model=resolved, facts=facts, prompts=prompts, prompt_bytes=prompt_bytes,
+                 replaces=old, listed=listed)
+
+
+def complete(begun: Begun) -> Prepared:
+    """Reads pictures and captions, and resolves the recipe; writes nothing."""
+    call, facts = begun.call, begun.facts
+    resolved = resolve_recipe(begun.model, begun.listed, facts, begun.prompts, jobs=call.options.jobs,
                               latents_from=call.latents_from, progress=call.progress)
     masks_asked = call.recipe.mask_origin != "none"
     call = replace(call, recipe=resolved.recipe)
-    frame = fixed_fields(resolved, cache, output)
-    _require_samples(call, resolved)
-    check_manifest_size(resolved, frame, output)
-    reading = TextReading(model=model, family=resolved.specs.family, options=resolved.text_options)
-    truncated = find_truncated(resolved.targets, reading, facts, call.progress)
-    targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
+    with phase(call.progress, "checking the plan"):
+        frame = fixed_fields(resolved, call.cache, begun.output)
+        _require_samples(call, resolved)
+        check_manifest_size(resolved, frame, begun.output)
+        reading = TextReading(model=resolved.model, family=resolved.specs.family, options=resolved.text_options)
+        truncated = find_truncated(resolved.targets, reading, facts, call.progress)
+        targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
     resolved = replace(resolved, targets=targets)
-    return Prepared(call=call, output=output, resolved=resolved, model=model, facts=facts, frame=frame,
-                    prompt_bytes=prompt_bytes, replaces=old, truncated=truncated, masks_asked=masks_asked)
+    return Prepared(begun=begun, call=call, output=begun.output, resolved=resolved, model=resolved.model, facts=facts,
+                    frame=frame, prompt_bytes=begun.prompt_bytes, replaces=begun.replaces, truncated=truncated,
+                    masks_asked=masks_asked)
+
+
+def prepare(call: EncodeCall) -> Prepared:
+    """Resolves the recipe, reads pictures and captions, checks everything that needs no cache; writes nothing."""
+    return complete(begin(call))
 
 
 def facts_for(cache: Place, *, trust: bool) -> Memo:

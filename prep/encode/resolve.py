@@ -11,6 +11,7 @@ from typing import Any
 from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.ingest import Ingested, ingest
+from prep.dataset.listing import Listed
 from prep.dataset.samples import settle_masks
 from prep.dataset.texts import text_options_of
 from prep.encode.targets import Contexts, LatentSource, Targets, targets_of
@@ -69,9 +70,24 @@ class ResolvedRecipe:
         return self.specs.row_bytes(field, bucket, None if bucket else self.group_of(field, key)[1])
 
 
-def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
-                   latents_from: LatentSource | None = None, progress: Progress = silent) -> ResolvedRecipe:
-    """Resolves `recipe` and `prompts` to keys and rows. Raises `PathError`, `ConfigError`, `ModelError`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedModel:
+    """A model, checked for a recipe, before any picture is read."""
+
+    recipe: Recipe  # with its family
+    model: Path
+    specs: FieldSpecs
+    options: TextOptions
+    prediction: str
+    contexts: Contexts  # with one of masks unless the recipe is known to have none
+    denoiser: Mapping[str, Any] | None  # its config; None: the directory has only what encodes
+    missing: tuple[str, ...]  # what the directory lacks for training
+    file_digest: FileDigest
+
+
+def resolve_model(recipe: Recipe, model: Path, facts: Memo, progress: Progress = silent) -> ResolvedModel:
+    """What decides the keys of a recipe's rows, besides its pictures. Raises `PathError`, `ConfigError`, `ModelError`.
+    """
     family = family_of(model, recipe.model.family)
     options = text_options_of(FAMILIES[family], recipe.model, Configs(model))
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
@@ -85,9 +101,17 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     denoiser = _checked_denoiser(model, specs)  # errors in model and rules show before all pictures are read
     rules_of(recipe)
+    return ResolvedModel(recipe=recipe, model=model, specs=specs, options=options, prediction=prediction,
+                         contexts=contexts, denoiser=denoiser, missing=tuple(missing), file_digest=file_digest)
+
+
+def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
+                   latents_from: LatentSource | None = None, progress: Progress = silent) -> ResolvedRecipe:
+    """Resolves what was listed of a recipe, and `prompts`, to keys and rows. Raises `ConfigError`, `ModelError`."""
+    recipe, model, specs, contexts = base.recipe, base.model, base.specs, base.contexts
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
-        surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total)
+        surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)
     with phase(progress, "planning"):
         recipe = settle_masks(recipe, surveyed.items)
         if recipe.mask_origin == "none":
@@ -99,13 +123,13 @@ def resolve_recipe(recipe: Recipe, model: Path, facts: Memo, prompts: Sequence[P
             contexts = replace(contexts, latent=latents_from.context(contexts.latent))
             surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
         targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
-        targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, missing)))
-    if denoiser is not None:
-        check_sizes(model, specs.family, denoiser, sorted({sample.bucket for sample in targets.samples}))
-    return ResolvedRecipe(recipe=recipe, model=model, family=family, specs=specs, prediction=prediction,
-                          contexts=contexts, file_digest=file_digest, survey=surveyed,
-                          bucketing=buckets, targets=targets, text_options=options, latents_from=latents_from,
-                          text_groups=TextGroups(model, specs.family, options, targets.texts))
+        targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, base.missing)))
+    if base.denoiser is not None:
+        check_sizes(model, specs.family, base.denoiser, sorted({sample.bucket for sample in targets.samples}))
+    return ResolvedRecipe(recipe=recipe, model=model, family=recipe.model.family, specs=specs,
+                          prediction=base.prediction, contexts=contexts, file_digest=base.file_digest, survey=surveyed,
+                          bucketing=buckets, targets=targets, text_options=base.options, latents_from=latents_from,
+                          text_groups=TextGroups(model, specs.family, base.options, targets.texts))
 
 
 def _untrainable(model: Path, missing: Sequence[str]) -> Iterator[str]:

@@ -17,8 +17,9 @@ from prep.encode.manifest.assemble import assemble_manifest
 from prep.encode.manifest.rejected import rejected_so_far
 from prep.encode.manifest.replaced import Replaced
 from prep.encode.plan import EncodePlan, drop_plan, plan
-from prep.encode.prepare import EncodeCall, Prepared, prepare
+from prep.encode.prepare import EncodeCall, Prepared, begin, complete
 from prep.encode.report import EncodeReport, part_report, report_of
+from prep.encode.unchanged import note_unchanged, repeat_unchanged
 from prep.errors import CacheError, StoppedError, UsageError
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import dry_run
@@ -54,7 +55,11 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
         flag = "--retry-rejects" if call.options.retry_rejects else "--recheck"
         raise UsageError(f"{flag} is given with --part {call.part}, expected one of them",
                          hint=f"run prep encode {flag} once, without --part: it changes what all parts have to do")
-    ready = prepare(call)
+    begun = begin(call)
+    if (unchanged := repeat_unchanged(begun)) is not None:
+        begun.facts.save()
+        return unchanged
+    ready = complete(begun)
     if call.options.dry_run:
         return replace(report_dry_run(ready), truncated=ready.truncated)
     if call.check is not None:
@@ -83,9 +88,11 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
         sealed = assemble_manifest(ready.resolved, cache, ready.output, frame=ready.frame,
                                    prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
                                    replaces=ready.replaces, unchanged=None if planned.tasks else planned)
-    drop_plan(cache, planned, ready.output)
-    return report_of(ready.call.output, ready.resolved, planned, outcome, sealed, masks_asked=ready.masks_asked,
-                     replaced=Replaced.of(ready.replaces, sealed))
+        drop_plan(cache, planned, ready.output)
+        report = report_of(ready.call.output, ready.resolved, planned, outcome, sealed, masks_asked=ready.masks_asked,
+                           replaced=Replaced.of(ready.replaces, sealed))
+        note_unchanged(ready, planned, report, sealed)
+    return report
 
 
 def _clean_up(cache: Cache) -> None:
