@@ -43,16 +43,16 @@ def list_recipe(recipe: Recipe, *, rehash: bool = False, stamped: bool = False, 
     items: list[Item] = []
     findings: list[Finding] = []
     newest: int | None = 0 if stamped else None
-    for one in walk_recipe(recipe, rehash=rehash):
-        if isinstance(one, Finding):
-            findings.append(one)
-            seen.update(repr(one).encode("utf-8", "surrogatepass"))
+    for entry in walk_recipe(recipe, rehash=rehash):
+        if isinstance(entry, Finding):
+            findings.append(entry)
+            seen.update(repr(entry).encode("utf-8", "surrogatepass"))
             continue
-        items.append(one)
+        items.append(entry)
         tick(1)
         if newest is not None:
             try:
-                newest = max(newest, _add(seen, one))
+                newest = max(newest, _add(seen, entry))
             except OSError:  # it is gone, which reading it reports
                 newest = None
     known = newest is not None and is_at_rest(newest, begun)

@@ -64,7 +64,7 @@ class _Run:
         words = {"day": self.day, "manifest": self.manifest, "ledger": self.ledger, "plan": self.plan,
                  "reused": dict(self.reused), "notices": self.notices,
                  "masks": None if self.masks is None else dict(self.masks), "hint": self.truncated.hint,
-                 "truncated": [(one.path, one.code, one.severity, one.detail) for one in self.truncated.findings]}
+                 "truncated": [(cut.path, cut.code, cut.severity, cut.detail) for cut in self.truncated.findings]}
         return zlib.compress(json.dumps(words).encode("ascii"), 1)
 
     @classmethod
