@@ -56,7 +56,7 @@ class CachedDataset:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What was wrong with pictures, captions and masks when they were encoded."""
+        """The findings on pictures, captions and masks when they were encoded."""
         return findings_of(self.manifest)
 
     @cached_property
@@ -83,7 +83,7 @@ class CachedDataset:
         return self.index.samples.captions(self._checked(number))
 
     def placement(self, number: int, view: int = 0) -> Placement:
-        """How a view of the picture is scaled, cropped and mirrored into its bucket."""
+        """The scaling, crop and mirroring of a view of the picture into its bucket."""
         at = self._view(number, view)
         return self.index.samples.placement(at, self.buckets[int(self.index.samples.bucket[number])])
 

@@ -104,8 +104,8 @@ def changes(before: Mapping[str, Any], digest: str, records: bytes | None, now: 
 
 
 def _uncounted(old: int, new: int, *, others: bool) -> list[str]:
-    """What is known of the samples without the records of both sides; `others`: whether other differences are
-    listed."""
+    """The change of the samples, as far as it is known without the records of both sides; `others`: whether other
+    differences are listed."""
     unknown = "it cannot be told which ones, since samples.bin, the run's list of them, is missing or damaged"
     if new != old:
         return [f"{counted(new, 'sample')} instead of {grouped(old)} ({unknown})"]

@@ -33,7 +33,7 @@ class Latents:
         return latent_BChw / scale + shift
 
     def to(self, device: torch.device) -> Latents:
-        """The same on `device`, so that no step waits for a copy."""
+        """The conversion with its numbers on `device`, so that no step waits for a copy."""
         shift, scale = (to_device(value, device) if isinstance(value, Tensor) else value
                         for value in (self.shift, self.scale))
         return Latents(scale=scale, shift=shift)

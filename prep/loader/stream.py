@@ -113,7 +113,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             "names": [self._index.samples.name(draw.sample) for draw in batch.draws], "step": step, "last": last}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream is, as JSON allows: after a batch that is a step's last, the next step; else the same."""
+        """The position of the stream, as JSON allows: after a batch that ends a step, the next step; else the same."""
         return {"format": FORMAT, "version": 1, "step": self._next, "data": self._data,
                 "settings": asdict(self.settings)}
 

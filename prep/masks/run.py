@@ -74,9 +74,9 @@ class MaskReport:
     def as_text(self, *, every: bool = False) -> str:
         """A short summary for people; with `every`, it lists every rejected picture."""
         made = self.made
-        kept = f"{grouped(made.kept)} existing kept{' (--force replaces them)' if made.kept else ''}"
+        existing = f"{grouped(made.kept)} existing kept{' (--force replaces them)' if made.kept else ''}"
         need = "picture needs" if made.skipped == 1 else "pictures need"
-        lines = [f"{printable(str(self.output))}: {counted(made.written, 'mask')} written, {kept}, "
+        lines = [f"{printable(str(self.output))}: {counted(made.written, 'mask')} written, {existing}, "
                  f"{grouped(made.skipped)} {need} none (all white)"]
         if made.black:
             lines.append(f"entirely black, so they would not train: {join_names(made.black, None if every else 8)}")

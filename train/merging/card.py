@@ -102,6 +102,6 @@ def _use(merger: Merger) -> str:
 
 def _settings(metadata: Mapping[str, str]) -> Iterator[str]:
     """The settings of the run, if the file has them and they are still read."""
-    if found := table_in(metadata, "latentry.config"):
+    if table := table_in(metadata, "latentry.config"):
         with suppress(Problem):
-            yield from changed_settings(parse(found, "metadata"))
+            yield from changed_settings(parse(table, "metadata"))

@@ -95,8 +95,9 @@ class Naming:
         return lora.format
 
     def require(self, lora: Lora, layers: Iterable[str]) -> None:
-        """Raises `ConfigError` if `lora.format` has no name for one of `layers`, or one for layers of different ranks,
-        or with DoRA one for layers of which some have no adapter: their rows have no length in the file."""
+        """Raises `ConfigError` if `lora.format` has no name for one of `layers`, or one name for layers of different
+        ranks, or with DoRA one name for layers that do not all have an adapter: their rows have no length in the
+        file."""
         seen: dict[str, str] = {}
         rows: dict[str, list[LayerSlice]] = {}
         for layer in layers if self.format_of(lora) == "kohya" else ():

@@ -43,8 +43,8 @@ def count_pictures(source: Source) -> int:
         return 0
     fits = chosen_by(source.include, source.exclude)
     try:
-        return sum(isinstance(one, Item) and fits(one.name)
-                   for one in walk_source(source.path, source=0, masks="sidecar"))
+        return sum(isinstance(entry, Item) and fits(entry.name)
+                   for entry in walk_source(source.path, source=0, masks="sidecar"))
     except (Problem, OSError):
         return 0
 

@@ -83,7 +83,7 @@ class Training:
             self.put("loss.weighting", "debiased", key)
 
     def put_optimizer(self, name: str, values: Mapping[str, tuple[Any, str]]) -> None:
-        """Adds the optimizer `name` and its settings: `values` are {setting: (value, key)}, of which it may lack some.
+        """Adds the optimizer `name` and its settings: `values` are {setting: (value, key)}; it may lack some of them.
         """
         self.settings["optimizer.name"] = name
         if "weight_decay" not in values:
