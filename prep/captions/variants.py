@@ -32,6 +32,8 @@ def variants_of(lines: Sequence[str], choice: CaptionOptions) -> tuple[tuple[str
     share = max(1, choice.variants // max(1, len(lines)))
     for line in lines:
         spelled = [_dressed(tags, choice) for tags in _of_line(line, choice, share)]
+        if len(lines) == len(spelled) == 1:  # as of most pictures: a weight that all share, and no dict
+            return ((spelled[0], 1.0),)
         for caption in spelled:
             weights[caption] = weights.get(caption, 0.0) + 1.0 / (len(lines) * len(spelled))
     return tuple(weights.items())

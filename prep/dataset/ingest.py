@@ -6,10 +6,10 @@ An unusable item becomes a finding. A run over unchanged files opens none of the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePosixPath
 
 from prep.captions.options import CaptionOptions
@@ -36,7 +36,7 @@ Failed = Callable[[Exception], object]  # why a file could not be read
 class Ingested:
     """All usable items of a recipe in walking order, and findings on the others."""
 
-    items: tuple[KnownItem, ...]
+    items: Sequence[KnownItem]
     findings: tuple[Finding, ...]
     masks: int = 0  # mask files found, also those of unusable pictures and those without a picture
     failed: bool = False  # whether a file could not be read, for a reason that may be gone in the next run
@@ -147,9 +147,15 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask, failed: Failed) -> KnownI
     texts = captions_of(words["captions"], choice) or _without_caption(item, choice)
     if texts is None:
         return _reject(item, "missing-caption", item.uncaptioned or "has no caption, or an empty one")
-    return KnownItem(item=item, picture=header["digest"], size=(header["width"], header["height"]),
+    return KnownItem(item=item, picture=header["digest"], size=_shared_size(header["width"], header["height"]),
                      has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
                      focus=_focus(mask or header), cut="cut" in header)
+
+
+@lru_cache(maxsize=1 << 14)
+def _shared_size(width: int, height: int) -> Size:
+    """The size, as one object for many pictures: of a set's pictures, few have sizes of their own."""
+    return width, height
 
 
 def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:

@@ -75,17 +75,20 @@ class PlacedItem:
         return self.views[0].bucket
 
 
-def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role],
-                 bucketing: Assignments) -> Iterator[PlacedItem]:
+def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Role], bucketing: Assignments,
+                 *, taken_from: list[KnownItem] | None = None) -> Iterator[PlacedItem]:
     """The placed items of a bucketing of `items` with these `roles`, in the order of source and name.
 
     A validation sample has only its first view, since validation uses no other. Samples of role "prior" have the
-    repeats of `balance_prior`; samples with no repeats are skipped.
+    repeats of `balance_prior`; samples with no repeats are skipped. `taken_from` are the items in a list that lets go
+    of each once it has been placed: their place is taken by the last.
     """
     copies: Counter[tuple[str, Size]] = Counter()
     order, role_repeats = _role_repeats(recipe, items, roles, bucketing)
     for placed, repeats in zip(order, balance_prior(role_repeats), strict=True):
         item, role = items[placed.index], roles[placed.index]
+        if taken_from is not None:
+            taken_from[placed.index] = taken_from[-1]
         same = (item.picture, placed.placement.bucket)
         views = placed.views[:1] if role == "validation" else placed.views
         if repeats:

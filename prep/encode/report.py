@@ -119,7 +119,7 @@ def report_of(path: Place, resolved: ResolvedRecipe, planned: EncodePlan, outcom
               masks_asked: bool, replaced: Replaced | None = None) -> EncodeReport:
     """The report of a run that wrote the manifest `sealed` at `path`."""
     used, black = _masked(resolved, sealed)
-    masks = {"found": _masks_found(resolved), "used": used}
+    masks = {"found": resolved.survey.masks, "used": used}
     note = "" if replaced is None else replaced.note(printable(str(path)))
     return EncodeReport(manifest=path, encoded=_encoded(planned, outcome), reused=planned.reused, bytes=planned.bytes,
                         rejected=errors_of(findings_of(sealed)),
@@ -146,12 +146,6 @@ def errors_of(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 def _encoded(planned: EncodePlan, outcome: Outcome) -> dict[str, int]:
     return {field: outcome.encoded.get(field, 0) for field in planned.missing}
-
-
-def _masks_found(resolved: ResolvedRecipe) -> int:
-    """How many masks there are: files, or pictures with transparency."""
-    return (sum(item.has_alpha for item in resolved.survey.items) if resolved.recipe.mask_origin == "alpha"
-            else resolved.survey.masks)
 
 
 def _masked(resolved: ResolvedRecipe, sealed: Manifest) -> tuple[int, list[str]]:

@@ -45,8 +45,8 @@ class ResolvedRecipe:
     specs: FieldSpecs
     prediction: str  # what the denoiser predicts
     contexts: Contexts
-    survey: Ingested
-    bucketing: Assignments
+    survey: Ingested  # without items, but of latents from elsewhere; its masks are those that the recipe asks for
+    bucketing: Assignments  # without pictures
     targets: Targets
     text_options: TextOptions
     text_groups: TextGroups
@@ -107,11 +107,13 @@ def resolve_model(recipe: Recipe, model: Path, facts: Memo, progress: Progress =
 
 def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
                    latents_from: LatentSource | None = None, progress: Progress = silent) -> ResolvedRecipe:
-    """Resolves what was listed of a recipe, and `prompts`, to keys and rows. Raises `ConfigError`, `ModelError`."""
+    """Resolves what was listed of a recipe, and `prompts`, to keys and rows; empties the list of items. Raises
+    `ConfigError`, `ModelError`."""
     recipe, model, specs, contexts = base.recipe, base.model, base.specs, base.contexts
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)
+    listed.items.clear()  # what is usable is in the survey
     with phase(progress, "planning"):
         recipe = settle_masks(recipe, surveyed.items)
         if recipe.mask_origin == "none":
@@ -122,7 +124,12 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
         else:
             contexts = replace(contexts, latent=latents_from.context(contexts.latent))
             surveyed, buckets, notes = latents_from.place(recipe, surveyed, specs.family, facts, jobs)
+        if recipe.mask_origin == "alpha":
+            surveyed = replace(surveyed, masks=sum(item.has_alpha for item in surveyed.items))
+        if latents_from is None:
+            surveyed = replace(surveyed, items=list(surveyed.items))
         targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
+        buckets = replace(buckets, pictures=())  # which are samples now
         targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, base.missing)))
     if base.denoiser is not None:
         check_sizes(model, specs.family, base.denoiser, sorted({sample.bucket for sample in targets.samples}))

@@ -163,14 +163,20 @@ class LatentSource(Protocol):
 
 def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
                prompts: Sequence[Prompt], latents_from: LatentSource | None = None) -> Targets:
-    """The targets of a recipe; `bucketing` numbers its items in the survey's order."""
-    roles = roles_of(recipe, survey.items)[0]
+    """The targets of a recipe; `bucketing` numbers its items in the survey's order.
+
+    A survey's list of items is emptied, of a recipe with one resolution while its samples are made: both together would
+    take half as much memory again.
+    """
+    roles, notices = roles_of(recipe, survey.items)[0], dataset_notes(recipe, survey, bucketing)
+    items = survey.items if isinstance(survey.items, list) else None
+    once = len(bucketing.rules) == 1  # each item makes at most one sample
     keys = _Keys.of(recipe, contexts, latents_from)
     samples: list[Sample] = []
     labels: list[str] = []
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
-    for seat in placed_items(recipe, survey.items, roles, bucketing):
+    for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
         name = seat.item.item.label
         masked = recipe.mask_of(seat.item.item.source) != "none"
         views: list[View] = []
@@ -183,12 +189,14 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
             views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
         samples.append(_sample(seat, recipe, tuple(views), keys.text))
         labels.append(name)
+    if items is not None:
+        items.clear()
     rows = tuple(_prompt(prompt, keys.text) for prompt in prompts)
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
                    unconditional=keys.text.unconditional, latents=latents, masks=masks,
                    texts=_text_targets(samples, rows, keys.text),
                    findings=(*survey.findings, *bucketing.findings),
-                   notices=dataset_notes(recipe, survey, bucketing))
+                   notices=notices)
 
 
 def prompt_targets(prompts: Sequence[Prompt], context: Mapping[str, Any]) -> Targets:

@@ -145,6 +145,12 @@ class Memo:
                         self._stale = {number for number, in rows}
                         self._checked = True
 
+    def release(self) -> None:
+        """Lets go of what `preload` has read: from here on, each record is looked up on request."""
+        with self._lock:
+            if self._loaded is not None and self._path is not None:
+                self._loaded, self._connection = None, _open(self._path)
+
     def recall(self, name: bytes) -> bytes | None:
         """The record of this name; `None` if it is missing or damaged."""
         if not self.trust:
