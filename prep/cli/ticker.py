@@ -1,4 +1,4 @@
-"""Shows progress on stderr: a bar on a terminal, a line per minute elsewhere.
+"""Shows progress on stderr: a bar on a terminal; elsewhere a line after ten seconds, and one per minute.
 
 A bar appears after one second of work. A phase (a title without a unit) counts nothing: a terminal shows it with a
 spinner, and a pipe gets one line if it lasts longer than a few seconds. Only the innermost of nested stages is shown.
@@ -19,6 +19,7 @@ from prep.progress import Progress, Total
 
 SLOW = 1.0  # seconds of work after which a bar is shown
 PHASE = 5.0  # seconds after which a phase is named without a terminal
+FIRST = 10.0  # seconds after which a stage with a unit is named without a terminal
 PACE = 60.0  # seconds between lines without a terminal
 _open: list[Ticker] = []  # the innermost last
 
@@ -77,16 +78,17 @@ class Ticker:
         self.hide()
 
     def _watch(self) -> None:
-        """Shows progress without waiting for a tick: a bar after a second, or a line per minute."""
+        """Shows progress without waiting for a tick: a bar after a second, or lines."""
         if self._terminal:
             if not self._closed.wait(SLOW):
                 self._draw()
             return
-        wait = PACE if self.unit else PHASE
+        wait = FIRST if self.unit else PHASE
         while not self._closed.wait(wait):
             say(self.line())
             if not self.unit:
                 return
+            wait = PACE
 
     def _amount(self, count: int) -> str:
         return format_bytes(count) if self.unit == "bytes" else counted(count, self.unit.removesuffix("s"), self.unit)

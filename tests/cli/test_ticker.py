@@ -1,4 +1,4 @@
-"""Progress where there is no terminal: a line a minute with rate and time left, and slow phases by name."""
+"""Progress where there is no terminal: lines with rate and time left, and slow phases by name."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def lines(monkeypatch):
         return said
 
     monkeypatch.setattr(ticker, "say", say)
+    monkeypatch.setattr(ticker, "FIRST", 0.01)
     monkeypatch.setattr(ticker, "PACE", 0.01)
     monkeypatch.setattr(ticker, "PHASE", 0.01)
     return wait
@@ -64,6 +65,15 @@ def test_long_work_says_a_line_every_so_often(lines):
     with progress("reading", 4, unit="pictures") as tick:
         tick(2)
         assert all(line.startswith("reading: 2 of 4 pictures (50 %)") for line in lines(3)[1:])
+
+
+def test_the_first_line_comes_sooner_than_the_next(lines, monkeypatch):
+    monkeypatch.setattr(ticker, "PACE", 600.0)
+    with progress("reading", 4, unit="pictures") as tick:
+        assert lines(1)[0].startswith("reading: 0 of 4 pictures (0 %)")
+        tick(1)
+        with progress("reading again", 4, unit="pictures"):
+            assert [line.partition(":")[0] for line in lines(2)] == ["reading", "reading again"]
 
 
 def test_a_slow_phase_is_named_once(lines):
@@ -104,5 +114,5 @@ def test_encoding_has_a_bar_for_each_field_and_names_what_loads(prep, photos, ti
     assert list(bars) == ["encoding masks (1 of 3)", "encoding text (2 of 3)", "encoding latents (3 of 3)"]
     assert {title: counts[title] for title in bars} == bars and bars["encoding latents (3 of 3)"] == 8
     assert [title for title, _, unit in opened if not unit] == [
-        "hashing the model", "planning", "counting tokens", "looking up rows", "loading the text encoder",
-        "loading the VAE", "writing the manifest"]
+        "hashing the model", "planning", "checking the plan", "counting tokens", "looking up rows",
+        "loading the text encoder", "loading the VAE", "writing the manifest"]
