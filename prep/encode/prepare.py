@@ -30,7 +30,7 @@ from prep.fs.place import Place, may_name
 from prep.fs.remote.copies import directory_of
 from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.hub import locate
-from prep.progress import Progress, phase, silent
+from prep.progress import Progress, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
 
@@ -106,14 +106,13 @@ def complete(begun: Begun) -> Prepared:
                               latents_from=call.latents_from, progress=call.progress)
     masks_asked = call.recipe.mask_origin != "none"
     call = replace(call, recipe=resolved.recipe)
-    with phase(call.progress, "checking the plan"):
-        frame = fixed_fields(resolved, call.cache, begun.output)
-        _require_samples(call, resolved)
-        check_manifest_size(resolved, frame, begun.output)
-        reading = TextReading(model=resolved.model, family=resolved.specs.family, options=resolved.text_options)
-        truncated = find_truncated(resolved.targets, reading, facts, call.progress)
-        facts.release()
-        targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
+    frame = fixed_fields(resolved, call.cache, begun.output)
+    _require_samples(call, resolved)
+    check_manifest_size(resolved, frame, begun.output)
+    reading = TextReading(model=resolved.model, family=resolved.specs.family, options=resolved.text_options)
+    truncated = find_truncated(resolved.targets, reading, facts, call.progress)
+    facts.release()
+    targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
     resolved = replace(resolved, targets=targets)
     return Prepared(begun=begun, call=call, output=begun.output, resolved=resolved, model=resolved.model, facts=facts,
                     frame=frame, prompt_bytes=begun.prompt_bytes, replaces=begun.replaces, truncated=truncated,

@@ -252,7 +252,7 @@ def test_each_stage_of_a_run_that_makes_nothing_is_named(encoded, words, photos,
     monkeypatch.setattr(Ticker, "__init__", named)
     assert prep(*words).code == 0
     assert [stage for stage in stages if stage != "counting tokens"] == [
-        "hashing the model", "listing", "reading", "planning", "checking the plan", "looking up rows",
+        "hashing the model", "listing", "reading", "planning", "looking up rows",
         "writing the manifest"]
     stages.clear()
     assert prep(*words).code == 0 and stages == ["hashing the model", "listing", "checking the cache"]
