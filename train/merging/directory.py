@@ -1,8 +1,8 @@
 """`train merge`: adds a LoRA to the weights of its model; writes a diffusers directory that needs no LoRA.
 
-Weights are read, changed and written one file at a time, so the memory is that of the largest file. The sum is computed
-in float32 and rounded once, to the dtype of the weight or to one that is asked for. The weights of a full run take the
-place of the model's, as the run has them.
+Weights are read, changed and written one tensor at a time, so the memory is that of the LoRA and the largest tensor.
+The sum is computed in float32 and rounded once, to the dtype of the weight or to one that is asked for. The weights of
+a full run take the place of the model's, as the run has them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from prep.errors import ModelError, PathError, Problem, UsageError, first_line
@@ -42,7 +44,7 @@ from train.runs.checkpoint import open_weights, recorded_digest
 from train.runs.checkpoint_files import CheckpointFile, write_part
 from train.runs.lora_file import unfit
 from train.runs.safetensors.header import ITEM_BYTES, TensorInfo, read_header_and_metadata
-from train.runs.safetensors.reader import DTYPES, read_safetensors
+from train.runs.safetensors.reader import DTYPES, read_tensor
 
 INDEX = ".safetensors.index.json"
 _COPIED = (".json", ".txt", ".model", ".jinja", ".md", ".safetensors")  # no pickles, no code
@@ -157,9 +159,9 @@ def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping
                     folder: Path) -> None:
     total = 0
     for path in files.weights:
-        tensors = _merged(path, added, request)
-        total += sum(value.numel() * value.element_size() for value in tensors.values())
-        write_part(folder / files.weight_name(path), CheckpointFile(name="", tensors=tensors, metadata=facts))
+        part = _part({path: _infos(path)}, request.dtype, partial(_merged, added, request), facts)
+        total += sum(value.nbytes for value in (part.tensors or {}).values())
+        write_part(folder / files.weight_name(path), part)
     for name, data in files.small.items():
         if ".index." in name:
             body = json.loads(data)
@@ -168,18 +170,35 @@ def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping
         atomic.write_synced(folder / name, data)
 
 
-def _merged(path: Path, added: Mapping[str, Added], request: MergeRequest) -> dict[str, Tensor]:
-    """The tensors of a file of weights with what the LoRA adds. Raises `ModelError`."""
-    tensors = _read(path)
-    for name, value in tensors.items():
-        layer, _, end = name.rpartition(".")
-        part, whole = added.get(layer), value
-        if part is not None and end == "weight":
-            whole = changed(value.float(), part, request.strength)
-        elif part is not None and end == "bias" and part.bias is not None:
-            whole = value.float() + request.strength * part.bias
-        tensors[name] = _cast(name, whole, request.dtype, value)
-    return tensors
+def _part(files: Mapping[Path, _Infos], dtype: Dtype | None, changed: Callable[[str, Tensor], Tensor],
+          metadata: Mapping[str, str]) -> CheckpointFile:
+    """A file of the tensors in `files`, in this dtype or their own; each is read and `changed` when it is written."""
+    found = {name: (path, info) for path, infos in files.items() for name, info in infos.items()}
+    tensors = {name: torch.empty(info.shape, dtype=DTYPES[info.dtype if dtype is None else _SPELLED[dtype]],
+                                 device="meta") for name, (_, info) in found.items()}
+    names = {id(value): name for name, value in tensors.items()}
+
+    def made(value: Tensor) -> Tensor:
+        name = names[id(value)]
+        path, info = found[name]
+        try:
+            stored = read_tensor(path, info)
+        except (OSError, Unparsed) as error:
+            raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
+        return changed(name, stored)
+
+    return CheckpointFile(name="", tensors=tensors, metadata=metadata, fetch=made)
+
+
+def _merged(added: Mapping[str, Added], request: MergeRequest, name: str, value: Tensor) -> Tensor:
+    """A weight with what the LoRA adds. Raises `ModelError`."""
+    layer, _, end = name.rpartition(".")
+    part, whole = added.get(layer), value
+    if part is not None and end == "weight":
+        whole = changed(value.float(), part, request.strength)
+    elif part is not None and end == "bias" and part.bias is not None:
+        whole = value.float() + request.strength * part.bias
+    return _cast(name, whole, request.dtype, value)
 
 
 def _cast(name: str, whole: Tensor, dtype: Dtype | None, value: Tensor) -> Tensor:
@@ -217,28 +236,20 @@ def _of_full(request: MergeRequest, family: Family, files: ComponentFiles, path:
                          hint="name the model of the run with --model")
     metadata = _metadata(path)
 
+    from_model = {each: {name: info for name, info in _infos(each).items() if name in lacking}
+                  for each in files.weights if lacking}
+
     def write(folder: Path, digest: str) -> None:
-        try:
-            tensors = read_safetensors(path, None, recorded_digest(path))
-        except (OSError, Unparsed) as error:
-            raise refused(path, error, another(path)) from None
-        for each in files.weights if lacking else ():
-            tensors |= {name: value for name, value in _read(each).items() if name in lacking}
-        tensors = {name: _cast(name, value, request.dtype, value) for name, value in tensors.items()}
+        if digest != (recorded_digest(path) or digest):
+            raise refused(path, Unparsed("its bytes do not match their digest"), another(path))
         facts = {name: value for name, value in metadata.items() if name.startswith(("latentry.", "modelspec."))}
-        write_part(folder / "diffusion_pytorch_model.safetensors",
-                   CheckpointFile(name="", tensors=tensors, metadata=facts))
+        part = _part({path: infos, **from_model}, request.dtype,
+                     lambda name, value: _cast(name, value, request.dtype, value), facts)
+        write_part(folder / "diffusion_pytorch_model.safetensors", part)
         atomic.write_synced(folder / "config.json", files.small["config.json"])
 
     return _Content(full=True, layers=len(infos), needed=_size(infos, request.dtype), metadata=metadata, write=write,
                     base=table_in(metadata, "latentry.base"))
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return read_safetensors(path.resolve(), None, None)
-    except (OSError, Unparsed) as error:
-        raise ModelError(f"{path} cannot be used: {first_line(error)}") from None
 
 
 def _metadata(path: Path) -> dict[str, str]:

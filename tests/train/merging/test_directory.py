@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -362,6 +363,24 @@ def test_a_large_model_keeps_its_files(sd15, tmp_path):
     whole = merge(MergeRequest(lora=sd15[1], model=sd15[0], output=tmp_path / "whole", dtype="float16"))
     other = load_file(next((whole.output / "unet").glob("*.safetensors")))
     assert all(torch.equal(other[name], value) for part in parts for name, value in part.items())
+
+
+@pytest.mark.parametrize(("trained", "dtype"), [("lora", None), ("full", None), ("full", "bfloat16")])
+def test_no_two_weights_are_in_memory(sd15, full_run, tmp_path, monkeypatch, trained, dtype):
+    """Each is read, changed and written before the next one is read."""
+    read, weights = [], sd15[0] / "unet" / "diffusion_pytorch_model.safetensors"
+
+    def tracked(path, info):
+        assert not [each for each in read if each() is not None], "an earlier weight is still there"
+        value = before(path, info)
+        read.append(weakref.ref(value))
+        return value
+
+    before = directory.read_tensor
+    monkeypatch.setattr(directory, "read_tensor", tracked)
+    done = merge(MergeRequest(lora=full_run if trained == "full" else sd15[1], model=sd15[0],
+                              output=tmp_path / "merged", dtype=dtype))
+    assert len(read) == len(load_file(weights)) == len(load_file(done.output / "unet" / weights.name))
 
 
 def refused(sd15, tmp_path, kind=ModelError, **changes):

@@ -40,6 +40,14 @@ def read_safetensors(path: Path, wanted: Wanted | None, digest: str | None,
     return read_joined({path: digest}, wanted, lambda _, error: error, known=known)
 
 
+def read_tensor(path: Path, info: TensorInfo) -> Tensor:
+    """One tensor of the file at `path`, whose header says `info` of it. Raises `Unparsed`, `OSError`."""
+    with open_weights(path) as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        handle.seek(8 + length + info.start)
+        return _read(handle, info)
+
+
 def read_joined(files: Mapping[Path, str | None], wanted: Wanted | None, refused: Refused,
                 only: Mapping[str, range] | None = None, known: Mapping[str, torch.dtype] | None = None,
                 ) -> dict[str, Tensor]:
@@ -170,14 +178,14 @@ def _compare(present: Mapping[str, tuple[str, tuple[int, ...]]], wanted: Wanted)
             raise Unparsed(f"'{name[:80]}' is not a tensor of this run")
 
 
-def _read(hashed: _Hashed, info: TensorInfo, known: Mapping[str, torch.dtype] = DTYPES) -> Tensor:
+def _read(file: _Hashed | BinaryIO, info: TensorInfo, known: Mapping[str, torch.dtype] = DTYPES) -> Tensor:
     if info.dtype not in known:
         raise Unparsed(f"it has a tensor of dtype {info.dtype}, expected one of: {', '.join(known)}")
     value = torch.empty(info.shape, dtype=known[info.dtype])
     bytes_: Any = value.reshape(-1).view(torch.uint8).numpy()
     rest = memoryview(bytes_)
     while rest:
-        count = hashed.readinto(rest)
+        count = file.readinto(rest)  # type: ignore[union-attr]  # opened without text
         if not count:
             raise Unparsed(f"it ends {len(rest)} bytes early")
         rest = rest[count:]
