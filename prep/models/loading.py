@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from prep.errors import ModelError, OutOfMemoryError, Problem, first_line
 from prep.formatting import format_bytes
 from prep.models.checkpoints.bounds import build, known_warnings, of_diffusers, require_room
 from prep.models.checkpoints.staging import staged
-from prep.models.checkpoints.stored import Stored
+from prep.models.checkpoints.stored import DTYPES, Stored
 from prep.models.checkpoints.streaming import Settle, compared, fill, names_in, without_weights
 from prep.models.device.allocator import blocks_apart
 from prep.models.device.host import available
 from prep.models.device.memory import is_out_of_memory
 from prep.models.device.offload import SHARED
 from prep.models.files import ComponentFiles
-from prep.models.weights import read_tensors
+from prep.models.weights import Shape, read_shapes, read_tensors
 
 
 def as_it_is(_name: str, layer: Any) -> Any:
@@ -66,19 +67,24 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> A
     return model.eval()
 
 
-def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: str = "", **options: Any) -> Any:
+def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: str = "",
+                      size: Callable[[Mapping[str, Shape]], int] | None = None, **options: Any) -> Any:
     """Loads a model of class `kind`, of transformers, into CPU memory, all its weights from `files`.
 
     `what` names it in messages, `packages` completes the hint on a missing package, and `options` go to
-    `from_pretrained`. Raises `ModelError`, `OutOfMemoryError`.
+    `from_pretrained`. `size` says the bytes of weights of these shapes, by name; by default they have the dtype that is
+    asked for. Raises `ModelError`, `OutOfMemoryError`.
     """
-    with _explained(files, what, packages), staged(files, _dtype_in(options)) as folder, known_warnings():
+    dtype = _dtype_in(options)
+    with _explained(files, what, packages), staged(files, dtype) as folder, known_warnings():
         require_room(kind, files, read_tensors(files.weights), partial(build, kind, folder))
+        shapes = {name: shape for name, shape in read_shapes(files.weights).items() if unread([name])}
+        _require_memory(size(shapes) if size else dtype.itemsize * sum(map(prod, shapes.values())), files, what)
         model, loaded = kind.from_pretrained(
             folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
             ignore_mismatched_sizes=True, **options)
         refuse_holes(loaded, files.folder)
-        unmap(model)
+        unmap(model, {DTYPES.get(tensor.dtype) for tensor in read_tensors(files.weights).values()})
     return model
 
 
@@ -136,10 +142,13 @@ def said(error: Exception, files: ComponentFiles) -> str:
     return " ".join(Path(word).name if "latentry-model-" in word else word for word in words)[:300]
 
 
-def unmap(model: Any) -> None:
-    """Copies weights and buffers out of their mapped file, which could still change or be truncated."""
+def unmap(model: Any, stored: Collection[torch.dtype | None]) -> None:
+    """Copies weights and buffers out of their mapped file, which could still change or be truncated. Those of a dtype
+    that the file has not, `stored` being those that it has, were copied when they were cast.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
-        if getattr(tensor, "CB", None) is None:  # else quantized from what was mapped, and its two names are one tensor
+        # With CB, it was quantized from what was mapped, and its two names are one tensor.
+        if tensor.dtype in stored and getattr(tensor, "CB", None) is None:
             tensor.data = tensor.data.clone()
 
 

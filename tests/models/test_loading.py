@@ -19,9 +19,10 @@ from safetensors.torch import load_file, save_file
 from prep.errors import ModelError, OutOfMemoryError
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
-from prep.models.fingerprint import text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import text_files, text_fingerprint, vae_fingerprint
 from prep.models.loading import dtype_keyword, quiet_libraries
 from prep.models.text.encoder import TextEncoder
+from prep.models.text.pipeline import load_encoder
 from prep.models.text.truncation import TruncationFinder
 from prep.models.vae import VaeEncoder, load_vae
 from train.config.load import parse
@@ -233,3 +234,32 @@ def test_memory_that_is_not_there_is_said_before_it_is_taken(model, monkeypatch,
     assert caught.value.exit_code == 9 and "download" not in caught.value.hint
     assert caught.value.message.startswith(f"the denoiser in {model / 'unet'} takes ")
     assert "are available" in caught.value.message and "quantization" in caught.value.hint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_text_encoders_are_copied_once(model, monkeypatch, dtype):
+    """Out of their mapped file, as it may change; what is cast has memory of its own already."""
+    cloned, clone = [], torch.Tensor.clone
+    family, files = FAMILIES["sd15"], text_files(model)
+    monkeypatch.setattr(torch.Tensor, "clone", lambda value: cloned.append(value) or clone(value))
+    encoder = load_encoder(model, family, "text_encoder", files, dtype)
+    monkeypatch.undo()
+    assert bool(cloned) == (dtype == torch.float32)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    with (model / "text_encoder" / "model.safetensors").open("r+b") as file:
+        file.seek(-4096, 2)
+        file.write(b"\0" * 4096)
+    assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
+
+
+def test_memory_for_a_text_encoder_is_asked_for_before_it_is_loaded(model, monkeypatch):
+    family, files = FAMILIES["sd15"], text_files(model)
+    encoder = load_encoder(model, family, "text_encoder", files, torch.bfloat16)
+    size = sum(value.nbytes for value in encoder.parameters())
+    monkeypatch.setattr("prep.models.loading.available", lambda: size)
+    load_encoder(model, family, "text_encoder", files, torch.bfloat16)
+    monkeypatch.setattr("prep.models.loading.available", lambda: size - 1)
+    with pytest.raises(OutOfMemoryError) as caught:
+        load_encoder(model, family, "text_encoder", files, torch.bfloat16)
+    assert caught.value.exit_code == 9 and caught.value.message.startswith(
+        f"the text encoder in {model / 'text_encoder'} takes ") and "--encoder-memory" in caught.value.hint

@@ -20,7 +20,7 @@ from prep.formatting import clock, format_bytes, grouped
 from prep.models.components import class_of
 from prep.models.fingerprint import text_files, vae_files
 from prep.models.pipeline import pipeline_index
-from prep.models.text.quantization import is_quantized, quantized_bytes
+from prep.models.text.quantization import encoder_bytes
 from prep.models.weights import read_shapes
 
 FLOAT32 = 4  # bytes
@@ -132,9 +132,8 @@ def _weights(resolved: ResolvedRecipe, planned: EncodePlan) -> int:
     if planned.missing["text"]:
         for name, files in text_files(resolved.model).encoders.items():
             shapes, item = read_shapes(files.weights), ITEM_BYTES[resolved.contexts.text["compute"]]
-            kind, quantization = class_of(index, name, resolved.model)[1], resolved.text_options.quantization
-            sizes.append(quantized_bytes(shapes, quantization, item) if is_quantized(kind, quantization) else
-                         item * sum(map(prod, shapes.values())))
+            kind = class_of(index, name, resolved.model)[1]
+            sizes.append(encoder_bytes(kind, shapes, resolved.text_options.quantization, item))
     if planned.missing["latent"]:
         shapes = read_shapes(vae_files(resolved.model).weights)
         sizes.append(ITEM_BYTES[resolved.contexts.latent["compute"]] * sum(map(prod, shapes.values())))

@@ -21,7 +21,7 @@ from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_part, load_transformers
 from prep.models.pipeline import pipeline_index
 from prep.models.text.chat import render_apart
-from prep.models.text.quantization import bitsandbytes_options, is_quantized
+from prep.models.text.quantization import bitsandbytes_options, encoder_bytes, is_quantized
 from prep.models.text.tokenizer import load_tokenizer
 
 CLIP_POSITIONS = 77  # if a config does not say
@@ -37,7 +37,9 @@ def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype
         config: Any = transformers.BitsAndBytesConfig
         options |= {"quantization_config": config(**bitsandbytes_options(quantization, dtype)),
                     "device_map": {"": "cpu"}}  # otherwise transformers would choose a GPU
-    encoder = load_transformers(kind, files.encoders[name], spoken(name), trust_remote_code=False, **options)
+    encoder = load_transformers(
+        kind, files.encoders[name], spoken(name), trust_remote_code=False,
+        size=lambda shapes: encoder_bytes(kind.__name__, shapes, quantization, dtype.itemsize), **options)
     for module in encoder.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):  # of a layer with 4 bits: on some processors bitsandbytes
             module.support_avx512bf16_for_cpu = False  # would repack it, with other numbers, or fail for small ones

@@ -56,10 +56,12 @@ def most_captions(quantization: str) -> int | None:
     return 1 if quantization == "8bit" else None
 
 
-def quantized_bytes(shapes: Mapping[str, Sequence[int]], quantization: str, item: int) -> int:
-    """Bytes of the weights of these shapes, by name; those that are not quantized have `item` bytes a number."""
-    return sum(_matrix_bytes(shape, quantization) if len(shape) == 2 and not _WHOLE.search(name) else item * prod(shape)
-               for name, shape in shapes.items())
+def encoder_bytes(encoder: str, shapes: Mapping[str, Sequence[int]], quantization: str, item: int) -> int:
+    """Bytes of the weights of these shapes, by name, in a text encoder of this class; those that are not quantized have
+    `item` bytes a number."""
+    packed = is_quantized(encoder, quantization)
+    return sum(_matrix_bytes(shape, quantization) if packed and len(shape) == 2 and not _WHOLE.search(name)
+               else item * prod(shape) for name, shape in shapes.items())
 
 
 def _matrix_bytes(shape: Sequence[int], quantization: str) -> int:

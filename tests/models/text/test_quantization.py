@@ -25,7 +25,7 @@ from prep.models.fingerprint import text_files
 from prep.models.text import quantization
 from prep.models.text.encoder import TextEncoder
 from prep.models.text.pipeline import load_encoder
-from prep.models.text.quantization import is_quantized, quantized_bytes, require_library
+from prep.models.text.quantization import encoder_bytes, is_quantized, require_library
 from prep.models.weights import read_shapes
 
 BITS = (pytest.param("8bit", marks=pytest.mark.slow), "4bit")
@@ -143,7 +143,7 @@ def test_bytes_are_told_from_the_headers_of_the_files(build, tmp_path):
     for bits in ("8bit", "4bit"):
         encoder = load_encoder(tmp_path / "model", family, name, files, torch.bfloat16, bits)
         buffers = sum(buffer.nbytes for buffer in encoder.buffers())
-        told = quantized_bytes(shapes, bits, 2)
+        told = encoder_bytes(type(encoder).__name__, shapes, bits, 2)
         assert told == weight_bytes(encoder) - buffers < whole
 
 
