@@ -43,7 +43,8 @@ from prep.progress import phase
 
 MOST_BYTES = 1 << 22  # of what is remembered of a run, compressed; the captions that are cut take most of it
 _DAY = 86400
-_LIBRARIES = ("numpy", "pillow", "pyarrow")  # whose versions decide facts of files, or the bytes of tables
+# Their versions decide facts of files, which captions are cut, or the bytes of tables.
+_LIBRARIES = ("numpy", "pillow", "pyarrow", "tokenizers", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from train.check.faults import Noting
 from train.check.model import model_of
 from train.check.notes import notes_of
 from train.check.objective import check_fields, prediction_of
-from train.check.requirements import check_attention, check_libraries
+from train.check.requirements import check_libraries
 from train.setup import CheckedModel, CheckReport, Initial, RunRequest, Setup
 
 
@@ -37,9 +37,7 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
     with Noting(faults):
         check_fields(manifest, config)
     with Noting(faults):
-        check_libraries(config)
-    with Noting(faults):
-        check_attention(config, FAMILIES[manifest.family])
+        check_libraries(config, FAMILIES[manifest.family])
     with Noting(faults):
         index = open_index(manifest)
     if index is not None:

@@ -14,8 +14,9 @@ from train.trackers.tracked import check_trackers
 DIVIDES = (2, 9)  # the first torch that can add gradients over ranks instead of taking their mean
 
 
-def check_libraries(config: Config) -> None:
-    """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, or torch is too old."""
+def check_libraries(config: Config, family: Family) -> None:
+    """Raises `ConfigError` if the library of a tracker or of the optimizer is not installed, if torch is too old, or
+    diffusers computes the attention of the family's denoisers otherwise."""
     check_trackers(config.log)
     name = config.optimizer.name
     facts = TABLE[name]
@@ -23,10 +24,18 @@ def check_libraries(config: Config) -> None:
         raise ConfigError(f"optimizer.name is '{name}', which needs the library {facts.library}",
                           hint=f"pip install 'latentry[{facts.extra}]'")
     _require_torch(facts.torch, f"optimizer.name is '{name}', which needs", "--set optimizer.name=adamw")
+    _check_attention(config, family)
     if config.quantization != "none":
         _check_quantized(config)
     if config.parallel.shard:
         _check_divided(config)
+
+
+def _check_attention(config: Config, family: Family) -> None:
+    """Raises `ConfigError` if a kernel of attention is named for a family whose denoisers use PyTorch's own."""
+    if config.attention != "native" and not family.chooses_attention:
+        raise ConfigError(f"attention is '{config.attention}', but denoisers of family '{family.name}' compute it with "
+                          "PyTorch's own", hint="--set attention=native")
 
 
 def _check_quantized(config: Config) -> None:
@@ -77,13 +86,6 @@ def idle_ranks(batch_size: int, world: int) -> ConfigError | None:
         return None
     return ConfigError(f"batch_size is {batch_size}, but {world} ranks divide a step's samples",
                        hint=f"--batch-size {world} or more, or start fewer processes")
-
-
-def check_attention(config: Config, family: Family) -> None:
-    """Raises `ConfigError` if a kernel of attention is named for a family whose denoisers use PyTorch's own."""
-    if config.attention != "native" and not family.chooses_attention:
-        raise ConfigError(f"attention is '{config.attention}', but denoisers of family '{family.name}' compute it with "
-                          "PyTorch's own", hint="--set attention=native")
 
 
 def needs_device(config: Config) -> bool:

@@ -84,7 +84,7 @@ def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
             continue
         settings = {**now.settings, **wanted}
         try:
-            check_libraries(changed_by(setup.config, settings))
+            check_libraries(changed_by(setup.config, settings), setup.family)
         except ConfigError:  # of a library that is not installed, or of settings that exclude each other
             continue
         tried = forecast(setup, first.room, settings, world=world)
