@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prep.cache.store import SUFFIX, Cache
@@ -83,17 +83,21 @@ def publish_parts(cache: Cache, digest: str, parts: Iterable[atomic.Buffer]) -> 
 
     Takes no part of a table that is there.
     """
+    if (target := _lacking(cache, digest)) is None:
+        return True
     running = hashlib.sha256()
-
-    def digested() -> Iterator[atomic.Buffer]:
+    with contextlib.suppress(_Another), atomic.new_file(target, read_only=True, staging=cache.staging(),
+                                                        mode=cache.file_mode, undo=False) as handle:
         for part in parts:
+            atomic.write(handle, part)
             running.update(part)
-            yield part
+        if running.hexdigest() != digest:
+            raise _Another
+    return running.hexdigest() == digest
 
-    target = _lacking(cache, digest)
-    return target is None or atomic.write_parts(
-        target, digested(), read_only=True, staging=cache.staging(), mode=cache.file_mode,
-        accepted=lambda: running.hexdigest() == digest)
+
+class _Another(Exception):
+    """The parts are those of another table."""
 
 
 def _lacking(cache: Cache, digest: str) -> Path | None:

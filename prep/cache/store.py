@@ -140,6 +140,15 @@ class Cache:
         atomic.make_dir(path, mode=self.dir_mode)
         return path
 
+    @contextlib.contextmanager
+    def staged(self) -> Iterator[Path]:
+        """A new directory in tmp/, which is gone after the block, unless it was renamed."""
+        path = self.stage()
+        try:
+            yield path
+        finally:
+            atomic.forget(path)
+
     def staging(self) -> Path:
         """The directory tmp/, which is made if it is missing; after a crash, its contents are leftovers."""
         self.make_dirs(self.root / "tmp")

@@ -57,22 +57,16 @@ def pack(path: Place, output: Path, *, progress: Progress = silent) -> PackRepor
     name, root = _names(here, manifest)
     cache = cache_at(manifest.cache)
     shards = read_shards(cache, manifest)
-    staged = atomic.temporary_name(output.absolute())
-    try:
-        with (lock_directory(cache.root, exclusive=False, patience=PATIENCE), atomic.create(staged) as handle,
-              progress("packing", sum(shard.bytes for shard in shards), "bytes") as tick):
-            _add(handle, name, read_regular(here, LIMIT))
-            _add(handle, f"{root}/{MARKER}", read_regular(cache.root / MARKER, MARKER_BYTES))
-            for table in tables_of(manifest.document):
-                _add_table(handle, table_name(root, table), cache, table, manifest)
-            for shard in shards:
-                _add_shard(handle, root, cache, shard, manifest, tick)
-            atomic.write(handle, END)
-            size = handle.tell()
-            atomic.sync(handle)
-        atomic.publish(staged, output)
-    finally:
-        atomic.forget(staged)
+    with (atomic.new_file(output) as handle, lock_directory(cache.root, exclusive=False, patience=PATIENCE),
+          progress("packing", sum(shard.bytes for shard in shards), "bytes") as tick):
+        _add(handle, name, read_regular(here, LIMIT))
+        _add(handle, f"{root}/{MARKER}", read_regular(cache.root / MARKER, MARKER_BYTES))
+        for table in tables_of(manifest.document):
+            _add_table(handle, table_name(root, table), cache, table, manifest)
+        for shard in shards:
+            _add_shard(handle, root, cache, shard, manifest, tick)
+        atomic.write(handle, END)
+        size = handle.tell()
     return PackReport(file=output, shards=len(shards), bytes=size)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,6 @@ MARKER_BYTES = 1 << 12
 THREADS = 16  # that sync files
 AT_ONCE, AT_ONCE_BYTES = 128, 1 << 28  # files, and bytes, synced together; macOS lets a process open 256 files
 LAYOUT = 2  # raised when files get other names, or tars other members
-_LEFT = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,7 +171,7 @@ def _begin(output: Path, choices: Mapping[str, Any]) -> None:
     """Marks a directory as an export; removes the partial files that a killed run left in a marked one."""
     if (output / MARKER).is_file():
         for leftover in output.rglob(".*.partial"):
-            if _LEFT.fullmatch(leftover.name):
+            if atomic.is_partial(leftover):
                 atomic.remove(leftover)
         return
     atomic.make_dirs(output.absolute())
@@ -212,8 +210,7 @@ def _write_tars(made: _Files, samples: Samples, most: int, tick: Tick) -> None:
 def _write_tar(made: _Files, samples: Sequence[ExportSample], most: int, shared: webdataset.Shared) -> int:
     """Writes a tar of the first samples, at least one, that make `most` bytes; returns their number."""
     first, count = samples[0].number, 0
-    staged = atomic.temporary_name(made.root / "samples.tar")
-    try:
+    with atomic.staged(made.root / "samples.tar") as staged:
         with atomic.create(staged) as handle:
             with tarfile.open(fileobj=handle, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 while count < len(samples) and (count == 0 or handle.tell() < most):
@@ -222,7 +219,5 @@ def _write_tar(made: _Files, samples: Sequence[ExportSample], most: int, shared:
             made.bytes += handle.tell()
             atomic.sync(handle)
         atomic.publish(staged, made.root / f"samples-{first:09d}-{first + count - 1:09d}.tar")
-    finally:
-        atomic.forget(staged)
     made.written += 1
     return count

@@ -79,15 +79,11 @@ def unpack(file: Path, folder: Path, *, progress: Progress = silent) -> UnpackRe
         target = folder.absolute() / first.name
         atomic.make_dirs(target.parent)
         check_replaceable(target, "manifest", looks_like_manifest)
-        staged = atomic.temporary_name(target)
-        try:
+        with atomic.staged(target) as staged:
             atomic.write_synced(staged, data)
             manifest = read_manifest(staged, fetch=False)
             shards, unpacked = _fill(source, file, manifest, folder.absolute(), progress)
-            atomic.rename(staged, target)
-            atomic.sync_dir(target.parent)
-        finally:
-            atomic.remove(staged)
+            atomic.publish(staged, target)
     return UnpackReport(manifest=folder / first.name, shards=len(shards), unpacked=len(unpacked),
                         bytes=sum(shard.bytes for shard in unpacked))
 
@@ -132,8 +128,8 @@ def _unpacked(source: BinaryIO, file: Path, name: str, cache: Cache, shard: Shar
         skip(source, sum(member.room for member in members))
         tick(shard.bytes)
         return False
-    staged, listing = cache.stage(), []
-    try:
+    listing = []
+    with cache.staged() as staged:
         for member in members:
             expect_member(source, file, member)
             inner = member.name.partition(f"/{shard.digest}/")[2]
@@ -145,8 +141,6 @@ def _unpacked(source: BinaryIO, file: Path, name: str, cache: Cache, shard: Shar
         for made in {(staged / name).parent for name in shard.remote.files} | {staged}:
             atomic.sync_dir(made)
         publish_dir(cache, staged, shard.digest)
-    finally:
-        atomic.remove_tree(staged)
     return True
 
 

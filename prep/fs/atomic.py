@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,6 +33,7 @@ DIRECTORY = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "
 HAS_DIR_FD = {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd and os.scandir in os.supports_fd
 SHARED_DIR = 0o3077  # permission bits that directories inherit from the cache's root
 SHARED_FILE = 0o066
+_PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")
 NO_DIRECTORY_SYNC = {errno.EINVAL, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOTSUP, errno.EISDIR}
 
 
@@ -182,12 +184,12 @@ def remove_directory_in_way(path: Path) -> None:
         remove_tree(path)
 
 
-def temporary_name(path: Path, staging: Path | None = None) -> Path:
+def temporary_name(path: Path, staging: Path | None = None, *, end: str = ".partial") -> Path:
     """A new hidden name in the directory of `path`, or in `staging`; unlike with mkstemp, the umask sets the mode.
 
     It does not contain the file's own name, which may already have the maximum length.
     """
-    return (staging or path.parent) / f".{secrets.token_hex(8)}.partial"
+    return (staging or path.parent) / f".{secrets.token_hex(8)}{end}"
 
 
 def write_synced(path: Path, data: Buffer, *, mode: int | None = None) -> None:
@@ -197,48 +199,68 @@ def write_synced(path: Path, data: Buffer, *, mode: int | None = None) -> None:
         sync(handle)
 
 
-def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None,
-                 mode: int | None = None) -> None:
-    """Replaces `path` by `data` atomically, synced: readers, also after a crash, see the complete old or new file.
+def is_partial(path: Path) -> bool:
+    """Whether a file or directory has the name of one that was left unfinished."""
+    return _PARTIAL.fullmatch(path.name) is not None
 
-    A crash leaves its partial file in `staging`, if that is writable and on the same file system; otherwise beside
-    `path`. `mode` as for `create`.
+
+@contextlib.contextmanager
+def staged(path: Path, staging: Path | None = None, *, end: str = ".partial") -> Iterator[Path]:
+    """A name beside `path`, or in `staging`, for what is to become it; what has that name after the block is removed.
     """
+    name = temporary_name(path, staging, end=end)
     try:
-        write_parts(path, [data], read_only=read_only, staging=staging, mode=mode)
-    except OSError as error:
-        if staging is None or error.errno not in NO_STAGING:
-            raise
-        write_parts(path, [data], read_only=read_only, mode=mode)
-
-
-def write_parts(path: Path, parts: Iterable[Buffer], *, read_only: bool = False, staging: Path | None = None,
-                mode: int | None = None, accepted: Callable[[], bool] = lambda: True) -> bool:
-    """As `write_atomic`, of data that comes in parts, and only by way of `staging`. After the last part `accepted` is
-    asked, and returned: if it is false, nothing is written."""
-    staged = temporary_name(path, staging)
-    try:
-        with create(staged, mode=mode) as handle:
-            for part in parts:
-                write(handle, part)
-            sync(handle)
-        if not accepted():
-            return False
-        if read_only:
-            protect(staged)
-        rename(staged, path)
+        yield name
     finally:
-        forget(staged)
-    sync_dir(path.parent)
-    return True
+        forget(name)
 
 
-def publish(staged: Path, target: Path) -> None:
+@contextlib.contextmanager
+def new_file(path: Path, *, read_only: bool = False, staging: Path | None = None, mode: int | None = None,
+             undo: bool = True) -> Iterator[BinaryIO]:
+    """A file to be written, which is `path` after the block, synced; an error in the block leaves nothing.
+
+    A crash leaves its partial file in `staging`, or beside `path`. `mode` as for `create`, `undo` as for `publish`.
+    """
+    with staged(path.absolute(), staging) as name:
+        with create(name, mode=mode) as handle:
+            yield handle
+            sync(handle)
+        if read_only:
+            protect(name)
+        publish(name, path, undo=undo)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A directory to be filled with synced files, which is `path` after the block; an error in it leaves nothing.
+
+    `replace`: one that is there is removed, with its contents.
+    """
+    make_dirs(path.absolute().parent)
+    with staged(path.absolute()) as folder:
+        make_dir(folder)
+        yield folder
+        publish_directory(folder, path, replace=replace)
+
+
+def publish_directory(folder: Path, target: Path, *, replace: bool) -> None:
+    """Moves a directory whose files are synced to `target`, as `new_directory` does."""
+    for inner in sorted(each for each in folder.rglob("*") if each.is_dir()):
+        sync_dir(inner)
+    sync_dir(folder)
+    if replace:
+        remove_tree(target)
+    publish(folder, target, undo=not replace)
+
+
+def publish(staged: Path, target: Path, *, undo: bool = True) -> None:
     """Moves a complete file or directory to `target`, and syncs its name to the disk.
 
-    If that fails, a target that was not there before is removed again, so that the same command can be repeated.
+    If that fails, `undo` removes a target that was not there before, so that the same command can be repeated; not
+    where others may rely on it by now.
     """
-    fresh = not os.path.lexists(target)
+    fresh = undo and not os.path.lexists(target)
     rename(staged, target)
     try:
         sync_dir(target.absolute().parent)
@@ -249,28 +271,35 @@ def publish(staged: Path, target: Path) -> None:
         raise
 
 
-def write_published(path: Path, data: Buffer) -> None:
-    """Writes `data` to `path` as `publish` does: synced, and repeatable if that fails at its end."""
-    staged = temporary_name(path.absolute())
-    try:
-        write_synced(staged, data)
-        publish(staged, path)
-    finally:
-        forget(staged)
+def write_atomic(path: Path, data: Buffer, *, read_only: bool = False, staging: Path | None = None,
+                 mode: int | None = None) -> None:
+    """Replaces `path` by `data` atomically, synced: readers, also after a crash, see the complete old or new file.
+
+    A crash leaves its partial file in `staging`, if that is writable and on the same file system; otherwise beside
+    `path`. `mode` as for `create`.
+    """
+    for place in (staging, None):
+        try:
+            with new_file(path, read_only=read_only, staging=place, mode=mode, undo=False) as handle:
+                write(handle, data)
+            return
+        except OSError as error:
+            if place is None or error.errno not in NO_STAGING:
+                raise
 
 
 def write_passing(path: Path, data: Buffer) -> None:
     """Replaces `path` by `data` atomically, and leaves it to the system when that reaches the disk: for what tells of
     this moment, and is worth nothing after a crash. It is no change of the disk that matters, so no primitive makes it.
     """
-    staged = temporary_name(path)
+    name = temporary_name(path)
     try:
-        with staged.open("xb", buffering=0) as handle:
+        with name.open("xb", buffering=0) as handle:
             handle.write(data)
-        staged.replace(path)
+        name.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            staged.unlink(missing_ok=True)
+            name.unlink(missing_ok=True)
         raise
 
 
@@ -278,14 +307,12 @@ def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, m
     """Creates `path` with `data`, atomically; returns False, and writes nothing, if `path` exists."""
     if path.exists():
         return False
-    staged = temporary_name(path, staging)
-    try:
-        write_synced(staged, data, mode=mode)
-        link(staged, path)
-    except FileExistsError:
-        return False
-    finally:
-        forget(staged)
+    with staged(path, staging) as name:
+        write_synced(name, data, mode=mode)
+        try:
+            link(name, path)
+        except FileExistsError:
+            return False
     sync_dir(path.parent)
     return True
 

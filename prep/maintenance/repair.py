@@ -204,8 +204,10 @@ def _data_of(root: Path, header: Header, spec: ArraySpec) -> Iterator[Any]:
 def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
     """Atomically replaces each data file by one with a correct shard index."""
     for spec in header.arrays:
-        atomic.write_parts(root / shard_format.data_path(spec), _data_of(root, header, spec), read_only=True,
-                           staging=cache.staging(), mode=cache.file_mode)
+        with atomic.new_file(root / shard_format.data_path(spec), read_only=True, staging=cache.staging(),
+                             mode=cache.file_mode, undo=False) as handle:
+            for part in _data_of(root, header, spec):
+                atomic.write(handle, part)
 
 
 def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:

@@ -43,7 +43,7 @@ def mending(manifest: Manifest, *, recorded: bool = False) -> str:
         return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the "
                 "store, run that prep encode again with --recheck")
     found = recorded and cache_at(manifest.cache).records_damage
-    return f"encode what is damaged again: {encode_command(manifest, *(() if found else ('--recheck',)))}"
+    return f"encode again only what is damaged: {encode_command(manifest, *(() if found else ('--recheck',)))}"
 
 
 def prompts_command(manifest: Manifest, file: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from prep.errors import ConfigError, PathError, UsageError
 from prep.formatting import counted, format_size, printable, shell_name
-from prep.fs.atomic import forget, publish, write_published, write_synced
+from prep.fs import atomic
 from prep.fs.blob import open_file
 from prep.fs.paths import check_not_cache, check_replaceable
 from prep.fs.place import place_of, require_local
@@ -204,11 +203,13 @@ def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitRep
     except ConfigError as error:
         raise ConfigError(f"{other} does not convert to a valid recipe: {error.message}", hint=error.hint) from None
     if target is not None and converted.training is not None:
-        write_published(target, converted.training.rendered(
-            f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart are at the end."
-        ).encode())
+        with atomic.new_file(target) as file:
+            atomic.write(file, converted.training.rendered(
+                f"Written by prep init --from {other} ({converted.tool}). Settings without counterpart are at the end."
+            ).encode())
     if prompts is not None:
-        write_published(prompts, converted.prompts.encode())
+        with atomic.new_file(prompts) as file:
+            atomic.write(file, converted.prompts.encode())
     return InitReport(output=output, recipe=recipe, converted=converted, training=target, prompts=prompts)
 
 
@@ -237,17 +238,14 @@ def _check_train_target(target: Path, other: Path, output: Path, force: bool) ->
 def write_recipe(recipe: Recipe, output: Path, *, remarks: Sequence[Comment], shown: Collection[str]) -> None:
     """Writes `output` atomically, after reading it back as a check. Raises `ConfigError`, `PathError`."""
     text = render_recipe(recipe, base=output.absolute().parent, remarks=remarks, shown=shown)
-    staged = output.absolute().with_name(f".{secrets.token_hex(8)}.toml")  # the loader reads only .toml as a recipe
-    try:
-        write_synced(staged, text.encode())
+    with atomic.staged(output.absolute(), end=".toml") as staged:  # the loader reads only .toml as a recipe
+        atomic.write_synced(staged, text.encode())
         try:
             back = load_recipe(staged, choices={})
         except ConfigError as error:
             raise ConfigError(error.message.replace(f"{staged}: ", ""), hint=error.hint) from None
         assert len(back.sources) == len(recipe.sources), "a recipe reads back as it was written"
-        publish(staged, output)
-    finally:
-        forget(staged)
+        atomic.publish(staged, output)
 
 
 def _seen_json(seen: Overview) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,24 +48,38 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert names(tmp_path) == ["a.json"]
 
 
-@pytest.mark.parametrize("ends", ["refused", "broken"])
-def test_parts_that_are_not_accepted_or_do_not_come_leave_the_old_file(tmp_path: Path, ends: str) -> None:
-    path, taken = tmp_path / "file", list[bytes]()
-    assert atomic.write_parts(path, [b"ab", b"cd"], read_only=True) and path.read_bytes() == b"abcd"
+def test_a_file_whose_block_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for data in (b"ab", b"cd"):
+        with atomic.new_file(path, read_only=True) as handle:
+            atomic.write(handle, data)
+            atomic.write(handle, data)
+        assert path.read_bytes() == data * 2 and not path.stat().st_mode & 0o222
+    with pytest.raises(ConnectionError), atomic.new_file(path) as handle:
+        atomic.write(handle, b"x")
+        raise ConnectionError
+    assert path.read_bytes() == b"cdcd" and names(tmp_path) == ["file"]
 
-    def parts() -> Iterator[bytes]:
-        for part in (b"x", b"y"):
-            taken.append(part)
-            yield part
-        if ends == "broken":
-            raise ConnectionError
 
-    if ends == "broken":
-        with pytest.raises(ConnectionError):
-            atomic.write_parts(path, parts())
-    else:
-        assert not atomic.write_parts(path, parts(), accepted=lambda: taken != [b"x", b"y"])
-    assert path.read_bytes() == b"abcd" and list(tmp_path.iterdir()) == [path]
+def test_a_directory_is_there_when_its_block_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is synced before it has its name; one that is there stays, unless it is to be replaced."""
+    path, synced = tmp_path / "above" / "made", list[str]()
+    plain = atomic.sync_dir
+    monkeypatch.setattr(atomic, "sync_dir", lambda place: (synced.append(place.name), plain(place)))
+    with atomic.new_directory(path) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a").write_bytes(b"a")
+        assert folder.parent == path.parent and not path.exists()
+    assert synced == [tmp_path.name, "inner", folder.name, "above"] and names(path / "inner") == ["a"]
+    with pytest.raises(OSError, match="not empty"), atomic.new_directory(path):
+        pass
+    with pytest.raises(ConnectionError), atomic.new_directory(path, replace=True) as folder:
+        atomic.write_synced(folder / "b", b"b")
+        raise ConnectionError
+    assert names(path) == ["inner"] and names(path.parent) == ["made"]
+    with atomic.new_directory(path, replace=True) as folder:
+        atomic.write_synced(folder / "b", b"b")
+    assert names(path) == ["b"] and names(path.parent) == ["made"]
 
 
 def test_modes_follow_the_umask(tmp_path: Path) -> None:
@@ -308,4 +321,9 @@ def test_a_name_that_cannot_be_synced_is_unused_again_if_it_was(tmp_path: Path, 
         patch.setattr(atomic, "sync_dir", failing)
         with pytest.raises(OSError, match="Input/output"):
             atomic.publish(staged, target)
-    assert target.exists() is (before and kind == "file") and not staged.exists()
+        assert target.exists() is (before and kind == "file") and not staged.exists()
+        if kind == "file":  # what others may rely on stays
+            staged.write_bytes(b"new")
+            with pytest.raises(OSError, match="Input/output"):
+                atomic.publish(staged, target, undo=False)
+            assert target.read_bytes() == b"new"

@@ -204,7 +204,7 @@ def test_a_damaged_row_is_told_with_shard_row_and_samples(feed):
         for _ in some:
             pass
     assert f"prep verify {made.path}" in caught.value.hint.replace(os.path.relpath(made.path), str(made.path))
-    assert "re-encode only the damaged rows, run prep encode " in caught.value.hint and "--cache " in caught.value.hint
+    assert "encode again only what is damaged: prep encode " in caught.value.hint and "--cache " in caught.value.hint
 
 
 def test_a_fault_that_passes_names_all_samples_of_its_batch(feed, monkeypatch):

@@ -26,7 +26,7 @@ def init(
     With MANIFEST: with settings that take less memory, if the defaults take more than the device has, or --memory.
     """
     from prep.errors import PathError
-    from prep.fs.atomic import make_dirs, write_published
+    from prep.fs.atomic import make_dirs, new_file, write
     from prep.fs.place import require_local
     from prep.training.table import as_toml
 
@@ -38,7 +38,8 @@ def init(
     if output.is_symlink() or output.exists():
         raise PathError(f"{output} exists, expected a new file", hint="name another with -o")
     chosen = {} if manifest is None else _fitting(manifest, device, memory)
-    write_published(output, as_toml(chosen).encode())
+    with new_file(output) as file:
+        write(file, as_toml(chosen).encode())
     named = "" if output.name == SETTINGS_FILE and output.parent == Path() else f" -c {output}"
     put(f"wrote {output}; train run MANIFEST{named} reads it")
 

@@ -95,10 +95,7 @@ def merge(request: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     schedules = _scheduling(request.model, table_in(content.metadata, "latentry.config"))
     _check_space(request, content.needed, others)
     digest = _sha256(path)
-    atomic.make_dirs(request.output.absolute().parent)
-    staged = atomic.temporary_name(request.output)
-    staged.mkdir()
-    try:
+    with atomic.new_directory(request.output) as staged:
         for source, name in others:
             _copy(source, staged / name, schedules.get(name))
             tick(1)
@@ -106,13 +103,7 @@ def merge(request: MergeRequest, tick: Tick = lambda count: None) -> Merged:
         content.write(staged / family.denoiser, digest)
         atomic.write_synced(staged / CARD, _card(request, content, path, digest).encode())
         size = sum(each.stat().st_size for each in staged.rglob("*") if each.is_file())
-        for inner in sorted(each for each in staged.rglob("*") if each.is_dir()):
-            atomic.sync_dir(inner)
-        atomic.sync_dir(staged)
         _check_unused(request.output)  # another program may have made it meanwhile
-        atomic.publish(staged, request.output)
-    finally:
-        atomic.forget(staged)
     return Merged(output=request.output, lora=path, sha256=digest, layers=content.layers, size=size, full=content.full,
                   notes=content.notes)
 

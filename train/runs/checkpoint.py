@@ -63,7 +63,6 @@ _NAME = re.compile(r"step-[0-9]{6,13}")
 _PIECE = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _ASIDE = re.compile(r"aside(?:-[0-9]+)?-(step-[0-9]{6,13})")
 _PICTURE = re.compile(r"step-([0-9]{6,13})\.png")
-_PARTIAL = re.compile(r"\.[0-9a-f]{16}\.partial")  # as `atomic.temporary_name` makes them
 
 
 def step_name(step: int) -> str:
@@ -226,11 +225,6 @@ def _put_aside(path: Path) -> str:
     name = aside_name(path.name, lambda name: path.with_name(name).exists())
     atomic.rename(path, path.with_name(name))
     return name
-
-
-def is_partial(path: Path) -> bool:
-    """Whether a file or directory of a run has the name of one that a crash left unfinished."""
-    return _PARTIAL.fullmatch(path.name) is not None
 
 
 def remove_partial(run: Path) -> None:

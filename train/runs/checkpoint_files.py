@@ -76,14 +76,10 @@ def write_folder(folder: Path, parts: Iterable[CheckpointFile],
 
     `last` makes a final part from the sizes and digests of the others: {name: {"bytes", "sha256"}}.
     """
-    atomic.make_dirs(folder.parent)
-    staged = atomic.temporary_name(folder)
-    staged.mkdir()
-    try:
+    with atomic.new_directory(folder, replace=True) as staged:
         files = write_parts(staged, parts)
-        publish(staged, folder, None if last is None else last(files))
-    finally:
-        atomic.remove_tree(staged)
+        if last is not None:
+            write_parts(staged, [last(files)])
 
 
 def write_parts(staged: Path, parts: Iterable[CheckpointFile]) -> dict[str, dict[str, Any]]:
@@ -97,26 +93,18 @@ def write_parts(staged: Path, parts: Iterable[CheckpointFile]) -> dict[str, dict
     return files
 
 
-def publish(staged: Path, folder: Path, last: CheckpointFile | None) -> None:
-    """Writes the last file into a directory, syncs it, and puts it in the place of `folder`."""
-    if last is not None:
-        write_parts(staged, [last])
-    _sync_tree(staged)
-    atomic.remove_tree(folder)
-    atomic.rename(staged, folder)
-    atomic.sync_dir(folder.parent)
+def publish(staged: Path, folder: Path, last: CheckpointFile) -> None:
+    """Writes the last file into a directory, and puts that in the place of `folder`."""
+    write_parts(staged, [last])
+    atomic.publish_directory(staged, folder, replace=True)
 
 
 def write_file(path: Path, part: CheckpointFile) -> None:
     """Writes a part to `path` and syncs it; replaces an older file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = atomic.temporary_name(path)
-    try:
+    with atomic.staged(path) as staged:
         write_part(staged, part)
-        atomic.rename(staged, path)
-    finally:
-        atomic.remove(staged)
-    atomic.sync_dir(path.parent)
+        atomic.publish(staged, path, undo=False)
 
 
 def write_part(path: Path, part: CheckpointFile) -> str:
@@ -182,10 +170,3 @@ def _make_parents(folder: Path, name: str) -> None:
     """Makes the directories of file `name` below `folder`, but not `folder`, which another rank may have given up."""
     for parent in reversed(PurePosixPath(name).parents[:-1]):
         (folder / parent).mkdir(exist_ok=True)
-
-
-def _sync_tree(folder: Path) -> None:
-    for inner in sorted(folder.rglob("*")):
-        if inner.is_dir():
-            atomic.sync_dir(inner)
-    atomic.sync_dir(folder)

@@ -36,7 +36,7 @@ from typing import Any
 from prep.digest import canonical, digest_bytes
 from prep.errors import CacheError, ConfigError, ModelError, PathError, Problem
 from prep.formatting import counted, format_bytes, join_texts, shell_name
-from prep.fs.atomic import make_dirs, write_atomic
+from prep.fs.atomic import is_partial, make_dirs, write_atomic
 from prep.fs.paths import MARKER, NamedPath, check_disjoint, resolve
 from prep.fs.place import Local, Place, is_here
 from prep.fs.untrusted import read_regular
@@ -171,7 +171,7 @@ def check_place(folder: Path, manifest: Manifest) -> None:
     if folder.is_dir():
         check_links(folder)
     ours = (folder / "run.json").is_file() or checkpoint.list_checkpoints(folder)
-    if folder.is_dir() and not ours and not all(path.name in PASSING or checkpoint.is_partial(path)
+    if folder.is_dir() and not ours and not all(path.name in PASSING or is_partial(path)
                                                 for path in folder.iterdir()):
         raise PathError(f"{folder} is not empty and is not a training run", hint="name another directory with -o")
     sources = [NamedPath(role="pictures", path=place) for place in manifest.sources if place is not None]

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from prep.cache.remote.quota import QUOTA
 from prep.cache.remote.shards import download_shard
 from prep.cache.store import Cache
-from prep.fs import atomic
 from prep.fs.remote.retry import side_by_side
 from prep.progress import Progress
 
@@ -27,17 +26,14 @@ def downloaded(cache: Cache, sizes: Mapping[str, int], progress: Progress) -> It
     if cache.store is None or not sizes:
         yield cache
         return
-    here, stop = Cache(root=cache.unsent.stage()), threading.Event()
-    total = sum(sizes.values())
+    total, stop = sum(sizes.values()), threading.Event()
 
     def download(digest: str) -> None:
         download_shard(cache, here, digest, damaged=True, stop=stop)
         tick(sizes[digest])
 
-    try:
-        with QUOTA.reserved(total, stop):
-            with progress("downloading", total, "bytes") as tick:
-                side_by_side(download, list(sizes), JOBS, stop)
-            yield here
-    finally:
-        atomic.remove_tree(here.root)
+    with cache.unsent.staged() as root, QUOTA.reserved(total, stop):
+        here = Cache(root=root)
+        with progress("downloading", total, "bytes") as tick:
+            side_by_side(download, list(sizes), JOBS, stop)
+        yield here

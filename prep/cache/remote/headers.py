@@ -22,7 +22,6 @@ from prep.cache.remote.shards import (
     lookup,
     move_in,
     shard_of,
-    staging,
     url_in,
 )
 from prep.cache.shard_check import quick_check
@@ -62,7 +61,7 @@ def _fetch_header(cache: Cache, digest: str, stop: threading.Event) -> None:
         if has_header(cache, digest):
             return
         for _ in range(TRIES):
-            with staging(cache) as scratch:
+            with cache.staged() as scratch:
                 stored = Cache(root=scratch)
                 if missing := _read_header(cache, stored, digest, stop=stop):
                     raise incomplete(cache, digest, missing[0])
@@ -79,7 +78,7 @@ def keys_of(cache: Cache, digest: str) -> bytes:
 
 def keep_header(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
     """Keeps the header of a shard in a store, whose lock is held; `keys` is their file."""
-    with staging(cache) as staged:
+    with cache.staged() as staged:
         for name, data in {**shard.documents, shard_format.KEY_PATH: keys}.items():
             if not (staged / name).parent.is_dir():
                 atomic.make_dir((staged / name).parent, mode=cache.dir_mode)
@@ -91,7 +90,7 @@ def keep_header(cache: Cache, shard: RemoteShard, keys: bytes) -> None:
 def drop_header(cache: Cache, digest: str) -> None:
     """Removes the header of a shard in a store, whose lock is held, if it is here."""
     if has_header(cache, digest):
-        with staging(cache) as aside:
+        with cache.staged() as aside:
             atomic.rename(Path(cache.header_path(digest)), aside / digest)
 
 
@@ -100,7 +99,7 @@ def _read_header(cache: Cache, into: Cache, digest: str, *, stop: threading.Even
     store; returns the missing files."""
     shard, missing = lookup(cache, digest), list[str]()
     data_files = {shard_format.data_path(spec): spec for spec in shard.arrays}
-    with staging(into) as staged:
+    with into.staged() as staged:
         for name, size in shard.files.items():
             url = url_in(cache, digest, name)
             atomic.make_dirs((staged / name).parent)
@@ -138,8 +137,8 @@ def as_stored(cache: Cache, digest: str, *, rows: bool, stop: threading.Event = 
     if cache.store is None:
         yield cache
         return
-    scratch = Cache(root=cache.stage())
-    try:
+    with cache.staged() as root:
+        scratch = Cache(root=root)
         if rows:
             fetch_shard(cache, scratch, digest, check=False, stop=stop)
         else:
@@ -147,5 +146,3 @@ def as_stored(cache: Cache, digest: str, *, rows: bool, stop: threading.Event = 
         if not any(tree(scratch.shard(digest))):
             atomic.remove_tree(scratch.shard(digest))  # nothing of it is there: it is missing
         yield scratch
-    finally:
-        atomic.remove_tree(scratch.root)

@@ -172,7 +172,7 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
     shard, attempt = lookup(remote, digest), 0
     while attempt < TRIES:
         try:
-            with QUOTA.reserved(shard.bytes, stop), staging(into) as staged:
+            with QUOTA.reserved(shard.bytes, stop), into.staged() as staged:
                 found = _download(remote, shard, staged, check, stop)
                 if not check or found == digest:
                     move_in(into, staged, into.shard(digest))
@@ -194,22 +194,12 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, damaged: bool = F
     """
     shard = lookup(remote, digest)
     for left in range(TRIES - 1, -1, -1):
-        with staging(into) as staged:
+        with into.staged() as staged:
             found = _download(remote, shard, staged, check=True, stop=stop, sync=not damaged)
             if found == digest or (damaged and not left):
                 publish_dir(into, staged, digest)
                 return
     raise _spoiled(remote, digest)
-
-
-@contextlib.contextmanager
-def staging(cache: Cache) -> Iterator[Path]:
-    """A new directory in a cache's tmp/ that is gone after the block, unless it was renamed."""
-    staged = cache.stage()
-    try:
-        yield staged
-    finally:
-        atomic.remove_tree(staged)
 
 
 def _spoiled(remote: Cache, digest: str) -> NotFetched:

@@ -9,7 +9,7 @@ committed, so the driver may die, too, and be run again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,6 @@ from prep.encode.engines.ray_worker import RayWorker
 from prep.errors import UsageError
 from prep.findings import Finding
 from prep.formatting import counted
-from prep.fs import atomic
 from prep.progress import Progress, Tick, silent
 from prep.workers.actors import Actors
 from prep.workers.crew import ATTEMPTS, Crew, GivenUp
@@ -45,7 +44,8 @@ def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
     if job.device == "all" or "," in job.device:
         raise UsageError(f"--device is '{job.device}' with --engine ray, expected one device",
                          hint="omit --device: each worker of the cluster uses the GPUs that Ray gives to it")
-    with connected(ray, options.address), _token(job) as token:
+    # By the token, a new directory in the cache, workers tell that they see the same cache.
+    with connected(ray, options.address), job.cache.staged() as token:
         share = Share.of(ray, options.workers, 0.0 if options.gpus is None and job.device == "cpu" else options.gpus)
         notes: dict[str, None] = {}
         with ExitStack() as stack:
@@ -55,17 +55,6 @@ def run(job: Job, options: RayOptions, progress: Progress = silent) -> Outcome:
                 limit=lambda block: options.seconds * len(block.tasks), stopped=lambda: job.claims.stopped))
             outcome = _encoded(job, crew, bars)
         return replace(outcome, notices=(*outcome.notices, *notes))
-
-
-@contextmanager
-def _token(job: Job) -> Iterator[Path]:
-    """A new directory in the cache, by which workers tell that they see the same one."""
-    path = job.cache.stage()
-    try:
-        yield path
-    finally:
-        with suppress(OSError):
-            atomic.remove_tree(path)
 
 
 @dataclass(eq=False, slots=True)

@@ -148,9 +148,7 @@ def bring_checkpoint(objects: Objects, folder: Path, name: str, listed: Names, *
                 break
         else:
             objects.fetch(f"{place}/{file}", staged / file, _listed(place, file, listed, own), facts.sha256)
-    atomic.remove_tree(own)
-    atomic.rename(staged, own)
-    atomic.sync_dir(own.parent)
+    atomic.publish_directory(staged, own, replace=True)
     return own
 
 

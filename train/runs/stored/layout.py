@@ -24,10 +24,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prep.formatting import printable
+from prep.fs.atomic import is_partial
 from prep.runs.document import NAME as RUN
 from prep.runs.events import NAME as LOG
 from prep.runs.losses import NAME as LOSSES
-from train.runs.checkpoint import STATE, is_partial
+from train.runs.checkpoint import STATE
 from train.runs.directory import PASSING, RESULTS
 
 WRITER = "writer.json"

@@ -192,8 +192,7 @@ def fetch_object(url: str, path: Path, listed: Listed, sha256: str | None = None
     before = ""
     atomic.make_dirs(path.parent)
     _check_room(url, listed.size, path.parent)
-    staged = atomic.temporary_name(path)
-    try:
+    with atomic.staged(path) as staged:
         for _ in range(TRIES):
             with atomic.create(staged) as file:
                 for part in stream(url, listed.size, stop=stop):
@@ -207,8 +206,6 @@ def fetch_object(url: str, path: Path, listed: Listed, sha256: str | None = None
                 return
             before = digests.sha256
             atomic.remove(staged)
-    finally:
-        atomic.remove(staged)
     raise CacheError(f"{url} is damaged: its bytes do not match its digest (downloaded {TRIES} times)",
                      hint="continue from another checkpoint, with --resume --from")
 

@@ -26,7 +26,7 @@ from prep.fs.remote.objects import Listed, size_in, version_of
 from prep.runs.document import NAME as RUN
 from prep.runs.heartbeat import read_heartbeat
 from prep.runs.losses import NAME as LOSSES
-from train.runs.checkpoint import STATE, is_partial, step_name, step_named
+from train.runs.checkpoint import STATE, step_name, step_named
 from train.runs.directory import RESULTS
 from train.runs.stored.bring import Names, bring_checkpoint, bring_file, has_weights
 from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WRITER, is_state, token_of, whole_steps
@@ -225,7 +225,7 @@ def _gone(folder: Path, listed: Names) -> Iterator[Path]:
 def _is_coming(path: Path) -> bool:
     """Whether a file may be the download of another program, of just a part of the run."""
     with suppress(OSError):
-        return is_partial(path) and time.time() - path.stat().st_mtime < STALE
+        return atomic.is_partial(path) and time.time() - path.stat().st_mtime < STALE
     return False
 
 
