@@ -66,7 +66,9 @@ def keep_replaced(old: Manifest, document: Mapping[str, Any]) -> None:
     same = {name: value for name, value in old.document.items() if name != "self"} == dict(document)
     place = replaced_name(old)
     if not same and place is not None and not place.exists():
-        atomic.write_atomic(place, read_regular(Path(real_name(old.path)), LIMIT))
+        staging = old.cache_root / "tmp"  # as of the manifest itself: a kill leaves nothing beside them
+        atomic.write_atomic(place, read_regular(Path(real_name(old.path)), LIMIT),
+                            staging=staging if staging.is_dir() else None)
 
 
 def prompts_for(recipe: Recipe, old: Manifest | None) -> tuple[Recipe, bytes | None, list[Prompt], str]:
