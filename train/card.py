@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from prep.models.named import is_local
 from prep.models.pipeline import pipeline_index
 from prep.training.schema import Config
 from prep.training.table import SETTINGS, spell
@@ -84,7 +84,7 @@ def _front(setup: Setup) -> str:
 def _named(setup: Setup) -> tuple[str, bool]:
     """The name of the base model, and whether it is a Hub's: a directory's path is left out."""
     named = setup.request.model or setup.manifest.model
-    local = not isinstance(named, str) or Path(named).is_dir()
+    local = not isinstance(named, str) or is_local(named)
     return (setup.model.path.name if local else str(named)), not local
 
 

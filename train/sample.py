@@ -18,6 +18,7 @@ from prep.fs.place import Local, Place, is_here
 from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import prompts_command
+from prep.models.files import Model
 from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
 from train.check import check
@@ -36,7 +37,7 @@ from train.state_files import averaged, put_weights
 
 OTHERS = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jxl")  # what is no PNG by its name
 Which = Literal["before", "after"]
-Encode = Callable[[Index, Path, Sequence[Prompt], torch.device], tuple[PromptRows, ...]]
+Encode = Callable[[Index, Model, Sequence[Prompt], torch.device], tuple[PromptRows, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

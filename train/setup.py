@@ -15,6 +15,7 @@ from prep.loader.index import Index
 from prep.loader.shards import Looks
 from prep.manifest.document import Manifest
 from prep.models.family import Family
+from prep.models.files import Model
 from prep.training.interval import Interval, interval_of
 from prep.training.schema import Config, Dtype
 from train.models.naming import Naming
@@ -48,7 +49,7 @@ class Initial:
 class CheckedModel:
     """The model that is trained, before it is loaded: what its files say, and what the settings make of it."""
 
-    path: Path
+    path: Model
     base: Mapping[str, str]  # fingerprints of denoiser and scheduler
     others: Mapping[str, str]  # encoders that did not make the cache: name → fingerprint
     numbers: int  # how many numbers are trained

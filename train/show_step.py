@@ -14,6 +14,7 @@ from prep.geometry import Placement
 from prep.loader import draws
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
+from prep.models.files import Model
 from prep.models.pipeline import scheduler_config
 from prep.runs.losses import NAME, Records, read_losses
 from prep.training.table import SETTINGS
@@ -131,7 +132,7 @@ def _setup(run: Run, manifest: Place | None, model: str | None) -> Setup:
     return report.setup
 
 
-def _timesteps(model: Path) -> int:
+def _timesteps(model: Model) -> int:
     """How many timesteps the model's noise schedule has."""
     config = scheduler_config(model)
     betas = config.get("trained_betas")

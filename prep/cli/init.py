@@ -21,7 +21,7 @@ def init(
                                                "or main configuration, SimpleTuner's multidatabackend.json")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="the recipe to write "
                                                 "(default: dataset.toml; recipe.toml if FILE is that)")] = None,
-    model: Annotated[str | None, typer.Option(help="a diffusers pipeline directory, or a Hub id")] = None,
+    model: Annotated[str | None, typer.Option(help="a diffusers directory, a single file, or a Hub id")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace an existing recipe")] = False,
     jobs: opt.Jobs = opt.JOBS, as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:

@@ -11,6 +11,7 @@ import typer
 from prep.cli import options as opt
 from prep.cli.console import put, put_json, say, screen_width
 from prep.fs.place import maybe_place, place_of
+from prep.models.files import Model
 
 if TYPE_CHECKING:
     from prep.manifest.opened import OpenedManifest
@@ -24,8 +25,8 @@ Cards = Annotated[int, typer.Option(help="with --html: samples in the gallery; m
 Decode = Annotated[int | None, typer.Option(help="with --html: decode the latents of so many samples with the VAE, and "
                                             f"show them beside the originals with PSNR, lowest first (default: 0; "
                                             f"with --model {DECODED})", min=0, max=1000, show_default=False)]
-ModelOpt = Annotated[str | None, typer.Option(help="with --html: model directory or Hub id, for its VAE and tokenizers "
-                                              "(default: the manifest's)")]
+ModelOpt = Annotated[str | None, typer.Option(help="with --html: model directory, file or Hub id, for its VAE and "
+                                              "tokenizers (default: the manifest's)")]
 
 
 def inspect(
@@ -91,7 +92,7 @@ class _Model:
     def __init__(self, opened: OpenedManifest, named: str | None, device: str, download: bool) -> None:
         self._opened, self._named, self._device, self._download = opened, named, device, download
 
-    def _place(self) -> Path:
+    def _place(self) -> Model:
         from prep.models.hub import locate
 
         return locate(self._named if self._named is not None else self._opened.manifest.model, download=self._download)

@@ -26,8 +26,8 @@ def scan(
                                                "beside the pictures (default: that of prep view --edit, if it has "
                                                "any), or none")] = None,
     sources: opt.Sources = None,
-    model: Annotated[str | None, typer.Option(help="pipeline directory or Hub id: name captions that its text encoders "
-                                              "cut off")] = None,
+    model: Annotated[str | None, typer.Option(help="directory, single file or Hub id: name captions that its text "
+                                              "encoders cut off")] = None,
     select: Annotated[list[str] | None, opt.codes_option(help="report only findings of this code; repeatable")] = None,
     ignore: Annotated[list[str] | None, opt.codes_option(help="report no findings of this code; repeatable")] = None,
     every: Annotated[bool, typer.Option("--all", help="list every finding by name, however many, as a pipe gets "

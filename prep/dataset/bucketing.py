@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 from prep.buckets.assign import Assignments, assign_buckets, below_least_side
 from prep.buckets.sizes import STEP, Rules, buckets_of
@@ -16,6 +15,8 @@ from prep.findings import Finding
 from prep.geometry import Size
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
+from prep.models.hub import locate
+from prep.models.named import is_local
 from prep.models.pipeline import infer_family
 from prep.parse import parse_size
 from prep.recipe.schema import ModelOptions, Recipe
@@ -76,9 +77,9 @@ def family_of(model: ModelOptions) -> Family | None:
     """
     if model.family:
         return FAMILIES[model.family]
-    if not model.path or not Path(model.path).is_dir():
+    if not model.path or not is_local(model.path):
         return None
     try:
-        return FAMILIES[infer_family(Path(model.path))]
+        return FAMILIES[infer_family(locate(model.path, download=None))]
     except ModelError:
         return None

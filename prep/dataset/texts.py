@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prep.errors import ConfigError
 from prep.models.configs import Configs
 from prep.models.family import Family, TextOptions
+from prep.models.files import Model
 from prep.recipe.schema import ModelOptions
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ PART, WHOLE = "caption-over-one-limit", "caption-over-limit"
 class TextReading:
     """The model whose text encoders read captions, and their options."""
 
-    model: Path
+    model: Model
     family: Family
     options: TextOptions
 

@@ -29,7 +29,9 @@ from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.fs.place import Place, may_name
 from prep.fs.remote.copies import directory_of
 from prep.manifest.document import Manifest, check_manifest_place
+from prep.models.files import Model
 from prep.models.hub import locate
+from prep.models.named import file_of
 from prep.progress import Progress, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
@@ -72,7 +74,7 @@ class Prepared:
     call: EncodeCall  # with the recipe as it was resolved
     output: Place  # resolved
     resolved: ResolvedRecipe
-    model: Path
+    model: Model
     facts: Memo
     frame: Mapping[str, Any]  # of the manifest
     prompt_bytes: bytes | None
@@ -136,7 +138,9 @@ def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
     places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
     written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
     check_disjoint([*places, *written])
-    named = {"recipe": recipe.file, "prompts": recipe.prompts, "model": Path(recipe.model.path or "-")}
+    file = file_of(recipe.model.path)
+    named = {"recipe": recipe.file, "prompts": recipe.prompts,
+             "model": Path(recipe.model.path or "-") if file is None else file.path}
     for role, path in named.items():
         if path is not None and path.exists():
             for target in written:
@@ -171,7 +175,7 @@ def _why(error: Finding) -> str:
     return "prep scan SOURCE gives the reason for each"
 
 
-def _model(call: EncodeCall) -> Path:
+def _model(call: EncodeCall) -> Model:
     if not call.recipe.model.path:
         raise ModelError("no model is named, so the encoders are unknown",
                          hint="add --model MODEL, or set path in [model] of the recipe")

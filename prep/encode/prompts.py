@@ -52,6 +52,7 @@ from prep.models.device.named import require_device
 from prep.models.families.registry import FAMILIES
 from prep.models.family import options_of
 from prep.models.fields import FieldSpecs
+from prep.models.files import Model
 from prep.models.fingerprint import Expected
 from prep.models.hub import locate
 from prep.parse import brief
@@ -183,7 +184,7 @@ def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
                  expected=Expected(digest=str(context["text"]), file_digest=file_digest))
 
 
-def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Path, manifest: Manifest,
+def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Model, manifest: Manifest,
                   file: Path) -> None:
     """Raises `ModelError` unless text rows that this program makes with `model` are like those of the manifest."""
     differing = sorted(name for name in {*made, *context} if made.get(name) != context.get(name))

@@ -25,7 +25,16 @@ from prep.models.denoiser.trainable import check_sizes, check_widths, missing_fi
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family, TextOptions
 from prep.models.fields import FieldSpecs
-from prep.models.fingerprint import Expected, FileDigest, digest_file, text_fingerprint, vae_fingerprint
+from prep.models.files import Model
+from prep.models.fingerprint import (
+    Expected,
+    FileDigest,
+    Part,
+    digest_file,
+    remembered_as,
+    text_fingerprint,
+    vae_fingerprint,
+)
 from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import family_of, prediction_of
 from prep.progress import DeferredTotal, Progress, phase, silent
@@ -40,7 +49,7 @@ class ResolvedRecipe:
     """A recipe, resolved down to the keys of its rows."""
 
     recipe: Recipe  # with its family, and masks "auto" resolved to sidecar or none
-    model: Path
+    model: Model
     family: str
     specs: FieldSpecs
     prediction: str  # what the denoiser predicts
@@ -75,7 +84,7 @@ class ResolvedModel:
     """A model, checked for a recipe, before any picture is read."""
 
     recipe: Recipe  # with its family
-    model: Path
+    model: Model
     specs: FieldSpecs
     options: TextOptions
     prediction: str
@@ -85,7 +94,7 @@ class ResolvedModel:
     file_digest: FileDigest
 
 
-def resolve_model(recipe: Recipe, model: Path, facts: Memo, progress: Progress = silent) -> ResolvedModel:
+def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress = silent) -> ResolvedModel:
     """What decides the keys of a recipe's rows, besides its pictures. Raises `PathError`, `ConfigError`, `ModelError`.
     """
     family = family_of(model, recipe.model.family)
@@ -139,14 +148,14 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
                           text_groups=TextGroups(model, specs.family, base.options, targets.texts))
 
 
-def _untrainable(model: Path, missing: Sequence[str]) -> Iterator[str]:
+def _untrainable(model: Model, missing: Sequence[str]) -> Iterator[str]:
     """The note on files that training will need, if the directory has only what encodes."""
     if missing:
         yield (f"note: {printable(str(model))} has no {' and no '.join(missing)}: encoding does without, but training "
                f"needs {'it' if len(missing) == 1 else 'them'}")
 
 
-def _checked_denoiser(model: Path, specs: FieldSpecs) -> Mapping[str, Any] | None:
+def _checked_denoiser(model: Model, specs: FieldSpecs) -> Mapping[str, Any] | None:
     """The config of the denoiser, once VAE and denoiser are known to suit these rows; `None` if the directory has only
     what encodes. Raises `ModelError`, `ConfigError`."""
     latent_facts(model, specs.family)
@@ -165,11 +174,12 @@ class RememberedDigest:
 
     facts: Memo
 
-    def __call__(self, path: Path) -> str:
-        return str(self.facts.get_or_compute(path, "file", lambda: {"digest": digest_file(path)})["digest"])
+    def __call__(self, path: Path, part: Part = ()) -> str:
+        kind = remembered_as("file", part)
+        return str(self.facts.get_or_compute(path, kind, lambda: {"digest": digest_file(path, part)})["digest"])
 
 
-def contexts_of(recipe: Recipe, model: Path, specs: FieldSpecs, options: TextOptions,
+def contexts_of(recipe: Recipe, model: Model, specs: FieldSpecs, options: TextOptions,
                 file_digest: FileDigest) -> Contexts:
     """The key contexts of a recipe. Raises `ModelError`."""
     stored = recipe.model.dtype
@@ -195,7 +205,7 @@ def _plain(value: Any) -> str | int:
     return value if isinstance(value, str) else int(value)
 
 
-def text_context_of(model: Path, family: Family, options: TextOptions, file_digest: FileDigest, *, compute: str,
+def text_context_of(model: Model, family: Family, options: TextOptions, file_digest: FileDigest, *, compute: str,
                     stored: str) -> dict[str, Any]:
     """The key context of text rows. Raises `ModelError`."""
     return text_context(text=text_fingerprint(model, file_digest), max_length=options.max_length,
@@ -203,7 +213,7 @@ def text_context_of(model: Path, family: Family, options: TextOptions, file_dige
                         more=_more_text(model, family, options))
 
 
-def _more_text(model: Path, family: Family, options: TextOptions) -> dict[str, Any]:
+def _more_text(model: Model, family: Family, options: TextOptions) -> dict[str, Any]:
     """What else decides text rows; empty for a family without options, whose keys are as they were before others."""
     configs = Configs(model)
     values = {name: configs.value(name, "default") for name in family.text.pipeline_options}

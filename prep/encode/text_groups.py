@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from prep.encode.targets import TextTarget
 from prep.models.family import Family, TextOptions
+from prep.models.files import Model
 
 
 class TextGroups:
     """The lengths of text rows in tokens, rounded up; counted only for rows that are to be encoded."""
 
-    def __init__(self, model: Path, family: Family, options: TextOptions, texts: Mapping[str, TextTarget]) -> None:
+    def __init__(self, model: Model, family: Family, options: TextOptions, texts: Mapping[str, TextTarget]) -> None:
         self._model, self._family, self._options, self._texts = model, family, options, texts
         self._tokens: dict[str, int] = {}
 

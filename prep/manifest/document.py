@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from prep.cache.remote.documents import fetch_tables, read_sealed
@@ -26,6 +26,7 @@ from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
 from prep.geometry import Size
 from prep.manifest.schema import check_document
+from prep.models.named import is_there, named_in
 from prep.parse import Unparsed, brief
 from prep.parse import sealed_json as sealed
 
@@ -85,9 +86,8 @@ class Manifest:
 
     @property
     def model(self) -> Path | str:
-        """A local model directory, or a Hub id."""
-        named = self.document["model"]
-        return self.folder / PurePosixPath(named["path"]) if "path" in named else str(named["hub"])
+        """A local model, a directory or a single file, or a Hub id: see `prep.models.hub.locate`."""
+        return named_in(self.document["model"], self.folder)
 
     @property
     def sources(self) -> tuple[Place | None, ...]:
@@ -230,9 +230,9 @@ def _new(path: Place, document: Mapping[str, Any]) -> tuple[Manifest, bytes]:
 def check_model_named(manifest: Manifest, named: str | Path | None) -> None:
     """Raises `ModelError` if the only model that is named lies beside a manifest in an object store."""
     model = manifest.model
-    if manifest.in_store and not named and not isinstance(model, str) and not model.is_dir():
-        raise ModelError(f"{manifest.path} names the model {manifest.document['model']['path']}, which is a "
-                         "directory where the cache was made",
+    if manifest.in_store and not named and "path" in manifest.document["model"] and not is_there(model):
+        raise ModelError(f"{manifest.path} names the model {manifest.document['model']['path']}, which is "
+                         "where the cache was made",
                          hint="name the model on this computer, or its Hub id, with --model")
 
 

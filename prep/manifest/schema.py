@@ -17,6 +17,7 @@ from prep.fs.remote.bucket import Bucket, names_bucket
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Family
 from prep.models.fields import FIELDS, STD, dims_of
+from prep.models.named import check_recorded
 from prep.parse import (
     PATH,
     Unparsed,
@@ -25,7 +26,6 @@ from prep.parse import (
     decimal,
     digest_of,
     expect,
-    hub_id,
     known_keys,
     list_of,
     one_of,
@@ -105,13 +105,7 @@ def _check_cache(place: str) -> None:
 
 
 def _check_model(model: dict[str, Any]) -> None:
-    known_keys(model, ("path", "hub"), "model")
-    if len(model) != 1:
-        raise Unparsed(f"model is {brief(model)}, expected exactly one of 'path' and 'hub'")
-    if "path" in model:
-        relative(expect(model["path"], str, "model.path"), "model.path")
-    else:
-        hub_id(expect(model["hub"], str, "model.hub"), "model.hub")
+    check_recorded(model, "model", lambda path, where: relative(expect(path, str, where), where))
 
 
 def _check_latents(latents: dict[str, Any], family: Family) -> None:

@@ -17,7 +17,7 @@ from prep.masks.generate import make_masks
 from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
 from prep.masks.picture import Model
 from prep.models.device.named import require_device
-from prep.models.hub import SINGLE, locate
+from prep.models.hub import SINGLE, locate_directory
 from prep.progress import Progress, phase
 from prep.recipe.schema import Recipe
 from prep.runtime import defer_interrupts
@@ -144,7 +144,7 @@ def _model(call: MaskCall) -> Model:
             from prep.masks.rembg import Matting  # here: an extra
 
         return Matting(model or REMBG, download=call.download)
-    folder = locate(model or CLIPSEG, download=call.download, parts=SINGLE)
+    folder = locate_directory(model or CLIPSEG, download=call.download, parts=SINGLE)
     with defer_interrupts():
         from prep.masks import segmentation  # here: most masks need no torch
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
 from prep.models.families.registry import FAMILIES, families_of_pipeline
 from prep.models.family import Class
+from prep.models.files import Model
 from prep.parse import brief
 
 
@@ -21,7 +21,7 @@ def known_classes(name: str) -> frozenset[Class]:
 _NUMBERED = re.compile(r"(text_encoder|tokenizer)(?:_[2-9])?")  # text_encoder, text_encoder_2, text_encoder_3
 
 
-def class_of(index: Mapping[str, Any], name: str, model: Path) -> Class:
+def class_of(index: Mapping[str, Any], name: str, model: Model) -> Class:
     """The class of the component `name`, from `index`, the model_index.json of `model`.
 
     Raises `ModelError` if it is a class of no family: those of the pipeline's own family are expected.

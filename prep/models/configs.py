@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
-from prep.models.files import read_config
+from prep.models.files import Model, read_config
 from prep.parse import brief
 
 MOST_WIDTH = 1 << 17  # channels; three layers of FLUX.2's text encoder together have 15,360
@@ -16,7 +15,7 @@ MOST_WIDTH = 1 << 17  # channels; three layers of FLUX.2's text encoder together
 class Configs:
     """The configs of the pipeline directory `model`, each read once."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Model) -> None:
         self.model = model
         self._read: dict[str, Mapping[str, Any]] = {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO
@@ -24,6 +24,45 @@ FETCH_AGAIN = "download the model again, or save it again with diffusers: pipeli
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SingleFile:
+    """A model in one file, with the pipeline directory that has what files lack: configs, tokenizers, other parts.
+
+    `model / "vae"` is a place in that directory; as text it is the file. Made by `checkpoints.opened.open_single`.
+    """
+
+    path: Path
+    config: Path
+
+    def __truediv__(self, name: str) -> Path:
+        return self.config / name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+
+Model = Path | SingleFile  # Path: a pipeline directory
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTensor:
+    """A tensor's entry in the header of a file."""
+
+    path: Path
+    dtype: str  # as safetensors or GGUF spell it: F32, Q4_K
+    shape: Shape
+    begin: int  # in the file
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ComponentFiles:
     """The files that a component is loaded from."""
 
@@ -32,6 +71,14 @@ class ComponentFiles:
     small: Mapping[str, bytes]  # file name → its bytes
     weights: tuple[Path, ...]  # safetensors files; none for a tokenizer
     usual_name: str = ""  # that libraries look for, if `weights` is one file of a variant, like model.fp16.safetensors
+    kind: tuple[str, str] = ("", "")  # library and class; empty for a model that lies alone in its directory
+    # Of a single file: the component's tensors by their names without what tells components apart → as the file has it.
+    part: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Path:
+        """Where its weights are, for messages."""
+        return self.weights[0] if self.part else self.folder
 
     def weight_name(self, path: Path) -> str:
         """The name of one of `weights` as if it were of no variant: what variants differ in is their bytes."""

@@ -3,6 +3,10 @@
     vae    SHA-256 over vae/config.json (without `_*` keys) and the safetensors file(s) of its weights
     text   the same over each text encoder, and over the files of each tokenizer
 
+Of a single file, instead of a file of weights: over the component's tensors, their names, dtypes, shapes and bytes. So
+files that differ only in other components have one VAE, wherever they lie. A directory of the same weights has another
+fingerprint.
+
 Every byte is read: a file in the Hub's cache links to a blob named by its SHA-256, but a write through the link changes
 the bytes and not the name. Callers may remember digests by file stamps.
 """
@@ -10,26 +14,55 @@ the bytes and not the name. Callers may remember digests by file stamps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 from prep.digest import digest_bytes, digest_json, digest_parts
 from prep.errors import ModelError
+from prep.models.checkpoints.parts import is_harmless
 from prep.models.components import numbered
-from prep.models.files import WAIT, ComponentFiles, open_regular, unreadable
+from prep.models.files import WAIT, ComponentFiles, Model, StoredTensor, open_regular, unreadable
 from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
-from prep.models.weights import read_tensors, scales_in
+from prep.models.weights import scales_in, tensors_of
 
-FileDigest = Callable[[Path], str]  # so that callers can remember digests between runs
+Part = tuple[tuple[str, StoredTensor], ...]  # tensors of a file by name, sorted; empty: the whole file
 _BLOCK = 1 << 20
 
 
-def digest_file(path: Path) -> str:
-    """SHA-256 of the bytes of the file at `path`. Raises `OSError`, `ModelError` if it is not a regular file."""
+class FileDigest(Protocol):
+    """`digest_file`, or what remembers its answers between runs."""
+
+    def __call__(self, path: Path, part: Part = ()) -> str: ...
+
+
+def digest_file(path: Path, part: Part = ()) -> str:
+    """SHA-256 of the bytes of the file at `path`, or of some of its tensors. Raises `OSError`, `ModelError` if it is
+    not a regular file, or shorter than its tensors.
+    """
     with open_regular(path) as file:
-        return digest_parts(iter(lambda: file.read(_BLOCK), b""))
+        return digest_parts(_bytes_of(file, path, part) if part else iter(lambda: file.read(_BLOCK), b""))
+
+
+def _bytes_of(file: BinaryIO, path: Path, part: Part) -> Iterator[bytes]:
+    """A line for each tensor, and its bytes."""
+    for name, tensor in part:
+        yield json.dumps([name, tensor.dtype, list(tensor.shape)]).encode() + b"\n"
+        file.seek(tensor.begin)
+        for at in range(tensor.begin, tensor.end, _BLOCK):
+            wanted = min(_BLOCK, tensor.end - at)
+            data = file.read(wanted)
+            if len(data) != wanted:
+                raise ModelError(f"{path} changed while it was read", hint=WAIT)
+            yield data
+
+
+def remembered_as(kind: str, part: Part) -> str:
+    """The kind of fact that the digest of a part of a file is remembered as; `kind` is that of whole files."""
+    if not part:
+        return kind
+    return f"{kind} {digest_json({'part': [[name, one.dtype, one.begin, one.end] for name, one in part]})}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,25 +87,25 @@ class Expected:
                              f"{self.digest[:12]}", hint=WAIT)
 
 
-def vae_files(model: Path) -> ComponentFiles:
-    """The files of the VAE of the pipeline directory `model`. Raises `ModelError`."""
+def vae_files(model: Model) -> ComponentFiles:
+    """The files of the VAE of `model`. Raises `ModelError`."""
     return weighted_files(model, "vae")
 
 
-def text_files(model: Path) -> TextFiles:
-    """The files of the text encoders and tokenizers of the pipeline directory `model`. Raises `ModelError`."""
+def text_files(model: Model) -> TextFiles:
+    """The files of the text encoders and tokenizers of `model`. Raises `ModelError`."""
     index = pipeline_index(model)
     return TextFiles(encoders={name: weighted_files(model, name) for name in numbered(index, "text_encoder")},
                      tokenizers={name: tokenizer_files(model, name) for name in numbered(index, "tokenizer")})
 
 
-def vae_fingerprint(model: Path, file_digest: FileDigest = digest_file) -> str:
-    """The fingerprint of the VAE of the pipeline directory `model`. Raises `ModelError`."""
+def vae_fingerprint(model: Model, file_digest: FileDigest = digest_file) -> str:
+    """The fingerprint of the VAE of `model`. Raises `ModelError`."""
     return digest_vae(vae_files(model), file_digest)
 
 
-def text_fingerprint(model: Path, file_digest: FileDigest = digest_file) -> str:
-    """The fingerprint of the text encoders and tokenizers of the pipeline directory `model`. Raises `ModelError`."""
+def text_fingerprint(model: Model, file_digest: FileDigest = digest_file) -> str:
+    """The fingerprint of the text encoders and tokenizers of `model`. Raises `ModelError`."""
     return digest_text(text_files(model), file_digest)
 
 
@@ -98,10 +131,14 @@ def digest_weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list
 
     Weights with scales beside them say so: before these were applied, the same files made other rows.
     """
-    scaled = scales_in(read_tensors(files.weights)).of
-    return [["config.json", digest_public(files.config)],
-            *([files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights),
-            *([["scales", "applied"]] if scaled else [])]
+    tensors = tensors_of(files)
+    if files.part:
+        read = tuple(sorted((name, one) for name, one in tensors.items() if not is_harmless(files.part[name])))
+        weights = [["tensors", digest_existing(files.weights[0], lambda path: file_digest(path, read))]]
+    else:
+        weights = [[files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights]
+    return [["config.json", digest_public(files.config)], *weights,
+            *([["scales", "applied"]] if scales_in(tensors).of else [])]
 
 
 def _tokenizer(files: ComponentFiles) -> list[list[str]]:
@@ -110,7 +147,7 @@ def _tokenizer(files: ComponentFiles) -> list[list[str]]:
             for name, data in files.small.items()]
 
 
-def digest_existing(path: Path, file_digest: FileDigest) -> str:
+def digest_existing(path: Path, file_digest: Callable[[Path], str]) -> str:
     """`file_digest` of the file at `path`. Raises `ModelError` when it cannot be read."""
     try:
         return file_digest(path)

@@ -1,4 +1,5 @@
-"""Finds a model: a local directory, or a snapshot in the Hub's cache; uses the network only on request."""
+"""Finds a model: a local directory, a single file, or a snapshot in the Hub's cache; uses the network only on request.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,11 @@ from glob import escape
 from pathlib import Path
 
 from prep.errors import ModelError
-from prep.formatting import shell_name, without_secrets
+from prep.formatting import without_secrets
+from prep.models.checkpoints.contents import contents_of, own_configs, published
+from prep.models.files import Model, SingleFile
+from prep.models.named import NamedFile, file_of
+from prep.models.pipeline import open_single
 from prep.parse import Unparsed, hub_id
 
 # The files we use of a pipeline, or of a single model: configs, tokenizers and safetensors; never pickles or code.
@@ -17,13 +22,32 @@ PIPELINE = (*CONFIGS, "*/*.safetensors")
 SINGLE = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 
-def locate(model: str | Path, *, download: bool | None = False, parts: tuple[str, ...] = PIPELINE) -> Path:
-    """The directory of `model`. A Hub id is looked up in the local cache; with `download`, its `parts` are downloaded.
+def locate(model: str | Path, *, download: bool | None = False) -> Model:
+    """`model`, a directory or a single file; of a Hub id, the directory where it is.
 
-    `owner/name@revision` names a branch, tag or commit; without one, it is the branch `main`. A `Path` is never a Hub
-    id: where a manifest names a directory that is gone, the Hub may have another model of that name. `download=None` is
-    for commands that have no --download. Raises `ModelError` (exit 6) if there is none.
+    A Hub id is looked up in the local cache; with `download`, it is downloaded. `owner/name@revision` names a branch,
+    tag or commit; without one, it is the branch `main`. A `Path` is never a Hub id: where a manifest names a directory
+    that is gone, the Hub may have another model of that name. `download=None` is for commands that have no --download.
+    Raises `ModelError` (exit 6) if there is none.
     """
+    file = file_of(model)
+    if file is None:
+        return locate_directory(model, download=download)
+    return open_named(file, download=download)
+
+
+def open_named(file: NamedFile, *, download: bool | None) -> SingleFile:
+    """The single file, with the configs that are named. Raises `ModelError`."""
+    contents = contents_of(file.path)
+    if not file.configs:
+        return open_single(file.path, own_configs(contents))
+    own = None if Path(file.configs).is_dir() else published(file.configs)
+    parts = CONFIGS if contents.is_whole else PIPELINE
+    return open_single(file.path, own or locate_directory(file.configs, download=download, parts=parts))
+
+
+def locate_directory(model: str | Path, *, download: bool | None = False, parts: tuple[str, ...] = PIPELINE) -> Path:
+    """The directory of `model` with its `parts`, which is no single file. Raises `ModelError`."""
     if Path(model).is_dir():
         return Path(model)
     if not isinstance(model, str):
@@ -33,9 +57,12 @@ def locate(model: str | Path, *, download: bool | None = False, parts: tuple[str
 
 
 def checked_id(model: str, parts: tuple[str, ...] = PIPELINE) -> str:
-    """`model`, which is no directory, if it is a Hub id. Raises `ModelError`, also for the name of a single file."""
-    if is_single_file(model):
-        raise _single_file(model, parts)
+    """`model`, which is no directory, if it is a Hub id. Raises `ModelError`."""
+    if file_of(model) is not None:
+        wanted = "a directory with config.json and weights" if parts == SINGLE else "a diffusers directory"
+        raise ModelError(f"model {model} is a single file, expected {wanted}",
+                         hint=f"{'' if Path(model).is_file() else 'there is no such file; '}name its directory, or a "
+                         "Hub id like owner/name")
     try:
         return hub_id(model, "model")
     except Unparsed:
@@ -43,34 +70,6 @@ def checked_id(model: str, parts: tuple[str, ...] = PIPELINE) -> str:
                          hint="name a directory with config.json and weights, or a Hub id like owner/name" if
                          parts == SINGLE else "name a diffusers pipeline directory, or a Hub id like owner/name"
                          ) from None
-
-
-_SINGLE_FILES = (".safetensors", ".sft", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
-
-
-def is_single_file(model: str) -> bool:
-    """Whether `model` is a file or, if there is none, has the name of one: the Hub has no models of such names."""
-    return "://" not in model and (Path(model).suffix.lower() in _SINGLE_FILES or Path(model).is_file())
-
-
-def convert_command(file: str) -> str:
-    """The command that makes a directory of a single file."""
-    return f"prep convert {shell_name(file)} --config DIR -o OUT"
-
-
-def _single_file(model: str, parts: tuple[str, ...]) -> ModelError:
-    """The error to raise for a model that is a single file: every command says the same."""
-    gone = "" if Path(model).is_file() else "there is no such file; "
-    if parts == SINGLE:
-        return ModelError(f"model {model} is a single file, expected a directory with config.json and weights",
-                          hint=f"{gone}name its directory, or a Hub id like owner/name")
-    if Path(model).suffix.lower() != ".safetensors":
-        hint = ("only safetensors are read, since other files can run code or are quantized: look for "
-                f"NAME.safetensors, then {convert_command('NAME.safetensors')}")
-    else:
-        hint = (f"convert it first: {convert_command(model)} (DIR: a diffusers directory or Hub id of the same "
-                "architecture)")
-    return ModelError(f"model {model} is a single file, expected a diffusers directory", hint=gone + hint)
 
 
 def _snapshot(named: str, download: bool | None, parts: tuple[str, ...]) -> Path:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from prep.errors import ConfigError, ModelError
 from prep.models.components import class_of
 from prep.models.family import Family
-from prep.models.files import FETCH_AGAIN, read_config
+from prep.models.files import FETCH_AGAIN, Model, read_config
 from prep.models.pipeline import pipeline_index, weighted_files
 from prep.models.weights import read_vector
 from prep.parse import brief
@@ -59,7 +59,7 @@ GEOMETRIES: Mapping[str, Geometry] = {
 }
 
 
-def latent_facts(model: Path, family: Family) -> dict[str, Any]:
+def latent_facts(model: Model, family: Family) -> dict[str, Any]:
     """What normalizes the latents of the model's VAE, as the shortest decimals that read back the same.
 
     `scaling_factor` and `shift_factor` of its config, or else of `family`; with `mean` and `std`, lists by channel, or
@@ -80,7 +80,7 @@ def latent_facts(model: Path, family: Family) -> dict[str, Any]:
             **(_statistics(config, path, family.latent_channels) if found else {})}
 
 
-def require_posterior(model: Path) -> None:
+def require_posterior(model: Model) -> None:
     """Raises `ConfigError` unless the model's VAE encodes pictures to distributions."""
     kind = class_of(pipeline_index(model), "vae", model)[1]
     if not GEOMETRIES[kind].posterior:
@@ -88,7 +88,7 @@ def require_posterior(model: Path) -> None:
                           "latent, without a standard deviation", hint="leave it out: nothing is lost")
 
 
-def vae_compute(model: Path, family: Family, compute: str) -> str:
+def vae_compute(model: Model, family: Family, compute: str) -> str:
     """The dtype that the VAE computes in where `compute` is asked for: never one that the pipeline avoids.
 
     SDXL's VAE overflows in float16; `force_upcast`, true if its config has none (diffusers 0.42), says so. Raises
@@ -127,7 +127,7 @@ def _statistics(config: Config, path: Path, channels: int) -> dict[str, list[str
     return {name: [_decimal(value) for value in values or ()] for name, values in found.items()}
 
 
-def _batch_norm(model: Path, config: Config, path: Path, family: Family) -> dict[str, list[str]]:
+def _batch_norm(model: Model, config: Config, path: Path, family: Family) -> dict[str, list[str]]:
     """`mean` and `std` by channel, row and column of a patch: the running statistics of the VAE's batch norm.
 
     `Flux2Pipeline` divides by the square root of the variance plus the epsilon of the VAE's config (diffusers 0.42);
@@ -140,10 +140,11 @@ def _batch_norm(model: Path, config: Config, path: Path, family: Family) -> dict
     if type(epsilon) not in (int, float) or not 0 < epsilon <= 1:
         raise ModelError(f"{path} has batch_norm_eps {brief(epsilon)}, expected a number above 0, at most 1",
                          hint=FETCH_AGAIN)
-    weights, count = weighted_files(model, "vae").weights, 4 * family.latent_channels
-    mean, variance = (read_vector(weights, f"bn.running_{name}") for name in ("mean", "var"))
+    files, count = weighted_files(model, "vae"), 4 * family.latent_channels
+    names = (f"bn.running_{name}" for name in ("mean", "var"))
+    mean, variance = (read_vector(files.weights, files.part.get(name, name)) for name in names)
     for values, name, least in ((mean, "mean", -1 / SMALLEST), (variance, "var", 0.0)):
-        _check_numbers(values, count, least, f"{weights[0].parent} has bn.running_{name}")
+        _check_numbers(values, count, least, f"{files.place} has bn.running_{name}")
     return {"mean": [_decimal(value) for value in mean],
             "std": [_decimal(math.sqrt(value + epsilon)) for value in variance]}
 

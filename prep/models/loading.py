@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,15 +16,16 @@ import torch
 from prep.errors import ModelError, OutOfMemoryError, Problem, first_line
 from prep.formatting import format_bytes
 from prep.models.checkpoints.bounds import build, known_warnings, of_diffusers, require_room
+from prep.models.checkpoints.converted import weights_of, weights_to_give
 from prep.models.checkpoints.staging import staged
-from prep.models.checkpoints.stored import DTYPES, Stored
+from prep.models.checkpoints.stored import DTYPES
 from prep.models.checkpoints.streaming import Settle, compared, fill, names_in, without_weights
 from prep.models.device.allocator import blocks_apart
 from prep.models.device.host import available
 from prep.models.device.memory import is_out_of_memory
 from prep.models.device.offload import SHARED
-from prep.models.files import ComponentFiles
-from prep.models.weights import Shape, read_shapes, read_tensors
+from prep.models.files import ComponentFiles, Shape
+from prep.models.weights import shapes_in, tensors_of
 
 
 def as_it_is(_name: str, layer: Any) -> Any:
@@ -56,11 +55,11 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> A
     `what` names it in messages. Raises `ModelError`, `OutOfMemoryError`.
     """
     with _explained(files, what), blocks_apart():
-        tensors = read_tensors(files.weights)
-        require_room(kind, files, tensors, partial(of_diffusers, kind, files))
-        model, stored = without_weights(kind, files), Stored.of(tensors)
+        require_room(kind, files, tensors_of(files), partial(of_diffusers, kind, files))
+        model = without_weights(kind, files)
+        stored = weights_of(files, model)
         names = names_in(model, stored, files)
-        refuse_holes(compared(model, stored, names), files.folder)
+        refuse_holes(compared(model, stored, names), files.place)
         if form.device.type in SHARED:
             _require_memory(form.size(model), files, what)
         fill(model, stored, names, form.dtype, form.device, form.settle)
@@ -76,15 +75,20 @@ def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: 
     asked for. Raises `ModelError`, `OutOfMemoryError`.
     """
     dtype = _dtype_in(options)
-    with _explained(files, what, packages), staged(files, dtype) as folder, known_warnings():
-        require_room(kind, files, read_tensors(files.weights), partial(build, kind, folder))
-        shapes = {name: shape for name, shape in read_shapes(files.weights).items() if unread([name])}
+    with _explained(files, what, packages), staged(files) as folder, known_warnings():
+        tensors = tensors_of(files)
+        require_room(kind, files, tensors, partial(build, kind, folder))
+        shapes = {name: shape for name, shape in shapes_in(tensors).items() if unread([name])}
         _require_memory(size(shapes) if size else dtype.itemsize * sum(map(prod, shapes.values())), files, what)
+        weights = weights_to_give(files, dtype)
+        place: dict[str, Any] = {} if weights is None else {
+            "config": kind.config_class.from_pretrained(folder, local_files_only=True), "state_dict": weights}
         model, loaded = kind.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, output_loading_info=True,
-            ignore_mismatched_sizes=True, **options)
-        refuse_holes(loaded, files.folder)
-        unmap(model, {DTYPES.get(tensor.dtype) for tensor in read_tensors(files.weights).values()})
+            folder if weights is None else None, use_safetensors=True, local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True, **place, **options)
+        refuse_holes(loaded, files.place)
+        if weights is None:
+            unmap(model, {DTYPES.get(tensor.dtype) for tensor in tensors.values()})
     return model
 
 
@@ -92,7 +96,7 @@ def _require_memory(size: int, files: ComponentFiles, what: str) -> None:
     """Raises `OutOfMemoryError` if the computer has not `size` bytes left: else the system may end this process."""
     left = available()
     if left is not None and left < size:
-        raise OutOfMemoryError(f"the {what} in {files.folder} takes {format_bytes(size)} of memory, and "
+        raise OutOfMemoryError(f"the {what} in {files.place} takes {format_bytes(size)} of memory, and "
                                f"{format_bytes(left)} are available", hint=_LESS)
 
 
@@ -108,17 +112,13 @@ def _explained(files: ComponentFiles, what: str, packages: str = "") -> Iterator
     except Problem:
         raise
     except ImportError as error:
-        raise ModelError(f"the {what} in {files.folder} needs a package that is not installed: {said(error, files)}",
+        raise ModelError(f"the {what} in {files.place} needs a package that is not installed: {said(error, files)}",
                          hint=f"install that package{packages}") from None
     except Exception as error:  # broken files make the libraries raise almost anything, even SafetensorError
         if is_out_of_memory(error):
-            raise OutOfMemoryError(f"there is too little memory to load the {what} in {files.folder}",
+            raise OutOfMemoryError(f"there is too little memory to load the {what} in {files.place}",
                                    hint=_LESS) from None
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise ModelError(f"cannot load the {what} in {files.folder}: its weights with their scales applied do not "
-                             f"fit into {tempfile.gettempdir()}", hint="free space there, or name another directory: "
-                             "TMPDIR=DIR") from None
-        raise ModelError(f"cannot load the {what} in {files.folder}: {said(error, files)}",
+        raise ModelError(f"cannot load the {what} in {files.place}: {said(error, files)}",
                          hint="download the model again; a model is a diffusers pipeline with safetensors") from None
 
 
@@ -133,7 +133,7 @@ def load_part(kind: Any, files: ComponentFiles, what: str) -> Any:
         with staged(files) as folder:
             return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # as above
-        raise ModelError(f"cannot load the {what} of {files.folder}: {said(error, files)}") from None
+        raise ModelError(f"cannot load the {what} of {files.place}: {said(error, files)}") from None
 
 
 def said(error: Exception, files: ComponentFiles) -> str:

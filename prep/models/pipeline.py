@@ -1,14 +1,26 @@
-"""A diffusers pipeline directory: its components' files, family and prediction type."""
+"""A diffusers pipeline, a directory or a single file: its components' files, family and prediction type."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
-from prep.models.components import class_of
+from prep.formatting import join_texts
+from prep.models.checkpoints.contents import (
+    NAMED_AS,
+    PUBLISHED,
+    Config,
+    Contents,
+    contents_of,
+    encoder_part,
+    name_configs,
+    no_denoiser,
+)
+from prep.models.components import class_of, numbered
 from prep.models.configs import Configs
 from prep.models.families.registry import FAMILIES, families_of_pipeline
 from prep.models.family import Family, Prediction
@@ -16,13 +28,26 @@ from prep.models.files import (
     CONFIG_BYTES,
     TOKENIZER_BYTES,
     ComponentFiles,
+    Model,
+    Shape,
+    SingleFile,
     parse_config,
     read_config,
     read_small,
     refuse_adapter,
     refuse_redirection,
 )
-from prep.models.weights import check_numbers, index_name, read_tensors, scales_in, variant_of, weight_files
+from prep.models.weights import (
+    check_numbers,
+    has_weights,
+    index_name,
+    read_tensors,
+    scales_in,
+    shapes_in,
+    tensors_of,
+    variant_of,
+    weight_files,
+)
 from prep.parse import brief
 
 # The files of a transformers tokenizer: vocabularies, merges, and the configs that change its output.
@@ -33,7 +58,7 @@ _VOCABULARIES = ({"tokenizer.json"}, {"vocab.json", "merges.txt"}, {"spiece.mode
 _SAVE_TOKENIZER = "download the model again, or save its tokenizer with transformers: tokenizer.save_pretrained(DIR)"
 
 
-def prediction_of(model: Path, family: Family) -> Prediction:
+def prediction_of(model: Model, family: Family) -> Prediction:
     """What the denoiser predicts: from the scheduler's config if the family has several kinds. Raises `ModelError`."""
     if len(family.predictions) == 1:
         return family.predictions[0]
@@ -44,13 +69,18 @@ def prediction_of(model: Path, family: Family) -> Prediction:
     raise ModelError(f"{model} predicts {brief(kind)}, expected {' or '.join(family.predictions)}")
 
 
-def scheduler_config(model: Path) -> dict[str, Any]:
-    """The scheduler's config in the pipeline directory `model`. Raises `ModelError`."""
-    return read_config(model / SCHEDULER)
+def scheduler_config(model: Model) -> dict[str, Any]:
+    """The scheduler's config of `model`; with the package's configs, as a single file says. Raises `ModelError`."""
+    found = read_config(model / SCHEDULER)
+    if isinstance(model, SingleFile) and model.config.parent == PUBLISHED:
+        return {**found, **contents_of(model.path).scheduler}
+    return found
 
 
-def pipeline_index(model: Path) -> dict[str, Any]:
-    """model_index.json of the pipeline directory `model`. Raises `ModelError`."""
+def pipeline_index(model: Model) -> dict[str, Any]:
+    """model_index.json of `model`, or of what a single file has its configs of. Raises `ModelError`."""
+    if isinstance(model, SingleFile):
+        model = model.config
     if not model.is_dir():
         raise ModelError(f"model {model} is not a directory", hint="--model takes a diffusers pipeline directory "
                          "(with model_index.json), or a Hub id like owner/name")
@@ -67,7 +97,7 @@ SCHEDULER = "scheduler/scheduler_config.json"
 _OF_PICTURES = ("Edit", "Kontext", "Inpaint", "Fill", "Img2Img", "Pix2Pix", "Control", "Redux", "Upscale", "Outpaint")
 
 
-def infer_family(model: Path, named: str = "") -> str:
+def infer_family(model: Model, named: str = "") -> str:
     """The family of the pipeline directory `model`, from its class name, and from its configs where several families
     have that class. Of a class that is not known: `named`, if the model is like those. Raises `ModelError`.
     """
@@ -102,7 +132,7 @@ def _has_components(index: Mapping[str, Any], family: Family) -> bool:
     return all(is_one(name, kinds) for name, kinds in family.components.items())
 
 
-def family_of(model: Path, named: str) -> str:
+def family_of(model: Model, named: str) -> str:
     """The family of the pipeline directory `model`, which a recipe may have `named`. Raises `ModelError`, also for the
     name of another family than training would find."""
     found = infer_family(model, named)
@@ -112,24 +142,97 @@ def family_of(model: Path, named: str) -> str:
     return found
 
 
-def weighted_files(model: Path, name: str) -> ComponentFiles:
-    """The files of the component `name`, which has weights, in the pipeline directory `model`.
+def weighted_files(model: Model, name: str) -> ComponentFiles:
+    """The files of the component `name`, which has weights: of a single file if that has it, else of the directory.
 
     Raises `ModelError` if files are missing, damaged, inconsistent, or lead to other files.
     """
-    library, _ = class_of(pipeline_index(model), name, model)
-    stem, folder = ("model" if library == "transformers" else "diffusion_pytorch_model"), model / name
+    kind = class_of(pipeline_index(model), name, model)
+    stem, folder = ("model" if kind[0] == "transformers" else "diffusion_pytorch_model"), model / name
     small = {"config.json": read_small(folder / "config.json", CONFIG_BYTES)}
     config = parse_config(small["config.json"], folder / "config.json")
     refuse_redirection(config, folder / "config.json")
-    refuse_adapter(folder)
-    weights, index, usual_name = _weights(folder, stem)
-    tensors = read_tensors(weights)
+    part = part_of(model, name) if isinstance(model, SingleFile) else {}
+    if isinstance(model, SingleFile) and part:
+        files = ComponentFiles(folder=folder, config=config, small=small, weights=(model.path,), kind=kind, part=part)
+    else:
+        refuse_adapter(folder)
+        weights, index, usual_name = _weights(folder, stem)
+        files = ComponentFiles(folder=folder, config=config, small=small | index, weights=weights, kind=kind,
+                               usual_name=usual_name)
+    tensors = tensors_of(files)
     check_numbers(config, folder / "config.json", tensors)
-    if library == "diffusers" and config.get("quantization_config") and not scales_in(tensors).of:
+    if kind[0] == "diffusers" and not part and config.get("quantization_config") and not scales_in(tensors).of:
         raise ModelError(f"the weights in {folder} are quantized: {brief(config['quantization_config'])}",
                          hint="name the model that they were made of; train.toml has quantization for its denoiser")
-    return ComponentFiles(folder=folder, config=config, small=small | index, weights=weights, usual_name=usual_name)
+    return files
+
+
+def shapes_of(files: ComponentFiles) -> dict[str, Shape]:
+    """The shape of each weight of a component of diffusers, by its names. Raises `ModelError`.
+
+    Of a directory they are in the headers of its files; of a single file, what diffusers' converter makes has them.
+    """
+    if not files.part:
+        return shapes_in(tensors_of(files))
+    from prep.models.checkpoints.converted import empty_model, weights_of
+
+    return shapes_in(weights_of(files, empty_model(files)).tensors)
+
+
+def part_of(model: SingleFile, name: str) -> Mapping[str, str]:
+    """The tensors of the component `name` in a single file, by their names in a part; empty: the directory has it.
+
+    Raises `ModelError` if neither has it.
+    """
+    contents, index = contents_of(model.path), pipeline_index(model)
+    if name == "vae":
+        part = contents.parts.vae
+    elif name.startswith("text_encoder"):
+        part = encoder_part(contents, name, _encoders(model, index))
+    else:
+        part = contents.parts.denoiser
+    if not part and not has_weights(model / name):
+        lacking = "" if model.config.parent == PUBLISHED else f", and neither has {model / name}"
+        raise ModelError(f"{model} has no {name.replace('_', ' ')}{lacking}", hint=name_configs(model.path))
+    return part
+
+
+def _encoders(model: SingleFile, index: Mapping[str, Any]) -> dict[str, Config]:
+    """Class and config of each text encoder."""
+    return {name: (class_of(index, name, model)[1], read_config(model / name / "config.json"))
+            for name in numbered(index, "text_encoder")}
+
+
+def open_single(path: Path, config: Path) -> SingleFile:
+    """The model in the file `path`, with the configs in the directory `config`. Raises `ModelError` if the file has no
+    denoiser, or one of another family, or tensors that nothing reads, or says otherwise than the scheduler's config.
+    """
+    contents, model = contents_of(path), SingleFile(path=path, config=config)
+    if not contents.parts.denoiser:
+        raise no_denoiser(contents)
+    family = infer_family(model)
+    if contents.family not in ("", NAMED_AS.get(family, family)):
+        raise ModelError(f"{path} is of family '{contents.family}', but {config} is of family '{family}'",
+                         hint=name_configs(path))
+    _check_scheduler(contents, model)
+    encoders = [] if not contents.parts.encoders else [
+        encoder_part(contents, name, _encoders(model, pipeline_index(model)))
+        for name in numbered(pipeline_index(model), "text_encoder")]
+    if surplus := contents.unread() + [next(iter(sorted(part.values()))) for part in contents.parts.encoders.values()
+                                       if part not in encoders]:
+        raise ModelError(f"{path} has tensors that nothing reads: {join_texts(surplus, 3)}", hint=name_configs(path))
+    return model
+
+
+def _check_scheduler(contents: Contents, model: SingleFile) -> None:
+    """Raises `ModelError` if the file says that its denoiser predicts otherwise than its scheduler's config says."""
+    config = scheduler_config(model)
+    for key, value in contents.scheduler.items():
+        if config.get(key) != value:
+            raise ModelError(f"{model} says of itself that {key} is {json.dumps(value)}, but the scheduler's config in "
+                             f"{model / 'scheduler'} has {brief(config.get(key))}",
+                             hint=f"set {key} in a copy of that directory, and name the copy: {model}@COPY")
 
 
 def _weights(folder: Path, stem: str) -> tuple[tuple[Path, ...], dict[str, bytes], str]:
@@ -144,7 +247,7 @@ def _weights(folder: Path, stem: str) -> tuple[tuple[Path, ...], dict[str, bytes
     return weights, {index_name(stem): read_small(folder / index_name(stem, variant), CONFIG_BYTES)}, ""
 
 
-def tokenizer_files(model: Path, name: str) -> ComponentFiles:
+def tokenizer_files(model: Model, name: str) -> ComponentFiles:
     """The files of the tokenizer `name` of the pipeline directory `model`. Raises `ModelError`.
 
     Without a config a tokenizer has no length, without a vocabulary no ids: transformers loads it all the same, and the
@@ -152,6 +255,8 @@ def tokenizer_files(model: Path, name: str) -> ComponentFiles:
     """
     class_of(pipeline_index(model), name, model)
     folder = model / name
+    if folder.parent.parent == PUBLISHED:
+        return _published_tokenizer(folder)
     names = [one for one in _TOKENIZER_FILES if os.path.lexists(folder / one)]
     if "tokenizer_config.json" not in names:
         raise ModelError(f"{folder} has no tokenizer_config.json", hint=_SAVE_TOKENIZER)
@@ -162,6 +267,30 @@ def tokenizer_files(model: Path, name: str) -> ComponentFiles:
     config = parse_config(small["tokenizer_config.json"], folder / "tokenizer_config.json")
     refuse_redirection(config, folder / "tokenizer_config.json")
     return ComponentFiles(folder=folder, config=config, small=small, weights=())
+
+
+def _published_tokenizer(folder: Path) -> ComponentFiles:
+    """A tokenizer of the package's configs: CLIP's merges, and the vocabulary that follows from them."""
+    small = {one: read_small(folder / one, CONFIG_BYTES) for one in ("special_tokens_map.json",
+                                                                     "tokenizer_config.json")}
+    merges = read_small(PUBLISHED / "merges.txt", CONFIG_BYTES)
+    vocabulary = json.dumps(clip_vocabulary(merges.decode()), ensure_ascii=False)
+    small |= {"merges.txt": merges, "vocab.json": vocabulary.encode()}
+    return ComponentFiles(folder=folder, config=parse_config(small["tokenizer_config.json"], folder), weights=(),
+                          small=dict(sorted(small.items())))
+
+
+def clip_vocabulary(merges: str) -> dict[str, int]:
+    """The id of each token of CLIP: bytes as letters, the same at the end of a word, what merges make, start and end.
+
+    As `SimpleTokenizer` of openai/CLIP (clip/simple_tokenizer.py) counts them.
+    """
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    letters = [chr(code) for code in plain]
+    letters += [chr(256 + number) for number in range(256 - len(plain))]
+    made = ["".join(line.split()) for line in merges.split("\n") if line and not line.startswith("#version")]
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters), *made, "<|startoftext|>", "<|endoftext|>"]
+    return {token: number for number, token in enumerate(tokens)}
 
 
 def single_model_files(folder: Path) -> ComponentFiles:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import diffusers
@@ -19,7 +18,7 @@ from prep.models.components import class_of
 from prep.models.device.compiling import Compiler
 from prep.models.device.memory import FittingBatches, is_out_of_memory, move, too_little_memory
 from prep.models.fields import STD
-from prep.models.files import FETCH_AGAIN
+from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import Expected, digest_vae, vae_files
 from prep.models.latents import GEOMETRIES
 from prep.models.loading import Form, load_diffusers
@@ -44,7 +43,7 @@ class Posterior(NamedTuple):
 class VaeEncoder:
     """A VAE on its device; `encode` returns rows ready to store."""
 
-    def __init__(self, model: Path, *, device: str, compute: str, dtype: str, with_std: bool = False, tile: int = 0,
+    def __init__(self, model: Model, *, device: str, compute: str, dtype: str, with_std: bool = False, tile: int = 0,
                  expected: Expected | None = None, compiled: bool = False) -> None:
         """Raises `OutOfMemoryError`, and `ModelError`, also if the files do not match the `expected` fingerprint."""
         self._device, self._dtype, self._with_std = pick_device(device), dtype, with_std
@@ -141,7 +140,7 @@ class VaeEncoder:
 class VaeDecoder:
     """A VAE on its device that decodes stored latents, one at a time, in float32."""
 
-    def __init__(self, model: Path, *, device: str) -> None:
+    def __init__(self, model: Model, *, device: str) -> None:
         """Raises `OutOfMemoryError`, `ModelError`."""
         self._device = pick_device(device)
         self._model = model
@@ -211,7 +210,7 @@ def decode(vae: Any, latent_BChw: torch.Tensor) -> torch.Tensor:
     return image_B3HW
 
 
-def load_vae(model: Path, dtype: torch.dtype, expected: Expected | None = None) -> Any:
+def load_vae(model: Model, dtype: torch.dtype, expected: Expected | None = None) -> Any:
     """Loads the VAE of the pipeline directory `model` into CPU memory. Raises `ModelError`."""
     files = vae_files(model)
     kind = getattr(diffusers, class_of(pipeline_index(model), "vae", model)[1])

@@ -16,13 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
-from prep.models.files import FETCH_AGAIN, open_regular, read_config, unreadable
+from prep.models.checkpoints import gguf
+from prep.models.files import (
+    FETCH_AGAIN,
+    ComponentFiles,
+    Shape,
+    StoredTensor,
+    open_regular,
+    read_config,
+    unreadable,
+)
 from prep.parse import brief
 
 HEADER_BYTES = 100_000_000  # MAX_HEADER_SIZE of the safetensors library
 MOST_TENSORS = 1 << 16  # of a file; the largest checkpoints have a few thousand
 _MOST_A_BYTE = 2  # numbers of the smallest dtype, F4
-Shape = tuple[int, ...]
 
 
 def index_name(stem: str, variant: str = "") -> str:
@@ -91,32 +99,32 @@ def _parts(index: Path) -> list[str]:
 
 def read_shapes(paths: Iterable[Path]) -> dict[str, Shape]:
     """The shape of each weight in `paths`. Raises `ModelError` for a truncated file, and for a tensor in two."""
-    found = read_tensors(paths)
-    beside = scales_in(found).beside
-    return {name: tensor.shape for name, tensor in found.items() if name not in beside}
+    return shapes_in(read_tensors(paths))
+
+
+def shapes_in(tensors: Mapping[str, StoredTensor]) -> dict[str, Shape]:
+    """The shape of each weight among `tensors`: of those that are no scales."""
+    beside = scales_in(tensors).beside
+    return {name: tensor.shape for name, tensor in tensors.items() if name not in beside}
+
+
+def tensors_of(files: ComponentFiles) -> dict[str, StoredTensor]:
+    """Each tensor of a component: of a single file by the names in its part. Raises `ModelError` as `read_shapes` does.
+    """
+    found = read_tensors(files.weights)
+    return {name: found[there] for name, there in files.part.items()} if files.part else found
 
 
 def read_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     """Each tensor in `paths`, from their headers. Raises `ModelError` as `read_shapes` does."""
     found: dict[str, StoredTensor] = {}
     for path in paths:
-        tensors = _tensors_in(path)
+        tensors = gguf.tensors_in(path) if path.suffix.lower() == gguf.SUFFIX else _tensors_in(path)
         if both := sorted(found.keys() & tensors.keys()):
             raise ModelError(f"{path} has the tensor {brief(both[0])}, which another file of these weights has too",
                              hint=FETCH_AGAIN)
         found |= tensors
     return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredTensor:
-    """A tensor's entry in a header."""
-
-    path: Path
-    dtype: str  # as the format spells it: F32
-    shape: Shape
-    begin: int  # in the file
-    end: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,14 +193,29 @@ def _bytes_of(path: Path, tensor: StoredTensor) -> bytes:
         raise unreadable(path, error) from None
 
 
-def _tensors_in(path: Path) -> dict[str, StoredTensor]:
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the file's program wrote beside its tensors. Raises `ModelError`."""
+    _, _, header = (0, 0, b"{}") if path.suffix.lower() == gguf.SUFFIX else _header(path)
+    try:
+        found = json.loads(header).get("__metadata__")
+    except (ValueError, AttributeError, RecursionError):
+        found = None
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _header(path: Path) -> tuple[int, int, bytes]:
+    """The bytes of a file, and of its header; and the header, empty if it is longer than it may be."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8) or b"", "little")
-            header = file.read(length) if length <= min(HEADER_BYTES, size - 8) else b""
+            return size, length, file.read(length) if length <= min(HEADER_BYTES, size - 8) else b""
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def _tensors_in(path: Path) -> dict[str, StoredTensor]:
+    size, length, header = _header(path)
     try:
         entries = json.loads(header, object_pairs_hook=named_once)
         if len(entries) > MOST_TENSORS:

@@ -16,6 +16,7 @@ from prep.fs.paths import check_not_cache, check_replaceable
 from prep.fs.place import place_of, require_local
 from prep.fs.text import read_small, without_mark
 from prep.fs.untrusted import read_up_to
+from prep.models.named import moved
 from prep.progress import Tick
 from prep.recipe.convert.detect import convert
 from prep.recipe.convert.draft import ConvertedRecipe
@@ -179,7 +180,7 @@ PROMPT_FILES = ("prompts.txt", "sample_prompts.txt")
 
 
 def _placed(model: str) -> str:
-    return str(Path(model).absolute()) if model and Path(model).is_dir() else model
+    return moved(model, lambda path: str(path.absolute())) if model else model
 
 
 def init_from_file(other: Path, output: Path, *, force: bool = False) -> InitReport:

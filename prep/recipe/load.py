@@ -16,6 +16,7 @@ from prep.formatting import shell_name
 from prep.fs.paths import check_directory
 from prep.fs.place import Place, place_below, require_local
 from prep.fs.text import parse_toml, read_text
+from prep.models.named import file_of
 from prep.parse import Unparsed, brief, expect, list_of
 from prep.recipe.checks import path_check
 from prep.recipe.edits import NONE, with_usual_edits
@@ -148,6 +149,11 @@ def _checked(section: str, values: Mapping[str, Any], where: str) -> dict[str, A
 
 def _model(model: ModelOptions, base: Path) -> ModelOptions:
     """Resolves a path that exists relative to the recipe; anything else may be a Hub id."""
+    file = file_of(base / model.path) if model.path else None
+    if file is not None:  # its configs are found beside the recipe, too
+        beside = base / file.configs
+        found = replace(file, configs=str(beside)) if file.configs and beside.is_dir() else file
+        return replace(model, path=str(found))
     local = base / model.path
     return replace(model, path=str(local)) if model.path and local.exists() else model
 
@@ -213,7 +219,7 @@ def _options(base: Recipe, values: Mapping[str, Any]) -> tuple[str | Place, ...]
         value = _at(changed, name)
         if value == _at(base, name):
             continue
-        value = Path(value) if name == "model.path" and Path(value).is_dir() else value
+        value = Path(value) if name == "model.path" and Path(value).exists() else value
         value = values[name] if name == "sources" else value
         spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [flag, value if isinstance(value, Place) and value != NONE else spelled]

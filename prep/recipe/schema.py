@@ -43,7 +43,8 @@ MOST_WINDOWS = 3  # as in sd-scripts
 class ModelOptions:
     """The model whose encoders make the rows, and the dtypes."""
 
-    path: str = setting("", example="models/sd15", help="a diffusers pipeline directory, or a Hub id")
+    path: str = setting("", example="models/sd15", help="a diffusers directory, a single file (FILE, or FILE@DIR "
+                        "with configs), or a Hub id")
     family: str = setting("", values="a name of prep models", example="sd15", help="the model family",
                           derived="inferred from the pipeline's class")
     dtype: str = setting("bfloat16", choices=STORED_DTYPES, help="dtype of the stored rows")

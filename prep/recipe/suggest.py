@@ -13,7 +13,8 @@ from prep.captions.options import CaptionOptions
 from prep.formatting import format_size, join_names
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.hub import checked_id
+from prep.models.hub import checked_id, locate
+from prep.models.named import is_local
 from prep.models.pipeline import infer_family
 from prep.recipe.overview import Overview, RepeatFolder, SampledFiles, SourceOverview
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
@@ -74,8 +75,8 @@ def _family(model: str) -> Family | None:
     """The family of a local model; `None` for a Hub id or no model. Raises `ModelError`."""
     if not model:
         return None
-    if Path(model).is_dir():
-        return FAMILIES[infer_family(Path(model))]
+    if is_local(model):
+        return FAMILIES[infer_family(locate(model, download=None))]
     checked_id(model)
     return None
 

@@ -16,6 +16,7 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
 from prep.formatting import printable
+from prep.models.named import moved
 from prep.recipe.schema import MASKS, SETTINGS, Recipe, Source
 
 WIDTH = 118  # columns of a comment
@@ -116,8 +117,8 @@ class _RecipeWriter:
         if isinstance(value, Path):
             text = relative_to(value, self.base)
             return quoted(f"./{text}" if key.startswith(("mask.", "source.mask")) and text in MASKS else text)
-        if key == "model.path" and value and Path(value).exists():
-            return quoted(relative_to(Path(value), self.base))
+        if key == "model.path" and value:
+            return quoted(moved(value, lambda path: relative_to(path, self.base)))
         if isinstance(value, str):
             return quoted(value)
         if isinstance(value, bool):

@@ -19,7 +19,8 @@ from prep.images.decode import encode_png
 from prep.manifest.document import Manifest
 from prep.models.families.registry import FAMILIES
 from prep.models.family import options_of
-from prep.models.fingerprint import digest_file, text_fingerprint, vae_fingerprint
+from prep.models.files import Model
+from prep.models.fingerprint import Part, digest_file, remembered_as, text_fingerprint, vae_fingerprint
 from prep.models.loading import quiet_libraries
 from prep.models.text.truncation import Reading, TruncationFinder
 from prep.models.vae import VaeDecoder
@@ -30,7 +31,7 @@ NAMES = {"vae": "VAE", "text": "text encoder"}
 class ViewedModel:
     """The model in `folder`. Threads may share it. Raises `ModelError` unless it is the one that made the manifest."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Model, manifest: Manifest) -> None:
         quiet_libraries()
         self._folder, self._lock = folder, Lock()
         for name, digest in _fingerprints(folder).items():
@@ -56,12 +57,13 @@ class ViewedModel:
         return VaeDecoder(self._folder, device="cpu")
 
 
-def _fingerprints(folder: Path) -> dict[str, str]:
+def _fingerprints(folder: Model) -> dict[str, str]:
     """The fingerprints of a model's encoders; digests of unchanged files are remembered, as `train check` does."""
     memo = Memo(memo_path("models", "1"))
 
-    def digest(path: Path) -> str:
-        return str(memo.get_or_compute(path, "sha256", lambda: {"sha256": digest_file(path)})["sha256"])
+    def digest(path: Path, part: Part = ()) -> str:
+        kind = remembered_as("sha256", part)
+        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part)})["sha256"])
 
     try:
         digests = {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}

@@ -2,14 +2,16 @@
 
     python tests/benchmarks/bench_loading.py [--model sd15] [--model sdxl] [--model zimage] [--model flux]
                                              [--part denoiser] [--part text] [--form none] [--form fp8] [--form nf4]
-                                             [--form float32] [--form 8bit] [--form 4bit] [--rounds 3] [--limits]
+                                             [--form float32] [--form 8bit] [--form 4bit] [--file]
+                                             [--rounds 3] [--limits]
 
 Weights are random, in files as they are published: denoisers have 1.7 GB for sd15, 5.1 for sdxl, 12 for zimage, 24 for
 flux, and of text encoders the largest 0.25, 1.4, 8 and 9.5. They lie in the directory for temporary files, which TMPDIR
 names. Each round loads in a process of its own, the library's last: a denoiser for a LoRA in bfloat16, without its
 adapters; text encoders in bfloat16, in float32 or quantized. Memory is the most that is not of files, above what
 imports had taken; CPU seconds are of the loading alone, without imports. `from_pretrained` leaves weights in their
-mapped file if they have its dtype: its CPU seconds are then those of copying them, too. With `--limits` the run fails
+mapped file if they have its dtype: its CPU seconds are then those of copying them, too. With `--file` denoisers are
+also loaded from one file in the names of their authors (not of flux). With `--limits` the run fails
 unless memory is at most 1.15 times the weights in their form and 0.6 GB, of text encoders 1 GB and the largest tensor.
 """
 
@@ -35,6 +37,7 @@ from prep.models.device.offload import weight_bytes
 from prep.models.families.registry import FAMILIES
 from prep.models.fingerprint import text_files
 from prep.models.loading import quiet_libraries
+from prep.models.hub import locate
 from prep.models.pipeline import infer_family, pipeline_index
 from prep.models.text.pipeline import load_encoder
 from train.config.load import parse
@@ -43,7 +46,7 @@ from train.models.denoiser import load
 def anonymous():
     return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) << 10
 
-folder, part, form = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+folder, part, form = locate(sys.argv[1]), sys.argv[2], sys.argv[3]
 family, most, ended, of_library = FAMILIES[infer_family(folder)], [0], threading.Event(), form.startswith("library")
 files = text_files(folder).encoders
 name = family.denoiser if part == "denoiser" else max(
@@ -87,6 +90,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=("sd15", "sdxl", "zimage", "flux"))
     parser.add_argument("--part", action="append", choices=FORMS)
     parser.add_argument("--form", action="append", choices=sorted({form for each in FORMS.values() for form in each}))
+    parser.add_argument("--file", action="store_true", help="load denoisers from a single file, too")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limits", action="store_true", help="fail where memory exceeds its limit")
     options = parser.parse_args()
@@ -100,11 +104,15 @@ def main() -> None:
         for name in options.model or ("sd15", "sdxl"):
             with tempfile.TemporaryDirectory() as root:
                 folder = real_sizes.build(name, Path(root) / name, parts=[part])
-                found = measured(folder, part, (*forms, *beside), 1 if options.quick else options.rounds)
+                rounds = 1 if options.quick else options.rounds
+                found = measured(str(folder), part, (*forms, *beside), rounds)
+                if options.file and part == "denoiser":
+                    file = real_sizes.in_one_file(folder, Path(root) / f"{name}.safetensors")
+                    found |= {f"{form}, one file": each for form, each in measured(file, part, forms, rounds).items()}
             for form, (memory, seconds, size, largest) in found.items():
                 rows.append((f"{name}, {form}", f"{size / 1e9:.2f}", f"{memory / 1e9:.2f}", f"{seconds:.1f}"))
                 most = 1.15 * size + SPARE[part] + (largest if part == "text" else 0)
-                if form in forms and memory > most:
+                if form.partition(",")[0] in forms and memory > most:
                     above.append(rows[-1][0])
         emit("Loading" if part == "denoiser" else "Loading text encoders",
              table(("model, form", "weights, GB", "peak, GB", "CPU s"), rows), options.write)
@@ -115,12 +123,12 @@ def main() -> None:
 Figures = tuple[float, float, float, float]  # bytes at the peak, CPU seconds, bytes of weights and of the largest
 
 
-def measured(folder: Path, part: str, forms: tuple[str, ...], rounds: int) -> dict[str, Figures]:
+def measured(folder: str, part: str, forms: tuple[str, ...], rounds: int) -> dict[str, Figures]:
     """Medians by form."""
     runs: dict[str, list[Figures]] = {form: [] for form in forms}
     for _ in range(rounds):
         for form in forms:
-            made = subprocess.run([sys.executable, "-c", ONE, str(folder), part, form], check=True, text=True,
+            made = subprocess.run([sys.executable, "-c", ONE, folder, part, form], check=True, text=True,
                                   stdout=subprocess.PIPE)
             runs[form].append(json.loads(made.stdout.splitlines()[-1]))
     return {form: tuple(map(statistics.median, zip(*each, strict=True))) for form, each in runs.items()}  # type: ignore[misc]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 
 import pytest
+import torch
 from model_files import change_json
 from original_checkpoints import write_original
 from safetensors.torch import load_file, save_file
@@ -45,44 +45,100 @@ def there(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("a red circle\n")
     (tmp_path / "models").mkdir()
-    for name in ("models/x.safetensors", "y.safetensors", "z.ckpt", "odd-name"):
+    for name in ("models/x.safetensors", "y.safetensors", "z.ckpt", "z.gguf", "odd-name"):
         (tmp_path / name).write_bytes(b"weights")
 
 
-def test_every_command_says_the_same_of_a_single_file(there, make, prep, train):
+@pytest.fixture
+def files(there, tiny_model, tmp_path):
+    """Single files that no command takes: each with what is said of it, and the beginning of the hint."""
+    given = {name: torch.zeros(4, 4) for name in ("model.diffusion_model.double_blocks.0.img_attn.qkv.weight",
+                                                  "model.diffusion_model.single_blocks.0.linear1.weight",
+                                                  "model.diffusion_model.vector_in.in_layer.weight")}
+    save_file(given, "flux.safetensors")
+    save_file({name.replace("model.", "double."): value for name, value in given.items()}, "odd.safetensors")
+    save_file({"lora_unet_x.lora_down.weight": torch.zeros(2)}, "lora.safetensors")
+    save_file({"first_stage_model.encoder.conv_in.weight": torch.zeros(2)}, "vae.safetensors")
+    save_file({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(4, 9, 3, 3)}, "inpaint.safetensors")
+    save_file({"model.diffusion_model.input_blocks.0.0.weight": torch.zeros(4, 4, 3, 3),
+               "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": torch.zeros(2, 1024)},
+              "sd2.safetensors")
+    cut = write_original(tiny_model, tmp_path / "cut.safetensors")
+    cut.write_bytes(cut.read_bytes()[:-5])
+    whole = write_original(tiny_model, tmp_path / "whole.safetensors")
+    save_file({**load_file(whole), "odd.weight": torch.zeros(2)}, "surplus.safetensors")
+    save_file({name: value for name, value in load_file(whole).items() if not name.startswith("first_stage")},
+              "part.safetensors")
+    configs = "name where its configs and tokenizers are, after an @: "
+    return {
+        "models/x.safetensors": ("has no safetensors header; it is damaged or has another format", "download the"),
+        "odd-name": ("has no safetensors header; it is damaged or has another format", "download the"),
+        "models/none.safetensors": ("does not exist", "name a diffusers directory, a single file, or a Hub id"),
+        "z.ckpt": ("is a pickle, which can run code when it is loaded: only safetensors and GGUF ", "look for NAME"),
+        "z.gguf": ("has no GGUF header; it is damaged or has another format", "download the model again"),
+        "z.ckpt@owner/name": ("is a pickle, which can run code when it is loaded", "look for NAME.safetensors"),
+        "flux.safetensors": ("is of family 'flux', whose configs are not in this package",
+                             configs),
+        f"flux.safetensors@{tiny_model}": (f"is of family 'flux', but {tiny_model} is of family 'sd15'", configs),
+        "odd.safetensors": ("has tensors of no family that is known by its names", configs),
+        "lora.safetensors": ("is a LoRA, expected a model", "name the model that it was trained on"),
+        "vae.safetensors": ("has a VAE and no denoiser, expected a model", "tensors of a denoiser are named"),
+        "inpaint.safetensors": ("is a UNet that takes 9 channels, expected 4", "name the model that makes pictures"),
+        "sd2.safetensors": ("of which some models predict noise and some v, and the file does not say which",
+                            "add @sd21-base if it predicts noise"),
+        "cut.safetensors": ("bytes, expected", "download the model again"),
+        "surplus.safetensors": ("has tensors of no family that is known by its names", configs),
+        f"surplus.safetensors@{tiny_model}": ("has tensors that nothing reads: odd.weight", configs),
+    }
+
+
+def test_every_command_says_the_same_of_a_single_file(files, make, prep, train):
     make()
     assert train("run", "m.json", "-o", "run", "--steps", 1, "--rank", 1, "--device", "cpu", "--set",
                  "sample.every=0", "--set", "validation.every=0").code == 0
     for command, rest in COMMANDS.items():
         program, _, name = command.partition(" ")
-        for file, gone in (("models/x.safetensors", ""), ("y.safetensors", ""), ("./y.safetensors", ""),
-                           ("models/none.safetensors", "there is no such file; "), ("z.ckpt", ""), ("odd-name", ""),
-                           ("owner/none.gguf", "there is no such file; ")):
+        if name == "mask":
+            result = prep(name, *rest, "--model", "flux.safetensors")
+            assert result.code == 6 and ("error: model flux.safetensors is a single file, expected a directory with "
+                                         "config.json and weights\nhint: name its directory, or a Hub id") in result.err
+            continue
+        for file, (said, hint) in files.items():
             result = {"prep": prep, "train": train}[program](name, *rest, "--model", file)
             assert result.code == 6, (command, file, result)
-            alone = name == "mask"
-            expected = "a directory with config.json and weights" if alone else "a diffusers directory"
-            assert f"error: model {file} is a single file, expected {expected}\n" in result.err, (command, file)
-            hint = re.search("hint: (.*)", result.err)[1]
-            assert hint.startswith(gone)
-            hint = hint.removeprefix(gone)
-            if alone:
-                assert hint == "name its directory, or a Hub id like owner/name"
-            elif file.endswith(".safetensors"):
-                assert hint == (f"convert it first: prep convert {file} --config DIR -o OUT (DIR: a diffusers "
-                                "directory or Hub id of the same architecture)")
-            else:
-                assert hint.startswith("only safetensors are read, since other files can run code or are quantized: ")
+            assert said in result.err and file.partition("@")[0] in result.err, (command, file, result.err)
+            assert f"hint: {hint}" in result.err, (command, file, result.err)
+            if hint.endswith("@: "):
+                assert (f"{file.partition('@')[0]}@DIR (DIR: a diffusers directory or Hub id of the same architecture, "
+                        "which also has the parts that the file lacks)") in result.err, (command, file, result.err)
 
 
-def test_a_recipe_with_a_single_file(there, prep, tmp_path):
-    (tmp_path / "d.toml").write_text('[[source]]\npath = "photos"\n[model]\npath = "y.safetensors"\n')
-    result = prep("encode", "d.toml", *NEW)
-    assert result.code == 6 and "model y.safetensors is a single file, expected a diffusers directory" in result.err
+def test_a_part_that_is_in_neither_is_named(files, prep, tiny_model, tmp_path):
+    bare = shutil.copytree(tiny_model, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    result = prep("encode", "photos", *NEW, "--model", f"part.safetensors@{bare}")
+    assert result.code == 6 and f"part.safetensors has no vae, and neither has {bare / 'vae'}\n" in result.err
+    assert "hint: name where its configs and tokenizers are, after an @: part.safetensors@DIR" in result.err
+    assert prep("encode", "photos", *NEW, "--model", f"part.safetensors@{tiny_model}", "--resolution", 64).code == 0
 
 
-@pytest.mark.parametrize("file", ["models/x.safetensors", "C:/sd/v1-5.ckpt", "y.safetensors"])
-def test_imports_name_the_command_that_converts(there, prep, tmp_path, file):
+def test_a_recipe_with_a_single_file(files, prep, tiny_model, tmp_path):
+    """Its configs are found beside the recipe, too; init writes both relative to it."""
+    shutil.copytree(tiny_model, tmp_path / "models" / "configs")
+    (tmp_path / "d.toml").write_text('[[source]]\npath = "photos"\n[model]\n'
+                                     'path = "whole.safetensors@models/configs"\n[image]\nresolution = 64\n')
+    from contextlib import chdir
+
+    with chdir(tmp_path / "models"):
+        result = prep("encode", "../d.toml", *NEW, "--dry-run")
+        assert result.code == 0, result.err
+    result = prep("init", "photos", "-o", "e.toml", "--model", f"whole.safetensors@{tmp_path / 'models' / 'configs'}")
+    assert result.code == 0 and 'path = "whole.safetensors@models/configs"' in (tmp_path / "e.toml").read_text()
+    assert prep("scan", "d.toml", "--model", "whole.safetensors@models/configs").code == 1, "of the pictures"
+
+
+@pytest.mark.parametrize(("file", "here"), [("models/x.safetensors", True), ("C:/sd/v1-5.ckpt", False),
+                                            ("y.safetensors", True), ("z.ckpt", False), ("no.safetensors", False)])
+def test_imports_take_single_files_that_are_here(there, prep, tmp_path, file, here):
     (tmp_path / "kohya.json").write_text(json.dumps({
         "pretrained_model_name_or_path": file, "train_data_dir": "photos", "max_train_steps": 9}))
     (tmp_path / "onetrainer.json").write_text(json.dumps({
@@ -92,8 +148,8 @@ def test_imports_name_the_command_that_converts(there, prep, tmp_path, file):
         result = prep("init", "--from", source, "-o", f"{source}.toml", "--force")
         assert result.code == 0, result.err
         said = " ".join((result.out + result.err + (tmp_path / f"{source}.toml").read_text()).replace("#", " ").split())
-        assert f"prep convert {file} --config DIR -o OUT" in said
-        assert f'path = "{file}"' not in said
+        assert ("a single file: set [model] path to a .safetensors file that is here" in said) != here
+        assert (f'path = "{file}"' in said) == here
 
 
 def test_commands_without_a_download_do_not_offer_one(there, make, prep, tmp_path, monkeypatch):
@@ -119,7 +175,7 @@ def test_convert_takes_its_configs_from_a_hub_id(there, prep, tiny_model, tmp_pa
     result = prep("convert", file, "--config", "someone/tiny", "-o", "out")
     assert result.code == 0 and result.out == "wrote out\n", result.err
     result = prep("convert", "none.safetensors", "--config", tiny_model, "-o", "out-2")
-    assert result.code == 6 and "error: none.safetensors does not exist\nhint: name the file to convert" in result.err
+    assert result.code == 6 and "error: model none.safetensors does not exist\nhint: name a diffusers" in result.err
     result = prep("convert", file, "--config", file, "-o", "out-2")
     assert result.code == 6 and "is a single file, expected a diffusers directory" in result.err
 

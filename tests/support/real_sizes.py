@@ -19,6 +19,9 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from original_checkpoints import unet_name
+from original_layout import ZIMAGE, published
+from safetensors.torch import load_file
 from tiny_pipelines import tokenizers
 from torch import Tensor
 
@@ -117,6 +120,22 @@ def build(name: str, folder: Path, *, parts: Iterable[str] = ("denoiser",), **ch
     _write(folder / "scheduler" / "scheduler_config.json", {"_class_name": kind, **options})
     _write(folder / "model_index.json", index)
     return folder
+
+
+def in_one_file(folder: Path, path: Path) -> str:
+    """The denoiser of a pipeline directory in the file `path`, in its authors' names; how --model names that."""
+    part = next(one for one in ("unet", "transformer") if (folder / one).is_dir())
+    config = json.loads((folder / part / "config.json").read_text())
+    weights = {name: value for file in sorted((folder / part).glob("*.safetensors"))
+               for name, value in load_file(file).items()}
+    if part == "unet":
+        blocks, layers = len(config["block_out_channels"]), config["layers_per_block"]
+        theirs = {unet_name(name, layers, blocks, config): value for name, value in weights.items()}
+    else:
+        theirs = published(weights, {"ZImageTransformer2DModel": ZIMAGE}[config["_class_name"]])
+    found = {f"model.diffusion_model.{name}": value for name, value in theirs.items()}
+    write(path, {name: (value.dtype, tuple(value.shape)) for name, value in found.items()}, iter(found.values()))
+    return f"{path}@{folder}"
 
 
 def save(model: Any, folder: Path, dtype: torch.dtype, variant: str = "", *, weights: bool = True) -> None:

@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Whose libraries some module imports if installed.
-EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers", "tensorboard", "wandb", "remote", "ray", "view", "datasets")
+EXTRAS = ("heic", "jxl", "rembg", "bnb", "optimizers", "tensorboard", "wandb", "remote", "ray", "view", "datasets",
+          "gguf")
 # Imports that need no line of their own: `markupsafe` is the type of Jinja's own strings.
 WITH_ANOTHER = {"markupsafe": "jinja2"}
 
@@ -65,4 +66,4 @@ def test_every_dependency_is_imported(foreign):
 def test_every_dependency_has_a_version_that_is_tested():
     pinned = {normalized(line.partition("==")[0]) for line in
               (ROOT / ".ci/constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line}
-    assert {one for one in declared() if one not in pinned} <= {"rembg", "wandb"}  # which bring many
+    assert {one for one in declared() if one not in pinned} <= {"rembg", "wandb", "gguf"}  # which bring many

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 from prep.errors import ModelError, Problem
 from prep.loader.index import Index
@@ -14,10 +13,11 @@ from prep.manifest.document import Manifest, check_model_named
 from prep.models.denoiser.trainable import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
+from prep.models.files import Model
 from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, scheduler_config, weighted_files
-from prep.models.weights import read_tensors
+from prep.models.weights import tensors_of
 from prep.training.schema import Config, Dtype
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
@@ -72,7 +72,7 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
         rescaled=_rescaled(path), dtype=_dtype(path, family))
 
 
-def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...]:
+def _shifts(model: Model, config: Config, manifest: Manifest) -> tuple[float, ...]:
     """The further shift of timesteps for each bucket; `check_fields` refuses one where no flow is predicted."""
     draws = config.timesteps
     if prediction_of(config, manifest) != "flow":
@@ -81,13 +81,14 @@ def _shifts(model: Path, config: Config, manifest: Manifest) -> tuple[float, ...
                        scheduler_config(model), manifest.buckets)
 
 
-def _dtype(model: Path, family: Family) -> Dtype:
-    """The dtype of most numbers in the denoiser's files; of fp8, with or without scales, bfloat16."""
+def _dtype(model: Model, family: Family) -> Dtype:
+    """The dtype of most numbers in the denoiser's files; of fp8, with or without scales, and of GGUF's types of few
+    bits, bfloat16."""
     numbers: Counter[str] = Counter()
-    for tensor in read_tensors(weighted_files(model, family.denoiser).weights).values():
+    for tensor in tensors_of(weighted_files(model, family.denoiser)).values():
         numbers[tensor.dtype] += prod(tensor.shape)
     (most, _), = numbers.most_common(1)
-    return _SHORT.get(most, "float32")
+    return "bfloat16" if most.startswith(("Q", "IQ")) else _SHORT.get(most, "float32")
 
 
 _SHORT: Mapping[str, Dtype] = {"F16": "float16", "BF16": "bfloat16", "F8_E4M3": "bfloat16", "F8_E5M2": "bfloat16"}
@@ -98,7 +99,7 @@ def _convolves(weights: Shapes) -> bool:
     return any(len(shape) == 4 for shape in weights.values())
 
 
-def _rescaled(model: Path) -> bool:
+def _rescaled(model: Model) -> bool:
     """Whether the model's own noise schedule ends in pure noise."""
     return scheduler_config(model).get("rescale_betas_zero_snr") is True
 
@@ -120,7 +121,7 @@ def _adapted(layers: Shapes, config: Config, presets: Presets, naming: Naming) -
     return found
 
 
-def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
+def _check_shapes(model: Model, manifest: Manifest, index: Index | None) -> None:
     named = infer_family(model, manifest.family)
     if named != manifest.family:
         raise ModelError(f"model {model} is of family '{named}', but the manifest is of family '{manifest.family}'",
@@ -133,7 +134,7 @@ def _check_shapes(model: Path, manifest: Manifest, index: Index | None) -> None:
     check_sizes(model, family, config, manifest.buckets)
 
 
-def _check_encoders(model: Path, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:
+def _check_encoders(model: Model, manifest: Manifest, allowed: bool, digest: FileDigest) -> Mapping[str, str]:
     """Fingerprints of the model's encoders that did not make the cache, by name.
 
     Raises `ModelError` if there are any, unless `allowed`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from prep.errors import CacheError, ConfigError
 from prep.manifest.commands import encode_command
@@ -12,6 +11,7 @@ from prep.manifest.document import Manifest
 from prep.models.denoiser.samplers import DIFFUSION, LIBRARIES, RESCALED, require_steps, samplers
 from prep.models.denoiser.trainable import check_schedule
 from prep.models.families.registry import FAMILIES
+from prep.models.files import Model
 from prep.models.pipeline import scheduler_config, weighted_files
 from prep.training.schema import Config
 
@@ -53,12 +53,12 @@ def check_fields(manifest: Manifest, config: Config) -> None:
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")
 
 
-def check_noise(model: Path, config: Config, manifest: Manifest) -> None:
+def check_noise(model: Model, config: Config, manifest: Manifest) -> None:
     """Raises `ModelError` for a noise schedule without usable levels."""
     check_schedule(model, flow=prediction_of(config, manifest) == "flow")
 
 
-def check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
+def check_min_snr(model: Model, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` where the weight would be 0 / 0: the last timestep is pure noise, and its SNR 0."""
     scheduler = scheduler_config(model)
     zero = scheduler.get("rescale_betas_zero_snr") is True
@@ -71,7 +71,7 @@ def check_min_snr(model: Path, config: Config, manifest: Manifest) -> None:
                           "that weight is infinite", hint="--set loss.weighting=none")
 
 
-def check_guidance(model: Path, config: Config, manifest: Manifest) -> None:
+def check_guidance(model: Model, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a guidance number that the denoiser does not take."""
     family = FAMILIES[manifest.family]
     if config.guidance_embedding is not None and not (
@@ -80,7 +80,7 @@ def check_guidance(model: Path, config: Config, manifest: Manifest) -> None:
                           "such number: its config has no guidance_embeds", hint="omit guidance_embedding")
 
 
-def check_sampler(model: Path, config: Config, manifest: Manifest) -> None:
+def check_sampler(model: Model, config: Config, manifest: Manifest) -> None:
     """Raises `ConfigError` for a scheduler that cannot make pictures of the model, or not along its noise schedule, or
     not without a library, or not in so many steps."""
     taken: Sequence[str] = DIFFUSION

@@ -27,8 +27,8 @@ def merge(
                                          show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="the directory to write; it must not exist",
                                          show_default=False)],
-    model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the run's); needed if it has "
-                                                  "moved, and with a LoRA file")] = None,
+    model: Annotated[str | None, typer.Option(help="directory, single file or Hub id (default: the run's); needed if "
+                                                  "it has moved, and with a LoRA file")] = None,
     strength: Annotated[float, typer.Option(help="factor of what the LoRA adds", min=-10, max=10)] = 1.0,
     dtype: Annotated[str | None, choice(help="dtype of the denoiser's weights (default: as they are)",
                                         words=DTYPES)] = None,
@@ -42,6 +42,7 @@ def merge(
     from prep.cli.ticker import progress
     from prep.errors import PathError, UsageError
     from prep.models.hub import locate
+    from prep.models.named import is_local
     from train.runs.directory import model_of, read_run, run_of
     from train.runs.stored.reading import for_merge
 
@@ -64,7 +65,7 @@ def merge(
 
     folder = locate(named, download=download)
     request = MergeRequest(lora=source.path, model=folder, output=output, strength=strength,
-                           dtype=cast("Dtype | None", dtype), hub_id=None if folder == Path(named) else str(named))
+                           dtype=cast("Dtype | None", dtype), hub_id=None if is_local(named) else str(named))
     with progress("merging", None, unit="files", shown=not quiet) as tick:
         done = merge(request, tick)
     _show(done, request, as_json)

@@ -42,9 +42,9 @@ Adopt = Annotated[bool, typer.Option("--adopt", help="with --resume: accept chan
                                      "result records it")]
 ConfigOpt = Annotated[Path | None, typer.Option("-c", "--config", help="settings file (default: train.toml beside the "
                                                 "manifest or in the current directory, or else all defaults)")]
-ModelOpt = Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's)")]
-ModelOfRun = Annotated[str | None, typer.Option("--model", help="directory or Hub id (default: the run's); needed if "
-                                                "it has moved since training")]
+ModelOpt = Annotated[str | None, typer.Option(help="directory, single file or Hub id (default: the manifest's)")]
+ModelOfRun = Annotated[str | None, typer.Option("--model", help="directory, single file or Hub id (default: the "
+                                                "run's); needed if it has moved since training")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any setting, like lora.alpha=8; repeatable",
                                                metavar="NAME=VALUE")]
 Others = Annotated[bool, typer.Option("--allow-other-encoders", help="train a model whose VAE or text encoder did not "

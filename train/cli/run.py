@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 @opt.with_setting_options
 def run(
     manifest: opt.ManifestOrRuns = None, cache: opt.MovedCache = None, config: opt.ConfigOpt = None,
-    model: Annotated[str | None, typer.Option(help="directory or Hub id (default: the manifest's, and with --resume "
-                                              "the run's; needed then if it has moved)")] = None,
+    model: Annotated[str | None, typer.Option(help="directory, single file or Hub id (default: the manifest's, and "
+                                              "with --resume the run's; needed then if it has moved)")] = None,
     output: opt.Output = None,
     resume: opt.Resume = False, start_from: opt.From = None, adopt: opt.Adopt = False,
     given: opt.Given = {},  # noqa: B006  # replaced by the options, and never changed

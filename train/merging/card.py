@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prep.errors import Problem
 from prep.formatting import printable
+from prep.models.files import Model
 from prep.models.pipeline import pipeline_index
 from train.card import changed_settings, code, escaped, front_matter, table
 from train.config.load import parse
@@ -32,7 +32,7 @@ _TOLD: Mapping[str, str] = {
 class Merger:
     """The facts of a merged model."""
 
-    model: Path
+    model: Model
     hub_id: str | None  # of the model, if it was named by that
     base: Mapping[str, str]  # fingerprints of the model's parts
     trained: str  # the name of the file

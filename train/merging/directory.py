@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from prep.errors import ModelError, PathError, Problem, UsageError, first_line
 from prep.formatting import format_bytes
 from prep.fs import atomic
 from prep.fs.paths import NamedPath, check_above, check_disjoint, in_cache
+from prep.models.checkpoints.single_file import convert
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
-from prep.models.files import ComponentFiles
+from prep.models.files import ComponentFiles, Model, SingleFile
 from prep.models.pipeline import SCHEDULER, infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.models.weights import index_name, read_shapes, variant_of
 from prep.parse import Unparsed
@@ -57,7 +59,7 @@ class MergeRequest:
     """A request to merge."""
 
     lora: Path  # a file, or a run; also a run that trained all weights
-    model: Path
+    model: Model
     output: Path
     strength: float = 1.0
     dtype: Dtype | None = None  # None: each weight keeps its own
@@ -83,16 +85,28 @@ Tick = Callable[[int], object]
 def merge(request: MergeRequest, tick: Tick = lambda count: None) -> Merged:
     """Writes the directory `request.output`, whole or not at all. `tick`: called for each file that was written.
 
-    Raises `PathError`, `ModelError`, `CacheError`.
+    A single file is made a directory first, beside the output. Raises `PathError`, `ModelError`, `CacheError`.
     """
-    family = FAMILIES[infer_family(request.model, family_of_run(request.lora))]
-    files = weighted_files(request.model, family.denoiser)
+    _check_output(request)
+    if not isinstance(request.model, SingleFile):
+        return _merged_from(request.model, request, tick)
+    parent = request.output.absolute().parent
+    atomic.make_dirs(parent)
+    with tempfile.TemporaryDirectory(prefix=f".{request.output.name}.", dir=parent) as folder:
+        made = Path(folder) / "model"
+        convert(request.model, made)
+        return _merged_from(made, request, tick)
+
+
+def _merged_from(model: Path, request: MergeRequest, tick: Tick) -> Merged:
+    """Merges into the directory `model`, which has the files of `request.model`."""
+    family = FAMILIES[infer_family(model, family_of_run(request.lora))]
+    files = weighted_files(model, family.denoiser)
     trained = find_trained(request.lora, family)
     path = find_lora(request.lora) if trained is None else trained
-    _check_output(request)
     content = (_of_lora if trained is None else _of_full)(request, family, files, path)
-    others = list(_others(request.model, family))
-    schedules = _scheduling(request.model, table_in(content.metadata, "latentry.config"))
+    others = list(_others(model, family))
+    schedules = _scheduling(model, table_in(content.metadata, "latentry.config"))
     _check_space(request, content.needed, others)
     digest = _sha256(path)
     with atomic.new_directory(request.output) as staged:
@@ -248,7 +262,7 @@ def _metadata(path: Path) -> dict[str, str]:
         return read_header_and_metadata(handle, os.fstat(handle.fileno()).st_size)[1]
 
 
-def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
+def _scheduling(model: Model, settings: Mapping[str, Any]) -> dict[str, bytes]:
     """The files that say how pictures are made, if what the run trained predicts otherwise than its model: by path."""
     rescaled, prediction = settings.get("zero_terminal_snr") is True, settings.get("prediction", "manifest")
     body, index = scheduler_config(model), pipeline_index(model)
@@ -265,7 +279,7 @@ def _scheduling(model: Path, settings: Mapping[str, Any]) -> dict[str, bytes]:
     return {name: json.dumps(value, indent=2).encode() + b"\n" for name, value in files.items()}
 
 
-def _others(model: Path, family: Family) -> Iterator[tuple[Path, str]]:
+def _others(model: Model, family: Family) -> Iterator[tuple[Path, str]]:
     """The files of the other components, and model_index.json: each with its path in the directory."""
     yield model / "model_index.json", "model_index.json"
     for name, kind in sorted(pipeline_index(model).items()):
@@ -331,7 +345,8 @@ def _check_output(request: MergeRequest) -> None:
     check_above(request.output, "merged model")
     if in_cache(request.output.resolve()):
         raise PathError(f"{request.output} lies in a cache", hint="name a directory outside with -o")
-    check_disjoint([NamedPath(role="output", path=request.output), NamedPath(role="model", path=request.model)])
+    base = request.model.path if isinstance(request.model, SingleFile) else request.model
+    check_disjoint([NamedPath(role="output", path=request.output), NamedPath(role="model", path=base)])
 
 
 def _check_unused(output: Path) -> None:

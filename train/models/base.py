@@ -9,11 +9,12 @@ from pathlib import Path
 from prep.digest import digest_json
 from prep.fs.memo import Memo, memo_path
 from prep.models.family import Family
-from prep.models.fingerprint import FileDigest, digest_file, digest_public, digest_weighted
+from prep.models.files import Model
+from prep.models.fingerprint import FileDigest, Part, digest_file, digest_public, digest_weighted, remembered_as
 from prep.models.pipeline import scheduler_config, weighted_files
 
 
-def base_fingerprints(model: Path, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
+def base_fingerprints(model: Model, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
     """Fingerprints of `denoiser` and `scheduler` in the pipeline directory `model`. Raises `ModelError`."""
     parts = digest_weighted(weighted_files(model, family.denoiser), file_digest)
     return {"denoiser": digest_json({"kind": "denoiser", "parts": parts}),
@@ -25,8 +26,9 @@ def remembered_digests() -> Iterator[FileDigest]:
     """Yields a `digest_file` that skips unchanged files: it keeps digests in the user's cache directory."""
     memo = Memo(memo_path("models", "1"))
 
-    def digest(path: Path) -> str:
-        return str(memo.get_or_compute(path, "sha256", lambda: {"sha256": digest_file(path)})["sha256"])
+    def digest(path: Path, part: Part = ()) -> str:
+        kind = remembered_as("sha256", part)
+        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part)})["sha256"])
 
     try:
         yield digest

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -20,7 +19,7 @@ from prep.models.components import class_of
 from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, Conditions, Family
-from prep.models.files import FETCH_AGAIN, ComponentFiles
+from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
 from prep.training.schema import Config
@@ -52,7 +51,7 @@ class Denoiser:
         return len(self.levels)
 
 
-def load(model: Path, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
+def load(model: Model, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
          family: str = "", weights_on: torch.device | None = None,
          place: Callable[[Any, torch.device], object] = module_to_device) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
@@ -85,7 +84,7 @@ def load(model: Path, config: Config, prediction: str, device: torch.device, *, 
     return with_noise(denoiser, model, facts, config, prediction, device, dtype)
 
 
-def source_of(model: Path, family: Family) -> tuple[Any, ComponentFiles]:
+def source_of(model: Model, family: Family) -> tuple[Any, ComponentFiles]:
     """The class and the files of the denoiser below `model`. Raises `ModelError`."""
     return (getattr(diffusers, class_of(pipeline_index(model), family.denoiser, model)[1]),
             weighted_files(model, family.denoiser))
@@ -98,7 +97,7 @@ def unfreeze(denoiser: nn.Module, config: Config) -> None:
         value.requires_grad_(name in trained)
 
 
-def with_noise(denoiser: nn.Module, model: Path, family: Family, config: Config, prediction: str, device: torch.device,
+def with_noise(denoiser: nn.Module, model: Model, family: Family, config: Config, prediction: str, device: torch.device,
                dtype: torch.dtype) -> Denoiser:
     """A denoiser whose trained parameters are those that require gradients, with the noise schedule below `model`.
     Raises `ModelError`."""
@@ -135,7 +134,7 @@ def evaluating(denoiser: Denoiser) -> Iterator[None]:
         denoiser.model.train(before)
 
 
-def noise_schedule(model: Path, prediction: str, *, zero_terminal_snr: bool = False) -> Tensor:
+def noise_schedule(model: Model, prediction: str, *, zero_terminal_snr: bool = False) -> Tensor:
     """The noise levels, float32 `[timesteps]`, as diffusers computes them from the scheduler's config.
 
     Cumulative products of alphas, rescaled to end in 0 if the config or `zero_terminal_snr` says so (Lin et al. 2024,
@@ -157,7 +156,7 @@ def rescaled(zero_terminal_snr: bool) -> dict[str, Any]:
     return {"rescale_betas_zero_snr": True} if zero_terminal_snr else {}
 
 
-def _sigmas(model: Path) -> Tensor:
+def _sigmas(model: Model) -> Tensor:
     """A fresh scheduler's table, as diffusers' training examples index it. set_timesteps would shift it once more."""
     sigmas: Tensor = load_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, model).sigmas.float().flip(0)
     if not bool(((sigmas > 0) & (sigmas <= 1)).all()):
@@ -166,7 +165,7 @@ def _sigmas(model: Path) -> Tensor:
     return sigmas
 
 
-def load_scheduler(kind: Any, model: Path, **changes: Any) -> Any:
+def load_scheduler(kind: Any, model: Model, **changes: Any) -> Any:
     """The scheduler of class `kind` with the config of the pipeline directory `model`, overridden by `changes`.
 
     Raises `ModelError`.

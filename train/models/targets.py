@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod, sqrt
-from pathlib import Path
 
 import regex
 
 from prep.errors import ConfigError
 from prep.models.family import Family
-from prep.models.pipeline import weighted_files
-from prep.models.weights import read_shapes
+from prep.models.files import Model
+from prep.models.pipeline import shapes_of, weighted_files
 from prep.parse import brief, suggest
 from prep.training.schema import Config, Full, Lora
 from train.models.products import product_shapes
@@ -22,10 +21,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 Presets = Mapping[str, tuple[str, ...]]  # of a family: suffixes of layer names, by the value of lora.targets
 
 
-def read_weights(model: Path, family: Family) -> Shapes:
+def read_weights(model: Model, family: Family) -> Shapes:
     """The shape of each weight of the denoiser of the pipeline directory `model`, without buffers. Raises `ModelError`.
     """
-    shapes = read_shapes(weighted_files(model, family.denoiser).weights)
+    shapes = shapes_of(weighted_files(model, family.denoiser))
     return {name: shape for name, shape in shapes.items() if name not in family.buffers}
 
 

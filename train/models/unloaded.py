@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,14 @@ from prep.models.checkpoints.bounds import build
 from prep.models.checkpoints.streaming import kept_in_float32
 from prep.models.device.hollow import CPU, META, Hollow
 from prep.models.family import Family
+from prep.models.files import Model
 from prep.training.schema import Config
 from train.models import lora
 from train.models.denoiser import Denoiser, source_of, unfreeze, with_noise
 from train.models.quantized import quantized
 
 
-def unloaded(model: Path, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
+def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
              recompute: Callable[..., Any] | None = None) -> Denoiser:
     """The denoiser that `train.models.denoiser.load` makes of the weights below `model`, within `mode` and without
     them.

@@ -20,6 +20,7 @@ from prep.fs.paths import resolve
 from prep.loader.index import Index
 from prep.manifest.consistency import is_shape_of
 from prep.models.family import TextArrays
+from prep.models.named import name_for_others
 from prep.parse import Unparsed
 from prep.runtime import main_of, python
 from train.runs.safetensors.reader import read_safetensors
@@ -58,7 +59,7 @@ def encode_aside(run: Path, setup: Setup, texts: Wanted, longest: float = math.i
         return "that failed or took too long before; --resume tries it again"
     elsewhere = setup.manifest.moved
     request = {"manifest": str(resolve(setup.manifest.path)), "cache": str(setup.manifest.cache) if elsewhere else "",
-               "model": str(setup.model.path.resolve()), "folder": str(folder.resolve()), "device": settings.encode,
+               "model": name_for_others(setup.model.path), "folder": str(folder.resolve()), "device": settings.encode,
                "texts": dict(list(new.items())[:MOST])}
     make_dirs(folder)
     why = _run(request, settings.encode, min(settings.wait, longest))

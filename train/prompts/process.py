@@ -19,6 +19,7 @@ from prep.errors import Problem
 from prep.fs.place import place_of
 from prep.loader.index import open_index
 from prep.manifest.document import read_manifest
+from prep.models.hub import locate
 from train.runs.checkpoint_files import CheckpointFile, write_file
 from train.sampling.text import encode_texts
 
@@ -40,6 +41,7 @@ def _encode(request: Mapping[str, Any]) -> None:
     cache = place_of(request["cache"]) if request["cache"] else None
     index = open_index(read_manifest(place_of(request["manifest"]), cache=cache))
     texts = {key: (str(text), bool(negative)) for key, (text, negative) in request["texts"].items()}
-    rows = encode_texts(index, Path(request["model"]), list(texts.values()), torch.device(request["device"]))
+    model = locate(request["model"], download=None)
+    rows = encode_texts(index, model, list(texts.values()), torch.device(request["device"]))
     for key, row in zip(texts, rows, strict=True):
         write_file(Path(request["folder"]) / f"{key}.safetensors", CheckpointFile(name="", tensors=row))

@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from prep.digest import canonical, digest_bytes
@@ -43,7 +43,8 @@ from prep.fs.untrusted import read_regular
 from prep.loader.identity import RECORD
 from prep.loader.index import Index, open_index
 from prep.manifest.document import Manifest, read_copy, read_manifest
-from prep.parse import Unparsed, brief, digest_of, expect, hub_id, list_of
+from prep.models.named import check_recorded, is_there, named_in, recorded
+from prep.parse import Unparsed, brief, digest_of, expect, list_of
 from prep.runs import heartbeat
 from prep.runs.document import FORMAT, MOVED, VERSION, check_manifest, damaged, path_text, place_in, read_document
 from prep.runs.documents import check_links, with_checksum
@@ -305,13 +306,12 @@ def _document(run: Local, setup: Setup) -> dict[str, Any]:
     """The content of run.json. Paths are relative to the run, so that both can move together; of a run in a store they
     are absolute, and what is in a store is named by its URL."""
     named = setup.request.model if setup.request.model is not None else setup.manifest.model
-    local = Path(named).is_dir()
     cache = setup.request.cache
     return {"format": FORMAT, "version": VERSION if cache is None else MOVED,
             "manifest": run.name_of(setup.request.manifest),
             **({} if cache is None else {"cache": run.name_of(cache)}),
             "manifest_digest": setup.manifest.digest, "data": setup.identity.digest,
-            "model": {"path": run.name_of(Path(named))} if local else {"hub": str(named)},
+            "model": recorded(named, run.name_of),
             "base": dict(setup.model.base), "other_encoders": bool(setup.model.others) or setup.request.other_encoders,
             "config": as_table(setup.config), "adopted": [dict(each) for each in setup.adopted],
             "started": setup.origin.started, "recipe": setup.origin.recipe}
@@ -340,11 +340,8 @@ def _model(folder: Path, named: Any) -> str | Path | None:
     if named is None:
         return None
     table = expect(named, dict, "model")
-    if set(table) == {"path"}:
-        return folder / PurePosixPath(path_text(table["path"], "model.path"))
-    if set(table) != {"hub"}:
-        raise Unparsed(f"model is {brief(named)}, expected one of 'path' and 'hub'")
-    return hub_id(expect(table["hub"], str, "model.hub"), "model.hub")
+    check_recorded(table, "model", path_text)
+    return named_in(table, folder)
 
 
 def require_manifest(run: Run) -> None:
@@ -355,7 +352,7 @@ def require_manifest(run: Run) -> None:
 def model_of(run: Run, model: str | Path | None) -> str | Path | None:
     """The model that was trained, or `model` in its place. Raises `ModelError` if the run's directory of it is gone."""
     named = run.request.model
-    if not model and named and not isinstance(named, str) and not named.is_dir():
-        raise ModelError(f"the base model of {run.local} is gone: {named} is not a directory",
+    if not model and named and not isinstance(named, str) and not is_there(named):
+        raise ModelError(f"the base model of {run.local} is gone: {named} does not exist",
                          hint="name where it is now with --model DIR")
     return model or named

@@ -11,7 +11,6 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -28,6 +27,7 @@ from prep.loader.latents import Latents, latents_of
 from prep.loader.rows import Rows
 from prep.models.denoiser.samplers import diffusion_options, flow_options, require_steps
 from prep.models.family import ATTENTION_MASK, Prompted, TextArrays
+from prep.models.files import Model
 from prep.models.loading import quiet_libraries
 from prep.models.pipeline import scheduler_config
 from prep.models.text.pipeline import assemble
@@ -37,7 +37,7 @@ from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
 from train.sampling.prompts import PromptRows
 
 
-def pictures(denoiser: Denoiser, rows: Rows, model: Path, prompts: Sequence[PromptRows],
+def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
              settings: Sampling) -> list[np.ndarray]:
     """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`.
 
@@ -66,7 +66,7 @@ def _whole(denoiser: Denoiser, size: Size) -> Size:
     return width, height
 
 
-def _pipeline(denoiser: Denoiser, model: Path, sampler: str | None) -> Any:
+def _pipeline(denoiser: Denoiser, model: Model, sampler: str | None) -> Any:
     """The family's own pipeline around the denoiser, without text encoders and VAE, with the scheduler `sampler`."""
     sampling = denoiser.family.sampling
     if sampler is None:
@@ -132,7 +132,7 @@ def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
     return philox(key).standard_normal(shape, dtype=np.float32)
 
 
-def _decode(model: Path, latents: Sequence[Tensor], facts: Latents, device: torch.device) -> list[np.ndarray]:
+def _decode(model: Model, latents: Sequence[Tensor], facts: Latents, device: torch.device) -> list[np.ndarray]:
     """Decodes scaled latents one by one; the VAE is in memory only during this call."""
     if not latents:
         return []

@@ -6,7 +6,6 @@ The training loop never imports this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -19,13 +18,14 @@ from prep.loader.rows import DTYPES
 from prep.manifest.consistency import is_shape_of
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextArrays, options_of
+from prep.models.files import Model
 from prep.models.loading import quiet_libraries
 from prep.models.text.encoder import TextEncoder
 from prep.recipe.prompts import Prompt
 from train.sampling.prompts import PromptRows
 
 
-def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
+def encode_prompts(index: Index, model: Model, prompts: Sequence[Prompt],
                    device: torch.device) -> tuple[PromptRows, ...]:
     """`prompts` with their text rows: cached rows where they exist; the rest are encoded and not saved.
 
@@ -48,7 +48,7 @@ def encode_prompts(index: Index, model: Path, prompts: Sequence[Prompt],
                  for prompt in prompts)
 
 
-def encode_texts(index: Index, model: Path, texts: Sequence[tuple[str, bool]],
+def encode_texts(index: Index, model: Model, texts: Sequence[tuple[str, bool]],
                  device: torch.device) -> list[TextArrays]:
     """Encodes texts, each with whether it is a negative prompt; a row for each, `[1, …]` by array.
 

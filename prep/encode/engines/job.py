@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from prep.cache.records import Task
@@ -21,6 +20,7 @@ from prep.findings import Finding
 from prep.geometry import Size
 from prep.models.family import TextOptions
 from prep.models.fields import FieldSpecs
+from prep.models.files import Model
 from prep.models.fingerprint import Expected
 from prep.workers.ray import ClusterOptions
 
@@ -32,7 +32,7 @@ class Job:
     """Tasks to run, and their settings; settings that the keys do not cover change no row."""
 
     cache: Cache
-    model: Path
+    model: Model
     vae: Expected  # fingerprints of the model's encoders in the keys
     text: Expected
     specs: FieldSpecs

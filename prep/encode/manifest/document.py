@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from prep.batching.split import Role
@@ -19,6 +18,7 @@ from prep.geometry import Size
 from prep.manifest.document import FORMAT, VERSION
 from prep.manifest.samples import Sample
 from prep.models.latents import latent_facts
+from prep.models.named import recorded
 from prep.parse import color_of
 
 
@@ -44,10 +44,8 @@ def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[st
     }
 
 
-def _model(resolved: ResolvedRecipe, path: Place) -> dict[str, str]:
-    if not Path(resolved.recipe.model.path).is_dir():
-        return {"hub": resolved.recipe.model.path}
-    return {"path": _place("model", Path(resolved.recipe.model.path), path)}
+def _model(resolved: ResolvedRecipe, path: Place) -> dict[str, Any]:
+    return recorded(resolved.recipe.model.path, lambda what: _place("model", what, path))
 
 
 def _cache(cache: Place, path: Place) -> str:

@@ -1,1 +1,1 @@
-"""Files of weights: handed over to libraries, with their scales applied; single files, converted to a directory."""
+"""Files of weights: read into the form of their use, with their scales applied; what single files have."""

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prep.errors import ModelError
-from prep.models.files import ComponentFiles
-from prep.models.weights import TWO_MODELS, StoredTensor
+from prep.models.files import ComponentFiles, StoredTensor
+from prep.models.weights import TWO_MODELS
 
 # A model has as many numbers as its weights; tied ones count twice. Some are small in tests.
 PARAMETERS, SOME_PARAMETERS = 2, 1 << 24

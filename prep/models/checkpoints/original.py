@@ -1,4 +1,4 @@
-"""Which tensors of a single file are of which component, and what diffusers and transformers call them.
+"""What diffusers and transformers call the tensors of a single file's components.
 
 The names are those of a model's authors, of ComfyUI's checkpoints, or already diffusers'. diffusers' own functions
 rename; here they are first run on tensors without data, so that all is compared before any weight is read.
@@ -6,79 +6,21 @@ rename; here they are first run on tensors without data, so that all is compared
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
-from diffusers.loaders.single_file_utils import SD_2_TEXT_ENCODER_KEYS_TO_IGNORE, convert_open_clip_checkpoint
+from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+
+from prep.models.checkpoints.parts import DENOISER, OF_OPEN_CLIP, is_harmless
 
 Weights = dict[str, Tensor]
 Convert = Callable[[Weights], Weights]
-
-DENOISER, VAE = ("model.diffusion_model.", "diffusion_model."), ("first_stage_model.", "vae.")
-# Text encoders: with the names of transformers, or those of OpenCLIP.
-_OF_TRANSFORMERS = re.compile(r"cond_stage_model\.transformer\.|conditioner\.embedders\.\d+\.transformer\."
-                              r"|text_encoders\.\w+\.transformer\.")
-_OF_OPEN_CLIP = re.compile(r"cond_stage_model\.model\.|conditioner\.embedders\.\d+\.model\.")
-_ONLY_VAE = ("encoder.", "decoder.", "quant_conv.", "post_quant_conv.", "bn.")  # all names of a file of a VAE
-
-# What files have beside their components, and why leaving it out changes nothing.
-HARMLESS: Mapping[re.Pattern[str], str] = {
-    re.compile(r"model_ema\."): "a moving average of the denoiser, which is there beside it",
-    re.compile(r"(\w+_)?alphas_cumprod(_prev)?$"): "the noise schedule, which --config has",
-    re.compile(r"(betas|sigmas|log_sigmas|scale_factor|logvar|lvlb_weights|posterior_\w+)$"): "as above",
-    re.compile(r"(denoiser|model_sampling)\.\w+$"): "as above",
-    re.compile(r"(first_stage_model\.|vae\.)?loss\."): "what judged a VAE in its training",
-    re.compile(r"(.+\.)?position_ids$"): "counts up from 0",
-    re.compile(r"(.+\.)?logit_scale$"): "CLIP's, for comparing pictures with texts",
-    re.compile(r"(.+\.)?attn_mask$"): "computed from the length",
-    re.compile(r"(.+\.)?spiece_model$"): "a tokenizer, which --config has",
-    re.compile(r"text_encoders\.clip_l\.transformer\.text_projection\.weight$"): "SD3 does not project this vector",
-    re.compile(r"((model\.)?diffusion_model\.)?norm_final\.weight$"): "of Lumina 2 and Z-Image, whose code ignores it",
-    re.compile(r"((model\.)?diffusion_model\.)?pos_embed$"): "of SANA, whose positions are computed; SD3 reads its own",
-    re.compile(r"((model\.)?diffusion_model\.)?y_embedder\.y_embedding$"): "of SANA, for no caption: that is encoded",
-    re.compile(r"(v_pred|ztsnr)$"): "a mark, which is compared with the scheduler's config",
-}
-
-
-def is_harmless(name: str) -> bool:
-    """Whether leaving the tensor `name` of a file out changes nothing."""
-    return name in SD_2_TEXT_ENCODER_KEYS_TO_IGNORE or any(pattern.match(name) for pattern in HARMLESS)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """The names of a file's tensors by component, each without its prefix → as the file has it."""
-
-    denoiser: Mapping[str, str]
-    vae: Mapping[str, str]
-    encoders: Mapping[str, Mapping[str, str]]  # by prefix
-
-
-def parts_of(names: Iterable[str]) -> Parts:
-    """The components that a file with tensors of these `names` has. CLIP-L comes first, as in pipelines."""
-    names = sorted(names, key=lambda name: ("clip_l" not in name, name))
-
-    def below(prefixes: tuple[str, ...]) -> dict[str, str]:
-        return {name.removeprefix(prefix): name for prefix in prefixes for name in names if name.startswith(prefix)}
-
-    denoiser, vae = below(DENOISER), below(VAE)
-    encoders: dict[str, dict[str, str]] = {}
-    for name in names:
-        found = _OF_TRANSFORMERS.match(name) or _OF_OPEN_CLIP.match(name)
-        if found:
-            encoders.setdefault(found[0], {})[name.removeprefix(found[0])] = name
-    if not (denoiser or vae or encoders):  # a file of one component, without a prefix
-        only = {name: name for name in names}
-        of_vae = all(name.startswith(_ONLY_VAE) for name in names)
-        return Parts(denoiser={} if of_vae else only, vae=only if of_vae else {}, encoders={})
-    return Parts(denoiser=denoiser, vae=vae, encoders=encoders)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +36,7 @@ class Fit:
     """How a component's tensors in a file fit into the model that a config describes."""
 
     layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] = field(default_factory=dict)  # under their new names
+    made: Mapping[str, Made] = field(default_factory=dict)  # by the same names
     missing: tuple[str, ...] = ()  # that the model has, and the file has not
     misshapen: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()  # of the file, by its names
@@ -107,20 +50,21 @@ class Fit:
 
 def fit(given: Weights, way: Way, model: Any) -> Fit:
     """How tensors of a file, without data, fit into `model`, which has none either, once they are converted."""
-    origins = _Origins(given)
-    with origins:
+    recorder = _Recorder(given, way.names)
+    with recorder:
         made = dict(way.convert(dict(given)))
     expected = {_bare(name): tuple(value.shape) for name, value in model.state_dict().items()}
     tied, names = _tied(model), {_bare(name): name for name in made}
     found = {name: tuple(made[names[name]].shape) for name in expected.keys() & names.keys()}
-    read = frozenset[str]().union(*(origins.of(made[names[name]]) for name in found))
-    return Fit(layout={name: (value.dtype, tuple(value.shape)) for name, value in made.items()
-                       if _bare(name) in expected}, common=len(found),
+    read = frozenset[str]().union(*(recorder.of(made[names[name]]).names() for name in found))
+    placed = {name: value for name, value in made.items() if _bare(name) in expected}
+    return Fit(layout={name: (value.dtype, tuple(value.shape)) for name, value in placed.items()},
+               made={name: recorder.of(value) for name, value in placed.items()}, common=len(found),
                missing=tuple(sorted(name for name in expected.keys() - found.keys()
                                     if not tied.get(name, frozenset()) & found.keys())),
                misshapen=tuple(sorted(name for name, shape in found.items() if shape != expected[name])),
-               unread=tuple(sorted(there for name, there in way.names.items()
-                                   if name not in read and not is_harmless(there))))
+               unread=tuple(sorted(there for there in way.names.values()
+                                   if there not in read and not is_harmless(there))))
 
 
 def _bare(name: str) -> str:
@@ -136,24 +80,54 @@ def _tied(model: Any) -> dict[str, frozenset[str]]:
     return {name: frozenset(names) for names in same.values() if len(names) > 1 for name in names}
 
 
-class _Origins(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, tensors that are made of others remember of which."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Made:
+    """How a tensor is made of those of a file: the operation, or the name of the one that it is."""
 
-    def __init__(self, given: Weights) -> None:
+    func: Any  # None: it is the tensor `name`
+    name: str = ""
+    args: Any = ()  # with these records in the place of tensors
+    kwargs: Any = field(default_factory=dict)
+    output: int | None = None  # which, of an operation that returns several
+
+    def names(self) -> frozenset[str]:
+        """The names of the file's tensors that it is made of."""
+        inner = (one for one in tree_leaves((self.args, self.kwargs)) if isinstance(one, Made))
+        return frozenset([self.name] if self.func is None else []).union(*(one.names() for one in inner))
+
+    def value(self, read: Callable[[str], Tensor]) -> Tensor:
+        """The tensor, in host memory; `read` reads those of the file."""
+        if self.func is None:
+            return read(self.name)
+        args, kwargs = tree_map(lambda one: one.value(read) if isinstance(one, Made) else one, (self.args, self.kwargs))
+        if "device" in kwargs:
+            kwargs["device"] = torch.device("cpu")
+        found = self.func(*args, **kwargs)
+        made: Tensor = found if self.output is None else found[self.output]
+        return made
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, tensors that are made of others remember how."""
+
+    def __init__(self, given: Weights, names: Mapping[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {id(value): frozenset([name]) for name, value in given.items()}
+        self._made = {id(value): Made(None, names[name]) for name, value in given.items()}
         self._alive: list[Any] = []  # so that no other tensor gets the number of one of these
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        names = frozenset[str]().union(*(self.of(each) for each in tree_leaves((args, kwargs))))
-        self._names |= {id(each): names for each in tree_leaves(made)}
-        self._alive.append(made)
-        return made
+        found = func(*args, **(kwargs or {}))
+        taken = tree_map(lambda one: self.of(one) if isinstance(one, Tensor) else one, (args, kwargs or {}))
+        if isinstance(found, Tensor):
+            self._made[id(found)] = Made(func, "", taken[0], taken[1])
+        else:
+            self._made |= {id(each): Made(func, "", taken[0], taken[1], number) for number, each in enumerate(found)}
+        self._alive.append(found)
+        return found
 
-    def of(self, value: Any) -> frozenset[str]:
-        """The names of the given tensors that `value` was made of."""
-        return self._names.get(id(value), frozenset())
+    def of(self, value: Tensor) -> Made:
+        """How `value` was made."""
+        return self._made[id(value)]
 
 
 def ways_of_diffusers(kind: Any, config: Mapping[str, Any], part: Mapping[str, str]) -> Iterator[Way]:
@@ -171,7 +145,7 @@ def ways_of_diffusers(kind: Any, config: Mapping[str, Any], part: Mapping[str, s
 
 def ways_of_encoder(prefix: str, part: Mapping[str, str], model: Any) -> Iterator[Way]:
     """How the tensors of a text encoder below `prefix` may become those of `model`."""
-    if _OF_OPEN_CLIP.fullmatch(prefix):
+    if OF_OPEN_CLIP.fullmatch(prefix):
         convert: Any = convert_open_clip_checkpoint
         yield Way(names={prefix + name: there for name, there in part.items()},
                   convert=lambda weights: convert(model, weights, prefix=prefix))

@@ -14,34 +14,28 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-from prep.models.checkpoints.stored import Stored, write_plain
 from prep.models.files import ComponentFiles
-from prep.models.weights import Scales, read_tensors
+from prep.models.weights import scales_in, tensors_of
 
 
 @contextmanager
-def staged(files: ComponentFiles, dtype: torch.dtype = torch.float32) -> Iterator[Path]:
+def staged(files: ComponentFiles) -> Iterator[Path]:
     """Yields a temporary directory with the component's small files, as they were read, and links to its weights.
 
-    Files with scales beside their weights are written anew, with the weights that they mean, as `dtype`: for the time
-    of loading, that takes as much room as the model has in `dtype`.
-    Weights must be copied out of their mapping before it is removed: see `loading.unmap`. Raises `OSError`, and
-    `ModelError` for scales that are not understood.
+    Weights that no library reads as they lie there, of a single file or with scales, are not among them: these are
+    given to it (`converted.weights_to_give`).
+    Weights must be copied out of their mapping before it is removed: see `loading.unmap`. Raises `OSError`.
     """
-    stored = Stored.of(read_tensors(files.weights))
+    given = bool(files.part) or bool(scales_in(tensors_of(files)).beside)
     with tempfile.TemporaryDirectory(prefix="latentry-model-", ignore_cleanup_errors=True) as name:
         folder = Path(name) / files.folder.name
         folder.mkdir()
         for small, data in files.small.items():
-            kept = _WITHOUT_PATHS.get(small, bytes)(data)
-            (folder / small).write_bytes(_of_plain(small, kept, stored.scales) if stored.scales.beside else kept)
-        for path in files.weights:
-            if stored.scales.beside:
-                write_plain(stored, path, folder / files.weight_name(path), dtype)
-            else:
-                link_or_copy(path.resolve(), folder / files.weight_name(path))
+            if not (given and ".index." in small):
+                kept = _WITHOUT_PATHS.get(small, bytes)(data)
+                (folder / small).write_bytes(_of_plain(kept) if given and small == "config.json" else kept)
+        for path in () if given else files.weights:
+            link_or_copy(path.resolve(), folder / files.weight_name(path))
         yield folder
 
 
@@ -69,15 +63,6 @@ _WITHOUT_PATHS: Mapping[str, Callable[[bytes], bytes]] = {
     "tokenizer_config.json": _config_without_paths, "special_tokens_map.json": _tokens_alone}
 
 
-def _of_plain(name: str, data: bytes, scales: Scales) -> bytes:
-    """A small file for weights that have been multiplied by their scales: a config without what tells of these, and an
-    index that does not place them.
-    """
-    if name == "config.json":
-        return json.dumps({key: value for key, value in json.loads(data).items() if key != "quantization_config"}
-                          ).encode()
-    if ".index." in name:
-        index = json.loads(data)
-        index["weight_map"] = {key: file for key, file in index["weight_map"].items() if key not in scales.beside}
-        return json.dumps(index).encode()
-    return data
+def _of_plain(data: bytes) -> bytes:
+    """A config for weights that have been multiplied by their scales: without what tells of these."""
+    return json.dumps({key: value for key, value in json.loads(data).items() if key != "quantization_config"}).encode()

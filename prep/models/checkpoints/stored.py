@@ -15,12 +15,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from prep.errors import ModelError
-from prep.models.files import FETCH_AGAIN, WAIT, open_regular, unreadable
-from prep.models.weights import Scales, StoredTensor, scales_in
+from prep.models.checkpoints.gguf import QUANTIZED
+from prep.models.files import FETCH_AGAIN, WAIT, StoredTensor, open_regular, unreadable
+from prep.models.weights import Scales, scales_in
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -45,7 +47,9 @@ class Stored:
         return cls(tensors=tensors, scales=scales_in(tensors))
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor `name`; a weight with a scale times that, as `dtype`. Raises `ModelError`."""
+        """The tensor `name`; one with a scale, times that, and one of fewer bits as `dtype`. Raises `ModelError`."""
+        if self.tensors[name].dtype in QUANTIZED:
+            return _unpacked(self.tensors[name], dtype or torch.float32)
         found = _read(self.tensors[name])
         if name not in self.scales.of:
             return found
@@ -66,7 +70,7 @@ class Stored:
 
         It is read in pieces, so that there is no second one beside it.
         """
-        if name in self.scales.of:
+        if name in self.scales.of or self.tensors[name].dtype in QUANTIZED:
             return self.read(name, dtype)
         return _read(self.tensors[name], dtype, self.piece)
 
@@ -92,6 +96,30 @@ def _read(tensor: StoredTensor, dtype: torch.dtype | None = None, piece: Tensor 
                     raise ModelError(f"{tensor.path} changed while it was read", hint=WAIT)
                 if between is not None:
                     part.copy_(into)
+    except OSError as error:
+        raise unreadable(tensor.path, error) from None
+    return made
+
+
+def _unpacked(tensor: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """A tensor of a GGUF file as `dtype`: blocks of numbers of few bits with their scales, unpacked some at a time."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    numbers, size = QUANTIZED[tensor.dtype]
+    made = torch.empty(tensor.shape, dtype=dtype)
+    parts = made.view(-1).split(numbers * (PIECE // (4 * numbers)))  # type: ignore[no-untyped-call]
+    try:
+        with open_regular(tensor.path) as file:
+            file.seek(tensor.begin)
+            for part in parts:
+                wanted = len(part) // numbers * size
+                data = file.read(wanted)
+                if len(data) != wanted:
+                    raise ModelError(f"{tensor.path} changed while it was read", hint=WAIT)
+                blocks = np.frombuffer(data, np.uint8).reshape(-1, size)
+                values = dequantize(blocks, GGMLQuantizationType[tensor.dtype])
+                part.copy_(torch.from_numpy(values.reshape(-1)))
     except OSError as error:
         raise unreadable(tensor.path, error) from None
     return made
@@ -127,15 +155,3 @@ def write(path: Path, layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
         assert file.tell() == 8 + len(spelled) + at, path
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_plain(stored: Stored, source: Path, path: Path, dtype: torch.dtype) -> None:
-    """Writes the weights in the file `source` of `stored` to `path`; those with a scale times that, as `dtype`.
-
-    Raises `ModelError`, `OSError`.
-    """
-    kept = {name: tensor for name, tensor in stored.tensors.items()
-            if tensor.path == source and name not in stored.scales.beside}
-    layout = {name: (dtype if name in stored.scales.of else DTYPES[tensor.dtype], tensor.shape)
-              for name, tensor in kept.items()}
-    write(path, layout, (stored.read(name, dtype) for name in kept))

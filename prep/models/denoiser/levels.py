@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
-from prep.models.files import FETCH_AGAIN
+from prep.models.files import FETCH_AGAIN, Model
 from prep.parse import brief
 
 MOST_TIMESTEPS = 100_000  # published models have 1,000
 
 
-def check_levels(schedule: Mapping[str, Any], model: Path, *, flow: bool) -> None:
+def check_levels(schedule: Mapping[str, Any], model: Model, *, flow: bool) -> None:
     """Raises `ModelError` if the scheduler's config of `model` can give no levels, or none from 0 to 1.
 
     `flow`: as `FlowMatchEulerDiscreteScheduler` reads it, which shifts levels by size later; else as `DDPMScheduler`.
@@ -35,14 +34,14 @@ def check_levels(schedule: Mapping[str, Any], model: Path, *, flow: bool) -> Non
 _BY_ENDS = ("linear", "scaled_linear")  # beta_schedules between beta_start and beta_end
 
 
-def check_timesteps(schedule: Mapping[str, Any], model: Path) -> None:
+def check_timesteps(schedule: Mapping[str, Any], model: Model) -> None:
     """Raises `ModelError` for a number of timesteps that is none."""
     steps = schedule.get("num_train_timesteps", 1000)
     if type(steps) is not int or not 1 <= steps <= MOST_TIMESTEPS:
         raise _unusable(model, "num_train_timesteps", steps, f"a whole number from 1 to {MOST_TIMESTEPS}")
 
 
-def _require(schedule: Mapping[str, Any], model: Path, name: str, usual: float, bounds: tuple[float, float],
+def _require(schedule: Mapping[str, Any], model: Model, name: str, usual: float, bounds: tuple[float, float],
              wanted: str) -> None:
     """Raises `ModelError` unless a number of the config, or the usual one, is in `bounds`: the second one is beyond."""
     value = schedule.get(name, usual)
@@ -50,6 +49,6 @@ def _require(schedule: Mapping[str, Any], model: Path, name: str, usual: float, 
         raise _unusable(model, name, value, wanted)
 
 
-def _unusable(model: Path, name: str, value: Any, wanted: str) -> ModelError:
+def _unusable(model: Model, name: str, value: Any, wanted: str) -> ModelError:
     return ModelError(f"the scheduler's config in {model / 'scheduler'} has {name} {brief(value)}, expected {wanted}",
                       hint=FETCH_AGAIN)

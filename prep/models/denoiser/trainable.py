@@ -9,23 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from math import isqrt
-from pathlib import Path
 from typing import Any
 
 from prep.errors import ModelError
 from prep.geometry import Size
 from prep.models.denoiser.levels import check_levels
 from prep.models.family import Family, Shape
+from prep.models.files import Model, SingleFile
 from prep.models.pipeline import SCHEDULER, scheduler_config, weighted_files
 from prep.models.weights import has_weights
 
 
-def check_schedule(model: Path, *, flow: bool) -> None:
+def check_schedule(model: Model, *, flow: bool) -> None:
     """Raises `ModelError` for a noise schedule without usable levels; `flow`: of a model that predicts a flow."""
     check_levels(scheduler_config(model), model, flow=flow)
 
 
-def missing_files(model: Path, family: Family) -> tuple[str, ...]:
+def missing_files(model: Model, family: Family) -> tuple[str, ...]:
     """Checks the denoiser and the noise schedule; returns the files that are missing, relative to `model`. A computer
     that only encodes needs none of them.
 
@@ -33,7 +33,7 @@ def missing_files(model: Path, family: Family) -> tuple[str, ...]:
     and for a noise schedule without usable levels.
     """
     missing = []
-    if has_weights(model / family.denoiser):
+    if isinstance(model, SingleFile) or has_weights(model / family.denoiser):
         weighted_files(model, family.denoiser)
     else:
         missing.append(f"{family.denoiser}/diffusion_pytorch_model.safetensors")
@@ -44,7 +44,7 @@ def missing_files(model: Path, family: Family) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def check_widths(model: Path, family: Family, config: Mapping[str, Any], text: Mapping[str, Shape], hint: str) -> None:
+def check_widths(model: Model, family: Family, config: Mapping[str, Any], text: Mapping[str, Shape], hint: str) -> None:
     """Raises `ModelError` if the denoiser takes latents or text of other widths. `text`: shapes of the arrays of a text
     row; those that are not there are not checked."""
     shapes = {"latent": (family.latent_channels,), **text}
@@ -55,7 +55,7 @@ def check_widths(model: Path, family: Family, config: Mapping[str, Any], text: M
                              f"{wanted}", hint=hint)
 
 
-def check_sizes(model: Path, family: Family, config: Mapping[str, Any], buckets: Iterable[Size]) -> None:
+def check_sizes(model: Model, family: Family, config: Mapping[str, Any], buckets: Iterable[Size]) -> None:
     """Raises `ModelError` for a bucket with a side that is longer than the denoiser's table of positions, or one that
     is not square and has more patches than the denoiser pads to."""
     side = family.longest_side and family.longest_side(config)

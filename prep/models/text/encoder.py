@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from prep.models.device.compiling import Compiler, is_whole
 from prep.models.device.memory import FittingBatches
 from prep.models.device.offload import EncoderPlacement
 from prep.models.family import ATTENTION_MASK, TOKEN, Family, Shape, TextOptions, TextRow
-from prep.models.files import FETCH_AGAIN
+from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import Expected, digest_text, text_files
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
 from prep.models.text.pipeline import assemble, encoder_configs, load_encoder, spoken, tokenizers_of
@@ -37,7 +36,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]  # name of the field's array → one ro
 class TextEncoder:
     """A pipeline's tokenizers and text encoders; of several encoders one is in memory at a time."""
 
-    def __init__(self, model: Path, family: Family, options: TextOptions, *, device: str, compute: str, dtype: str,
+    def __init__(self, model: Model, family: Family, options: TextOptions, *, device: str, compute: str, dtype: str,
                  expected: Expected | None = None, memory: int | None = None,
                  compiled: bool = False, first: Iterable[TextBatch] = ()) -> None:
         """`memory` limits the bytes of weights on the device; `first` are the batches that will be encoded first.
@@ -74,7 +73,7 @@ class TextEncoder:
         self._pipeline = assemble(model, family, {**self._encoders.parts, **tokenizers})
         self.shapes: Mapping[str, Shape] = self._probe(model, first)
 
-    def _probe(self, model: Path, first: Iterable[TextBatch]) -> Mapping[str, Shape]:
+    def _probe(self, model: Model, first: Iterable[TextBatch]) -> Mapping[str, Shape]:
         """Prepares the batches, and returns the shapes of a row's arrays. Raises as `__init__` does."""
         try:
             with torch.inference_mode(), without_panics(model):

@@ -7,7 +7,6 @@ Rows of families with trimmed text are stored in groups of equal length, so leng
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from prep.models.components import class_of
 from prep.models.family import GROUP, TOKEN, Family, TextOptions, TextRow
+from prep.models.files import Model
 from prep.models.fingerprint import TextFiles, text_files
 from prep.models.pipeline import pipeline_index
 from prep.models.text.pipeline import assemble, tokenizers_of
@@ -48,7 +48,7 @@ class ZeroEncoder(nn.Module):
                                           hidden_states=(hidden_BL1,) * MOST_LAYERS)
 
 
-def text_pipeline(model: Path, family: Family, files: TextFiles, tokenizers: Mapping[str, Any]) -> Any:
+def text_pipeline(model: Model, family: Family, files: TextFiles, tokenizers: Mapping[str, Any]) -> Any:
     """The pipeline of `model` with these tokenizers, and a stand-in for each text encoder. Raises `ModelError`."""
     index = pipeline_index(model)
     encoders = {name: ZeroEncoder(projected=class_of(index, name, model)[1].endswith("WithProjection"))
@@ -65,7 +65,7 @@ def row_length(family: Family, row: TextRow) -> int:
 class LengthCounter:
     """Counts the tokens of rows with a pipeline's own tokenizers. Raises `ModelError` if they cannot be loaded."""
 
-    def __init__(self, model: Path, family: Family, options: TextOptions) -> None:
+    def __init__(self, model: Model, family: Family, options: TextOptions) -> None:
         files = text_files(model)
         self._pipeline = text_pipeline(model, family, files, tokenizers_of(model, family, files))
         self._family, self._options = family, options

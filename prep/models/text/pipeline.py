@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from prep.errors import ModelError
 from prep.models.components import class_of
 from prep.models.configs import Configs
 from prep.models.family import Family
-from prep.models.files import ComponentFiles
+from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import TextFiles
 from prep.models.loading import dtype_keyword, load_part, load_transformers
 from prep.models.pipeline import pipeline_index
@@ -28,7 +27,7 @@ CLIP_POSITIONS = 77  # if a config does not say
 TOO_LONG = "set model_max_length in its tokenizer_config.json"
 
 
-def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype: torch.dtype,
+def load_encoder(model: Model, family: Family, name: str, files: TextFiles, dtype: torch.dtype,
                  quantization: str = "none") -> Any:
     """The text encoder `name` of `model` on the CPU, in `dtype` whatever its config says. Raises `ModelError`."""
     options: dict[str, Any] = {dtype_keyword(transformers.__version__): dtype}
@@ -46,17 +45,17 @@ def load_encoder(model: Path, family: Family, name: str, files: TextFiles, dtype
     return encoder
 
 
-def encoder_configs(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
+def encoder_configs(model: Model, family: Family, files: TextFiles) -> dict[str, Any]:
     """The configs of the text encoders of `model`, as transformers reads them. Raises `ModelError`."""
     return {name: load_part(_encoder_class(model, family, name).config_class, encoder, f"config of the {spoken(name)}")
             for name, encoder in files.encoders.items()}
 
 
-def _encoder_class(model: Path, family: Family, name: str) -> Any:
+def _encoder_class(model: Model, family: Family, name: str) -> Any:
     return getattr(transformers, _class_of(pipeline_index(model), name, model, family))
 
 
-def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, Any]:
+def tokenizers_of(model: Model, family: Family, files: TextFiles) -> dict[str, Any]:
     """The tokenizers of `model` by component name. Raises `ModelError`."""
     index = pipeline_index(model)
     tokenizers = {name: load_tokenizer(_class_of(index, name, model, family), component)
@@ -70,7 +69,7 @@ def tokenizers_of(model: Path, family: Family, files: TextFiles) -> dict[str, An
     return tokenizers
 
 
-def assemble(model: Path, family: Family, parts: Mapping[str, Any]) -> Any:
+def assemble(model: Model, family: Family, parts: Mapping[str, Any]) -> Any:
     """The family's pipeline of `parts`; every other component is `None`. Plain values come from model_index.json.
 
     For a missing denoiser, the pipeline has those values of its config on which text depends.
@@ -113,7 +112,7 @@ def _never(parameters: Any) -> dict[str, bool]:
     return {parameter.name: False for parameter in parameters if parameter.name in off}
 
 
-def _class_of(index: Mapping[str, Any], name: str, model: Path, family: Family) -> str:
+def _class_of(index: Mapping[str, Any], name: str, model: Model, family: Family) -> str:
     """The transformers class of a text part, which must be one that the family has. Raises `ModelError`."""
     declared, known = class_of(index, name, model), family.components.get(name, ())
     if declared not in known:
@@ -133,7 +132,7 @@ def tokenizer_name(encoder: str) -> str:
     return encoder.replace("text_encoder", "tokenizer")
 
 
-def _check_length(tokenizer: Any, encoder: ComponentFiles, name: str, model: Path) -> None:
+def _check_length(tokenizer: Any, encoder: ComponentFiles, name: str, model: Model) -> None:
     """Raises `ModelError` if a tokenizer lets through more tokens than its CLIP text encoder has positions for."""
     most = encoder.config.get("max_position_embeddings", CLIP_POSITIONS)
     if isinstance(most, int) and tokenizer.model_max_length > most:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import transformers
 
 from prep.errors import ModelError, first_line, is_panic
 from prep.models.checkpoints.staging import staged
-from prep.models.files import FETCH_AGAIN, ComponentFiles
+from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import said
 from prep.models.text.trial import NAME, Trial, strings_in, try_first
 
 
 @contextmanager
-def without_panics(model: Path) -> Iterator[None]:
+def without_panics(model: Model) -> Iterator[None]:
     """Raises a `ModelError` where a library in Rust panics, as tokenizers does: that is no `Exception`."""
     try:
         yield

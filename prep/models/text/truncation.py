@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ import torch
 from prep.errors import ModelError, first_line
 from prep.models.components import class_of
 from prep.models.family import Family, TextOptions
-from prep.models.files import FETCH_AGAIN
+from prep.models.files import FETCH_AGAIN, Model
 from prep.models.fingerprint import text_files
 from prep.models.pipeline import pipeline_index
 from prep.models.text.lengths import row_length, text_pipeline
@@ -72,7 +71,7 @@ class Reading:
 class TruncationFinder:
     """Finds what is lost of captions. Raises `ModelError` if the tokenizers cannot be loaded."""
 
-    def __init__(self, model: Path, family: Family, options: TextOptions) -> None:
+    def __init__(self, model: Model, family: Family, options: TextOptions) -> None:
         files, index = text_files(model), pipeline_index(model)
         tokenizers = tokenizers_of(model, family, files)
         pipeline = text_pipeline(model, family, files, tokenizers)

@@ -210,10 +210,7 @@ def _model(config: ToolConfig, training: Training) -> ModelOptions:
     named = config.any("pretrained_model_name_or_path")
     if not isinstance(named, str) or not named:
         return ModelOptions()
-    local = [path for path in (config.draft.base / named, Path(named)) if path.is_dir()]
-    if local:
-        return ModelOptions(path=str(local[0].absolute()))
-    return model_of(named, "pretrained_model_name_or_path", training)
+    return model_of(named, "pretrained_model_name_or_path", training, config.draft.base)
 
 
 def _others(layer: Layer, training: Training) -> None:

@@ -140,9 +140,7 @@ def _model(config: ToolConfig, training: Training) -> ModelOptions:
     named = config.any("base_model_name")
     if not isinstance(named, str) or not named:
         return ModelOptions()
-    if Path(named).is_dir():
-        return ModelOptions(path=str(Path(named).absolute()))
-    return model_of(named, "base_model_name", training)
+    return model_of(named, "base_model_name", training, Path())
 
 
 def _text(config: ToolConfig, training: Training) -> dict[str, Any]:

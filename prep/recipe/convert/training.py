@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from prep.models.hub import convert_command, is_single_file
+from prep.models.checkpoints.contents import CHECKPOINTS
+from prep.models.named import file_of
 from prep.parse import Unparsed, hub_id
 from prep.recipe.convert.note import ConversionNote, shown
 from prep.recipe.schema import ModelOptions
@@ -181,11 +183,14 @@ def number_of(value: Any) -> float | None:
     return number if number == number and abs(number) != float("inf") else None
 
 
-def model_of(named: str, key: str, training: Training) -> ModelOptions:
-    """The model that a file names by a Hub id; a note, if it is a single file or nothing that is known."""
-    if is_single_file(named):
-        training.note(key, named, "a single file: make a diffusers directory of it and set that as [model] path: "
-                      + convert_command(named))
+def model_of(named: str, key: str, training: Training, base: Path) -> ModelOptions:
+    """The model that a file in `base` names: a directory or single file, or a Hub id; a note, if it is not here, or
+    nothing that is known."""
+    for place in (base / named, Path(named)):
+        if place.is_dir() or (place.is_file() and place.suffix.lower() in CHECKPOINTS):
+            return ModelOptions(path=str(place.absolute()))
+    if file_of(named) is not None:
+        training.note(key, named, "a single file: set [model] path to a .safetensors file that is here")
         return ModelOptions()
     try:
         return ModelOptions(path=hub_id(named, "model"))

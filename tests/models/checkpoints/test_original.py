@@ -21,9 +21,10 @@ import tiny_pipelines
 
 from prep.errors import ModelError
 from prep.models.checkpoints.original import fit, ways_of_diffusers
-from prep.models.checkpoints.single_file import convert
+from prep.models.checkpoints.single_file import Converted
+from prep.models.checkpoints.single_file import convert as convert_model
 from prep.models.families.registry import FAMILIES
-from prep.models.pipeline import infer_family
+from prep.models.pipeline import infer_family, open_single
 
 # Authors' names, if they are others than diffusers'. FLUX.1, Chroma, Lumina 2 and SANA have converters for their
 # published width alone.
@@ -46,6 +47,10 @@ def sd3(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def sdxl(tmp_path_factory) -> Path:
     return tiny_pipelines.save("sdxl", tmp_path_factory.mktemp("sdxl") / "model", second_width=48)
+
+
+def convert(file: Path, config: Path, out: Path) -> Converted:
+    return convert_model(open_single(file, config), out)
 
 
 def denoiser(model: Path) -> Path:
@@ -211,7 +216,7 @@ def test_marks_are_compared_with_the_scheduler(sdxl, tmp_path):
     save_file({**load_file(file), "v_pred": torch.zeros(0), "ztsnr": torch.zeros(0)}, file)
     config = shutil.copytree(sdxl, tmp_path / "config")
     for key, value in (("prediction_type", "v_prediction"), ("rescale_betas_zero_snr", True)):
-        with pytest.raises(ModelError, match=rf"mark .*, but {key} of the scheduler of --config is .*, expected"):
+        with pytest.raises(ModelError, match=rf"says of itself that {key} is .*, but the scheduler's config in .* has"):
             convert(file, config, tmp_path / "out")
         change_json(config / "scheduler" / "scheduler_config.json", **{key: value})
     convert(file, config, tmp_path / "out")
@@ -221,19 +226,20 @@ def test_a_file_of_another_architecture(sd3, sdxl, tmp_path):
     file = write_original(sdxl, tmp_path / "x.safetensors")
     with pytest.raises(ModelError) as error:
         convert(file, sd3, tmp_path / "out")
-    assert error.value.message.startswith(f"{file} cannot be converted: its transformer is no SD3Transformer2DModel")
-    assert error.value.message.endswith("or diffusers does not know its names")
-    other = tiny_pipelines.save("sdxl", tmp_path / "other", second_width=32)
-    with pytest.raises(ModelError, match="has weights of the text encoder 2 whose shapes are not those of --config: "):
+    assert error.value.message == f"{file} is of family 'sdxl', but {sd3} is of family 'sd3'"
+    assert error.value.hint.startswith("name where its configs and tokenizers are, after an @: ")
+    other = shutil.copytree(sdxl, tmp_path / "other")
+    change_json(other / "text_encoder_2" / "config.json", intermediate_size=36)
+    with pytest.raises(ModelError, match="has weights of the text encoder 2 whose shapes are not those of "):
         convert(file, other, tmp_path / "out")
 
 
 def test_configs_that_cannot_be_built(sdxl, tmp_path):
     file = write_original(sdxl, tmp_path / "x.safetensors")
-    for changes, said in (({"cross_attention_dim": 2**25}, "unet of --config is far larger than what the file has"),
-                          ({"down_block_types": ["Odd"]}, "unet of --config cannot be used: ")):
-        config = shutil.copytree(sdxl, tmp_path / said[:40])
+    for changes, said in (({"cross_attention_dim": 2**25}, "describes a model far larger than what "),
+                          ({"down_block_types": ["Odd"]}, "cannot be used: ")):
+        config = shutil.copytree(sdxl, tmp_path / said[:9])
         change_json(config / "unet" / "config.json", **changes)
         with pytest.raises(ModelError) as error:
             convert(file, config, tmp_path / "out")
-        assert error.value.message.startswith(said)
+        assert error.value.message.startswith(f"{config / 'unet' / 'config.json'} {said}")

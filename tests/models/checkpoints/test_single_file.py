@@ -77,9 +77,9 @@ def test_what_is_in_neither_is_named(prep, model, bare, tmp_path):
     file = write_original(model, tmp_path / "unet.safetensors")
     save_file({name: value for name, value in load_file(file).items() if "diffusion_model" in name}, file)
     result = prep("convert", file, "--config", bare, "-o", tmp_path / "out")
-    assert result.code == 6 and "cannot be converted: it has no " in result.err
-    assert "and neither has the directory of --config" in result.err and not (tmp_path / "out").exists()
-    assert "hint: name a pipeline directory of the same architecture" in result.err
+    assert result.code == 6 and "unet.safetensors has no text encoder, and neither has " in result.err
+    assert not (tmp_path / "out").exists()
+    assert "hint: name where its configs and tokenizers are, after an @: " in result.err
 
 
 def test_a_weight_that_is_missing_is_named(prep, model, bare, tmp_path):
@@ -98,8 +98,9 @@ def test_a_weight_that_is_missing_is_named(prep, model, bare, tmp_path):
 def test_files_that_are_not_taken(prep, model, bare, tmp_path):
     (tmp_path / "x.ckpt").write_bytes(b"\x80\x02}q\x00.")
     result = prep("convert", tmp_path / "x.ckpt", "--config", bare, "-o", tmp_path / "out")
-    assert result.code == 6 and "x.ckpt is no safetensors file, expected NAME.safetensors" in result.err
-    assert "hint: only safetensors are read: a .ckpt file can run code" in result.err
+    assert result.code == 6 and ("x.ckpt is a pickle, which can run code when it is loaded: only safetensors and "
+                                 "GGUF are read\n") in result.err
+    assert "hint: look for NAME.safetensors of the same model" in result.err
     save_file({}, tmp_path / "none.safetensors")
     result = prep("convert", tmp_path / "none.safetensors", "--config", model, "-o", tmp_path / "out")
     assert result.code == 6 and "none.safetensors has no tensors" in result.err and not (tmp_path / "out").exists()
@@ -126,8 +127,3 @@ def test_a_config_directory_runs_no_code(prep, model, bare, tmp_path):
         assert result.code == 6 and said in result.err and not (tmp_path / "ran").exists()
 
 
-def test_a_single_file_as_model_names_the_command(prep, photos, model, tmp_path):
-    file = write_original(model, tmp_path / "my model.safetensors")
-    result = prep("encode", photos, "--model", file, "--cache", tmp_path / "cache", "-o", tmp_path / "m.json")
-    assert result.code == 6 and "is a single file, expected a diffusers directory" in result.err
-    assert f"hint: convert it first: prep convert '{file}' --config DIR -o OUT" in result.err

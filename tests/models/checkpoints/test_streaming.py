@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import fp8_weights
@@ -39,18 +40,19 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
+from prep.models.hub import locate
 from train.config.load import parse
 from train.models.denoiser import load
 
 def number(key):
     return int(Path("/proc/self/status").read_text().split(key)[1].split()[0]) << 10
 
-folder, quantization = Path(sys.argv[1]), sys.argv[2]
+folder, quantization, prediction = locate(sys.argv[1]), sys.argv[2], sys.argv[4]
 settings = parse({"precision": "bf16", "quantization": quantization}, "test")
-load(Path(sys.argv[3]), settings, "epsilon", torch.device("cpu"), adapt=False)  # imports, and what torch keeps
+load(locate(sys.argv[3]), settings, prediction, torch.device("cpu"), adapt=False)  # imports, and what torch keeps
 Path("/proc/self/clear_refs").write_text("5")
 begun = number("VmRSS:")
-model = load(folder, settings, "epsilon", torch.device("cpu"), adapt=False).model
+model = load(folder, settings, prediction, torch.device("cpu"), adapt=False).model
 print(number("VmHWM:") - begun, sum(value.nbytes for value in (*model.parameters(), *model.buffers())))
 """
 
@@ -230,13 +232,23 @@ def test_nothing_is_read_of_weights_that_do_not_fit(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone says it")
-@pytest.mark.parametrize("quantization", ["none", "fp8", "nf4"])
-def test_loading_takes_the_memory_of_the_form_alone(tmp_path, quantization):
-    """In float32 first, this one would take 3 times as much; quantized, 4 to 5 times."""
-    widths = {"block_out_channels": (256, 512, 512, 512), "cross_attention_dim": 512}
-    folder, small = (real_sizes.build("sd15", tmp_path / name, **changes) for name, changes in (
-        ("large", widths), ("small", {"block_out_channels": (32, 32, 32, 32), "cross_attention_dim": 32})))
-    made = subprocess.run([sys.executable, "-c", PEAK, str(folder), quantization, str(small)], check=True, text=True,
+@pytest.mark.parametrize(("name", "quantization"), [("sd15", "none"), ("sd15", "fp8"), ("sd15", "nf4"),
+                                                    ("sd15 in one file", "none"), ("zimage in one file", "none")])
+def test_loading_takes_the_memory_of_the_form_alone(tmp_path, name, quantization):
+    """In float32 first, this one would take 3 times as much; quantized, 4 to 5 times. Z-Image's file has queries, keys
+    and values in one matrix."""
+    family, _, one = name.partition(" ")
+    sizes: dict[str, Any] = {"sd15": (
+        {"block_out_channels": (256, 512, 512, 512), "cross_attention_dim": 512},
+        {"block_out_channels": (32, 32, 32, 32), "cross_attention_dim": 32}), "zimage": tuple(
+        {"dim": dim, "n_heads": dim // 128, "n_kv_heads": dim // 128, "n_layers": 3, "n_refiner_layers": 1,
+         "cap_feat_dim": 64} for dim in (1024, 128))}
+    folder, small = (real_sizes.build(family, tmp_path / str(number), **changes)
+                     for number, changes in enumerate(sizes[family]))
+    places = [real_sizes.in_one_file(each, tmp_path / f"{each.name}.safetensors") if one else str(each)
+              for each in (folder, small)]
+    made = subprocess.run([sys.executable, "-c", PEAK, places[0], quantization, places[1],
+                           "epsilon" if family == "sd15" else "flow"], check=True, text=True,
                           capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     peak, size = map(int, made.stdout.split()[-2:])
     assert size > 100_000_000 and peak < 1.15 * size + stored.PIECE + 140_000_000
