@@ -46,6 +46,7 @@ def test_the_page_works_from_its_beginning_to_its_end(tmp_path):
         told[line] = done.stdout + done.stderr
     assert "encoded: 0 latent, 0 mask, 1 text" in told["prep encode dataset.toml --cache cache -o corrected.json"]
     assert "encoded: 0 latent, 0 mask, 0 text" in told["prep encode dataset.toml --cache cache -o more.json"]
+    assert "encoded: 0 latent, 0 mask, 0 text" in next(said for line, said in told.items() if "of-file.json" in line)
     assert "046" in told["prep diff demo.json corrected.json"]
     assert (here / "merged" / "model_index.json").is_file() and (here / "heart.png").is_file()
     assert list((here / "tars").glob("*.tar")) and list((here / "files").rglob("*.safetensors"))
