@@ -56,18 +56,22 @@ class QuantizedLinear(nn.Linear):
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
         """The weight, `[out, in]`."""
+        return self.unpack(self.weight, self.scale, dtype)
+
+    def unpack(self, packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weight that these bytes are, `[out, in]`."""
         if self.quantization == "fp8":
-            return self.weight.view(torch.float8_e4m3fn).to(dtype) * self.scale.to(dtype)
+            return packed.view(torch.float8_e4m3fn).to(dtype) * scale.to(dtype)
         if self.quantization == "int8":
-            return (self.weight * self.scale).to(dtype)
-        return _from_nf4(self.weight, self.scale, (self.out_features, self.in_features), dtype)
+            return (packed * scale).to(dtype)
+        return _from_nf4(packed, scale, (self.out_features, self.in_features), dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`inputs` times the weight, in autocast's dtype if it is on, plus the bias."""
         kind = inputs.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
         product_of: Any = _Int8Product if self._multiplies_int8(inputs) else _Product
-        product: Tensor = product_of.apply(inputs.to(dtype), self)
+        product: Tensor = product_of.apply(inputs.to(dtype), self.weight, self.scale, self)
         return product if self.bias is None else product + self.bias.to(dtype)
 
 
@@ -85,35 +89,39 @@ def _has_int8(device: torch.device) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """x Wᵀ for a frozen W that is made anew for the backward pass. PyTorch's own would keep W until then."""
+    """x Wᵀ for a frozen W that is made anew for the backward pass. PyTorch's own would keep W until then.
+
+    Its bytes are saved as other tensors are, so that gradient checkpointing has them again before they are needed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, packed: Tensor, scale: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.save_for_backward(packed, scale)
         ctx.layer = layer
-        return functional.linear(inputs, layer.unpacked(inputs.dtype))
+        return functional.linear(inputs, layer.unpack(packed, scale, inputs.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient,) = gradients
-        return gradient @ ctx.layer.unpacked(gradient.dtype), None
+        return gradient @ ctx.layer.unpack(*ctx.saved_tensors, gradient.dtype), None, None, None
 
 
 class _Int8Product(torch.autograd.Function):
     """x Wᵀ of matrices of int8 with a scale for each row, and its gradient g W, whose scales of W go with g."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, layer: QuantizedLinear) -> Tensor:
-        ctx.layer = layer
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, weight_scale: Tensor, layer: QuantizedLinear) -> Tensor:
+        ctx.save_for_backward(weight, weight_scale)
         packed, scale = _to_int8(inputs.flatten(0, -2))
-        product = torch._int_mm(packed, layer.weight.t()) * scale * layer.scale.t()
+        product = torch._int_mm(packed, weight.t()) * scale * weight_scale.t()
         return product.to(inputs.dtype).view(*inputs.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,), layer = gradients, ctx.layer
-        packed, scale = _to_int8(gradient.flatten(0, -2) * layer.scale.t())
-        product = torch._int_mm(packed, layer.weight) * scale
-        return product.to(gradient.dtype).view(*gradient.shape[:-1], -1), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,), (weight, weight_scale) = gradients, ctx.saved_tensors
+        packed, scale = _to_int8(gradient.flatten(0, -2) * weight_scale.t())
+        product = torch._int_mm(packed, weight) * scale
+        return product.to(gradient.dtype).view(*gradient.shape[:-1], -1), None, None, None
 
 
 def _to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
