@@ -23,6 +23,7 @@ from prep.loader.draws import Draw
 from prep.loader.rows import Rows
 from prep.manifest.commands import encode_command
 from prep.models.device.memory import is_out_of_memory
+from prep.models.device.offload import SHARED
 from prep.training.schema import Config
 from train.parallel.errors import RankFailed
 from train.setup import Setup
@@ -134,7 +135,7 @@ def _out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
                                 "needs all processes", hint=resume + less)
     if not progress.draws:
         return OutOfMemoryError(f"{progress.device} has too little memory for the model",
-                                hint=resume + " or ".join(_smaller_model(config)))
+                                hint=resume + " or ".join(_smaller_model(config, progress)))
     bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.draws[0].sample])]
     step = progress.done + 1
     when = f"before step {step}, {progress.during}" if progress.during else f"in step {step}"
@@ -187,12 +188,22 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
     options = [f"--micro-batch {smaller[0]}"] if smaller else []
     if not config.gradient_checkpointing:
         options.append("--set gradient_checkpointing=true")
-    return [*options, *_smaller_model(config)] if len(options) < 2 else options
+    return [*options, *_smaller_model(config, progress)] if len(options) < 2 else options
 
 
-def _smaller_model(config: Config) -> list[str]:
+def _smaller_model(config: Config, progress: Progress) -> list[str]:
+    """What leaves less of the model on the device."""
     if config.method == "full":
         return ["--method lora (in another RUN)"]
+    own_memory = progress.device.type not in SHARED
+    if own_memory and config.offload != "auto" and not config.compile and not config.parallel.shard:
+        more = "" if config.gradient_checkpointing else " --set gradient_checkpointing=true"
+        return [f"--set offload=auto{more}", *_fewer_bytes(config)[:1]]
+    return _fewer_bytes(config)
+
+
+def _fewer_bytes(config: Config) -> list[str]:
+    """What makes a LoRA's base smaller, and what helps if nothing does."""
     if config.precision == "fp32":
         return ["--precision bf16 (in another RUN)"]
     if config.quantization == "none" and config.lora.kind == "lora" and not config.parallel.shard:

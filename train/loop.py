@@ -31,6 +31,7 @@ from prep.training.schema import Config
 from train.card import card
 from train.evaluate import due_after, evaluate, waits_shortened
 from train.failures import TRYING, NotFinite, Progress
+from train.memory.forecast import blocks_offloaded
 from train.models.dropout import has_dropout
 from train.models.size_shift import chances_by_bucket
 from train.parallel.errors import RankFailed
@@ -96,7 +97,8 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     """
     first = progress.done
     with log.phase("loading the model"), ranks.collective():
-        trainee = create_state(setup, progress.device, ranks)
+        offload = blocks_offloaded(setup, progress.device, ranks.world)
+        trainee = create_state(setup, progress.device, ranks, offload=offload)
         if start is not None:
             restore(trainee, start, setup.model.naming)
             if setup.config.lora.format == start.config.lora.format:  # else its names change here
@@ -117,7 +119,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     run = _Run(setup=setup, trainee=trainee, storage=storage, log=log, progress=progress, rows=Rows(setup.index),
                requests=requests or Requests())
     with storage:
-        _begin(run, set_aside, existing)
+        _begin(run, set_aside, existing, offload)
         _steps(run)
         _end(run)
 
@@ -273,13 +275,13 @@ def _rescue(run: _Run, saver: Saver, error: Exception) -> None:
             saver.wait()
 
 
-def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str]) -> None:
+def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str], offload: int) -> None:
     """Logs what the run begins with, and evaluates the weights. `set_aside`: warnings of the run's directory;
-    `existing`: events of this step that the log of a resumed run already has."""
+    `existing`: events of this step that the log of a resumed run already has; `offload`: blocks in host memory."""
     setup, log, ranks, device, first = run.setup, run.log, run.ranks, run.progress.device, run.progress.done
     before, dtype = log.begun, str(run.trainee.denoiser.dtype).removeprefix("torch.")
     log("start", first, steps=setup.steps, steps_per_epoch=setup.plan.steps_per_epoch, device=str(device),
-        parameters=setup.model.numbers, ranks=ranks.world, dtype=dtype)
+        parameters=setup.model.numbers, ranks=ranks.world, dtype=dtype, **({"offload": offload} if offload else {}))
     if before.get("dtype") not in (None, dtype):
         log("warning", first, text=f"forward passes are now computed in {dtype}, and were in {before['dtype']}: "
             f"precision is '{setup.config.precision}', and this device is {device}")

@@ -22,6 +22,7 @@ from prep.models.files import Model
 from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
 from train.check import check
+from train.memory.forecast import blocks_offloaded
 from train.models.denoiser import load
 from train.parallel.shards import Whole
 from train.prompts.aside import kept_rows
@@ -100,7 +101,7 @@ def _column(which: Which, setup: Setup, start: Start | None, device: torch.devic
     """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **_typed(wanted))
     denoiser = load(setup.model.path, setup.config, setup.prediction, device, adapt=which == "after",
-                    family=setup.family.name)
+                    family=setup.family.name, offload=blocks_offloaded(setup, device))
     if which == "after" and setup.model.initial is not None:
         put_initial(Whole(denoiser.weights), setup.model.initial, setup.config.method, setup.model.naming)
     elif which == "after":

@@ -54,13 +54,14 @@ class TrainState:
         return self.model.ranks
 
 
-def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE) -> TrainState:
-    """The state of a run at step 0. Raises `ModelError`, also if the model's files changed since they were checked."""
+def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, offload: int = 0) -> TrainState:
+    """The state of a run at step 0, with so many blocks in host memory as `offload` says. Raises `ModelError`, also if
+    the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     kind = Sharded if config.parallel.shard and ranks.world > 1 else Whole
     denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
                     weights_on=torch.device("cpu") if kind.sharded else None,
-                    place=partial(_place, config, kind, ranks))
+                    offload=offload, place=partial(_place, config, kind, ranks))
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model.path, setup.family, digest)
     if found != setup.model.base:

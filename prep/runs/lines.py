@@ -16,7 +16,7 @@ def line(event: Event) -> str | None:
     if kind == "start":
         steps, each, count = event["steps"], event["steps_per_epoch"], event["parameters"]
         text = (f"{counted(steps, 'step')}, {grouped(each)} per epoch, {counted(count, 'trained parameter')} on "
-                f"{event['device']}{_ranks(event.get('ranks', 1))}")
+                f"{event['device']}{_ranks(event.get('ranks', 1))}{_offloaded(event.get('offload', 0))}")
     elif kind in _TEXTS:
         text = _TEXTS[kind].format(**event) + _of_sources(event)
     else:
@@ -28,6 +28,11 @@ def _of_sources(event: Event) -> str:
     """The validation loss of each source, if there are several."""
     parts = [f"{name} {part['loss']}" for name, part in (event.get("sources") or {}).items()]
     return f" ({join_texts(parts, 5)})" if parts else ""
+
+
+def _offloaded(count: int) -> str:
+    """The number of blocks that a run keeps in host memory, if any."""
+    return f", {counted(count, 'block')} in system RAM" if count else ""
 
 
 def _ranks(count: int) -> str:

@@ -81,6 +81,16 @@ def _pattern(value: Any, where: str) -> str:
     return text
 
 
+def count_or_auto(value: Any, where: str) -> int | str:
+    """Checks for a number, 0 or more, or "auto"."""
+    if value == "auto":
+        return "auto"
+    try:
+        return int(number_of(value, int, 0, LARGEST, where))
+    except Unparsed as error:
+        raise Unparsed(f'{error}, or "auto"') from None
+
+
 def switch_or_auto(value: Any, where: str) -> bool | str:
     """Checks for true, false or "auto"."""
     if value == "auto" or isinstance(value, bool):

@@ -13,6 +13,7 @@ from prep.models.denoiser.samplers import SAMPLERS
 from prep.setting import line_check, setting
 from prep.training.checks import (
     PRESETS,
+    count_or_auto,
     layers_check,
     parts_check,
     size_check,
@@ -314,6 +315,10 @@ class Config:
                                          "models fit, steps are slower; int8: 8 bits that are also multiplied as such, "
                                          "inputs and gradients rounded to them: faster, products off by about 1 %")
     gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
+    offload: int | str = setting(0, check=count_or_auto, values='blocks, 0 or more, or "auto"', resume=True,
+                                 help="keep the frozen weights of so many of the denoiser's blocks in system RAM, and "
+                                 "copy each to the GPU ahead of its use: larger models fit, steps may be slower and "
+                                 "stay the same; for a LoRA with gradient_checkpointing; auto: as few as memory allows")
     tf32: bool = setting(False, resume=True, help="multiply float32 matrices with TF32's 10 bits on NVIDIA GPUs: much "
                          "faster where the precision is fp32")
     channels_last: bool = setting(False, resume=True, help="keep convolutions' weights with channels last: often "

@@ -12,7 +12,7 @@ from prep.training.schema import Config
 
 _COLUMN = 40  # where comments begin
 FIRST = ("method", "steps", "batch_size", "optimizer.lr", "lora.rank", "quantization", "gradient_checkpointing",
-         "validation.every", "sample.every", "checkpoint.every")  # what people change
+         "offload", "validation.every", "sample.every", "checkpoint.every")  # what people change
 _HEAD = """\
 # Settings of a training run: train run MANIFEST reads them from train.toml beside the manifest or in the current
 # directory, or from -c FILE. A resumed run may change settings marked (r). These are what people change:

@@ -87,7 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         setup = made(Path(root), options.model, settings)
         started = time.process_time()
-        said = sum(count(setup, room_of("cpu")).values())
+        said = sum(count(setup, room_of("cpu")).parts.values())
         seconds = time.process_time() - started
         found = taken(setup)
     name = f"{options.model}, {options.method}{', recomputed' if options.checkpointing else ''}"

@@ -818,6 +818,21 @@ def test_too_little_memory_has_its_own_exit_code(make, setup_of, tmp_path, monke
     assert kept(tmp_path / "run") == ["step-000002"]
 
 
+@pytest.mark.parametrize(("device", "settings", "hint"), [
+    ("cuda", {}, "--set offload=auto or --set quantization=fp8 or nf4 (in another RUN)"),
+    ("cuda", {"gradient_checkpointing": False},
+     "--set offload=auto --set gradient_checkpointing=true or --set quantization=fp8 or nf4 (in another RUN)"),
+    ("cuda", {"offload": 4, "quantization": "fp8"}, "--set offload=auto or a device with more memory"),
+    ("cuda", {"offload": "auto"}, "--set quantization=fp8 or nf4 (in another RUN) or a device with more memory"),
+    ("cuda", {"method": "full"}, "--method lora (in another RUN)"),
+    ("mps", {}, "--set quantization=fp8 or nf4 (in another RUN) or a device with more memory")], ids=str)
+def test_blocks_in_system_memory_help_where_the_device_has_its_own(tmp_path, device, settings, hint):
+    setup = SimpleNamespace(config=parse({"gradient_checkpointing": True, **settings}, "x"))
+    progress = Progress(device=torch.device(device))
+    error = failures.explanation(torch.OutOfMemoryError(), setup, tmp_path, progress)
+    assert error.message == f"{device} has too little memory for the model" and error.hint == hint
+
+
 @pytest.mark.parametrize(("saved", "world", "planned", "samples", "hint"), [
     (0, 1, 8, 8, "--micro-batch 4"), (0, 1, 8, 3, "--micro-batch 2"), (0, 4, 8, 2, "--micro-batch 4"),
     (6, 4, 8, 2, "--micro-batch 1"), (6, 2, 8, 4, "--micro-batch 2"), (6, 1, 8, 8, "--micro-batch 4"),
@@ -848,7 +863,7 @@ def test_a_kernel_of_attention_that_takes_no_masks(make, setup_of, tmp_path):
 
 def test_too_little_memory_for_the_model(make, setup_of, tmp_path, monkeypatch):
     setup = setup_of(make(), **QUICK)
-    monkeypatch.setattr(loop, "create_state", lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    monkeypatch.setattr(loop, "create_state", lambda *args, **_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
     with pytest.raises(OutOfMemoryError, match="cpu has too little memory for the model") as caught:
         go(setup, tmp_path / "run")
     assert caught.value.hint == "--precision bf16 (in another RUN)" and not (tmp_path / "run").exists()

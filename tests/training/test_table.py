@@ -87,8 +87,8 @@ def test_the_file_begins_with_what_people_change_and_takes_each_as_it_is(tmp_pat
 
 def test_what_a_resumed_run_may_change():
     free = {row.name for row in table.rows() if row.spec.resume}
-    assert free == {"steps", "epochs", "micro_batch", "gradient_checkpointing", "optimizer.lr", "lora.format",
-                    "validation.every", "validation.most", "log.plot", "log.tensorboard", "log.wandb",
+    assert free == {"steps", "epochs", "micro_batch", "gradient_checkpointing", "offload", "optimizer.lr",
+                    "lora.format", "validation.every", "validation.most", "log.plot", "log.tensorboard", "log.wandb",
                     "parallel.shard", "sample.every", "sample.steps", "sample.guidance", "sample.seed",
                     "sample.sampler", "sample.wait", "sample.encode", "sample.size", "checkpoint.every",
                     "checkpoint.keep", "result.dtype", "result.title", "checkpoint.copy_gib", "tf32",

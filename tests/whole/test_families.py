@@ -19,6 +19,7 @@ from family_cases import CASES, Case, named, same
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from pictures import draw
 from PIL import Image
+from residents import watch_residents
 from runs import go
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -48,7 +49,7 @@ from train.check import check
 from train.config.load import parse
 from train.memory.room import room_of
 from train.memory.step import count
-from train.models import lora
+from train.models import lora, offload
 from train.models.denoiser import load, predict
 from train.models.dropout import has_dropout
 from train.models.naming import naming_of
@@ -59,7 +60,7 @@ from train.runs.resume import ResumeComparison, compare, find_start
 from train.sampling.prompts import cached
 from train.sampling.sampler import _noise, pictures
 from train.setup import RunRequest
-from train.state import create_state
+from train.state import apply_gradients, clip_gradients, create_state, forward_backward
 from train.state_files import state_of
 
 CPU = torch.device("cpu")
@@ -625,10 +626,38 @@ def test_padding_is_masked_or_part_of_a_row(case, made, ours, pipe):
 def test_the_memory_of_a_step_is_known_before_weights_are_loaded(method, quantization, made):
     found = setup(made, method=method, gradient_checkpointing=method == "full", ema={"decay": 0.9},
                   quantization=quantization)
-    wanted, given = counted(found), count(found, room_of("cpu"))
+    wanted, given = counted(found), count(found, room_of("cpu")).parts
     assert sum(given.values()) == pytest.approx(sum(wanted.values()), rel=0.01)
     same_parts = {"weights", "adapters", "average", "inputs"}
     assert {name: given.get(name) for name in same_parts} == {name: wanted.get(name) for name in same_parts}
+
+
+def trained(found: Any, offload: int) -> tuple[dict[str, torch.Tensor], Any]:
+    """Its adapters after two steps, and the model."""
+    trainee = create_state(found, CPU, offload=offload)
+    request = draws.trial(found.index, found.plan, found.config.micro_batch)
+    with batches(Rows(found.index), iter([request] * 2), masked=found.masked, pinned=False) as feed:
+        for step, batch in enumerate(feed):
+            forward_backward(trainee, found.config, batch)
+            clip_gradients(trainee, found.config)
+            apply_gradients(trainee, found, step)
+    return {name: value.detach() for name, value in trainee.denoiser.parameters.items()}, trainee.denoiser.model
+
+
+def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypatch):
+    """Each family has blocks, and of no more than two of them there are weights at a time."""
+    found = setup(made, optimizer={"lr": 0.05}, lora={"rank": 2, "targets": "all-linear"},
+                  gradient_checkpointing=True)
+    resident = watch_residents(monkeypatch)
+    wanted, whole = trained(found, 0)
+    blocks = offload.repeated_blocks(whole)
+    assert blocks and not resident
+    given, model = trained(found, len(blocks))
+    assert offload.repeated_blocks(model) == [one for one in model.modules() if "forward" in vars(one)]
+    assert {count for count, _ in resident} <= {1, 2} and len(resident) % len(blocks) == 0
+    assert len(resident) >= 2 * 2 * len(blocks)
+    for name, value in wanted.items():
+        assert torch.equal(given[name], value), name
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

@@ -70,8 +70,8 @@ TRAIN_FLOORS = (
     {"runs", "sampling", "failures"},
     {"metadata", "trackers", "validate", "state"},
     {"check", "state_files", "prompts", "cluster_forecast", "card"},
-    {"memory", "evaluate", "sample", "merging", "show_step", "update"},
-    {"loop", "report"},
+    {"memory", "evaluate", "merging", "show_step", "update"},
+    {"loop", "sample", "report"},
     {"cli"},
 )
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from prep.errors import ConfigError
 from prep.models.family import Family
+from prep.parse import brief
 from prep.training.schema import Config
 from train.optim.optimizers import TABLE
 from train.trackers.tracked import check_trackers
@@ -29,6 +30,21 @@ def check_libraries(config: Config, family: Family) -> None:
         _check_quantized(config)
     if config.parallel.shard:
         _check_divided(config)
+    if config.offload:
+        _check_offloaded(config)
+
+
+def _check_offloaded(config: Config) -> None:
+    """Raises `ConfigError` for settings that need all of the model on the device."""
+    for name, wrong, why, way in (
+            ("method", config.method == "full", "is 'full', which trains them", "--method lora"),
+            ("gradient_checkpointing", not config.gradient_checkpointing, "is off, which keeps weights on the GPU from "
+             "the forward to the backward pass", "--set gradient_checkpointing=true"),
+            ("compile", config.compile, "is on, which needs weights that stay where they are", "--no-compile"),
+            ("parallel.shard", config.parallel.shard, "is on, which divides the weights among the GPUs", "--no-shard")):
+        if wrong:
+            raise ConfigError(f"offload is {brief(config.offload)}, which keeps frozen blocks of a LoRA's base in "
+                              f"system RAM, but {name} {why}", hint=f"{way}, or --set offload=0")
 
 
 def _check_attention(config: Config, family: Family) -> None:

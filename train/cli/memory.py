@@ -60,7 +60,7 @@ class Fitting:
         if self.forecast.fits is False:
             lines.append("note: that is more than is free; these settings take less, those that cost least first:"
                          if self.ways else "note: that is more than is free, and no setting takes less")
-            lines += [f"  {format_bytes(way.peak)} with {spelled(way.settings)}" for way in self.ways]
+            lines += [f"  {format_bytes(way.peak)} with {spelled(way.settings)}{way.elsewhere}" for way in self.ways]
         return lines
 
     @property

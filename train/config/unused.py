@@ -121,6 +121,8 @@ def _of_computer(config: Config, device: str | None, world: int | None) -> _Reas
         yield ("tf32",), f"the device is {device}, expected an NVIDIA GPU for it"
     if device == "cpu" and config.ema.decay:
         yield ("ema.device",), "the device is cpu, where the weights are as well"
+    if device in ("cpu", "mps"):
+        yield ("offload",), f"the device is {device}, whose memory is the system's"
     if world == 1:
         yield ("parallel.shard",), "there is one process; several are started with torchrun"
 

@@ -12,19 +12,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from prep.batching.short import smaller_sizes
-from prep.errors import ConfigError
+from prep.errors import ConfigError, first_line
 from prep.formatting import format_bytes
 from prep.models.device.counting import ACTIVATIONS
+from prep.models.device.offload import SHARED
 from prep.training.schema import Config
 from prep.training.table import spell
 from train.check.requirements import check_libraries
 from train.config.load import as_table, parse
-from train.memory.room import Room
+from train.memory.room import Room, room_of
 from train.memory.step import INPUTS, count
+from train.models.offload import fewest, saved, spread
 from train.setup import Setup
 
 SURELY = 0.9  # of a forecast
+FILLED = 0.9  # of the free memory, by a forecast where `offload` is auto
 PARTS = ("weights", "adapters", "gradients", "optimizer", "average", "activations", "inputs", "libraries")
 _LEAST_RANK = 4
 
@@ -36,6 +41,8 @@ class Forecast:
     parts: Mapping[str, int]  # bytes, in the order of `PARTS`
     room: Room
     settings: Mapping[str, Any]  # that differ from those of the run
+    blocks: tuple[int, ...] = ()  # bytes of the frozen weights of each block that may be in host memory
+    offloaded: int = 0  # of them
 
     @property
     def peak(self) -> int:
@@ -60,7 +67,28 @@ class Forecast:
         there = "" if self.room.total is None else f"; {self.room.name} has {format_bytes(self.room.total)}"
         if self.room.free is not None and self.room.free != self.room.total:
             there += f", of which {format_bytes(self.room.free)} are free"
-        return f"estimated memory at the peak: {format_bytes(self.peak)} ({', '.join(parts)}){there}"
+        return f"estimated memory at the peak: {format_bytes(self.peak)} ({', '.join(parts)}){self.elsewhere}{there}"
+
+    @property
+    def elsewhere(self) -> str:
+        """Which blocks are in host memory, if any."""
+        if not self.offloaded:
+            return ""
+        size = sum(self.blocks[number] for number in spread(len(self.blocks), self.offloaded))
+        return f", with {self.offloaded} of {len(self.blocks)} blocks ({format_bytes(size)}) in system RAM"
+
+    def offloading(self, count: int) -> Forecast:
+        """The same with so many blocks in host memory."""
+        spared = saved(self.blocks, count) - saved(self.blocks, self.offloaded)
+        return replace(self, parts={**self.parts, "weights": self.parts["weights"] - spared},
+                       offloaded=min(count, len(self.blocks)))
+
+    def fewest(self, part: float = 1.0) -> int:
+        """How many blocks have to be in host memory for the run to fit into this part of the free memory; all, if even
+        that is not enough."""
+        if self.room.free is None:
+            return 0
+        return fewest(self.blocks, self.offloading(0).peak - part * self.room.free)
 
 
 def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None, *, world: int = 1) -> Forecast:
@@ -69,8 +97,26 @@ def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None
     Raises `ModelError`, and whatever a library raises for a model that it cannot run without data.
     """
     changed = setup if not settings else replace(setup, config=changed_by(setup.config, settings))
-    found = count(changed, room, world) | {"libraries": room.libraries}
-    return Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings or {})
+    taken = count(changed, room, world)
+    found = {**taken.parts, "libraries": room.libraries}
+    whole = Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings or {},
+                     blocks=taken.blocks)
+    wanted = changed.config.offload
+    return whole.offloading(wanted if isinstance(wanted, int) else whole.fewest(FILLED))
+
+
+def blocks_offloaded(setup: Setup, device: torch.device, world: int = 1) -> int:
+    """How many blocks a run keeps in host memory on a device. Raises `ConfigError` if that cannot be found out."""
+    wanted = setup.config.offload
+    if not wanted or device.type in SHARED:
+        return 0
+    if isinstance(wanted, int):
+        return wanted
+    try:
+        return forecast(setup, room_of(str(device)), world=world).offloaded
+    except Exception as error:  # a library may need data that a model without weights has not
+        raise ConfigError("offload is 'auto', but the memory of this run cannot be estimated: "
+                          f"{first_line(error)[:200]}", hint="name a number of blocks: --set offload=N") from None
 
 
 def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
@@ -88,6 +134,9 @@ def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
         except ConfigError:  # of a library that is not installed, or of settings that exclude each other
             continue
         tried = forecast(setup, first.room, settings, world=world)
+        if "offload" in settings:  # fewer may now be enough
+            tried = tried.offloading(tried.fewest())
+            tried = replace(tried, settings={**settings, "offload": tried.offloaded})
         if tried.peak < now.peak:
             now = tried
             yield now
@@ -112,6 +161,11 @@ def _fewer_at_once(config: Config, now: Forecast) -> Mapping[str, Any]:
     return {"micro_batch": next((size for size in smaller if size <= most), 1)} if smaller else {}
 
 
+def _offloaded(config: Config, now: Forecast) -> Mapping[str, Any]:
+    more = now.fewest()
+    return {"gradient_checkpointing": True, "offload": more} if more > now.offloaded else {}
+
+
 def _smaller_moments(config: Config, now: Forecast) -> Mapping[str, Any]:
     return {"optimizer.name": "adamw-8bit"} if config.optimizer.name == "adamw" else {}
 
@@ -130,7 +184,8 @@ def _smaller_rank(config: Config, now: Forecast) -> Mapping[str, Any]:
 
 
 # In the order of what they cost: nothing, time, and then a little of the result.
-_changes = (_average_elsewhere, _recomputed, _fewer_at_once, _smaller_moments, _in_8_bits, _in_4_bits, _smaller_rank)
+_changes = (_average_elsewhere, _recomputed, _fewer_at_once, _offloaded, _smaller_moments, _in_8_bits, _in_4_bits,
+            _smaller_rank)
 
 
 def changed_by(config: Config, settings: Mapping[str, Any]) -> Config:

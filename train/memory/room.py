@@ -8,6 +8,7 @@ import torch
 
 from prep.loader.device import compute_dtype
 from prep.models.device.host import available
+from prep.models.device.offload import SHARED
 from prep.models.tensors import checked_device
 from prep.runtime import memory_limit, resident
 
@@ -28,6 +29,11 @@ class Room:
     def kind(self) -> str:
         """cpu, cuda, mps or xpu."""
         return "cuda" if self.device is None else self.device.type
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether its memory is not the computer's."""
+        return self.kind not in SHARED
 
     def dtype(self, precision: str) -> torch.dtype:
         """The dtype of forward passes there."""

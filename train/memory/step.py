@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from prep.loader.rows import DTYPES, Rows
 from prep.models.device.counting import tensors_in
 from prep.models.device.hollow import Hollow
 from prep.models.family import ATTENTION_MASK
+from prep.training.schema import Config
 from train.memory.autocast import OfGpu, recomputed
 from train.memory.room import Room
 from train.models.denoiser import Denoiser, quiet
+from train.models.offload import block_bytes
 from train.models.unloaded import unloaded
 from train.optim.ema import WeightAverage
 from train.optim.loss_scale import LossScale
@@ -40,9 +43,17 @@ WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE, INPUTS = (
 _DIVIDED = {WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, AVERAGE}  # among processes, by parallel.shard
 
 
-def count(setup: Setup, room: Room, world: int = 1) -> dict[str, int]:
-    """The bytes of a step at its peak by part, on a device of this room, for each of `world` processes: one pass over
-    the largest batch, with the gradients of passes before it and with what the optimizer keeps, then the update."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """The memory of a step."""
+
+    parts: Mapping[str, int]  # bytes at its peak, with all weights on the device
+    blocks: tuple[int, ...] = ()  # bytes of the frozen weights of each block that may be in host memory instead
+
+
+def count(setup: Setup, room: Room, world: int = 1) -> Taken:
+    """What a step takes on a device of this room, for each of `world` processes: one pass over the largest batch, with
+    the gradients of passes before it and with what the optimizer keeps, then the update."""
     quiet()
     with Hollow() as counted, nullcontext() if room.kind == "cpu" else OfGpu():
         trainee = _trainee(setup, room, counted)
@@ -58,11 +69,18 @@ def count(setup: Setup, room: Room, world: int = 1) -> dict[str, int]:
             batch = batch_of(setup, counted, world)
         forward_backward(trainee, setup.config, batch)
         found = _later(dict(counted.peak), trainee, setup, counted)
+        blocks = _offloadable(trainee, setup.config, room)
     if room.kind == "cpu":  # where the loader's buffers lie in the same memory
         found[INPUTS] = SLOTS * found.get(INPUTS, 0)
     if setup.config.parallel.shard:
         found |= {name: found[name] // world for name in _DIVIDED & found.keys()}
-    return found
+    return Taken(parts=found, blocks=blocks)
+
+
+def _offloadable(trainee: TrainState, config: Config, room: Room) -> tuple[int, ...]:
+    """The bytes of each block that `offload` may keep in host memory."""
+    possible = config.method == "lora" and room.has_own_memory and not config.compile and not config.parallel.shard
+    return block_bytes(trainee.denoiser.model) if possible else ()
 
 
 def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: Hollow) -> dict[str, int]:

@@ -22,8 +22,9 @@ from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
-from prep.training.schema import Config
+from prep.training.schema import Config, Quantization
 from train.models import lora
+from train.models.offload import Offloaded
 from train.models.quantized import LEAST, quantized
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
@@ -52,36 +53,47 @@ class Denoiser:
 
 
 def load(model: Model, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
-         family: str = "", weights_on: torch.device | None = None,
+         family: str = "", weights_on: torch.device | None = None, offload: int = 0,
          place: Callable[[Any, torch.device], object] = module_to_device) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
 
     Its weights are read to `weights_on`, `None`: the device itself; `place` brings it there with its adapters.
-    `family` is the manifest's; "": that of the pipeline's class.
+    `family` is the manifest's; "": that of the pipeline's class. Of so many of its blocks as `offload` says the frozen
+    weights stay in host memory: see `train.models.offload`.
 
     With a frozen base (LoRA), bfloat16 precision halves its memory: only the trained parameters are float32.
-    Raises `ModelError`.
+    Raises `ModelError`, and `ConfigError` if there are no blocks to offload.
     """
     quiet()
     dtype = compute_dtype(config.precision, device)
     facts = FAMILIES[family or infer_family(model)]
     whole = adapt and config.method == "full"
-    on = weights_on or device
+    on = torch.device("cpu") if offload else weights_on or device
+    settle = partial(quantized, config.quantization)
+    if offload and config.quantization != "none":
+        settle = partial(_settled_there, device, config.quantization)
     denoiser = load_diffusers(*source_of(model, facts), "denoiser", Form(dtype=torch.float32, device=on) if whole else
-                              Form(dtype=dtype, device=on, settle=partial(quantized, config.quantization),
-                                   least=LEAST[config.quantization]))
+                              Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization]))
     if whole:
         unfreeze(denoiser, config)
     else:
         denoiser.requires_grad_(False)
         if adapt:
             lora.attach(denoiser, config.lora, config.seed, facts.lora.presets)
+    blocks = Offloaded(denoiser, offload, device) if offload else None
     if config.gradient_checkpointing:
-        denoiser.enable_gradient_checkpointing()
+        denoiser.enable_gradient_checkpointing(None if blocks is None else blocks.recompute)
     place(denoiser, device)
     speed_up(denoiser, config, device)
     denoiser.train(adapt)
     return with_noise(denoiser, model, facts, config, prediction, device, dtype)
+
+
+def _settled_there(device: torch.device, quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
+    """The replacement of a layer in host memory, quantized on the device: faster, and as without `offload`."""
+    if type(layer) is not nn.Linear:
+        return layer
+    return module_to_device(quantized(quantization, name, module_to_device(layer, device)), torch.device("cpu"))
 
 
 def source_of(model: Model, family: Family) -> tuple[Any, ComponentFiles]:

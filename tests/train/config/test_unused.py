@@ -58,6 +58,7 @@ TABLE: Mapping[str, Any] = {
         "checkpoint.copy_gib", "log.plot", "log.tensorboard", "log.wandb", "result.dtype", "result.title",
         "result.author", "result.description", "result.license", "result.trigger"), ALWAYS),
     "tf32": Idle(value=True, device="cpu", why="the device is cpu, expected an NVIDIA GPU for it"),
+    "offload": Idle(value=4, device="cpu", why="the device is cpu, whose memory is the system's"),
     "channels_last": Idle(value=True, facts={"convolves": False}, why="the denoiser has no convolutions"),
     "zero_terminal_snr": Idle(value=True, facts={"rescaled": True},
                               why="the model's own noise schedule ends in pure noise"),

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from prep.errors import ConfigError
 from prep.models.device.counting import Counted
 from train.memory import forecast as module
-from train.memory.forecast import changed_by, forecast, spelled, ways
+from train.memory.forecast import blocks_offloaded, changed_by, forecast, spelled, ways
 from train.memory.room import room_of
+from train.memory.step import Taken
 
 GIB = 1 << 30
 
@@ -36,7 +38,7 @@ def figured(monkeypatch):
             found["average"] = GIB
         return found
 
-    monkeypatch.setattr(module, "count", count)
+    monkeypatch.setattr(module, "count", lambda *given, **named: Taken(parts=count(*given, **named)))
 
 
 def told(setup, size):
@@ -52,6 +54,78 @@ def test_settings_are_tried_by_what_they_cost_until_one_fits(setup, figured):
     assert told(setup, 12 * GIB)[2:] == [({**free, "micro_batch": 1}, 12 * GIB, True)]
     least = told(setup, GIB)[-1]
     assert not least[2] and least[0]["quantization"] == "nf4" and least[0]["lora.rank"] == 4
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """Bytes by settings of a model with eight blocks, which are nearly all of it."""
+    def count(setup, room, world=1):
+        unit = {"none": 4, "fp8": 2, "nf4": 1}[setup.config.quantization] * GIB
+        parts = {"weights": 8 * unit + GIB, "adapters": GIB, "optimizer": 2 * GIB,
+                 "activations": GIB if setup.config.gradient_checkpointing else 2 * GIB}
+        return Taken(parts=parts, blocks=(unit,) * 8)
+
+    monkeypatch.setattr(module, "count", count)
+
+
+def test_blocks_in_host_memory_cost_less_than_other_numbers(make, setup_of, in_blocks):
+    """They come after what costs nothing or time elsewhere, as few as are enough, and fewer of a quantized base."""
+    setup = setup_of(make(), precision="auto", steps=2, batch_size=1, optimizer={"name": "lion"})
+    assert told(setup, 36 * GIB) == [({"gradient_checkpointing": True}, 37 * GIB, False),
+                                     ({"gradient_checkpointing": True, "offload": 3}, 33 * GIB, True)]
+    *_, (settings, peak, fits) = told(setup, 20 * GIB)
+    assert (settings["offload"], peak, fits) == (7, 17 * GIB, True)
+    *_, all_of_them, (settings, peak, fits) = told(setup, 10 * GIB)
+    assert all_of_them[0]["offload"] == 8 and not all_of_them[2]
+    assert settings == {"gradient_checkpointing": True, "offload": 8, "quantization": "fp8"} and fits
+    *_, (settings, peak, fits) = told(setup, 12 * GIB)
+    assert (settings["offload"], peak, fits) == (7, 11 * GIB, True)
+
+
+def test_a_forecast_says_which_blocks_are_elsewhere(make, setup_of, in_blocks):
+    settings = {"precision": "auto", "steps": 2, "gradient_checkpointing": True}
+    made = make()
+    room = replace(room_of("auto", 30 * GIB), libraries=0)
+    found = forecast(setup_of(made, **settings, offload=5), room)
+    assert found.parts["weights"] == (33 - 5 * 4 + 2 * 4) * GIB and found.fits
+    assert "peak: 25.0 GiB (" in found.line and "), with 5 of 8 blocks (20.0 GiB) in system RAM; a GPU" in found.line
+    auto = setup_of(made, **settings, offload="auto")
+    assert forecast(auto, room).offloaded == 5  # which leaves a tenth of the memory free
+    assert forecast(auto, replace(room, free=None)).offloaded == 0
+    assert forecast(auto, replace(room, free=GIB)).offloaded == 8
+
+
+def test_auto_finds_out_how_many_blocks_a_run_offloads(make, setup_of, in_blocks, monkeypatch):
+    made, settings = make(), {"precision": "auto", "steps": 2, "gradient_checkpointing": True}
+    there = torch.device("cuda")
+    monkeypatch.setattr(module, "room_of", lambda name: replace(room_of("auto", 30 * GIB), libraries=0))
+    assert blocks_offloaded(setup_of(made, **settings, offload="auto"), there) == 5
+    assert blocks_offloaded(setup_of(made, **settings, offload=3), there) == 3
+    assert blocks_offloaded(setup_of(made, **settings), there) == 0
+    assert blocks_offloaded(setup_of(made, **settings, offload="auto"), torch.device("cpu")) == 0
+    monkeypatch.setattr(module, "count", lambda *_: 1 / 0)
+    with pytest.raises(ConfigError, match="cannot be estimated: division by zero") as caught:
+        blocks_offloaded(setup_of(made, **settings, offload="auto"), there)
+    assert caught.value.hint == "name a number of blocks: --set offload=N"
+
+
+def test_the_blocks_of_a_model_are_counted(setup):
+    """All four of the tiny model; none where the model has to be whole on the device, or shares its memory."""
+    def blocks(device="auto", **settings):
+        return forecast(setup, room_of(device, 1 << 40), settings).blocks
+
+    usual = blocks()
+    assert len(usual) == 4 and 0 < sum(usual) < forecast(setup, room_of("auto", 1 << 40)).parts["weights"]
+    assert sum(blocks(quantization="fp8")) < 0.8 * sum(usual)
+    assert blocks("cpu") == blocks(method="full") == blocks(compile=True) == ()
+
+
+def test_check_names_the_blocks(make, train):
+    made = make()
+    words = ["check", made.path, "--steps", 2, "--set", "gradient_checkpointing=true", "--set", "offload=4", "--memory",
+             "12GB"]
+    assert ", with 4 of 4 blocks (" in train(*words).out
+    assert "offload has no effect: the device is cpu" in train(*words, "--device", "cpu").out
 
 
 def test_a_smaller_micro_batch_divides_the_batch(make, setup_of, figured):
