@@ -51,10 +51,10 @@ def create(path: Path, *, mode: int | None = None, dir_fd: int | None = None) ->
 
 def write(handle: BinaryIO, data: Buffer) -> None:
     """Appends `data` to an open file."""
-    left = memoryview(data).cast("B")
+    rest = memoryview(data).cast("B")
     with _naming(handle.name):
-        while left:
-            left = left[handle.write(left) :]
+        while rest:
+            rest = rest[handle.write(rest) :]
 
 
 def sync(handle: BinaryIO) -> None:
@@ -323,10 +323,10 @@ def make_dirs(path: Path, *, mode: int | None = None) -> None:
     while not path.is_dir() and path.parent != path:
         missing.append(path)
         path = path.parent
-    for one in reversed(missing):
+    for directory in reversed(missing):
         with contextlib.suppress(FileExistsError):  # another process was quicker
-            make_dir(one, mode=mode)
-        sync_dir(one.parent)
+            make_dir(directory, mode=mode)
+        sync_dir(directory.parent)
 
 
 @dataclass(slots=True)
@@ -335,7 +335,7 @@ class _Level:
 
     name: str
     mark: tuple[int, int]  # device and inode
-    left: list[str]  # its subdirectories that are still to be removed
+    subdirectories: list[str]  # those that are still to be removed
 
 
 def _empty_by_descriptor(root: Path) -> None:
@@ -350,9 +350,9 @@ def _emptied(root: Path) -> bool:
         return True
     try:
         levels = [_level(root, "", descriptor)]
-        while levels[-1].left or len(levels) > 1:
-            if levels[-1].left:
-                name = levels[-1].left.pop()
+        while levels[-1].subdirectories or len(levels) > 1:
+            if levels[-1].subdirectories:
+                name = levels[-1].subdirectories.pop()
                 below = _open_dir(root / name, descriptor)
                 if below is not None:
                     os.close(descriptor)
@@ -376,14 +376,14 @@ def _emptied(root: Path) -> bool:
 def _level(root: Path, name: str, descriptor: int) -> _Level:
     """Removes the files of an open directory and lists its subdirectories. `root` is only for errors: full paths may be
     too long."""
-    left = []
-    with os.scandir(descriptor) as found:
-        for entry in sorted(found, key=lambda one: one.name):
+    subdirectories = []
+    with os.scandir(descriptor) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
-                left.append(entry.name)
+                subdirectories.append(entry.name)
             else:
                 remove(root / entry.name, dir_fd=descriptor)
-    return _Level(name, _mark(descriptor), left)
+    return _Level(name, _mark(descriptor), subdirectories)
 
 
 def _open_dir(path: Path, dir_fd: int | None) -> int | None:
@@ -410,18 +410,18 @@ def _open_dir(path: Path, dir_fd: int | None) -> int | None:
 
 def _empty_by_path(root: Path) -> None:
     """Like `_empty_by_descriptor`, on systems that cannot open directories (Windows): checks for links by path."""
-    found = [root]
-    for folder in found:  # grows
+    directories = [root]
+    for folder in directories:  # grows
         if not os.access(folder, os.W_OK):
             folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
         with contextlib.suppress(FileNotFoundError):  # another process is removing it, too
             for inner in sorted(folder.iterdir()):
                 status = inner.lstat()
                 if stat.S_ISDIR(status.st_mode) and not is_link(status):
-                    found.append(inner)
+                    directories.append(inner)
                 else:
                     remove(inner)
-    for folder in reversed(found[1:]):
+    for folder in reversed(directories[1:]):
         remove_dir(folder)
 
 

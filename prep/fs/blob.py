@@ -142,7 +142,7 @@ class Blob:
     offset: int = 0
     length: int | None = None  # None: up to the end of the file
     member: str = ""  # name of the range in its tar; "": the blob is a whole file
-    version: str = ""  # of an object: `Listed.version`; "": not known yet
+    version: str = ""  # of an object: `ObjectEntry.version`; "": not known yet
     data: bytes | None = field(default=None, repr=False)  # of an object, if they were read
     fault: OSError | None = None  # why an object could not be read
 

@@ -24,26 +24,26 @@ def source_prefixes(places: Sequence[Place | None]) -> tuple[str, ...]:
     if len(places) < 2:
         return ("",) * len(places)
     parts = [None if place is None else _parts(place) for place in places]
-    different, depth = {one for one in parts if one is not None}, 1
-    while len({one[-depth:] for one in different}) < len(different) and depth < max(map(len, different)):
+    different, depth = {path for path in parts if path is not None}, 1
+    while len({path[-depth:] for path in different}) < len(different) and depth < max(map(len, different)):
         depth += 1
-    found: list[tuple[str, str]] = []  # prefix, and the name of tars: "" of a directory
-    for number, one in enumerate(parts):
-        first, tars = (f"source[{number}]/", "") if one is None else _prefix(one[-depth:])
+    named: list[tuple[str, str]] = []  # prefix, and the name of tars: "" of a directory
+    for number, path in enumerate(parts):
+        first, tars = (f"source[{number}]/", "") if path is None else _prefix(path[-depth:])
         prefix, copy = first, 2
-        while any(other == prefix and _may_share(tars, others) for other, others in found):
+        while any(other == prefix and _may_share(tars, others) for other, others in named):
             prefix, copy = f"{first.rstrip('/')} ({copy})/".lstrip(), copy + 1
-        found.append((prefix, tars))
-    return tuple(prefix for prefix, _ in found)
+        named.append((prefix, tars))
+    return tuple(prefix for prefix, _ in named)
 
 
 def sources_of(label: str, prefixes: Sequence[str]) -> list[tuple[int, str]]:
     """(source, name) of each picture that a label of findings may mean, also one as manifests had it before."""
-    found = [(number, label.removeprefix(prefix)) for number, prefix in enumerate(prefixes)
-             if prefix and label.startswith(prefix)]
+    pictures = [(number, label.removeprefix(prefix)) for number, prefix in enumerate(prefixes)
+                if prefix and label.startswith(prefix)]
     if numbered := _NUMBERED.fullmatch(label):
-        found.append((int(numbered[1]), numbered[2]))
-    return found
+        pictures.append((int(numbered[1]), numbered[2]))
+    return pictures
 
 
 def labels_of(source: int, name: str, prefixes: Sequence[str]) -> list[str]:

@@ -56,9 +56,9 @@ def lock_directory(root: Path, *, exclusive: bool, patience: float = 0) -> Itera
         raise CacheError(f"{root} cannot be written, so nothing can be removed from it",
                          hint="check the permissions of the cache, and whether its disk is mounted read-only")
     deadline = time.monotonic() + patience
-    with ExitStack() as held:
+    with ExitStack() as locks:
         for name in LOCKED:
-            held.enter_context(_locked(root, name, exclusive, deadline))
+            locks.enter_context(_locked(root, name, exclusive, deadline))
         yield
 
 

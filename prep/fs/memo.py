@@ -182,8 +182,8 @@ class Memo:
         """The result of `make` for the blob's bytes, remembered if its file is unchanged. Raises `OSError`, and
         `Stopped` if `stop` is set while a store is waited for."""
         def read() -> tuple[Fact, Blob]:
-            held = fetched(blob, stop=stop)
-            return make(read_blob(held)), held
+            local = fetched(blob, stop=stop)
+            return make(read_blob(local)), local
 
         return self._ask(blob, kind, read)
 
@@ -365,14 +365,14 @@ def _check(connection: sqlite3.Connection, *, every_page: bool = False) -> bool:
 
     Checking every page takes 50 ms for 300,000 records; without that, SQLite would write into damaged pages.
     """
-    there = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-    if there and there != _SCHEMA:
-        raise _damaged(f"{there} is not the schema of a memory file")
+    schema = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    if schema and schema != _SCHEMA:
+        raise _damaged(f"{schema} is not the schema of a memory file")
     if every_page:
-        ((found,),) = connection.execute("PRAGMA quick_check(1)")
-        if found != b"ok":
-            raise _damaged(str(found))
-    return bool(there)
+        ((fault,),) = connection.execute("PRAGMA quick_check(1)")
+        if fault != b"ok":
+            raise _damaged(str(fault))
+    return bool(schema)
 
 
 def _prepare(connection: sqlite3.Connection, *, every_page: bool) -> None:
@@ -426,9 +426,9 @@ def _disposable(path: Path) -> Iterator[None]:
 def memory_files(folder: Path) -> Iterator[tuple[str, Path, int]]:
     """(kind, path, bytes) of each file in the directory of all memories, sorted. Raises `OSError`."""
     with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda one: one.name):
-            if found := _FILE.fullmatch(entry.name):
-                yield found["kind"], Path(entry.path), entry.stat(follow_symlinks=False).st_size
+        for entry in sorted(entries, key=lambda item: item.name):
+            if match := _FILE.fullmatch(entry.name):
+                yield match["kind"], Path(entry.path), entry.stat(follow_symlinks=False).st_size
 
 
 def _tidy(folder: Path, keep: Path) -> None:

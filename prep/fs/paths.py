@@ -61,13 +61,14 @@ def check_disjoint(places: Iterable[NamedPath]) -> None:
     """
     resolved = [(place, _compared(place.path)) for place in places]
     for first, second in _near([at for _, at in resolved]):
-        (one, at), (other, there) = resolved[first], resolved[second]
-        if same_place(at, there):
-            moved = f"{one.role} with -o" if one.role in _CHOSEN else other.role
-            raise PathError(f"{one.role} {_show(one, at)} and {other.role} {_show(other, there)} are the same place",
-                            hint=f"choose another path for the {moved}")
-        _check_inside(one, at, other, there)
-        _check_inside(other, there, one, at)
+        (first_place, first_path), (second_place, second_path) = resolved[first], resolved[second]
+        if same_place(first_path, second_path):
+            role = f"{first_place.role} with -o" if first_place.role in _CHOSEN else second_place.role
+            raise PathError(f"{first_place.role} {_show(first_place, first_path)} and {second_place.role} "
+                            f"{_show(second_place, second_path)} are the same place",
+                            hint=f"choose another path for the {role}")
+        _check_inside(first_place, first_path, second_place, second_path)
+        _check_inside(second_place, second_path, first_place, first_path)
 
 
 def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
@@ -84,9 +85,10 @@ def _near(paths: Sequence[Path]) -> list[tuple[int, int]]:
     for number, path in enumerate(paths):
         for name in names_of(path):
             called.setdefault(name, []).append(number)
-    found = {(min(one, other), max(one, other)) for one, path in enumerate(paths) for above in (path, *path.parents)
-             for name in names_of(above) for other in called.get(name, ()) if one != other}
-    return sorted(found)
+    pairs = {(min(number, candidate), max(number, candidate)) for number, path in enumerate(paths)
+             for above in (path, *path.parents) for name in names_of(above) for candidate in called.get(name, ())
+             if number != candidate}
+    return sorted(pairs)
 
 
 def _compared(place: Place) -> Path:
@@ -112,14 +114,14 @@ def resolve(path: Place) -> Place:
         raise PathError(f"cannot resolve path {str(path)[:200]}: {error}") from None
 
 
-def same_place(one: Path, other: Path) -> bool:
+def same_place(first: Path, second: Path) -> bool:
     """Whether two resolved paths are the same place, by the rules of this disk."""
-    if one == other:
+    if first == second:
         return True
-    marks = _mark(one), _mark(other)
+    marks = _mark(first), _mark(second)
     if marks[0] is not None and marks[1] is not None:
         return marks[0] == marks[1]
-    return one.parent != one and other.parent != other and _fold(one) == _fold(other) and _folds_case(one)
+    return first.parent != first and second.parent != second and _fold(first) == _fold(second) and _folds_case(first)
 
 
 def is_inside(inner: Path, outer: Path) -> bool:
@@ -183,16 +185,16 @@ def check_replaceable(path: Place, what: str, ours: Callable[[bytes], bool]) -> 
 
 def check_above(path: Path, what: str) -> None:
     """Raises `PathError` if the nearest existing place above `path` is no directory, so that none can be made there."""
-    there = next(place for place in path.absolute().parents if place.exists())
-    if not there.is_dir():
-        raise PathError(f"{what} {path} cannot be written: {there} is not a directory",
+    above = next(place for place in path.absolute().parents if place.exists())
+    if not above.is_dir():
+        raise PathError(f"{what} {path} cannot be written: {above} is not a directory",
                         hint="name a file in a directory")
 
 
-def _check_inside(inner: NamedPath, at: Path, outer: NamedPath, there: Path) -> None:
-    if inner.role not in outer.may_hold and is_inside(at, there):
-        raise PathError(f"{inner.role} {_show(inner, at)} lies inside {outer.role} {_show(outer, there)}",
-                        hint=f"choose a path for the {inner.role} outside {_resolved(outer, there)}")
+def _check_inside(inner: NamedPath, inner_path: Path, outer: NamedPath, outer_path: Path) -> None:
+    if inner.role not in outer.may_hold and is_inside(inner_path, outer_path):
+        raise PathError(f"{inner.role} {_show(inner, inner_path)} lies inside {outer.role} {_show(outer, outer_path)}",
+                        hint=f"choose a path for the {inner.role} outside {_resolved(outer, outer_path)}")
 
 
 def _resolved(place: NamedPath, resolved: Path) -> Place:
@@ -203,8 +205,8 @@ def _show(place: NamedPath, resolved: Path) -> str:
     """The path as it was given, and its resolved form if that differs."""
     if isinstance(place.path, Bucket):
         return f"'{place.path}'"
-    given = Path.cwd() / place.path
-    return f"'{place.path}'" if given == resolved else f"'{place.path}' (resolves to {resolved})"
+    absolute = Path.cwd() / place.path
+    return f"'{place.path}'" if absolute == resolved else f"'{place.path}' (resolves to {resolved})"
 
 
 def _mark(path: Path) -> tuple[int, int] | None:

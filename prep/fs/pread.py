@@ -36,11 +36,11 @@ def read_rest(read_at: ReadAt, descriptor: int, buffers: Sequence[memoryview], o
     A read may return less than requested at any time; for files, systems seldom do that.
     """
     while True:
-        left = got
+        skip = got
         rest = []
         for buffer in buffers:
-            rest += [buffer[left:]] if left < len(buffer) else []
-            left = max(0, left - len(buffer))
+            rest += [buffer[skip:]] if skip < len(buffer) else []
+            skip = max(0, skip - len(buffer))
         more = read_at(descriptor, rest, offset + got) if rest else 0
         if not more:
             return got

@@ -51,16 +51,16 @@ def list_tree(root: str) -> Tree | None:
     """
     if not stat.S_ISDIR(os.lstat(root).st_mode):
         return None
-    found = ["/"]
-    for folder in found:  # grows: first in, first out
+    names = ["/"]
+    for folder in names:  # grows: first in, first out
         if folder.endswith("/"):
             with os.scandir(root + folder) as inner:
                 for entry in sorted(inner, key=_name):
                     plain = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-                    if not plain or len(found) > MOST_FILES:
+                    if not plain or len(names) > MOST_FILES:
                         return None
-                    found.append(f"{folder}{entry.name}{'/' if entry.is_dir(follow_symlinks=False) else ''}")
-    return tuple(found)
+                    names.append(f"{folder}{entry.name}{'/' if entry.is_dir(follow_symlinks=False) else ''}")
+    return tuple(names)
 
 
 def tree_stamp(root: str, tree: Tree) -> Stamp:

@@ -41,10 +41,10 @@ def tree(root: Path) -> Iterator[tuple[str, int]]:
     shard has.
     """
     require_kind(root, root.lstat(), directory=True)
-    for number, found in enumerate(_below(str(root), "", LEVELS)):
+    for number, file in enumerate(_below(str(root), "", LEVELS)):
         if number == MOST_FILES:
             raise NotRegularFile(root, f"has more than {MOST_FILES} files, expected a shard")
-        yield found
+        yield file
 
 
 def tree_bytes(root: Path) -> int:
@@ -54,8 +54,8 @@ def tree_bytes(root: Path) -> int:
 
 def _below(root: str, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
     """Without a `Path` for every file: a start with a thousand shards takes half the time."""
-    with os.scandir(root) as found:
-        for entry in found:
+    with os.scandir(root) as entries:
+        for entry in entries:
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode) and not is_link(status):
                 yield prefix + entry.name, status.st_size

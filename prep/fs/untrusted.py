@@ -75,11 +75,11 @@ def read_bytes(descriptor: int, most: int, size: int, path: str) -> bytes:
     """Reads a descriptor of about `size` bytes to its end, at most `most` bytes. Raises `OSError`, also if no data is
     available now: see `stream_of`."""
     parts: list[bytes] = []
-    left = most
+    budget = most
     try:
-        while left > 0 and (part := os.read(descriptor, min(left, max(size + 1, _CHUNK)))):
+        while budget > 0 and (part := os.read(descriptor, min(budget, max(size + 1, _CHUNK)))):
             parts.append(part)
-            left -= len(part)
+            budget -= len(part)
             size -= len(part)
     except BlockingIOError:
         raise BlockingIOError(errno.EAGAIN, NOTHING_NOW, path) from None
@@ -90,10 +90,10 @@ def read_up_to(stream: IO[bytes], most: int) -> bytes:
     """The bytes of a stream to its end, at most `most`. In parts: a reader makes a buffer of the size it is asked for,
     so a limit is no amount to ask for."""
     parts: list[bytes] = []
-    left = most
-    while left > 0 and (part := stream.read(min(left, _PART))):
+    budget = most
+    while budget > 0 and (part := stream.read(min(budget, _PART))):
         parts.append(part)
-        left -= len(part)
+        budget -= len(part)
     return b"".join(parts)
 
 
@@ -132,8 +132,8 @@ def check_dir(path: Path | str) -> None:
 
 def check_root(root: Path) -> None:
     """Raises `NotRegularFile` if anything in a directory is neither a regular file nor a directory, and `OSError`."""
-    with os.scandir(root) as found:
-        for entry in found:
+    with os.scandir(root) as items:
+        for entry in items:
             try:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:  # removed meanwhile, for example by another encoder
@@ -162,8 +162,8 @@ def entries(root: Path) -> list[os.DirEntry[str]]:
     """The entries of a directory, sorted by name; empty if it does not exist. Raises `OSError`, also for a link."""
     check_dir(root)
     try:
-        with os.scandir(root) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(root) as items:
+            return sorted(items, key=lambda entry: entry.name)
     except FileNotFoundError:
         return []
 

@@ -25,7 +25,7 @@ from prep.cache.remote.stored import JOBS
 from prep.cache.store import FANNED, SUFFIX, Cache
 from prep.errors import CacheError
 from prep.fs import atomic
-from prep.fs.remote.objects import Listed, delete_object, list_objects
+from prep.fs.remote.objects import ObjectEntry, delete_object, list_objects
 from prep.fs.remote.retry import side_by_side
 from prep.fs.untrusted import is_link
 from prep.parse import Unparsed, digest_of
@@ -41,7 +41,7 @@ class Thing:
 
     written: float  # seconds since 1970, of its last file; infinity if that is not known
     bytes: int
-    objects: Mapping[str, Listed] = field(default_factory=dict)  # in a store, by their names below the cache
+    objects: Mapping[str, ObjectEntry] = field(default_factory=dict)  # in a store, by their names below the cache
 
 
 Things = Mapping[str, Mapping[str, Thing]]  # by kind and digest; leftovers, of the kind "staging", by path
@@ -147,7 +147,7 @@ class StoreStock:
 
     def _below(self, start: str) -> Things:
         """The objects whose names begin so."""
-        found: dict[str, dict[str, dict[str, Listed]]] = {kind: defaultdict(dict) for kind in KINDS}
+        found: dict[str, dict[str, dict[str, ObjectEntry]]] = {kind: defaultdict(dict) for kind in KINDS}
         for name, one in list_objects(f"{self._cache.store}/{start}".rstrip("/")).items():
             kind, _, rest = f"{start}{name}".partition("/")
             if kind in found and (digest := _digest_in(self._cache, kind, rest)):

@@ -8,7 +8,7 @@ from prep.errors import PathError
 from prep.fs.paths import MARKER, check_source
 from prep.fs.place import Place
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.objects import Listed, list_objects
+from prep.fs.remote.objects import ObjectEntry, list_objects
 from prep.sources.tree import Directory, add_file, add_folder, folders_below, note_cache, note_directory, note_hidden
 
 
@@ -31,7 +31,7 @@ def folders_of(root: Place) -> Iterator[Directory]:
     return _folders_in(root, listed)
 
 
-def _folders_in(root: Bucket, listed: Mapping[str, Listed]) -> Iterator[Directory]:
+def _folders_in(root: Bucket, listed: Mapping[str, ObjectEntry]) -> Iterator[Directory]:
     """The directories that the names of objects below a place have."""
     files: dict[str, list[str]] = {"": []}
     inner: dict[str, set[str]] = {"": set()}

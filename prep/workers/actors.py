@@ -23,7 +23,7 @@ U = TypeVar("U")
 class _Actor:
     handle: Any
     beat: Any = None  # reference of the answer of `beat`; None: not asked
-    asked: float = 0.0  # when (monotonic seconds)
+    asked_at: float = 0.0  # when (monotonic seconds)
 
 
 class Actors(Generic[U]):
@@ -75,12 +75,12 @@ class Actors(Generic[U]):
                                  f"{counted(self._share.cpus, 'CPU')} and {self._share.gpus:g} GPUs",
                                  hint="ray status shows what is free; --workers and --num-gpus-per-worker ask for less")
         elif actor.beat is None:
-            if now - actor.asked >= BEAT:
-                actor.beat, actor.asked = actor.handle.beat.options(concurrency_group="beat").remote(), now
+            if now - actor.asked_at >= BEAT:
+                actor.beat, actor.asked_at = actor.handle.beat.options(concurrency_group="beat").remote(), now
         elif self._ray.wait([actor.beat], timeout=0)[0]:
             answer, actor.beat = self.take(actor.beat), None
             return answer
-        elif now - actor.asked > SILENCE:
+        elif now - actor.asked_at > SILENCE:
             raise Lost(f"it did not answer for {SILENCE:g} s")
         return None
 

@@ -57,8 +57,8 @@ class Share:
         if not nodes or gpus > max(node.get("GPU", 0) for node in nodes):
             raise UsageError(f"no node of the Ray cluster has {gpus:g} GPUs and a CPU, which a worker needs",
                              hint="change --num-gpus-per-worker; ray status shows what the cluster has")
-        there = sum(math.floor(node.get("GPU", 0) / gpus) for node in nodes) if gpus else len(nodes)
-        workers = workers or there
+        capacity = sum(math.floor(node.get("GPU", 0) / gpus) for node in nodes) if gpus else len(nodes)
+        workers = workers or capacity
         on_node = math.ceil(workers / len(nodes))
         least = int(min(node["CPU"] for node in nodes))
         return cls(workers=workers, cpus=1 if gpus else max(1, least // on_node), gpus=gpus, on_node=on_node)

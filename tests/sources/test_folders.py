@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.objects import Listed
+from prep.fs.remote.objects import ObjectEntry
 from prep.sources import folders
 from prep.sources.tree import Directory
 
@@ -33,7 +33,7 @@ def on_a_disk(names: Iterable[str]) -> list[Directory]:
 
 
 def in_a_store(names: Iterable[str]) -> list[Directory]:
-    listed = {name: Listed(size=1, written=0.0, version="1") for name in sorted(names)}
+    listed = {name: ObjectEntry(size=1, written=0.0, version="1") for name in sorted(names)}
     with mock.patch.object(folders, "list_objects", return_value=listed):
         return list(folders.folders_of(Bucket.parse(URL)))
 

@@ -84,10 +84,10 @@ class Bucket:
     @property
     def parents(self) -> tuple[Bucket, ...]:
         """All that is above, up to the whole bucket, the nearest first."""
-        found = [self]
-        while found[-1].key:
-            found.append(found[-1].parent)
-        return tuple(found[1:])
+        places = [self]
+        while places[-1].key:
+            places.append(places[-1].parent)
+        return tuple(places[1:])
 
     def __truediv__(self, name: str | PurePosixPath) -> Bucket:
         """What has `name` below this; a name as a listing gave it stays as it is."""
@@ -116,17 +116,17 @@ class Bucket:
         """
         if names_bucket(relative):
             return None
-        found: list[str] = list(PurePosixPath(self.key).parts)
+        names: list[str] = list(PurePosixPath(self.key).parts)
         for part in PurePosixPath(relative).parts:
-            if part == "/" or (part == ".." and not found):
+            if part == "/" or (part == ".." and not names):
                 return None
-            found = found[:-1] if part == ".." else [*found, part]
-        return replace(self, key="/".join(found)) if found else None
+            names = names[:-1] if part == ".." else [*names, part]
+        return replace(self, key="/".join(names)) if names else None
 
     def leads_to(self, other: Bucket) -> str:
         """The relative path that `follow` takes to another place in this bucket."""
-        found = posixpath.relpath(f"/{other.key}", f"/{self.key}")
-        return f"./{found}" if ":" in found.split("/")[0] else found
+        path = posixpath.relpath(f"/{other.key}", f"/{self.key}")
+        return f"./{path}" if ":" in path.split("/")[0] else path
 
     def shares_bucket(self, other: object) -> bool:
         """Whether `other` is in this bucket, too."""
@@ -150,14 +150,14 @@ def split_url(url: str | os.PathLike[str]) -> tuple[str, str, str]:
         bucket, _, key = rest.partition("/")
         return scheme, bucket, key
     scheme, *parts = PurePosixPath(str(url).replace("\\", "/")).parts
-    given = f"{scheme}//{'/'.join(parts)}"
-    named = without_secrets(given)
+    spelled = f"{scheme}//{'/'.join(parts)}"
+    named = without_secrets(spelled)
     if not parts:
         raise PathError(f"{named} names no bucket", hint="name an object, like s3://bucket/dataset/manifest.json")
-    if named != given and "?" in given and given.endswith(".tar"):
+    if named != spelled and "?" in spelled and spelled.endswith(".tar"):
         raise PathError(f"{named}… has a question mark, with which a query begins in a URL, expected a name or a glob "
                         "without one", hint="a glob of tars in a store has * or a range like [0-9] in its place")
-    if named != given:
+    if named != spelled:
         raise PathError(f"{named} was given with a user, a query or a fragment, expected only bucket and key",
                         hint="credentials come from the environment, like AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     place: list[str] = []
@@ -176,6 +176,6 @@ def identity_of(url: str) -> str:
 
 def store_name(scheme: str) -> str:
     """A name of the store that the environment has for a scheme, which can be that of a directory."""
-    given = [os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)]
-    hosts = [re.sub(r"[^\w.-]", "_", (urlsplit(one).netloc or one).rpartition("@")[2]) for one in given[:1]]
+    endpoints = [os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)]
+    hosts = [re.sub(r"[^\w.-]", "_", (urlsplit(url).netloc or url).rpartition("@")[2]) for url in endpoints[:1]]
     return "@".join([scheme, *hosts])

@@ -30,9 +30,9 @@ def open_store(scheme: str, bucket: str, retries: int, silence: float) -> Object
     """
     url = f"{scheme}://{bucket}"
     require_library(url)
-    given = next(((name, os.environ[name]) for name in ENDPOINTS[scheme] if os.environ.get(name)), ("", ""))
-    if given[0].startswith("AWS_") and not re.match(r"https?://[^/]", given[1]):  # obstore panics
-        raise StoreError(f"{url} cannot be opened: {given[0]} is no URL", hint=f"export {given[0]}=https://HOST:PORT")
+    variable = next(((name, os.environ[name]) for name in ENDPOINTS[scheme] if os.environ.get(name)), ("", ""))
+    if variable[0].startswith("AWS_") and not re.match(r"https?://[^/]", variable[1]):  # obstore panics
+        raise StoreError(f"{url} cannot be opened: {variable[0]} is no URL", hint=f"export {variable[0]}=https://HOST:PORT")
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
@@ -75,7 +75,7 @@ def _only_hosts(scheme: str) -> list[str]:
 
     named = [os.environ[name] for name in _NAMED_GIVERS[scheme] if os.environ.get(name)]
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    hosts = [urlsplit(endpoint).hostname or "", *(urlsplit(one).hostname or one for one in named), *_GIVERS[scheme],
+    hosts = [urlsplit(endpoint).hostname or "", *(urlsplit(url).hostname or url for url in named), *_GIVERS[scheme],
              *([f"sts.{region}.amazonaws.com"] if scheme == "s3" else [])]
     return [] if getproxies() and not all(proxy_bypass(host) for host in hosts) else hosts
 
@@ -90,10 +90,10 @@ def refuse_redirect(scheme: str, bucket: str, key: str) -> None:
     if not endpoint or (endpoint, bucket) in _asked:
         return
     address = f"{endpoint.rstrip('/')}/{bucket}/{quote(key)}"
-    there = urljoin(address, _location(address))
-    if _origin(there) != _origin(address):
-        host = urlsplit(there).netloc.rpartition("@")[2]
-        raise sent_on(f"{scheme}://{bucket}", printable(f"{urlsplit(there).scheme}://{host}")[:200])
+    target = urljoin(address, _location(address))
+    if _origin(target) != _origin(address):
+        host = urlsplit(target).netloc.rpartition("@")[2]
+        raise sent_on(f"{scheme}://{bucket}", printable(f"{urlsplit(target).scheme}://{host}")[:200])
     _asked.add((endpoint, bucket))
 
 
@@ -137,9 +137,9 @@ def _client_options(scheme: str, silence: float) -> ClientConfig:
     options: dict[str, Any] = {"timeout": timedelta(hours=1), "read_timeout": timedelta(seconds=silence),
                                "connect_timeout": timedelta(seconds=10)}
     for name in ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"):
-        given = os.environ.get(f"{PREFIX[scheme]}_{name.upper()}")
-        if given:
-            options[name] = given.lower() in ("1", "true", "yes", "on") if name.startswith("allow") else given
+        value = os.environ.get(f"{PREFIX[scheme]}_{name.upper()}")
+        if value:
+            options[name] = value.lower() in ("1", "true", "yes", "on") if name.startswith("allow") else value
     if hosts := _only_hosts(scheme):
         options.update(proxy_url=f"http://{NOWHERE}", proxy_excludes=",".join(hosts))
     return cast("ClientConfig", options)

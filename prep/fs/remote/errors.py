@@ -71,7 +71,7 @@ def sort_out(error: Exception, url: str) -> None:
     """
     from obstore import exceptions
 
-    what = told(error)
+    what = summary_of(error)
     if isinstance(error, FileNotFoundError):
         name = "there is no such bucket" if "NoSuchBucket" in str(error) else "there is no such object"
         raise FileNotFoundError(errno.ENOENT, name, url) from None
@@ -115,7 +115,7 @@ def _is_configuration(text: str) -> bool:
     return "builder error" in text or "onfiguration" in text or "BadScheme" in text
 
 
-def told(error: Exception) -> str:
+def summary_of(error: Exception) -> str:
     """An error of obstore in a few words, of which none can be a secret: the store's status, or the kind of failure."""
     text = str(error)
     if (status := re.search(r"status code: (\d{3}[\w ]*)", text)) and not _METADATA.search(text):

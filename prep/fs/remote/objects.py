@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from prep.formatting import counted, printable
 from prep.fs.remote.bucket import ListedUrl, split_url
-from prep.fs.remote.errors import Passing, Stopped, StoreError, is_conflict, told
+from prep.fs.remote.errors import Passing, Stopped, StoreError, is_conflict, summary_of
 from prep.fs.remote.retry import NEVER, SILENT, Backoff, with_retries
 from prep.fs.remote.waiting import NOTICES, apart, body_of
 
@@ -40,11 +40,11 @@ def read_object(url: str, most: int, *, stop: threading.Event = NEVER) -> bytes:
     def read(store: ObjectStore, key: str) -> bytes:
         from obstore import get
 
-        found = get(store, key)
-        size = int(found.meta["size"])
+        answer = get(store, key)
+        size = int(answer.meta["size"])
         if size > most:
             raise OSError(errno.EFBIG, f"has {size} bytes, expected at most {most}", url)
-        return body_of(found, url, size)
+        return body_of(answer, url, size)
 
     return with_retries(url, read, stop, silence=SILENT)
 
@@ -56,7 +56,7 @@ def read_range(url: str, start: int, end: int, *, stop: threading.Event = NEVER)
 
 def read_listed(url: str, most: int, start: int = 0, length: int | None = None, *,
                 stop: threading.Event = NEVER) -> tuple[bytes, str]:
-    """The bytes of an object, or `length` of them from `start`, and its version as `Listed` has it, by one request.
+    """The bytes of an object, or `length` of them from `start`, and its version as in `ObjectEntry`, by one request.
 
     `url` is taken as a listing gave it. Bytes of a whole object that are not those of its ETag are asked for again:
     most stores make that of the MD5 of the bytes. Where they do not, the same bytes come twice, and are taken. Raises
@@ -68,12 +68,12 @@ def read_listed(url: str, most: int, start: int = 0, length: int | None = None, 
         from obstore import get
 
         nonlocal before
-        found = get(store, key, options={} if length is None else {"range": (start, start + length)})
-        size, version = int(found.meta["size"]), _version_of(found.meta)
+        answer = get(store, key, options={} if length is None else {"range": (start, start + length)})
+        size, version = int(answer.meta["size"]), _version_of(answer.meta)
         wanted = size if length is None else min(length, max(0, size - start))
         if wanted > most:
             raise OSError(errno.EFBIG, f"it has {wanted} bytes, expected at most {most} of an object", url)
-        data = body_of(found, url, wanted)
+        data = body_of(answer, url, wanted)
         named = _MD5.fullmatch(version.partition(" ")[0])
         if length is None and named and split_url(url)[:2] not in _no_md5:
             digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
@@ -94,7 +94,7 @@ def read_listed(url: str, most: int, start: int = 0, length: int | None = None, 
 
 
 def version_of(url: str, *, stop: threading.Event = NEVER) -> str:
-    """An object's version, as `Listed` has it. `url` as in `read_listed`. Raises `FileNotFoundError`, `StoreError`."""
+    """An object's version, as in `ObjectEntry`. `url` as in `read_listed`. Raises `FileNotFoundError`, `StoreError`."""
     def ask(store: ObjectStore, key: str) -> str:
         from obstore import head
 
@@ -136,7 +136,7 @@ def stream(url: str, end: int, *, start: int = 0, stop: threading.Event = NEVER)
     while at < end:
         try:
             answer = _asked(url, at, end, whole, stop, None if waits.failed else SILENT)
-            waits.asked()
+            waits.begin_attempt()
             size = int(answer.meta["size"])  # of the object
             for part in _parts(answer, url, 0 if whole else at, at, end, stop):
                 at += len(part)
@@ -187,7 +187,7 @@ def _parts(answer: Any, url: str, at: int, start: int, end: int, stop: threading
     except (Stopped, GeneratorExit):
         raise
     except Exception as error:  # obstore's own classes
-        raise Passing(told(error)) from None
+        raise Passing(summary_of(error)) from None
 
 
 def _ranged(error: Exception) -> None:
@@ -196,7 +196,7 @@ def _ranged(error: Exception) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
+class ObjectEntry:
     """What a list of objects says of one."""
 
     size: int  # bytes
@@ -209,32 +209,32 @@ def _prefix_of(url: str) -> str:
     return "/".join((*split_url(url)[2:], "")).lstrip("/")
 
 
-def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed]:
+def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, ObjectEntry]:
     """The objects below a URL, by their names relative to it, sorted. Raises `StoreError`.
 
     Without objects KEY/ of no bytes, which some programs make for the directory KEY. obstore names them KEY: so they
     are told by what else begins with KEY/, and one for a directory with nothing in it is listed as an empty object.
     """
     prefix, waits = _prefix_of(url), Backoff(url, stop)
-    found: dict[str, Listed] = {}
+    objects: dict[str, ObjectEntry] = {}
 
     def ask(store: ObjectStore, _: str) -> None:
         from obstore import list as list_pages
 
-        after, fruitless = prefix + max(found) if found else None, 0
+        after, fruitless = prefix + max(objects) if objects else None, 0
         for page in apart(list_pages(store, prefix or None, offset=after, chunk_size=PIECE), waits.longest, stop):
-            known, before = 0, len(found)
-            for one in page:
-                name, size = one["path"].removeprefix(prefix), int(one["size"])
-                known += name in found
+            known, before = 0, len(objects)
+            for entry in page:
+                name, size = entry["path"].removeprefix(prefix), int(entry["size"])
+                known += name in objects
                 # The second: of the file KEY and the directory KEY/, the file.
-                if (one["path"] == name and prefix) or (not size and name in found):
+                if (entry["path"] == name and prefix) or (not size and name in objects):
                     continue
-                found[name] = Listed(size=size, written=one["last_modified"].timestamp(),
-                                     version=_version_of(one))
-            fruitless = fruitless + 1 if len(found) == before else 0
+                objects[name] = ObjectEntry(size=size, written=entry["last_modified"].timestamp(),
+                                            version=_version_of(entry))
+            fruitless = fruitless + 1 if len(objects) == before else 0
             # Of KEY and KEY/, one is known: half of them.
-            _check_end(url, len(found), fruitless > FRUITLESS or known > max(PIECE // 10, len(page) // 2))
+            _check_end(url, len(objects), fruitless > FRUITLESS or known > max(PIECE // 10, len(page) // 2))
             waits.progressed()  # of millions of objects, more than one page may fail once
 
     def check_key(error: Exception) -> None:
@@ -243,10 +243,10 @@ def list_objects(url: str, *, stop: threading.Event = NEVER) -> dict[str, Listed
                              "//, a part . or .., or a control character",
                              hint="rename or delete that object, or name a prefix without it") from None
 
-    with NOTICES.of(lambda: f"listing {url}: {counted(len(found), 'object')} so far"):
+    with NOTICES.of(lambda: f"listing {url}: {counted(len(objects), 'object')} so far"):
         with_retries(url, ask, stop, check_key, waits=waits)
-    names = sorted(found)
-    return {name: found[name] for name in names if found[name].size or not _is_above(name, names)}
+    names = sorted(objects)
+    return {name: objects[name] for name in names if objects[name].size or not _is_above(name, names)}
 
 
 def _check_end(url: str, count: int, again: bool) -> None:
@@ -277,8 +277,8 @@ def list_folder(url: str, *, stop: threading.Event = NEVER) -> dict[str, int]:
 
         answers = apart((list_with_delimiter(store, prefix or None) for _ in range(1)), waits.longest, stop)
         objects = next(answers)["objects"]
-        return {one["path"].removeprefix(prefix): int(one["size"]) for one in objects
-                if one["path"].startswith(prefix)}  # all but an object of no bytes for the directory itself
+        return {entry["path"].removeprefix(prefix): int(entry["size"]) for entry in objects
+                if entry["path"].startswith(prefix)}  # all but an object of no bytes for the directory itself
 
     with NOTICES.of(lambda: f"listing {url}"):
         return dict(sorted(with_retries(url, ask, stop, waits=waits).items()))
@@ -352,9 +352,9 @@ def create_checked(url: str, data: bytes, most: int, *, stop: threading.Event = 
     """
     created = create_object(url, data, stop=stop)
     for _ in range(AGAIN):
-        found = read_object(url, most, stop=stop)
-        if found == data or not created:
-            return found
+        stored = read_object(url, most, stop=stop)
+        if stored == data or not created:
+            return stored
         replace_object(url, data, stop=stop)
     return read_object(url, most, stop=stop)
 

@@ -64,7 +64,7 @@ def with_retries(url: str, action: Callable[[ObjectStore, str], T], stop: thread
     while True:
         if stop.is_set():
             raise Stopped
-        waits.asked()
+        waits.begin_attempt()
         try:
             return action(open_store(scheme, bucket, retries, silence or usual), key)
         except (Stopped, CacheError):
@@ -109,7 +109,7 @@ class Backoff:
         """Whether an attempt has failed since there was progress."""
         return self._tries > 0
 
-    def asked(self) -> None:
+    def begin_attempt(self) -> None:
         """Notes that an attempt begins, whose time a notice counts."""
         self._last = time.monotonic()
 

@@ -51,13 +51,13 @@ def files_in(place: Place, wanted: Callable[[str], object], most: int) -> dict[s
     if isinstance(place, Bucket):
         listed = list_folder(place.url)
         return {name: listed[name] for name in [*filter(wanted, listed)][:most]}
-    found = dict[str, int]()
+    sizes = dict[str, int]()
     for name in sorted(filter(wanted, os.listdir(place)))[:most]:  # noqa: PTH208  # quicker
         with suppress(OSError):  # removed meanwhile
             status = (place / name).stat()
             if stat.S_ISREG(status.st_mode):
-                found[name] = status.st_size
-    return found
+                sizes[name] = status.st_size
+    return sizes
 
 
 def put(place: Place, data: bytes, *, staging: Path | None = None) -> None:

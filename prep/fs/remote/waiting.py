@@ -32,22 +32,22 @@ def apart(items: Iterable[T], seconds: float, stop: threading.Event) -> Iterator
 
     Raises `Passing` if none comes for so many `seconds`, `Stopped`, and what the iterator raises.
     """
-    found: Queue[tuple[bool, Any]] = Queue(2)
-    left = threading.Event()
+    results: Queue[tuple[bool, Any]] = Queue(2)
+    abandoned = threading.Event()
 
     def put(*item: Any) -> None:
-        while not left.is_set():
+        while not abandoned.is_set():
             try:
-                found.put(item, timeout=LOOK)
+                results.put(item, timeout=LOOK)
                 return
             except Full:
                 continue
 
     def fetch() -> None:
         try:
-            for one in items:
-                put(True, one)
-                if left.is_set():
+            for value in items:
+                put(True, value)
+                if abandoned.is_set():
                     return
             put(False, None)
         except BaseException as error:
@@ -56,7 +56,7 @@ def apart(items: Iterable[T], seconds: float, stop: threading.Event) -> Iterator
     threading.Thread(target=fetch, name="store", daemon=True).start()
     try:
         while True:
-            going, item = _next(found, seconds, stop)
+            going, item = _next(results, seconds, stop)
             if going:
                 yield item
             elif item is None:
@@ -64,14 +64,14 @@ def apart(items: Iterable[T], seconds: float, stop: threading.Event) -> Iterator
             else:
                 raise item
     finally:
-        left.set()
+        abandoned.set()
 
 
-def _next(found: Queue[tuple[bool, Any]], seconds: float, stop: threading.Event) -> tuple[bool, Any]:
+def _next(results: Queue[tuple[bool, Any]], seconds: float, stop: threading.Event) -> tuple[bool, Any]:
     until = time.monotonic() + seconds
     while True:
         try:
-            return found.get(timeout=LOOK)
+            return results.get(timeout=LOOK)
         except Empty:
             if stop.is_set():
                 raise Stopped from None

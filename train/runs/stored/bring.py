@@ -16,7 +16,7 @@ from prep.formatting import shell_name
 from prep.fs import atomic
 from prep.fs.place import Local
 from prep.fs.remote.bucket import Bucket
-from prep.fs.remote.objects import Listed
+from prep.fs.remote.objects import ObjectEntry
 from prep.parse import Unparsed
 from prep.runs.document import FORMAT
 from prep.runs.document import NAME as RUN
@@ -39,7 +39,7 @@ from train.runs.stored.layout import CHECKPOINTS, PROMPTS, WANDB_ID, WRITER, has
 from train.runs.stored.objects import Objects, differs, digests_of
 
 NEEDED = (RUN, "samples.bin", "manifest.json", LOG, LOSSES, WANDB_ID)  # to continue a run, besides a checkpoint
-Names = Mapping[str, Listed]
+Names = Mapping[str, ObjectEntry]
 
 
 def check_new(objects: Objects, listed: Names) -> None:
@@ -169,7 +169,7 @@ def _needed(state: Path, own: Path, weights_only: bool) -> Mapping[str, FileFact
             if not (weights_only and name.startswith("optimizer"))}
 
 
-def _listed(place: str, file: str, there: Names, own: Path) -> Listed:
+def _listed(place: str, file: str, there: Names, own: Path) -> ObjectEntry:
     """What the list says of a file of a checkpoint. Raises `CacheError` if it is missing."""
     if f"{place}/{file}" not in there:
         raise refused(own / file, Unparsed("it is missing in the store"), "continue from another checkpoint, with "
@@ -206,7 +206,7 @@ def follow(objects: Objects, folder: Path, listed: Names, needed: Iterable[str])
             atomic.remove(folder / name)
 
 
-def bring_file(objects: Objects, folder: Path, name: str, listed: Listed) -> None:
+def bring_file(objects: Objects, folder: Path, name: str, listed: ObjectEntry) -> None:
     """Downloads a file, unless it is gone meanwhile."""
     try:
         objects.fetch(name, folder / name, listed)

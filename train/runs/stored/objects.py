@@ -23,7 +23,7 @@ from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import DIRECTORY, mirror
 from prep.fs.remote.objects import (
     UPLOAD_PART,
-    Listed,
+    ObjectEntry,
     copy_object,
     create_object,
     delete_object,
@@ -53,13 +53,13 @@ class Digests:
     tag: str  # the ETag that a store would give it
 
     def named_by(self, version: str) -> bool:
-        """Whether an object of this version, as `Listed` has it, has these bytes; False also if that is not known."""
+        """Whether an object of this version, as in `ObjectEntry`, has these bytes; False also if that is not known."""
         tag, _, size = version.rpartition(" ")
         return int(size) == self.size and tag == self.tag
 
 
 def digests_of(path: Path, version: str | None = None, *, sha256: bool = True) -> Digests:
-    """Reads a file once: for its SHA-256, and for the ETag to compare with that of `version`, as `Listed` has it.
+    """Reads a file once: for its SHA-256, and for the ETag to compare with that of `version`, as in `ObjectEntry`.
 
     Raises `OSError`, and its subclass `NotRegularFile` for links and the like.
     """
@@ -104,7 +104,7 @@ class Objects:
     def _place(self, name: str) -> str:
         return (self.place / name).url
 
-    def list(self) -> dict[str, Listed]:
+    def list(self) -> dict[str, ObjectEntry]:
         """All objects."""
         return list_objects(self.place.url, stop=self.stop)
 
@@ -123,7 +123,7 @@ class Objects:
         """Writes a small object, whether or not there is one."""
         replace_object(self._place(name), data, stop=self.stop)
 
-    def send(self, name: str, path: Path, sha256: str | None = None, listed: Listed | None = None) -> None:
+    def send(self, name: str, path: Path, sha256: str | None = None, listed: ObjectEntry | None = None) -> None:
         """Uploads a file, unless what is `listed` has its bytes, and compares what arrived.
 
         `sha256`: what the file must have; raises `CacheError` if it has not, or if something else arrives.
@@ -159,7 +159,7 @@ class Objects:
             return False
         return running.hexdigest() == wanted.sha256
 
-    def fetch(self, name: str, path: Path, listed: Listed, sha256: str | None = None) -> None:
+    def fetch(self, name: str, path: Path, listed: ObjectEntry, sha256: str | None = None) -> None:
         """Downloads an object to `path`, as `fetch_object`."""
         fetch_object(self._place(name), path, listed, sha256, stop=self.stop)
 
@@ -182,7 +182,8 @@ class Objects:
             delete_object(self._place(name), stop=self.stop)
 
 
-def fetch_object(url: str, path: Path, listed: Listed, sha256: str | None = None, *, stop: threading.Event) -> None:
+def fetch_object(url: str, path: Path, listed: ObjectEntry, sha256: str | None = None, *,
+                 stop: threading.Event) -> None:
     """Downloads an object to `path`, whole or not at all, and compares it with `sha256`, else with its ETag.
 
     Bytes that its ETag does not name are taken if they come twice: not all ETags are made of bytes. Raises
@@ -219,7 +220,7 @@ def _check_room(url: str, size: int, folder: Path) -> None:
                          "the same command again")
 
 
-def differs(path: Path, listed: Listed) -> bool:
+def differs(path: Path, listed: ObjectEntry) -> bool:
     """Whether a file is missing or may have other bytes than an object."""
     try:
         if path.stat().st_size != listed.size:

@@ -22,7 +22,7 @@ from prep.fs.place import Local, Place, local_of
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import copy_of, run_root
 from prep.fs.remote.errors import StoreError
-from prep.fs.remote.objects import Listed, size_in, version_of
+from prep.fs.remote.objects import ObjectEntry, size_in, version_of
 from prep.runs.document import NAME as RUN
 from prep.runs.heartbeat import read_heartbeat
 from prep.runs.losses import NAME as LOSSES
@@ -196,7 +196,7 @@ def _fetch_file(url: str, copy: Path) -> None:
     stop = Event()
     with suppress(FileNotFoundError):
         version = version_of(url, stop=stop)
-        listed = Listed(size=size_in(version), written=0.0, version=version)
+        listed = ObjectEntry(size=size_in(version), written=0.0, version=version)
         if differs(copy, listed):
             with _locked(copy.parent, stop):
                 if differs(copy, listed):

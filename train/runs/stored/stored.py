@@ -22,7 +22,7 @@ from prep.fs.place import Local, Place
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import DIRECTORY, run_root
 from prep.fs.remote.errors import Stopped
-from prep.fs.remote.objects import Listed
+from prep.fs.remote.objects import ObjectEntry
 from prep.runs.document import NAME as RUN
 from train.runs.checkpoint import STATE, aside_name, list_checkpoints, pictured, read_state, step_name
 from train.runs.directory import check_place, check_space, check_unused, check_writable, only_one
@@ -111,7 +111,7 @@ class StoredRun(OnDisk):
         super().__init__(Local(run_root(place), place))
         self.place, self._objects = place, Objects(place)
         self._token, self._resume, self._keep = layout.new_token(), False, 0
-        self._there: dict[str, Listed] = {}  # objects before this program wrote any
+        self._there: dict[str, ObjectEntry] = {}  # objects before this program wrote any
         self._sent: dict[str, tuple[int, int]] = {}  # files as they were uploaded: size, time
         self._whole: dict[int, list[str]] = {}  # checkpoints in the store: their names
         self._changed, self._removing = threading.Condition(), threading.Lock()
