@@ -48,7 +48,7 @@ def anonymous():
 
 folder, part, form = locate(sys.argv[1]), sys.argv[2], sys.argv[3]
 family, most, ended, of_library = FAMILIES[infer_family(folder)], [0], threading.Event(), form.startswith("library")
-files = text_files(folder).encoders
+files = {} if part == "denoiser" else text_files(folder).encoders
 name = family.denoiser if part == "denoiser" else max(
     files, key=lambda each: sum(path.stat().st_size for path in files[each].weights))
 kind = getattr(diffusers if part == "denoiser" else transformers, pipeline_index(folder)[name][1])

@@ -200,7 +200,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     ({"manifest": ""}, "run.json: manifest is '', expected a path"),
     ({"manifest": 3}, "run.json: manifest is 3, expected "),
     ({"model": {"hub": "a/b", "path": "x"}},
-     "run.json: model is {'hub': 'a/b', 'path': 'x'}, expected one of 'path' and 'hub'"),
+     "run.json: model is {'hub': 'a/b', 'path': 'x'}, expected exactly one of 'path' and 'hub'"),
     ({"model": {"hub": "../../x"}}, "run.json: model.hub is "),
     ({"config": {"lora": {"rank": 0}}}, "run.json: lora.rank is 0, expected "),
     ({"other_encoders": 1}, "run.json: other_encoders is 1, expected true or false"),
