@@ -42,7 +42,7 @@ def open_named(file: NamedFile, *, download: bool | None) -> SingleFile:
     if not file.configs:
         return open_single(file.path, own_configs(contents))
     own = None if Path(file.configs).is_dir() else published(file.configs)
-    parts = CONFIGS if contents.is_whole else PIPELINE
+    parts = (*CONFIGS, *(f"{part}/*.safetensors" for part in contents.lacking))
     return open_single(file.path, own or locate_directory(file.configs, download=download, parts=parts))
 
 

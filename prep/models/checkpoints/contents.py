@@ -50,9 +50,10 @@ class Contents:
     predicts: str  # "epsilon" or "v_prediction"; "": it does not say
 
     @property
-    def is_whole(self) -> bool:
-        """Whether of another model only configs and tokenizers are needed."""
-        return bool(self.parts.denoiser and self.parts.vae and self.parts.encoders)
+    def lacking(self) -> tuple[str, ...]:
+        """Patterns of the components whose weights another model has to have."""
+        parts = {"vae": self.parts.vae, "text_encoder*": self.parts.encoders}
+        return tuple(name for name, part in parts.items() if not part)
 
     def unread(self) -> list[str]:
         """The tensors that are of no component, sorted."""
