@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from prep.digest import canonical, with_checksum
 from prep.errors import ManifestError
 from prep.manifest.document import read_manifest, write_manifest
+from prep.models.checkpoints.contents import PUBLISHED
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "manifests" / "manifest.schema.json").read_text())
 D = "ab" * 32
@@ -139,6 +140,14 @@ def test_what_is_wrong_is_said(tmp_path, change, message):
     assert message in error.value.message and error.value.exit_code == 4
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(with_checksum({**DOCUMENT, **change}), SCHEMA)
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in PUBLISHED.iterdir() if folder.is_dir()))
+def test_a_single_file_may_have_configs_of_the_package(tmp_path, name):
+    document = with_checksum({**DOCUMENT, "model": {"path": "x.safetensors", "configs": {"own": name}}})
+    (tmp_path / "m.json").write_bytes(canonical(document))
+    assert read_manifest(tmp_path / "m.json").model == f"{tmp_path / 'x.safetensors'}@{name}"
+    jsonschema.validate(document, SCHEMA)
 
 
 @pytest.mark.parametrize("key", sorted(DOCUMENT))
