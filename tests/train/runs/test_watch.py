@@ -47,6 +47,8 @@ def test_a_loss_that_is_no_number_is_passed_over():
 
 @pytest.mark.parametrize(("event", "said"), [
     (START, "10 steps, 5 per epoch, 7 trained parameters on cpu"),
+    ({**START, "device": "cuda", "offload": 12},
+     "10 steps, 5 per epoch, 7 trained parameters on cuda, 12 blocks in system RAM"),
     ({"event": "validation", "step": 4, "loss": 0.25}, "step 4: validation loss 0.25"),
     ({"event": "validation", "step": 4, "loss": 0.25, "sources": {"a": {"loss": 0.5}, "b": {"loss": 0.125}}},
      "step 4: validation loss 0.25 (a 0.5, b 0.125)"),
