@@ -193,7 +193,7 @@ def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress
         return
     somewhere = next(iter(trainee.denoiser.parameters.values()))
     size = setup.model.state_bytes // (trainee.ranks.world if trainee.model.sharded else 1)
-    moments = somewhere.new_empty(0 if trainee.optimizer.state else size, dtype=torch.uint8)
+    moments = somewhere.new_empty(0 if trainee.optimizer.state or trainee.spec.paged else size, dtype=torch.uint8)
     most, world = setup.config.micro_batch, trainee.ranks.world
     request = draws.trial(setup.index, setup.plan, most, world)
     if draws.accumulates(setup.plan, most, world):
@@ -226,9 +226,9 @@ def _pause(run: _Run, saver: Saver, *, stopping: bool, drawing: bool) -> bool:
     if stopping and done < setup.steps:
         run.log("stopped", done)
         return True
-    evaluate(run.trainee, run.rows, setup, run.folder, run.log, run.progress, requested=("sample",) if drawing else ())
     if drawing:
-        run.requests.sample.clear()
+        run.requests.sample.clear()  # before, since another may come while these are drawn
+    evaluate(run.trainee, run.rows, setup, run.folder, run.log, run.progress, requested=("sample",) if drawing else ())
     return False
 
 
@@ -325,4 +325,4 @@ def _plot(run: _Run) -> None:
     try:
         write_atomic(run.folder / "loss.png", loss_png(run.log.curve, run.log.held_out, run.setup.steps))
     except Exception as error:
-        run.log("warning", run.setup.steps, text=f"no loss.png: {type(error).__name__}: {first_line(error)}")
+        run.log("warning", run.progress.done, text=f"no loss.png: {type(error).__name__}: {first_line(error)}")

@@ -196,8 +196,9 @@ def _cast(tensors: Mapping[str, Tensor], dtype: Dtype, fetch: Fetch) -> Mapping[
     cast = {name: in_memory(value, fetch).to(wanted) for name, value in tensors.items()}
     for name, value in cast.items():
         if not bool(value.isfinite().all()):
+            wider = "bfloat16" if dtype == "float16" else "float32"
             raise ConfigError(f"'{name}' has values that {dtype} cannot hold, so the result is not written",
-                              hint="continue with the same command, --resume and --set result.dtype=bfloat16")
+                              hint=f"continue with the same command, --resume and --set result.dtype={wider}")
     return cast
 
 

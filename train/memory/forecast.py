@@ -21,6 +21,7 @@ from prep.models.device.counting import ACTIVATIONS
 from prep.models.device.offload import SHARED
 from prep.training.schema import Config
 from prep.training.table import spell
+from train.check.data import planned_by
 from train.check.requirements import check_libraries
 from train.config.load import as_table, parse
 from train.memory.room import Room, room_of
@@ -41,6 +42,7 @@ class Forecast:
     parts: Mapping[str, int]  # bytes, in the order of `PARTS`
     room: Room
     settings: Mapping[str, Any]  # that differ from those of the run
+    samples: int = 1  # of a pass
     blocks: tuple[int, ...] = ()  # bytes of the frozen weights of each block that may be in host memory
     offloaded: int = 0  # of them
 
@@ -96,11 +98,15 @@ def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None
 
     Raises `ModelError`, and whatever a library raises for a model that it cannot run without data.
     """
-    changed = setup if not settings else replace(setup, config=changed_by(setup.config, settings))
+    changed = setup
+    if settings:
+        config = changed_by(setup.config, settings)
+        begun = setup.plan.micro_batch != setup.config.micro_batch  # a resumed run keeps its plan
+        changed = replace(setup, config=config, plan=setup.plan if begun else planned_by(config, setup.index.counts))
     taken = count(changed, room, world)
     found = {**taken.parts, "libraries": room.libraries}
     whole = Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings or {},
-                     blocks=taken.blocks)
+                     samples=taken.samples, blocks=taken.blocks)
     wanted = changed.config.offload
     return whole.offloading(wanted if isinstance(wanted, int) else whole.fewest(FILLED))
 
@@ -155,7 +161,7 @@ def _fewer_at_once(config: Config, now: Forecast) -> Mapping[str, Any]:
     """The largest micro-batch that leaves room, as activations grow with it."""
     assert now.room.free is not None
     moving = now.parts[ACTIVATIONS] + now.parts[INPUTS]
-    each = moving / config.micro_batch
+    each = moving / now.samples
     most = (now.room.free - (now.peak - moving)) / each if each else 1
     smaller = smaller_sizes(config.batch_size, config.micro_batch)
     return {"micro_batch": next((size for size in smaller if size <= most), 1)} if smaller else {}

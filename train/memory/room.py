@@ -22,7 +22,7 @@ class Room:
     device: torch.device | None  # None: a GPU that is only named, which has bfloat16
     name: str  # as people call the device
     total: int | None  # bytes; None: the system does not say
-    free: int | None  # bytes that nothing else takes now
+    free: int | None  # bytes that nothing but this process takes now
     libraries: int  # bytes that torch and its libraries take, beside tensors
 
     @property
@@ -52,10 +52,11 @@ def room_of(device: str, named: int | None = None) -> Room:
                     free=named, libraries=_libraries(device))
     if found.type == "cuda":
         free, total = torch.cuda.mem_get_info(found)
-        return Room(device=found, name=str(found), total=total, free=free, libraries=CONTEXT)
+        return Room(device=found, name=str(found), total=total, free=min(total, free + CONTEXT), libraries=CONTEXT)
     if found.type == "cpu":
-        return Room(device=found, name="this computer", total=memory_limit(), free=available(),
-                    libraries=_libraries("cpu"))
+        left, libraries = available(), _libraries("cpu")
+        return Room(device=found, name="this computer", total=memory_limit(), libraries=libraries,
+                    free=None if left is None else left + libraries)  # this process has them already
     return Room(device=found, name=str(found), total=None, free=None, libraries=CONTEXT)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Taken:
     """The memory of a step."""
 
     parts: Mapping[str, int]  # bytes at its peak, with all weights on the device
+    samples: int  # of the pass that was counted
     blocks: tuple[int, ...] = ()  # bytes of the frozen weights of each block that may be in host memory instead
 
 
@@ -74,7 +75,7 @@ def count(setup: Setup, room: Room, world: int = 1) -> Taken:
         found[INPUTS] = SLOTS * found.get(INPUTS, 0)
     if setup.config.parallel.shard:
         found |= {name: found[name] // world for name in _DIVIDED & found.keys()}
-    return Taken(parts=found, blocks=blocks)
+    return Taken(parts=found, samples=len(batch.latent_BChw), blocks=blocks)
 
 
 def _offloadable(trainee: TrainState, config: Config, room: Room) -> tuple[int, ...]:
@@ -88,13 +89,16 @@ def _later(passing: dict[str, int], trainee: TrainState, setup: Setup, counted: 
     in the update, which this makes twice."""
     gradients = {name: value.grad for name, value in trainee.denoiser.parameters.items()}
     _update(trainee, setup, counted)
-    found = passing | {OPTIMIZER: passing.get(OPTIMIZER, 0) + counted.live[OPTIMIZER]}
+    paged = counted.live[OPTIMIZER] if trainee.spec.paged else 0
+    found = passing | {OPTIMIZER: passing.get(OPTIMIZER, 0) + counted.live[OPTIMIZER] - paged}
     for name, value in trainee.denoiser.parameters.items():
         value.grad = gradients[name]
     del gradients
     counted.reset_peak()
     _update(trainee, setup, counted)
-    return max(found, dict(counted.peak), key=lambda parts: sum(parts.values()))
+    updating = dict(counted.peak)
+    updating[OPTIMIZER] = updating.get(OPTIMIZER, 0) - paged
+    return max(found, updating, key=lambda parts: sum(parts.values()))
 
 
 def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
@@ -115,10 +119,11 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
         counted.add(ADAPTERS, denoiser.parameters.values())
         counted.add(ADAPTERS, denoiser.weights.values())
     spec, averaged = TABLE[config.optimizer.name], config.ema.decay and (config.ema.device == "model" or not on_gpu)
+    chosen = replace(config.optimizer, name="adamw-8bit") if spec.paged else config.optimizer  # pages need a GPU
     with counted.making(AVERAGE):
         average = WeightAverage(denoiser.parameters, in_host=False) if averaged else None
     return TrainState(denoiser=denoiser, model=Whole(denoiser.weights), spec=spec, average=average,
-                      optimizer=spec.build(groups(denoiser, config), config.optimizer, room.kind == "cuda"),
+                      optimizer=spec.build(groups(denoiser, config), chosen, room.kind == "cuda"),
                       latents=latents_of(setup.manifest),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 

@@ -36,7 +36,8 @@ def quantized(quantization: Quantization, name: str, layer: nn.Module) -> nn.Mod
     """The replacement of the layer `name` of a denoiser: a linear layer of a block is quantized, unless `quantization`
     is none. One on the meta device has the shapes of its bytes and scales.
     """
-    if quantization != "none" and type(layer) is nn.Linear and any(part.isdecimal() for part in name.split(".")):
+    within_block = any(part.isdecimal() for part in name.split(".")[:-1])  # else the number is that in an embedder
+    if quantization != "none" and type(layer) is nn.Linear and within_block:
         return QuantizedLinear(layer, quantization)
     return layer
 

@@ -36,6 +36,7 @@ class OptimizerSpec:
     elementwise: bool = False  # whether each number of a weight is updated for itself: any part of it, as the whole
     # Whether, on a CUDA GPU, it leaves out an update for which a tensor on the GPU, its `found_inf`, is not 0.
     skips_on_inf: bool = False
+    paged: bool = False  # whether what it keeps moves to host memory where a GPU is full
     averages: bool = False  # whether it averages the weights itself: they are then not those of its steps
 
 
@@ -199,7 +200,7 @@ TABLE: Mapping[str, OptimizerSpec] = {
     "adamw": OptimizerSpec(build=_adamw, state=_adamw_state, elementwise=True, skips_on_inf=True),
     "adamw-8bit": OptimizerSpec(build=_adamw_8bit, state=_8bit_state, library="bitsandbytes", extra="bnb"),
     "adamw-8bit-paged": OptimizerSpec(build=_adamw_8bit, state=_8bit_state, library="bitsandbytes", extra="bnb",
-                                      device="cuda"),
+                                      device="cuda", paged=True),
     "adamw-schedule-free": OptimizerSpec(build=_schedule_free, state=_schedule_free_state, library="schedulefree",
                                          extra="optimizers", averages=True, elementwise=True,
                                          numbers={"k": int, "weight_sum": float, "lr_max": float}),

@@ -24,6 +24,7 @@ from torch import nn
 
 from prep.errors import ModelError
 from prep.models.checkpoints import stored
+from prep.models.checkpoints.streaming import kept_in_float32
 from prep.models.families.registry import FAMILIES
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index
@@ -121,6 +122,16 @@ def test_a_frozen_base_is_that_of_float32_rounded(model, precision, quantization
     found = ours(model, precision, quantization)
     assert_same(found, changed(by_library(model, name), DTYPES[precision], quantization))
     assert quantization == "none" or any(isinstance(layer, QuantizedLinear) for layer in found.modules())
+
+
+def test_layers_of_blocks_are_quantized_and_no_others(model):
+    """Blocks lie in lists; what embeds the timestep or the text, or is the last layer, does not."""
+    found = ours(model, "fp32", "int8")
+    lists = tuple(f"{name}." for name, layer in found.named_modules() if isinstance(layer, nn.ModuleList))
+    in_float32 = kept_in_float32(found)
+    linear = {name: layer for name, layer in found.named_modules() if isinstance(layer, nn.Linear)}
+    assert {name for name, layer in linear.items() if isinstance(layer, QuantizedLinear)} == {
+        name for name in linear if name.startswith(lists) and not in_float32(name)} != set()
 
 
 def test_the_kernel_of_attention_can_be_chosen_where_the_family_says_so(model):

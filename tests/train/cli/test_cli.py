@@ -24,6 +24,7 @@ from torch._inductor import cpp_builder
 
 from prep.fs.place import Local
 from prep.manifest.document import read_manifest
+from train import evaluate
 from train.cli.sample import unused_picture
 
 SCHEMAS = Path(__file__).parents[3] / "manifests" / "schemas"
@@ -387,6 +388,24 @@ def asking(folder, *commands):
         time.sleep(0.01)
     time.sleep(0.05)  # it removes a request, and then sets what the loop looks at
     return [one.output for one in said]
+
+
+def test_pictures_that_are_asked_for_while_others_are_drawn_are_drawn_as_well(train, make, monkeypatch):
+    made, said = make(), []
+    draw = evaluate.pictures
+
+    def asked_again(*args, **kwargs):
+        if not said:
+            said.extend(asking(made.root / "run", "sample-now"))
+        return draw(*args, **kwargs)
+
+    monkeypatch.setattr(evaluate, "pictures", asked_again)
+    with monkeypatch.context() as patch:
+        when_step(patch, 2, lambda: asking(made.root / "run", "sample-now"))
+        assert run(train, made, "--set", "sample.every=0", "--set", "validation.every=0", steps=4).code == 0
+    steps = [event["step"] for event in map(json.loads, (made.root / "run" / "log.jsonl").read_text().splitlines())
+             if event["event"] == "sample"]
+    assert steps == [2, 3]
 
 
 def test_a_run_is_stopped_and_draws_pictures_when_it_is_asked(train, make, monkeypatch):

@@ -38,7 +38,8 @@ def figured(monkeypatch):
             found["average"] = GIB
         return found
 
-    monkeypatch.setattr(module, "count", lambda *given, **named: Taken(parts=count(*given, **named)))
+    monkeypatch.setattr(module, "count", lambda setup, room, world=1: Taken(
+        parts=count(setup, room, world), samples=setup.config.micro_batch))
 
 
 def told(setup, size):
@@ -63,7 +64,7 @@ def in_blocks(monkeypatch):
         unit = {"none": 4, "fp8": 2, "nf4": 1}[setup.config.quantization] * GIB
         parts = {"weights": 8 * unit + GIB, "adapters": GIB, "optimizer": 2 * GIB,
                  "activations": GIB if setup.config.gradient_checkpointing else 2 * GIB}
-        return Taken(parts=parts, blocks=(unit,) * 8)
+        return Taken(parts=parts, samples=1, blocks=(unit,) * 8)
 
     monkeypatch.setattr(module, "count", count)
 
@@ -184,6 +185,31 @@ def test_what_settings_save_is_counted(setup):
     assert parts(quantization="fp8")["weights"] == parts(quantization="int8")["weights"] < usual["weights"]
     assert parts(**{"ema.decay": 0.0})["average"] == 0
     assert parts(method="full")["adapters"] == 0
+
+
+def test_what_moves_to_host_memory_by_itself_is_not_counted(setup):
+    pytest.importorskip("bitsandbytes")
+    room = room_of("auto", 1 << 40)
+    whole, paged = (forecast(setup, room, {"optimizer.name": name}) for name in ("adamw-8bit", "adamw-8bit-paged"))
+    assert whole.parts["optimizer"] > 0 and paged.parts["optimizer"] == 0
+    assert paged.parts["weights"] == whole.parts["weights"]
+
+
+def test_a_smaller_micro_batch_is_planned_anew(make, setup_of):
+    """Four ranks divide it: of 8 samples each has 2, of 4 one. A resumed run divides those of its plan."""
+    setup = setup_of(make(counts=(16, 0)), precision="auto", batch_size=16, micro_batch=8, steps=2)
+    room = room_of("auto", 1 << 40)
+    before, after = (forecast(setup, room, settings, world=4) for settings in ({}, {"micro_batch": 4}))
+    assert (before.samples, after.samples) == (2, 1)
+    assert after.parts["activations"] < 0.7 * before.parts["activations"]
+    resumed = replace(setup, config=replace(setup.config, micro_batch=4))
+    assert forecast(resumed, room, {"lora.rank": 2}, world=4).samples == 2
+
+
+def test_memory_that_this_process_has_is_free_for_its_own_libraries(monkeypatch):
+    monkeypatch.setattr("train.memory.room.available", lambda: 5 * GIB)
+    found = room_of("cpu")
+    assert found.free == 5 * GIB + found.libraries
 
 
 def test_memory_is_counted_once_and_until_it_is_freed():

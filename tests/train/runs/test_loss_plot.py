@@ -78,6 +78,6 @@ def test_a_plot_that_fails_is_a_warning(make, setup_of, tmp_path, monkeypatch):
         raise ValueError("no font")
 
     monkeypatch.setattr(loop, "loss_png", fail)
-    go(setup_of(make(), **QUICK, steps=2), tmp_path / "run")
-    told = [event["text"] for event in events(tmp_path / "run") if event["event"] == "warning"]
-    assert set(told) == {"no loss.png: ValueError: no font"}
+    go(setup_of(make(), **QUICK, steps=2, checkpoint={"every": 1}), tmp_path / "run")
+    said = [(event["step"], event["text"]) for event in events(tmp_path / "run") if event["event"] == "warning"]
+    assert set(said) == {(step, "no loss.png: ValueError: no font") for step in (1, 2)}
