@@ -108,7 +108,7 @@ def make_masks(source: PathLike, output: PathLike, method: str, *, choices: Choi
 
 
 def encode(source: PathLike, cache: PathLike, output: PathLike = "manifest.json", *, choices: Choices | None = None,
-           device: str = USUAL.device, batch_size: int = USUAL.batch_size, jobs: int = USUAL.jobs,
+           device: str = USUAL.device, batch_size: int | None = USUAL.batch_size, jobs: int = USUAL.jobs,
            encoder_memory: int | None = USUAL.encoder_memory, compiled: bool = USUAL.compiled,
            grace: float = USUAL.grace, shard_bytes: int = USUAL.shard_bytes,
            max_rejects: int | None = USUAL.max_rejects, retry_rejects: bool = USUAL.retry_rejects,

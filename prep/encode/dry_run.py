@@ -12,7 +12,8 @@ from prep.encode.prepare import Prepared
 from prep.encode.report import EncodeReport, errors_of
 from prep.fs.remote.copies import directory_of
 from prep.maintenance.recheck import recheck
-from prep.runtime import gc_enabled
+from prep.progress import phase
+from prep.runtime import defer_interrupts, gc_enabled
 
 
 def report_dry_run(ready: Prepared) -> EncodeReport:
@@ -32,8 +33,15 @@ def report_dry_run(ready: Prepared) -> EncodeReport:
 
         with gc_enabled():
             measured = measure(job_of(ready, planned, cache or Cache(root=directory_of(call.cache))), call.progress)
+    memory = None
+    if planned.tasks and ready.model.is_dir():
+        with defer_interrupts():
+            from prep.encode.forecast.memory import forecast_of  # here: it imports torch and libraries
+
+        with phase(call.progress, "estimating memory"), gc_enabled():
+            memory = forecast_of(ready, planned)
     rejected = () if call.options.retry_rejects else rejected_so_far(resolved, planned.ledger)
-    return EncodeReport(estimate=estimate(resolved, planned, cache, measured), manifest=call.output,
+    return EncodeReport(estimate=estimate(resolved, planned, cache, measured, memory), manifest=call.output,
                         encoded=planned.missing, reused=planned.reused, bytes=planned.bytes,
                         rejected=(*errors_of(resolved.targets.findings), *rejected), notices=resolved.targets.notices,
                         samples={}, dry_run=True, part=call.part)

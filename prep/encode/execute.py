@@ -8,6 +8,7 @@ from prep.cache.ledger.ledger import is_finished
 from prep.cache.remote.stored import refresh
 from prep.cache.store import Cache
 from prep.encode.engines.job import Job, Outcome
+from prep.encode.options import BATCH
 from prep.encode.plan import EncodePlan
 from prep.encode.prepare import EncodeCall, Prepared
 from prep.errors import StoppedError
@@ -58,6 +59,7 @@ def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
         origin=call.recipe.mask_origin,
         compute={field: str(contexts[field].get("compute", "")) for field in ("latent", "text")},
         tile=call.recipe.model.tile, device=options.device, encoder_memory=options.encoder_memory,
-        batch_size=options.batch_size, jobs=options.jobs, compiled=options.compiled,
+        batch_size=options.batch_size or BATCH, fewer=options.batch_size is None, jobs=options.jobs,
+        compiled=options.compiled,
         max_rejects=max(10, len(resolved.targets.samples) // 100) if options.max_rejects is None
         else options.max_rejects)

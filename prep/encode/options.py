@@ -9,6 +9,7 @@ from prep.setting import setting
 
 JOBS = max(2, usable_cores())  # threads, or processes, that decode
 DEVICES = ("auto", "cpu", "cuda", "mps")
+BATCH, TEXT_BATCH = 4, 16  # pictures, and captions, per forward pass
 GIB, MIB = 1 << 30, 1 << 20
 MOST_SECONDS = 1e6  # no timer takes an infinite time
 GRACE = 25.0  # seconds: five less than SLURM (KillWait) and Kubernetes (terminationGracePeriodSeconds) wait by default
@@ -22,7 +23,9 @@ class EncodeOptions:
 
     device: str = setting("auto", choices=(*DEVICES, "all"), other="cuda:N,…", flag="--device",
                           help="where models run; several, or all GPUs, work side by side")
-    batch_size: int = setting(4, low=1, flag="--batch-size", help="pictures per forward pass of the VAE")
+    batch_size: int | None = setting(None, low=1, example=4, flag="--batch-size",
+                                     derived=f"{BATCH}, or fewer if the computer's memory holds no more on a CPU",
+                                     help="pictures per forward pass of the VAE")
     jobs: int = setting(JOBS, low=1, flag="--jobs", help="threads that read and decode")
     encoder_memory: int | None = setting(
         None, high=10**6 * GIB, example=8 * GIB, flag="--encoder-memory", unit=float(GIB), derived="no limit",
@@ -43,7 +46,7 @@ class EncodeOptions:
     recheck: bool = setting(False, flag="--recheck", help="verify every byte that is reused, and make damaged rows "
                             "again")
     download: bool = setting(False, flag="--download", help="download a Hub model that is not in the Hub's cache")
-    dry_run: bool = setting(False, flag="--dry-run", help="show which rows are missing, their size and the weights of "
+    dry_run: bool = setting(False, flag="--dry-run", help="show which rows are missing, their size and the memory of "
                             "the encoders; write nothing")
     measure: bool = setting(False, flag="--measure", help="with --dry-run: encode a few rows to estimate "
                             "time and peak memory")

@@ -158,6 +158,32 @@ def test_a_report_for_people(encode):
     assert "weights of" not in encode("--dry-run").out
 
 
+def test_memory_at_the_peak_is_told(encode, tiny_model, monkeypatch):
+    from prep.models import peaks
+
+    told = encode("--dry-run", "--json").json["estimate"]["memory"]
+    vae = max((peaks.vae_peak(tiny_model, "bfloat16", size) for size in ((96, 96), (112, 80), (80, 112))),
+              key=lambda peak: peak.each)
+    assert told["text"] > 0 and told["batch_size"] == 4 and 0.5 * vae.of(4) < told["latent"] <= vae.of(4)
+    assert told["largest_batch"] > 4 and told["free"] > told["latent"]
+    monkeypatch.setattr(peaks, "available", lambda: told["latent"] - 1)
+    monkeypatch.setattr(peaks, "PLENTY", 1 << 30)
+    less = encode("--dry-run", "--json").json["estimate"]["memory"]
+    assert less["batch_size"] == less["largest_batch"] == 3 and less["latent"] < told["latent"]
+    assert encode("--dry-run", "--batch-size", 4, "--json").json["estimate"]["memory"]["batch_size"] == 4
+    words = encode("--dry-run").out
+    assert "estimated memory at the peak: text encoder " in words
+    assert " for 3 of the largest pictures at a time; " in words
+    assert "are free, enough for 3 pictures at a time" in words
+    monkeypatch.setattr(peaks, "available", lambda: 1000)
+    for options in (("--dry-run",), ("--mask", "none")):
+        said = encode(*options, code=9).err
+        assert "of memory" in said and "1000 bytes are available" in said
+    monkeypatch.undo()
+    encode()
+    assert encode("--dry-run", "--json").json["estimate"]["memory"] is None
+
+
 def test_measuring_without_a_dry_run_is_refused(encode):
     said = encode("--measure", code=2).err
     assert "--measure is given without --dry-run, expected both" in said and "add --dry-run" in said
@@ -177,4 +203,5 @@ def test_unknown_memory_is_left_out_of_the_report():
 
     found = Estimate(fields={}, weights=5, measured=Measured(seconds=61, loading=1, memory=None, rows={"text": 2}))
     assert found.as_lines() == ["weights of the largest encoder: 5 bytes", "time: about 0:01:01 (measured with 2 text)"]
-    assert replace(found, measured=None).as_json() == {"fields": {}, "weights": 5, "measured": None}
+    assert replace(found, measured=None).as_json() == {"fields": {}, "weights": 5, "memory": None,
+                                                        "measured": None}

@@ -47,6 +47,7 @@ class Job:
     text_groups: TextGroups
     device: str  # one for `local`, any number for `devices`
     batch_size: int  # pictures per forward pass of the VAE
+    fewer: bool = False  # whether these may be fewer, where memory lacks
     jobs: int  # threads that decode
     max_rejects: int  # rows that may fail before the run stops
     compiled: bool = False  # whether encoders are compiled; not in the keys

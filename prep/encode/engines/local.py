@@ -152,12 +152,24 @@ def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
                 sink.take(task, rows, tick, "cpu")
         return
     with phase(progress, "loading the VAE"):
+        size = pictures_at_once(job, tasks)
         encoder = tools.encoder("latent", lambda: _vae_encoder(job, tools))
     with bar_of(job, "latent", progress) as tick:
         for task, pixels in made_ahead(job, tasks_here, tools, picture_pixels, job.targets.latents):
-            sink.take(task, latent_rows(pixels, encoder, job.batch_size), tick, job.device)
+            sink.take(task, latent_rows(pixels, encoder, size), tick, job.device)
     sink.tally.notices += encoder.compiler.notices
     sink.tally.note_batches(encoder.batches, "pictures", f"; --batch-size {encoder.batches.size} avoids the attempts")
+
+
+def pictures_at_once(job: Job, tasks: Sequence[Task]) -> int:
+    """How many pictures of these tasks the VAE encodes at a time. Raises `OutOfMemoryError`, `ModelError`."""
+    with defer_interrupts():
+        from prep.models.peaks import at_once  # here: as below
+
+    sizes = [bucket for task in tasks if (bucket := job.bucket_of(task)) is not None]
+    largest = max(sizes, key=lambda size: size[0] * size[1])
+    return at_once(job.model, job.compute["latent"], largest, job.tile, job.device, wanted=job.batch_size,
+                   fewer=job.fewer)
 
 
 def _vae_encoder(job: Job, tools: Tools) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from prep.cache.records import Task
 from prep.encode.engines.decoding import SERVICE
 from prep.encode.engines.job import Job
+from prep.encode.engines.local import pictures_at_once
 from prep.encode.engines.rows import by_kind, latent_rows, mask_row, picture_pixels, text_batches, text_rows
 from prep.encode.forecast.estimate import Measured
 from prep.geometry import Size
@@ -83,9 +84,10 @@ def _latents(job: Job, tasks: list[Task], decoders: WorkerPool) -> Took:
     encoder = VaeEncoder(job.model, device=job.device, compute=job.compute["latent"], dtype=job.specs.dtype,
                          with_std=job.specs.with_std, tile=job.tile, expected=job.vae, compiled=job.compiled)
     loading = time.monotonic() - begun
-    keys = largest.rows[:job.batch_size]
+    size = pictures_at_once(job, tasks)
+    keys = largest.rows[:size]
     decoding, pixels = _timed(lambda: [(key, picture_pixels(job, job.targets.latents[key], decoders)) for key in keys])
-    encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, job.batch_size)))
+    encoding, _ = _timed(lambda: list(latent_rows(iter(pixels), encoder, size)))
     each = max(decoding / job.jobs, encoding) / len(keys)  # threads decode meanwhile
     return loading, each * sum(area(task) * len(task.rows) for task in tasks) / area(largest), len(keys)
 

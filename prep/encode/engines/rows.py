@@ -12,6 +12,7 @@ from prep.cache.records import Reject, Task
 from prep.encode.engines.decoding import DECODE, LIMITS
 from prep.encode.engines.job import Job
 from prep.encode.engines.protocol import PictureMessage, PixelsMessage, Reading
+from prep.encode.options import TEXT_BATCH
 from prep.encode.targets import Made, PictureTarget, TextTarget
 from prep.findings import Finding
 from prep.fs.blob import error_code
@@ -21,7 +22,6 @@ from prep.workers.pool import WorkerLost, WorkerPool
 A = TypeVar("A")
 Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 NOT_FINITE = "not-finite"
-TEXT_BATCH = 16  # captions per forward pass of the text encoder
 
 
 def text_rows(job: Job, task: Task, encoder: Any) -> Iterator[tuple[str, Made]]:

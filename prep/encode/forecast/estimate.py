@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prep.arrays import ITEM_BYTES, ArraySpec
 from prep.cache.reader import Reader
@@ -22,6 +22,9 @@ from prep.models.fingerprint import text_files, vae_files
 from prep.models.pipeline import pipeline_index
 from prep.models.text.quantization import encoder_bytes
 from prep.models.weights import shapes_in, tensors_of
+
+if TYPE_CHECKING:
+    from prep.encode.forecast.memory import Forecast
 
 FLOAT32 = 4  # bytes
 
@@ -54,6 +57,7 @@ class Estimate:
     fields: Mapping[str, FieldEstimate]
     weights: int  # bytes of the largest encoder that would be loaded
     measured: Measured | None
+    memory: Forecast | None = None  # None: nothing to encode, or nothing that could be counted
 
     def as_json(self) -> dict[str, Any]:
         """Its part of the document of `--json`."""
@@ -63,6 +67,7 @@ class Estimate:
                               "stored": counts.stored, "padded_float32": counts.padded}
                        for name, counts in self.fields.items()},
             "weights": self.weights,
+            "memory": None if self.memory is None else self.memory.as_json(),
             "measured": None if measured is None else {"seconds": round(measured.seconds, 1), "memory": measured.memory,
                                                        "rows": dict(measured.rows)},
         }
@@ -78,6 +83,7 @@ class Estimate:
                          f"{padded / stored:.1f} times as much")
         if self.weights:
             lines.append(f"weights of the largest encoder: {format_bytes(self.weights)}")
+        lines += [] if self.memory is None else self.memory.as_lines()
         if self.measured is not None:
             tried = ", ".join(f"{grouped(count)} {name}" for name, count in self.measured.rows.items())
             memory = self.measured.memory
@@ -86,7 +92,8 @@ class Estimate:
         return lines
 
 
-def estimate(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, measured: Measured | None) -> Estimate:
+def estimate(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache | None, measured: Measured | None,
+             memory: Forecast | None = None) -> Estimate:
     """What running `planned` would take. Raises `ModelError`, `CacheError`."""
     tasks: dict[str, list[tuple[tuple[ArraySpec, ...], int]]] = {field: [] for field in planned.missing}
     for task in planned.tasks:
@@ -101,7 +108,8 @@ def estimate(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache | None,
         stored=_bytes([*tasks[field], *reused[field]]),
         padded=sum(count * _padded(resolved, field, specs) for specs, count in (*tasks[field], *reused[field])))
         for field in planned.missing}
-    return Estimate(fields=fields, weights=_weights(resolved, planned), measured=measured)
+    return Estimate(fields=fields, weights=_weights(resolved, planned), measured=measured,
+                    memory=memory)
 
 
 def _stored(resolved: ResolvedRecipe, planned: EncodePlan, cache: Cache,
