@@ -34,7 +34,7 @@ def report_dry_run(ready: Prepared) -> EncodeReport:
         with gc_enabled():
             measured = measure(job_of(ready, planned, cache or Cache(root=directory_of(call.cache))), call.progress)
     memory = None
-    if planned.tasks and ready.model.is_dir():
+    if planned.tasks:
         with defer_interrupts():
             from prep.encode.forecast.memory import forecast_of  # here: it imports torch and libraries
 

@@ -23,7 +23,7 @@ import gc, json, sys, time
 from pathlib import Path
 import numpy as np
 from prep.models.device.allocator import kept_heap
-from prep.models.peaks import vae_peak
+from prep.models.device.peaks import vae_peak
 from prep.models.vae import VaeEncoder
 from prep.runtime import peak_resident, resident
 

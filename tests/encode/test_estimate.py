@@ -159,7 +159,7 @@ def test_a_report_for_people(encode):
 
 
 def test_memory_at_the_peak_is_told(encode, tiny_model, monkeypatch):
-    from prep.models import peaks
+    from prep.models.device import peaks
 
     told = encode("--dry-run", "--json").json["estimate"]["memory"]
     vae = max((peaks.vae_peak(tiny_model, "bfloat16", size) for size in ((96, 96), (112, 80), (80, 112))),

@@ -164,7 +164,7 @@ def _encode_latents(job: Job, tasks: Sequence[Task], tools: Tools, sink: _Sink,
 def pictures_at_once(job: Job, tasks: Sequence[Task]) -> int:
     """How many pictures of these tasks the VAE encodes at a time. Raises `OutOfMemoryError`, `ModelError`."""
     with defer_interrupts():
-        from prep.models.peaks import at_once  # here: as below
+        from prep.models.device.peaks import at_once  # here: as below
 
     sizes = [bucket for task in tasks if (bucket := job.bucket_of(task)) is not None]
     largest = max(sizes, key=lambda size: size[0] * size[1])

@@ -12,7 +12,7 @@ from prep.encode.prepare import Prepared
 from prep.errors import Problem
 from prep.formatting import format_bytes
 from prep.geometry import Size
-from prep.models.peaks import Peak, first_of, free_bytes, require_fitting, text_peak, vae_peak
+from prep.models.device.peaks import Peak, first_of, free_bytes, require_fitting, text_peak, vae_peak
 from prep.models.text.quantization import most_captions
 
 

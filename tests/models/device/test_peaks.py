@@ -14,13 +14,13 @@ pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack 
 import tiny_pipelines
 
 from prep.errors import OutOfMemoryError
-from prep.models import peaks
 from prep.models.configs import Configs
+from prep.models.device import peaks
 from prep.models.device.counting import Counted
+from prep.models.device.peaks import at_once, text_peak, vae_peak
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.fingerprint import text_files
-from prep.models.peaks import at_once, text_peak, vae_peak
 from prep.models.pipeline import infer_family
 from prep.models.text.pipeline import load_encoder, spoken
 from prep.models.vae import encode_in_tiles, load_vae, posterior

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -26,7 +25,7 @@ from prep.models.device.hollow import META, Hollow
 from prep.models.device.host import available
 from prep.models.device.offload import SHARED
 from prep.models.family import Family, TextOptions
-from prep.models.files import ComponentFiles
+from prep.models.files import ComponentFiles, Model
 from prep.models.fingerprint import text_files, vae_files
 from prep.models.loading import quiet_libraries
 from prep.models.pipeline import pipeline_index
@@ -34,7 +33,7 @@ from prep.models.tensors import DTYPES, checked_device, device_names
 from prep.models.text.pipeline import encoder_configs, spoken
 from prep.models.text.quantization import encoder_bytes, most_captions
 from prep.models.vae import encode_in_tiles, posterior
-from prep.models.weights import read_shapes, read_tensors
+from prep.models.weights import shapes_in, tensors_of
 
 PLENTY = 1 << 13  # bytes that a VAE takes for a pixel at the most: three times what SD's takes in float32
 HOLES = 1.4  # what the kept heap takes for each byte of tensors at the most: of the VAEs of SD1.5 and SDXL 1.01 to 1.4
@@ -60,7 +59,7 @@ class Peak:
 
 
 @cache
-def vae_peak(model: Path, compute: str, bucket: Size, tile: int = 0, *, on_cpu: bool = True) -> Peak:
+def vae_peak(model: Model, compute: str, bucket: Size, tile: int = 0, *, on_cpu: bool = True) -> Peak:
     """Of the VAE, which encodes pictures of this size. Raises `ModelError`, and what a library raises for a config that
     it cannot use."""
     files, (width, height), dtype = vae_files(model), bucket, DTYPES[compute]
@@ -76,7 +75,7 @@ def vae_peak(model: Path, compute: str, bucket: Size, tile: int = 0, *, on_cpu: 
     return Peak(name="VAE", weights=weights, each=int(moving * HOLES) if on_cpu and keeps_heap() else moving)
 
 
-def text_peak(model: Path, family: Family, options: TextOptions, compute: str, batch: int) -> Peak:
+def text_peak(model: Model, family: Family, options: TextOptions, compute: str, batch: int) -> Peak:
     """Of the text encoder that takes most, for captions of the greatest length. Raises as `vae_peak`."""
     files, index = text_files(model), pipeline_index(model)
     configs, found = encoder_configs(model, family, files), []
@@ -92,7 +91,7 @@ def text_peak(model: Path, family: Family, options: TextOptions, compute: str, b
             return encoder(tokens, attention_mask=torch.ones_like(tokens), output_hidden_states=layers)
 
         _, moving = _counted(kind, each, partial(kind, configs[name]), DTYPES[compute], encode)
-        weights = encoder_bytes(kind.__name__, read_shapes(each.weights), options.quantization,
+        weights = encoder_bytes(kind.__name__, shapes_in(tensors_of(each)), options.quantization,
                                 DTYPES[compute].itemsize)
         found.append(Peak(name=spoken(name), weights=weights, each=moving))
     return max(found, key=lambda peak: peak.of(most_captions(options.quantization) or batch))
@@ -102,7 +101,7 @@ def _counted(kind: Any, files: ComponentFiles, made: Callable[[], Any], dtype: t
              encode: Callable[[Any, Hollow], object]) -> tuple[int, int]:
     """Bytes of a model, and those beside it at the peak of `encode`."""
     quiet_libraries()
-    require_room(kind, files, read_tensors(files.weights), made)
+    require_room(kind, files, tensors_of(files), made)
     with Hollow() as counted, known_warnings(), torch.inference_mode():
         with META:
             model = made().to(dtype).eval()
@@ -132,7 +131,7 @@ def free_bytes(there: torch.device | None) -> int | None:
     return available() if there.type in SHARED else None
 
 
-def at_once(model: Path, compute: str, bucket: Size, tile: int, device: str, *, wanted: int, fewer: bool) -> int:
+def at_once(model: Model, compute: str, bucket: Size, tile: int, device: str, *, wanted: int, fewer: bool) -> int:
     """How many pictures of this size the VAE should encode at a time: as many as `wanted`, or if `fewer` are allowed,
     as memory holds. Raises `OutOfMemoryError` if it does not hold one.
 
