@@ -123,10 +123,10 @@ class _Flat:
 
     def offset(self, at: int) -> int:
         """The target of the relative offset at `at`."""
-        found = at + (self.number("<I", at) if at else int.from_bytes(self._data[:4], "little"))
-        if not at < found <= len(self._data) - 4:
+        target = at + (self.number("<I", at) if at else int.from_bytes(self._data[:4], "little"))
+        if not at < target <= len(self._data) - 4:
             raise Unparsed("its metadata leads out of itself")
-        return found
+        return target
 
     def member(self, table: int, number: int) -> int:
         """The offset of a table's member; 0 if it is absent."""

@@ -42,12 +42,12 @@ def read_commit(cache: Cache, task: str) -> Commit | None:
 
 def tasks_by_shard(cache: Cache) -> dict[str, list[str]]:
     """The tasks whose commits name each shard, by its digest."""
-    found: dict[str, list[str]] = defaultdict(list)
+    tasks: dict[str, list[str]] = defaultdict(list)
     for task in cache.names("commits"):
         commit = read_commit(cache, task)
         if commit is not None and commit.shard is not None:
-            found[commit.shard.digest].append(task)
-    return dict(found)
+            tasks[commit.shard.digest].append(task)
+    return dict(tasks)
 
 
 def is_damaged(cache: Cache, task: str) -> bool:

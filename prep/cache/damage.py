@@ -46,43 +46,43 @@ class Damage:
     transient: bool = False  # not readable now, perhaps for lack of permission: not recorded
 
 
-def record(cache: Cache, found: Iterable[Damage]) -> None:
+def record(cache: Cache, damages: Iterable[Damage]) -> None:
     """Adds damages to the cache's records."""
     by_shard: dict[str, set[Damage]] = {}
-    for damage in found:
+    for damage in damages:
         by_shard.setdefault(damage.shard, set()).add(damage)
     check_dir(cache.root / "damaged")
-    for shard, damages in by_shard.items():
-        if damages <= set(recorded(cache, shard)):  # a reader finds the same row again and again
+    for shard, added in by_shard.items():
+        if added <= set(recorded(cache, shard)):  # a reader finds the same row again and again
             continue
         with _in_turn(cache):
-            _write(cache, shard, damages.union(recorded(cache, shard)))
+            _write(cache, shard, added.union(recorded(cache, shard)))
 
 
-def replace(cache: Cache, shard: str, found: Iterable[Damage]) -> None:
-    """Replaces a shard's damage record by `found`; removes the record if `found` is empty."""
-    damages = set(found)
-    if not damages and not cache.damaged(shard).exists():
+def replace(cache: Cache, shard: str, damages: Iterable[Damage]) -> None:
+    """Replaces a shard's damage record by `damages`; removes the record if there are none."""
+    distinct = set(damages)
+    if not distinct and not cache.damaged(shard).exists():
         return
     with _in_turn(cache):
-        if damages:
-            _write(cache, shard, damages)
+        if distinct:
+            _write(cache, shard, distinct)
         else:
             forget(cache, shard)
 
 
-def record_if_writable(cache: Cache, found: Iterable[Damage]) -> bool:
+def record_if_writable(cache: Cache, damages: Iterable[Damage]) -> bool:
     """Like `record`, but returns `False` if the cache cannot be written, which is not an error for a reader."""
     try:
-        record(cache, found)
+        record(cache, damages)
     except OSError:
         return False
     return True
 
 
-def as_recorded(cache: Cache, error: CacheError, found: Damage) -> CacheError:
+def as_recorded(cache: Cache, error: CacheError, damage: Damage) -> CacheError:
     """Records damage and returns `error`, or an `UnrecordedDamage` instead if the cache cannot be written."""
-    if record_if_writable(cache, [found]) or not cache.records_damage:
+    if record_if_writable(cache, [damage]) or not cache.records_damage:
         return error
     return UnrecordedDamage(error.message, hint=RECHECK)
 

@@ -82,17 +82,17 @@ def read_plan(cache: Cache, wanted: str) -> StoredPlan | None:
 
 def plans_of(cache: Cache) -> dict[str, float]:
     """When each plan was written, seconds since 1970, by its digest, where the cache is."""
-    found, end = dict[str, float](), SUFFIX["plans"]
+    times, end = dict[str, float](), SUFFIX["plans"]
     if cache.store is None:
         for name in cache.names("plans"):
             with suppress(FileNotFoundError):  # sealed meanwhile
-                found[name] = cache.plan(name).stat().st_mtime
-        return found
+                times[name] = cache.plan(name).stat().st_mtime
+        return times
     for name, listed in list_objects(f"{cache.store}/plans").items():
         with suppress(Unparsed):
             if name.endswith(end):
-                found[digest_of(PurePosixPath(name).name.removesuffix(end), "plans")] = listed.written
-    return found
+                times[digest_of(PurePosixPath(name).name.removesuffix(end), "plans")] = listed.written
+    return times
 
 
 def renew_plan(cache: Cache, wanted: str) -> None:

@@ -65,7 +65,7 @@ class OpenArray:
             os.close(descriptor)
 
 
-class Targets:
+class RowTargets:
     """A batch's buffer, uint8 [B, row_bytes] with contiguous rows, split once into one memoryview per row."""
 
     row_bytes: int | None  # None: rows of several sizes
@@ -76,13 +76,13 @@ class Targets:
         self.row_bytes = out.shape[1]
         self.rows: list[memoryview] = [row.data for row in out]
 
-    def only(self, places: Iterable[int]) -> Targets:
+    def only(self, places: Iterable[int]) -> RowTargets:
         """Some of the rows."""
         some = copy.copy(self)
         some.rows = [self.rows[place] for place in places]
         return some
 
-    def cut(self, sizes: Sequence[int]) -> Targets:
+    def cut(self, sizes: Sequence[int]) -> RowTargets:
         """The same rows, each cut to its first so many bytes: for shards whose rows differ in size."""
         some = copy.copy(self)
         some.rows = [row[:size] for row, size in zip(self.rows, sizes, strict=True)]
@@ -130,8 +130,8 @@ class Reader:
 
     def array_info(self, shard: str, array: str) -> tuple[ArraySpec, int]:
         """The dtype and shape of a row, and the number of rows. No shard is fetched for that if its header is here."""
-        if (found := self.fetcher.described(shard, array)) is not None:
-            return found
+        if (info := self.fetcher.described(shard, array)) is not None:
+            return info
         opened = self._array(shard, array)
         return opened.spec, opened.rows
 
@@ -142,20 +142,20 @@ class Reader:
         take each other's turns: three times the CPU time. Of several faults, the first in that order is raised, and
         all are recorded.
         """
-        left, found = deque(places), list[tuple[ArraySpec, int] | CacheError]()
+        pending, outcomes = deque(places), list[tuple[ArraySpec, int] | CacheError]()
         begun = time.perf_counter()
-        while left and time.perf_counter() - begun < (len(found) + HEAD_START) * AT_ONCE:
-            found.append(self._tried(left.popleft()))
-        if left:
-            rest = list(left)
+        while pending and time.perf_counter() - begun < (len(outcomes) + HEAD_START) * AT_ONCE:
+            outcomes.append(self._tried(pending.popleft()))
+        if pending:
+            rest = list(pending)
             groups = [rest[at : at + TOGETHER] for at in range(0, len(rest), TOGETHER)]
             with ThreadPoolExecutor(jobs, "open") as pool:
-                found += chain.from_iterable(pool.map(self._tried_all, groups))
+                outcomes += chain.from_iterable(pool.map(self._tried_all, groups))
         infos = []
-        for one in found:
-            if isinstance(one, CacheError):
-                raise one
-            infos.append(one)
+        for outcome in outcomes:
+            if isinstance(outcome, CacheError):
+                raise outcome
+            infos.append(outcome)
         return infos
 
     def _tried_all(self, places: Sequence[tuple[str, str]]) -> list[tuple[ArraySpec, int] | CacheError]:
@@ -172,9 +172,9 @@ class Reader:
         target = out if isinstance(out, np.ndarray) else np.frombuffer(out, dtype=np.uint8)
         self.read_batch(target.reshape(1, -1), array, [RowRef(shard=shard, row=row)])
 
-    def read_batch(self, out: Bytes | Targets, array: str, refs: Sequence[RowRef]) -> None:
-        """Reads B rows into `out`: uint8 [B, row_bytes] with contiguous rows, or `Targets` of such a buffer."""
-        targets = out if isinstance(out, Targets) else Targets(out)
+    def read_batch(self, out: Bytes | RowTargets, array: str, refs: Sequence[RowRef]) -> None:
+        """Reads B rows into `out`: uint8 [B, row_bytes] with contiguous rows, or `RowTargets` of such a buffer."""
+        targets = out if isinstance(out, RowTargets) else RowTargets(out)
         if len(targets.rows) != len(refs):
             raise ValueError(f"out has {len(targets.rows)} rows, expected one for each of {len(refs)} places")
         by_shard: dict[str, list[tuple[memoryview, int]]] = {}
@@ -192,7 +192,7 @@ class Reader:
                 self._drop({shard})
                 self._read_rows(targets, array, shard, wanted)
 
-    def _read_rows(self, targets: Targets, array: str, shard: str, wanted: Sequence[tuple[memoryview, int]]) -> None:
+    def _read_rows(self, targets: RowTargets, array: str, shard: str, wanted: Sequence[tuple[memoryview, int]]) -> None:
         opened = self._array(shard, array)
         targets.check(opened.spec, wanted)
         self._read(opened, shard, wanted)
@@ -237,8 +237,8 @@ class Reader:
     def close_removed(self) -> None:
         """Closes the files of shards that were removed to make room for others: open files keep their space."""
         with self._lock:
-            there = {shard for shard, _ in self._open}
-        self._drop({shard for shard in there if not self._cache.shard(shard).is_dir()})
+            shards = {shard for shard, _ in self._open}
+        self._drop({shard for shard in shards if not self._cache.shard(shard).is_dir()})
 
     def _drop(self, shards: set[str]) -> None:
         with self._lock:
@@ -270,19 +270,19 @@ class Reader:
         except (OSError, Unparsed) as error:
             problem = fault(root, shard, array, error)
             if isinstance(error, Unparsed) or is_lost(error):
-                found = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
-                problem = as_recorded(self._cache, problem, found)
+                damage = Damage(shard=shard, field=None, array=None, row=None, what=str(error))
+                problem = as_recorded(self._cache, problem, damage)
             raise problem from None
 
     def _fetched(self, root: str, shard: str, array: str) -> OpenArray:
         """An array, fetched if need be: until it is open, another process may remove the copy to make room."""
-        for left in range(OPENINGS - 1, -1, -1):
+        for retries in range(OPENINGS - 1, -1, -1):
             if self.fetcher.ensure(shard, stop=self._stop):
                 self.close_removed()
             try:
                 return self._opened_by_force(root, shard, array)
             except FileNotFoundError:
-                if self._cache.store is None or (not left and Path(root).is_dir()):
+                if self._cache.store is None or (not retries and Path(root).is_dir()):
                     raise
         raise NotFetched(f"the copy of shard {shard} was removed {OPENINGS} times before it was read: other processes "
                          "need the room", hint=f"allow copies more room with {LIMIT}=200GB, or free some space; then "
@@ -316,8 +316,8 @@ class Reader:
         problem = _row_fault(shard, array, row, what)
         if not remember:
             return problem
-        found = Damage(shard=shard, field=None, array=array, row=row, what=what)
-        return as_recorded(self._cache, problem, found)
+        damage = Damage(shard=shard, field=None, array=array, row=row, what=what)
+        return as_recorded(self._cache, problem, damage)
 
 
 def _row_fault(shard: str, array: str, row: int, what: str) -> CacheError:

@@ -52,17 +52,17 @@ def verify_shard(cache: Cache, digest: str, *, tick: Tick = lambda _: None, read
         root.lstat()
         arrays = _arrays(root)
         sound = not _is_swollen(root, arrays) and _is_sound(root, digest, arrays, tick, read_at)
-        found = [] if sound else locate(cache, digest, read_at)
+        damages = [] if sound else locate(cache, digest, read_at)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.lexists(root):
             return [whole_shard(digest, NOT_THERE)]
         if is_transient(error) or isinstance(error,
                                              FileNotFoundError):  # a file removed meanwhile, by gc or a repair
             return [replace(whole_shard(digest, f"cannot be read: {error}"), transient=True)]
-        found = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
+        damages = locate(cache, digest, read_at, otherwise=f"cannot be read: {error}")
     with contextlib.suppress(OSError):
-        damage.replace(cache, digest, found)
-    return found
+        damage.replace(cache, digest, damages)
+    return damages
 
 
 def quick_check(cache: Cache, digest: str) -> list[Damage]:
@@ -77,8 +77,8 @@ def quick_check(cache: Cache, digest: str) -> list[Damage]:
             read_array_header(root, spec.name)
             check_index(root / shard_format.data_path(spec), spec, header.rows)
     except (CacheError, OSError, Unparsed) as error:
-        found = whole_shard(digest, str(error) if root.is_dir() else NOT_THERE)
-        return [replace(found, transient=is_transient(error) or is_transient(error.__context__))]
+        lost = whole_shard(digest, str(error) if root.is_dir() else NOT_THERE)
+        return [replace(lost, transient=is_transient(error) or is_transient(error.__context__))]
     return []
 
 
@@ -87,9 +87,9 @@ def is_lasting(damage: Damage) -> bool:
     return not damage.transient and damage.what != NOT_THERE
 
 
-def is_recorded(cache: Cache, digest: str, found: Iterable[Damage]) -> bool:
+def is_recorded(cache: Cache, digest: str, damages: Iterable[Damage]) -> bool:
     """Whether `prep encode` will find this damage of a shard: it is recorded, or the shard is missing."""
-    if not any(map(is_lasting, found)):
+    if not any(map(is_lasting, damages)):
         return True
     try:
         return bool(damage.recorded(cache, digest)) or not cache.shard(digest).is_dir()
@@ -111,19 +111,19 @@ def locate(cache: Cache, digest: str, read_at: ReadAt = READ_AT, *, otherwise: s
     If no row, index or document is at fault, the whole shard counts as damaged, with `otherwise` as the reason.
     """
     root = cache.shard(digest)
-    array, found = "", []
+    array, damages = "", []
     try:
         header = read_header(cache, digest)
         for spec in header.arrays:
             array = spec.name
             for row, what in bad_rows(root, header, spec, read_at):
-                found.append(Damage(shard=digest, field=header.field, array=array, row=row, what=what))
-            found += _index_damage(digest, root, header, spec)
+                damages.append(Damage(shard=digest, field=header.field, array=array, row=row, what=what))
+            damages += _index_damage(digest, root, header, spec)
     except CacheError as error:
         return [whole_shard(digest, error.message)]
     except OSError as error:
         return [whole_shard(digest, fault(root, digest, array, error).message)]
-    return found or [Damage(shard=digest, field=header.field, array=None, row=None, what=otherwise)]
+    return damages or [Damage(shard=digest, field=header.field, array=None, row=None, what=otherwise)]
 
 
 def _index_damage(digest: str, root: Path, header: Header, spec: ArraySpec) -> list[Damage]:
@@ -185,13 +185,13 @@ def is_finite(row_bytes: np.ndarray[Any, np.dtype[np.uint8]], dtype: DType) -> b
 
 def _arrays(root: Path) -> dict[str, tuple[ArraySpec, int]]:
     """The dtype and shape of each array and N, by data file, from the documents; those that can be parsed."""
-    found: dict[str, tuple[ArraySpec, int]] = {}
+    arrays: dict[str, tuple[ArraySpec, int]] = {}
     with contextlib.suppress(Unparsed):
         for entry in entries(root):
             if entry.is_dir(follow_symlinks=False):
                 spec, rows = shard_format.parse_array(read_document(entry.path), entry.name, "zarr.json")
-                found[shard_format.data_path(spec)] = spec, rows
-    return found
+                arrays[shard_format.data_path(spec)] = spec, rows
+    return arrays
 
 
 def _is_swollen(root: Path, arrays: Mapping[str, tuple[ArraySpec, int]]) -> bool:
@@ -217,14 +217,14 @@ class _Values:
     """Checks that the rows of an array are finite, in blocks of its file that hold whole rows."""
 
     def __init__(self, spec: ArraySpec, rows: int) -> None:
-        self.spec, self.left, self.finite = spec, rows, True
+        self.spec, self.remaining, self.finite = spec, rows, True
         self.stride = shard_format.row_stride(spec)
         self.block = self.stride * max(1, BLOCK // self.stride)  # bytes
 
     def look(self, block: memoryview) -> None:
         """Checks the next block of the file."""
-        whole = min(self.left, len(block) // self.stride)
-        self.left -= whole
+        whole = min(self.remaining, len(block) // self.stride)
+        self.remaining -= whole
         if self.finite:
             rows = np.frombuffer(block[: whole * self.stride], np.uint8).reshape(whole, self.stride)
             self.finite = is_finite(rows[:, : self.spec.row_bytes], self.spec.dtype)

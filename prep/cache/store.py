@@ -225,11 +225,11 @@ class Cache:
 
     def _listed(self, kind: Kind) -> Iterator[str]:
         """The names below the directory of a kind, sorted; skips linked directories, and names in a wrong directory."""
-        found = entries(self.root / kind)
+        folders = entries(self.root / kind)
         if kind in SUFFIX and kind not in FANNED:
-            yield from (entry.name for entry in found)
+            yield from (entry.name for entry in folders)
             return
-        for fan in found:
+        for fan in folders:
             if fan.is_dir(follow_symlinks=False):
                 yield from (entry.name for entry in entries_if_allowed(Path(fan.path))
                             if entry.name.startswith(fan.name))

@@ -33,8 +33,8 @@ def stored_values(values: Values, dtype: DType) -> Values | None:
         return None
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):
-            kept = values.astype("<f2" if dtype == "float16" else "<f4")
-        return kept if np.isfinite(kept).all() else None
+            halves = values.astype("<f2" if dtype == "float16" else "<f4")
+        return halves if np.isfinite(halves).all() else None
     bits = values.astype("<f4").view("<u4")
     upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     return None if ((upper & 0x7F80) == 0x7F80).any() else upper

@@ -144,13 +144,13 @@ class _Growing:
 
     def append(self, data: atomic.Buffer) -> None:
         """Appends a copy of the bytes, so that the caller may change them at once."""
-        left = memoryview(data)
-        self.size += len(left)
-        while len(left):
-            part = min(len(left), BLOCK_BYTES - self._filled)
-            self._block[self._filled : self._filled + part] = left[:part]
+        rest = memoryview(data)
+        self.size += len(rest)
+        while len(rest):
+            part = min(len(rest), BLOCK_BYTES - self._filled)
+            self._block[self._filled : self._filled + part] = rest[:part]
             self._filled += part
-            left = left[part:]
+            rest = rest[part:]
             if self._filled == BLOCK_BYTES:
                 self._put_block()
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from prep.cache.damage import UnrecordedDamage
-from prep.cache.reader import Targets
+from prep.cache.reader import RowTargets
 from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError
 from prep.formatting import printable
@@ -61,7 +61,7 @@ class _View:
         self.tensor = tensor
 
     @cached_property
-    def targets(self) -> Targets:
+    def targets(self) -> RowTargets:
         """The tensor as targets for the reader."""
         return split(self.tensor)
 
@@ -98,7 +98,7 @@ class Slot:
         """The memory of the buffers, in bytes."""
         return sum(map(len, self._buffers.values()))
 
-    def targets(self, name: str) -> Targets:
+    def targets(self, name: str) -> RowTargets:
         """The tensor last taken by this name as targets for the reader, made once."""
         return self._taken[name].targets
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prep.cache.reader import Reader, Targets
+from prep.cache.reader import Reader, RowTargets
 from prep.cache.records import RowRef
 from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError
@@ -71,7 +71,7 @@ class Rows:
                          drawn=[ref for draw, ref in zip(draws, latents, strict=True) if draw.posterior is not None])
 
     def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
-             targets: Targets | None = None) -> None:
+             targets: RowTargets | None = None) -> None:
         """Fills `out` [B, …] from B places; a row without a place is unchanged. `targets` is `split(out)`, if known.
 
         Raises `CacheError` if a shard's rows differ from `out` in shape or dtype.
@@ -107,7 +107,7 @@ class Rows:
                 for name, shape in shapes.items()}
 
     def fill_text(self, out: Mapping[str, Tensor], refs: Sequence[RowRef], tokens: Sequence[int] | None,
-                  targets: Mapping[str, Targets] | None = None) -> None:
+                  targets: Mapping[str, RowTargets] | None = None) -> None:
         """Fills every array of text [B, …] from B places. Shorter rows are padded with zeros, also in their mask.
 
         `tokens` is `self.tokens(refs)`. Raises `CacheError`.
@@ -176,6 +176,6 @@ class Rows:
             pass
 
 
-def split(out: Tensor) -> Targets:
+def split(out: Tensor) -> RowTargets:
     """A contiguous CPU tensor [B, …] as targets for the reader."""
-    return Targets(out.view(len(out), -1).view(torch.uint8).numpy())
+    return RowTargets(out.view(len(out), -1).view(torch.uint8).numpy())

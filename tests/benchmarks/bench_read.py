@@ -31,7 +31,7 @@ from peers import Data, Fill, Open
 from results import emit, parser_of, table
 from rows import FLUX, SDXL, Kind, arrays, drawn, keys_of
 
-from prep.cache.reader import Reader, Targets
+from prep.cache.reader import Reader, RowTargets
 from prep.cache.records import RowRef
 from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
@@ -56,21 +56,21 @@ class Ours:
 
     def __init__(self, root: Path, refs: dict[str, list[RowRef]], *, check: bool = True, threads: int = 1) -> None:
         self.reader, self.refs = Reader(Cache(root=root), check=check), refs
-        self.split: dict[int, dict[str, Targets]] = {}
+        self.split: dict[int, dict[str, RowTargets]] = {}
         self.others = ThreadPoolExecutor(threads - 1) if threads > 1 else None
         self.threads = threads
 
     def __call__(self, out: Data, picks: Sequence[int]) -> None:
         split = self.split.get(id(out))
         if split is None:
-            split = self.split[id(out)] = {name: Targets(rows) for name, rows in out.items()}
+            split = self.split[id(out)] = {name: RowTargets(rows) for name, rows in out.items()}
         shares = [range(number, len(picks), self.threads) for number in range(self.threads)]
         reading = [self.others.submit(self.read, split, picks, share) for share in shares[1:]] if self.others else []
         self.read(split, picks, shares[0])
         for other in reading:
             other.result()
 
-    def read(self, split: dict[str, Targets], picks: Sequence[int], share: range) -> None:
+    def read(self, split: dict[str, RowTargets], picks: Sequence[int], share: range) -> None:
         for name, refs in self.refs.items():
             rows = split[name] if len(share) == len(split[name].rows) else split[name].only(share)
             self.reader.read_batch(rows, name, [refs[picks[place]] for place in share])

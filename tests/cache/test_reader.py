@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from prep.arrays import ArraySpec
 from prep.cache import damage, shard_format
 from prep.cache.damage import UnrecordedDamage
-from prep.cache.reader import Reader, Targets
+from prep.cache.reader import Reader, RowTargets
 from prep.cache.records import RowRef, Shard
 from prep.cache.store import Cache
 from prep.errors import CacheError
@@ -89,7 +89,7 @@ def test_a_batch_from_several_shards_and_into_some_of_its_rows(
     places = [(2, 4), (0, 1), (1, 0), (2, 0), (0, 3), (1, 1), (0, 1)]
     refs = [RowRef(shard=shards[shard].digest, row=row) for shard, row in places]
     out = np.full((len(refs), latent.row_bytes), 9, np.uint8)
-    targets = Targets(out)
+    targets = RowTargets(out)
     reader = Reader(cache)
     wanted = [list(drawn[shard].values())[row]["latent"].tobytes() for shard, row in places]
     for _ in range(2):

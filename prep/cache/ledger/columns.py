@@ -38,16 +38,16 @@ class Places:
     row: Column  # int32 [N]; -1: not found
 
     @property
-    def there(self) -> Column:
+    def present(self) -> Column:
         """Whether each key was found, bool [N]."""
-        there: Column = self.shard >= 0
-        return there
+        present: Column = self.shard >= 0
+        return present
 
 
 def packed(names: Iterable[str]) -> Column:
     """Converts keys of 64 hex digits each to S32 [N]. Raises `ValueError` for anything else."""
-    data, left = bytearray(), iter(names)
-    while block := list(islice(left, BLOCK)):  # the digits of a million keys at once would take 64 MB more
+    data, rest = bytearray(), iter(names)
+    while block := list(islice(rest, BLOCK)):  # the digits of a million keys at once would take 64 MB more
         data += bytes.fromhex("".join(block))
     return np.frombuffer(data, dtype=KEY)
 
@@ -93,10 +93,10 @@ def in_order(keys: Column) -> bool:
 def select(columns: Columns, numbers: Column) -> Columns:
     """Renumbers shards and drops some: numbers[n] is the new number of shard n, ascending, or -1 to drop it."""
     shard = numbers[columns.shard]
-    kept = shard >= 0
-    if kept.all():
+    mask = shard >= 0
+    if mask.all():
         return Columns(keys=columns.keys, shard=shard, row=columns.row)
-    return Columns(keys=columns.keys[kept], shard=shard[kept], row=columns.row[kept])
+    return Columns(keys=columns.keys[mask], shard=shard[mask], row=columns.row[mask])
 
 
 def merge(many: Columns, few: Columns) -> Columns:
@@ -121,18 +121,18 @@ def locate(columns: Columns, wanted: Column, shards: int) -> Places:
     """
     if len(wanted) > 1 and not (wanted[1:] > wanted[:-1]).all():
         distinct, back = np.unique(wanted, return_inverse=True)
-        found = locate(columns, distinct, shards)
-        return Places(shard=found.shard[back], row=found.row[back])
+        places = locate(columns, distinct, shards)
+        return Places(shard=places.shard[back], row=places.row[back])
     first = np.searchsorted(columns.keys, wanted, "left")
     past = first + _held(columns.keys, first, wanted)
     twice = np.flatnonzero(_held(columns.keys, past, wanted) & (past > first))
     past[twice] = np.searchsorted(columns.keys, wanted[twice], "right")
     if len(twice):
         first[twice] = _preferred(columns, first, past, shards)[twice]
-    there = past > first
-    place = first[there]
+    present = past > first
+    place = first[present]
     shard, row = np.full(len(wanted), -1, np.int32), np.full(len(wanted), -1, np.int32)
-    shard[there], row[there] = columns.shard[place], columns.row[place]
+    shard[present], row[present] = columns.shard[place], columns.row[place]
     return Places(shard=shard, row=row)
 
 
@@ -140,8 +140,8 @@ def _held(keys: Column, place: Column, wanted: Column) -> Column:
     """Whether keys[place] is the wanted key, for each."""
     if not len(keys):
         return np.zeros(len(wanted), bool)
-    held: Column = (place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == wanted)
-    return held
+    equal: Column = (place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == wanted)
+    return equal
 
 
 def _preferred(columns: Columns, first: Column, past: Column, shards: int) -> Column:

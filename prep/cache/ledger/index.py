@@ -127,19 +127,19 @@ def _accounted(cache: Cache) -> int:
 
 
 def _spell(lookup: Lookup) -> bytes:
-    found, columns = [commit for _, commit in lookup.commits.values()], lookup.columns
-    fields = sorted({commit.field for commit in found})
-    rejects = {commit.task: [as_json(one) for one in commit.rejects] for commit in found if commit.rejects}
+    commits, columns = [commit for _, commit in lookup.commits.values()], lookup.columns
+    fields = sorted({commit.field for commit in commits})
+    rejects = {commit.task: [as_json(reject) for reject in commit.rejects] for commit in commits if commit.rejects}
     trees = {tree: place for place, tree in enumerate(sorted({entry.tree for entry in lookup.shards.values()}))}
-    held = list(lookup.shards.values())
+    entries = list(lookup.shards.values())
     values: dict[str, Any] = {
         "commits.task": packed(lookup.commits), "commits.stamp": _joined(stamp for stamp, _ in lookup.commits.values()),
-        "commits.shard": packed(commit.shard.digest if commit.shard else "00" * 32 for commit in found),
-        "commits.rows": [commit.shard.rows if commit.shard else 0 for commit in found],
-        "commits.bytes": [commit.shard.bytes if commit.shard else 0 for commit in found],
-        "commits.field": [fields.index(commit.field) for commit in found],
-        "shards.digest": packed(lookup.shards), "shards.stamp": _joined(entry.stamp for entry in held),
-        "shards.rows": [entry.rows for entry in held], "shards.tree": [trees[entry.tree] for entry in held],
+        "commits.shard": packed(commit.shard.digest if commit.shard else "00" * 32 for commit in commits),
+        "commits.rows": [commit.shard.rows if commit.shard else 0 for commit in commits],
+        "commits.bytes": [commit.shard.bytes if commit.shard else 0 for commit in commits],
+        "commits.field": [fields.index(commit.field) for commit in commits],
+        "shards.digest": packed(lookup.shards), "shards.stamp": _joined(entry.stamp for entry in entries),
+        "shards.rows": [entry.rows for entry in entries], "shards.tree": [trees[entry.tree] for entry in entries],
         "keys.key": columns.keys, "keys.shard": columns.shard, "keys.row": columns.row,
     }
     words = canonical({"fields": fields, "trees": list(trees), "rejects": rejects})
@@ -176,7 +176,7 @@ def _parse(data: bytes) -> Lookup:
         raise Unparsed(f"{NAME} has {table.num_rows} rows, expected 1")
     values = {name: _values(table[name], kind) for name, kind in _COLUMNS.items()}
     for group in ("commits", "shards", "keys"):
-        if len({len(found) for name, found in values.items() if name.startswith(group)}) > 1:
+        if len({len(column) for name, column in values.items() if name.startswith(group)}) > 1:
             raise Unparsed(f"{group} of {NAME} have columns of different lengths")
     columns = Columns(keys=values["keys.key"], shard=values["keys.shard"], row=values["keys.row"])
     document = _parse_words(table["words"][0].as_py())
@@ -208,8 +208,8 @@ def _parse_shards(values: Mapping[str, Column], document: Mapping[str, Any]) -> 
         raise Unparsed(f"shards of {NAME} are not sorted, or have no rows")
     if not _are_places(values["shards.tree"], trees):
         raise Unparsed(f"shards of {NAME} refer to trees that it does not have")
-    found = zip(names, _split(values["shards.stamp"]), rows, values["shards.tree"].tolist(), strict=True)
-    return {name: Entry(stamp, number, trees[tree]) for name, stamp, number, tree in found}
+    entries = zip(names, _split(values["shards.stamp"]), rows, values["shards.tree"].tolist(), strict=True)
+    return {name: Entry(stamp, number, trees[tree]) for name, stamp, number, tree in entries}
 
 
 def _paths(value: Any, where: str) -> list[str]:
@@ -232,14 +232,14 @@ def _check_columns(columns: Columns, rows: Column) -> None:
         raise Unparsed(f"rows of {NAME} are outside their shards, or not sorted")
 
 
-def _are_places(numbers: Column, there: list[Any]) -> bool:
-    return not len(numbers) or bool(0 <= numbers.min() <= numbers.max() < len(there))
+def _are_places(numbers: Column, values: list[Any]) -> bool:
+    return not len(numbers) or bool(0 <= numbers.min() <= numbers.max() < len(values))
 
 
 def _parse_commits(values: Mapping[str, Column], document: Mapping[str, Any]) -> dict[str, tuple[bytes, Commit]]:
     fields = list_of(document.get("fields"), shard_format.checked_name, "fields")
-    rejects = {digest_of(task, "rejects"): parse_rejects(found, "rejects")
-               for task, found in expect(document.get("rejects"), dict, "rejects").items()}
+    rejects = {digest_of(task, "rejects"): parse_rejects(items, "rejects")
+               for task, items in expect(document.get("rejects"), dict, "rejects").items()}
     tasks = unpacked(values["commits.task"])
     least = min(values[name].min(initial=0) for name in ("commits.rows", "commits.bytes"))
     if any(first >= second for first, second in pairwise(tasks)) or least < 0:

@@ -60,18 +60,18 @@ def take_inventory(cache: Cache, known: Lookup, *, remember: bool) -> Inventory:
     named = {commit.shard.digest: (commit.shard, commit.field) for _, commit in commits if commit.shard is not None}
     damaged = set(cache.names("damaged")) if cache.store is None else set()  # of copies, which are fetched again
     fans = {fan.name: fan.path for fan in entries(cache.root / cache.headers) if fan.is_dir(follow_symlinks=False)}
-    held: dict[str, _Rows] = {}
+    shards: dict[str, _Rows] = {}
     for digest in sorted(digest for digest in named if digest[:2] in fans):
         damages = recorded(cache, digest) if digest in damaged else ()
         root = f"{fans[digest[:2]]}{os.sep}{digest}"  # Cache.shard would check each directory for links: 25 µs
         rows = _rows(cache, known, named[digest][0], damages, root)
         if rows.count:
-            held[digest] = rows
-    columns = _columns(known, held)
+            shards[digest] = rows
+    columns = _columns(known, shards)
     if remember:
-        _remember(cache, known, commits, held, columns)
-    return Inventory(commits=tuple(commit for _, commit in commits), shards=tuple(named[digest] for digest in held),
-                     counts=tuple(rows.count for rows in held.values()), columns=columns)
+        _remember(cache, known, commits, shards, columns)
+    return Inventory(commits=tuple(commit for _, commit in commits), shards=tuple(named[digest] for digest in shards),
+                     counts=tuple(rows.count for rows in shards.values()), columns=columns)
 
 
 def sound_rows(cache: Cache, shard: Shard) -> int:
@@ -88,9 +88,9 @@ def _commits(cache: Cache, known: Lookup) -> Iterator[tuple[bytes | None, Commit
         if trusted and commit is not None and before is not None and before.digest == stamp:
             yield stamp, commit
             continue
-        found = read_commit(cache, task)
-        if found is not None and is_of_its_field(cache, found):
-            yield _stamp_to_keep(before, _file_stamp(cache, task)), found
+        commit = read_commit(cache, task)
+        if commit is not None and is_of_its_field(cache, commit):
+            yield _stamp_to_keep(before, _file_stamp(cache, task)), commit
 
 
 def is_of_its_field(cache: Cache, commit: Commit) -> bool:
@@ -130,29 +130,29 @@ def _is_whole(cache: Cache, stamp: Stamp, shard: Shard) -> bool:
     return cache.store is not None or stamp.bytes == shard.bytes
 
 
-def _columns(known: Lookup, held: Mapping[str, _Rows]) -> Columns:
-    """The rows of all shards, which are numbered by their position in `held`."""
-    places = {digest: place for place, (digest, rows) in enumerate(held.items()) if rows.read is None}
+def _columns(known: Lookup, shards: Mapping[str, _Rows]) -> Columns:
+    """The rows of all shards, which are numbered by their position in `shards`."""
+    places = {digest: place for place, (digest, rows) in enumerate(shards.items()) if rows.read is None}
     columns = known.columns
-    if len(places) < len(known.shards) or len(places) < len(held):
+    if len(places) < len(known.shards) or len(places) < len(shards):
         columns = select(columns, np.array([places.get(digest, -1) for digest in known.shards], np.int32))
-    parts = [(place, *rows.read) for place, rows in enumerate(held.values()) if rows.read is not None]
+    parts = [(place, *rows.read) for place, rows in enumerate(shards.values()) if rows.read is not None]
     return merge(columns, gather(parts)) if parts else columns
 
 
-def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None, Commit]], held: Mapping[str, _Rows],
-              columns: Columns) -> None:
+def _remember(cache: Cache, known: Lookup, commits: Sequence[tuple[bytes | None, Commit]],
+              inventory: Mapping[str, _Rows], columns: Columns) -> None:
     """Writes the look-up file if enough entries are new or outdated."""
     entries = {commit.task: (stamp, commit) for stamp, commit in commits if stamp is not None}
-    shards = {digest: rows.entry for digest, rows in held.items() if rows.entry is not None}
+    shards = {digest: rows.entry for digest, rows in inventory.items() if rows.entry is not None}
     changed = sum(known.commits.get(task, (None,))[0] != stamp for task, (stamp, _) in entries.items())
-    changed += sum(held[digest].read is not None for digest in shards)
+    changed += sum(inventory[digest].read is not None for digest in shards)
     changed += len(known.commits.keys() - entries.keys()) + len(known.shards.keys() - shards.keys())
     if changed < WORTH:
         return
-    if len(shards) < len(held):
+    if len(shards) < len(inventory):
         numbers = {digest: number for number, digest in enumerate(shards)}
-        columns = select(columns, np.array([numbers.get(digest, -1) for digest in held], np.int32))
+        columns = select(columns, np.array([numbers.get(digest, -1) for digest in inventory], np.int32))
     save_index(cache, Lookup(commits=entries, shards=shards, columns=columns))
 
 

@@ -121,14 +121,14 @@ def forget_rejects(cache: Cache, keys: Set[str]) -> None:
     """
     refresh(cache)
     for task in list(cache.names("commits")):
-        found = read_commit(cache, task)
-        if found is None or not any(reject.key in keys for reject in found.rejects):
+        commit = read_commit(cache, task)
+        if commit is None or not any(reject.key in keys for reject in commit.rejects):
             continue
-        left = [reject for reject in found.rejects if reject.key not in keys]
-        if found.shard is None and not left:
+        rejects = [reject for reject in commit.rejects if reject.key not in keys]
+        if commit.shard is None and not rejects:
             cache.discard(cache.commit(task))
         else:
-            document = commit_document(task, found.field, found.shard, left, found.provenance)
+            document = commit_document(task, commit.field, commit.shard, rejects, commit.provenance)
             cache.replace(cache.commit(task), document)
 
 
@@ -140,10 +140,10 @@ def is_done(cache: Cache, task: str) -> bool:
 
 def is_finished(cache: Cache, task: str) -> bool:
     """Whether a task's commit exists with all its rows, without the look-up file."""
-    found = read_commit(cache, task)
-    if found is None:
+    commit = read_commit(cache, task)
+    if commit is None:
         return False
-    return found.shard is None or sound_rows(cache, found.shard) == found.shard.rows
+    return commit.shard is None or sound_rows(cache, commit.shard) == commit.shard.rows
 
 
 def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
@@ -151,15 +151,15 @@ def remove_foreign_commits(cache: Cache, tasks: Iterable[Task]) -> None:
 
     A task's key is the digest of its rows, so Latentry never writes such a commit; it would block the task forever.
     """
-    there = set(cache.names("commits"))  # one listing: most tasks have none
+    existing = set(cache.names("commits"))  # one listing: most tasks have none
     for task in tasks:
-        found = read_commit(cache, task.key) if task.key in there else None
-        if found is None or (found.shard is not None and sound_rows(cache, found.shard) != found.shard.rows):
+        commit = read_commit(cache, task.key) if task.key in existing else None
+        if commit is None or (commit.shard is not None and sound_rows(cache, commit.shard) != commit.shard.rows):
             continue  # counts as missing, and will be replaced
-        keys = {reject.key for reject in found.rejects}
-        if found.shard is not None:
-            keys |= {bytes(key).hex() for key in read_keys(cache, found.shard.digest)}
-        if found.field != task.field or not keys.issuperset(task.rows) or not is_of_its_field(cache, found):
+        keys = {reject.key for reject in commit.rejects}
+        if commit.shard is not None:
+            keys |= {bytes(key).hex() for key in read_keys(cache, commit.shard.digest)}
+        if commit.field != task.field or not keys.issuperset(task.rows) or not is_of_its_field(cache, commit):
             atomic.remove(cache.commit(task.key))
 
 
@@ -179,12 +179,12 @@ def commit_document(
 
 def _ledger(census: Inventory) -> Ledger:
     rejects = {reject.key: reject for commit in census.commits for reject in commit.rejects}
-    made = locate(census.columns, packed(rejects), len(census.shards)).there.tolist()  # encoded by another task
+    made = locate(census.columns, packed(rejects), len(census.shards)).present.tolist()  # encoded by another task
     whole = {shard.digest for (shard, _), rows in zip(census.shards, census.counts, strict=True) if rows == shard.rows}
     return Ledger(
         keys=census.columns.keys, shard=census.columns.shard, row=census.columns.row,
         shards=tuple(shard for shard, _ in census.shards), fields=tuple(field for _, field in census.shards),
-        rejects={key: reject for (key, reject), there in zip(rejects.items(), made, strict=True) if not there},
+        rejects={key: reject for (key, reject), stored in zip(rejects.items(), made, strict=True) if not stored},
         commits=frozenset(commit.task for commit in census.commits
                           if commit.shard is None or commit.shard.digest in whole),
     )

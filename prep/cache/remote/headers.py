@@ -65,10 +65,10 @@ def _fetch_header(cache: Cache, digest: str, stop: threading.Event) -> None:
                 stored = Cache(root=scratch)
                 if missing := _read_header(cache, stored, digest, stop=stop):
                     raise incomplete(cache, digest, missing[0])
-                if not (found := quick_check(stored, digest)):
+                if not (damages := quick_check(stored, digest)):
                     keep_header(cache, shard_of(stored, digest), keys_of(stored, digest))
                     return
-        raise CacheError(f"shard {digest} in {cache.place} is damaged: {found[0].what}", hint=AGAIN)
+        raise CacheError(f"shard {digest} in {cache.place} is damaged: {damages[0].what}", hint=AGAIN)
 
 
 def keys_of(cache: Cache, digest: str) -> bytes:
@@ -104,10 +104,10 @@ def _read_header(cache: Cache, into: Cache, digest: str, *, stop: threading.Even
             url = url_in(cache, digest, name)
             atomic.make_dirs((staged / name).parent)
             try:
-                there, start = size + 1, 0  # one byte more, to notice a document that is longer
+                end, start = size + 1, 0  # one byte more, to notice a document that is longer
                 if name in data_files:
-                    there, start = size_of(url, stop=stop), shard.rows * shard_format.row_stride(data_files[name])
-                data = read_range(url, start, min(there, size + 1), stop=stop)
+                    end, start = size_of(url, stop=stop), shard.rows * shard_format.row_stride(data_files[name])
+                data = read_range(url, start, min(end, size + 1), stop=stop)
             except FileNotFoundError:
                 missing.append(name)
                 continue
@@ -115,7 +115,7 @@ def _read_header(cache: Cache, into: Cache, digest: str, *, stop: threading.Even
                 handle.seek(start)
                 atomic.write(handle, data)
                 if name in data_files:
-                    handle.truncate(there)
+                    handle.truncate(end)
         move_in(into, staged, into.shard(digest))
     return missing
 

@@ -59,10 +59,10 @@ def _marker(path: Bucket) -> bytes | None:
     try:
         return read_object(f"{url}/{MARKER}", MARKER_BYTES)
     except FileNotFoundError:
-        found = list_objects(url)
-    if MARKER in found:  # another machine was quicker
+        objects = list_objects(url)
+    if MARKER in objects:  # another machine was quicker
         return read_object(f"{url}/{MARKER}", MARKER_BYTES)
-    if found:
+    if objects:
         raise PathError(f"{url} is not empty and not a cache: it has no {MARKER}",
                         hint="name a prefix without objects with --cache")
     return None

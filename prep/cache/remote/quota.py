@@ -100,7 +100,7 @@ class Quota:
             if under_way and most is not None and size <= most < size + under_way:
                 return None
             room = _measured(known, size)
-            if under_way and room.left < size:
+            if under_way and room.free < size:
                 return None
             _note(known, room, size)
             coming = (known.parent / f"{secrets.token_hex(8)}-{size}").open("xb")
@@ -136,23 +136,23 @@ class _Measured(NamedTuple):
     """What was measured, less what was taken since."""
 
     at: float  # seconds since 1970
-    left: int  # bytes; below 0: nothing could be removed for what was taken
+    free: int  # bytes; below 0: nothing could be removed for what was taken
 
 
 def _measured(known: Path, size: int) -> _Measured:
     """The room as it was noted a moment ago, if that is enough for `size` bytes; else as it is after removing copies.
     """
     with contextlib.suppress(OSError, ValueError):
-        at, left, most = known.read_text(encoding="ascii").split()
-        if 0 <= time.time() - float(at) < RESCAN and most == str(limit()) and size <= int(left):
-            return _Measured(float(at), int(left))
+        at, free, most = known.read_text(encoding="ascii").split()
+        if 0 <= time.time() - float(at) < RESCAN and most == str(limit()) and size <= int(free):
+            return _Measured(float(at), int(free))
     now = time.time()
     return _Measured(now, _make_room(size))
 
 
 def _note(known: Path, room: _Measured, taken: int = 0) -> None:
     with contextlib.suppress(OSError):  # a full disk: half a line matches no limit, so it is measured again
-        known.write_text(f"{room.at!r} {room.left - taken} {limit()}", encoding="ascii")
+        known.write_text(f"{room.at!r} {room.free - taken} {limit()}", encoding="ascii")
 
 
 def _make_room(size: int) -> int:
@@ -167,12 +167,12 @@ def _make_room(size: int) -> int:
             tables = f", of which tables take {format_bytes(stays)}" if stays else ""
             raise _no_room(size, "the disk is full" if limit() is None else
                            f"{format_bytes(allowed)} are allowed{tables}")
-        left = allowed - used - under_way
-        if left < size:
-            left += _remove_oldest(copies, size - left + allowed // 50)
-        if left >= size:
+        free = allowed - used - under_way
+        if free < size:
+            free += _remove_oldest(copies, size - free + allowed // 50)
+        if free >= size:
             break
-    return left
+    return free
 
 
 def _under_way() -> int:
@@ -227,16 +227,16 @@ def _remove_earlier() -> None:
 
 def _copies() -> tuple[int, list[tuple[float, int, Path]]]:
     """The bytes of all copies, and of each shard when it was last opened, its bytes and its path."""
-    found: list[tuple[float, int, Path]] = []
+    shards: list[tuple[float, int, Path]] = []
     tables = 0
     for root in _caches(mirror() / WHOLE):
         for shard in root.glob("shards/??/*"):
             with contextlib.suppress(OSError):
-                found.append((shard.stat().st_mtime, tree_bytes(shard), shard))
+                shards.append((shard.stat().st_mtime, tree_bytes(shard), shard))
         for table in root.glob("tables/??/*"):
             with contextlib.suppress(OSError):
                 tables += table.stat().st_size
-    return tables + sum(size for _, size, _ in found), sorted(found)
+    return tables + sum(size for _, size, _ in shards), sorted(shards)
 
 
 def _caches(top: Path) -> Iterator[Path]:

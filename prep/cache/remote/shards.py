@@ -173,8 +173,8 @@ def fetch_shard(remote: Cache, into: Cache, digest: str, *, check: bool = True, 
     while attempt < TRIES:
         try:
             with QUOTA.reserved(shard.bytes, stop), into.staged() as staged:
-                found = _download(remote, shard, staged, check, stop)
-                if not check or found == digest:
+                downloaded = _download(remote, shard, staged, check, stop)
+                if not check or downloaded == digest:
                     move_in(into, staged, into.shard(digest))
                     return
             attempt += 1
@@ -193,10 +193,10 @@ def download_shard(remote: Cache, into: Cache, digest: str, *, damaged: bool = F
     `OSError`, also for a full disk.
     """
     shard = lookup(remote, digest)
-    for left in range(TRIES - 1, -1, -1):
+    for retries in range(TRIES - 1, -1, -1):
         with into.staged() as staged:
-            found = _download(remote, shard, staged, check=True, stop=stop, sync=not damaged)
-            if found == digest or (damaged and not left):
+            downloaded = _download(remote, shard, staged, check=True, stop=stop, sync=not damaged)
+            if downloaded == digest or (damaged and not retries):
                 publish_dir(into, staged, digest)
                 return
     raise _spoiled(remote, digest)
@@ -253,8 +253,8 @@ def move_in(cache: Cache, staged: Path, target: Path) -> None:
 
 def lookup(cache: Cache, digest: str) -> RemoteShard:
     """What a manifest or its header says of a shard in a store. Raises `CacheError`."""
-    if (found := _learned.get(cache.root, {}).get(digest)) is not None:
-        return found
+    if (shard := _learned.get(cache.root, {}).get(digest)) is not None:
+        return shard
     try:
         return shard_of(cache, digest)
     except CacheError:

@@ -76,12 +76,12 @@ def refresh_task(cache: Cache, task: str) -> None:
     if cache.store is None or read_commit(cache, task) is not None:
         return
     with suppress(FileNotFoundError):
-        found = _read(cache, task, NEVER)
-        if found is not None and found[1].shard is not None:
-            digest = found[1].shard.digest
-            _take(cache, task, *found, {digest: files_of(cache, digest)}, NEVER)
-        elif found is not None:
-            _take(cache, task, *found, {}, NEVER)
+        commit = _read(cache, task, NEVER)
+        if commit is not None and commit[1].shard is not None:
+            digest = commit[1].shard.digest
+            _take(cache, task, *commit, {digest: files_of(cache, digest)}, NEVER)
+        elif commit is not None:
+            _take(cache, task, *commit, {}, NEVER)
 
 
 def _commits(cache: Cache) -> Iterable[tuple[str, int]]:
@@ -95,18 +95,18 @@ def _commits(cache: Cache) -> Iterable[tuple[str, int]]:
 
 def _shards(cache: Cache) -> dict[str, dict[str, int]]:
     """The objects of each shard in the store, but empty ones: they stand for directories, and no file is empty."""
-    found: dict[str, dict[str, int]] = defaultdict(dict)
+    shards: dict[str, dict[str, int]] = defaultdict(dict)
     for name, listed in list_objects(f"{cache.store}/shards").items():
         fan, digest, file = [*name.split("/", 2), "", ""][:3]
         if digest.startswith(fan) and listed.size:
-            found[digest][file] = listed.size
-    return found
+            shards[digest][file] = listed.size
+    return shards
 
 
 def files_of(cache: Cache, digest: str, stop: threading.Event = NEVER) -> dict[str, int]:
     """The objects of a shard in the store, as in `_shards`."""
     listed = list_objects(f"{cache.store}/shards/{digest[:2]}/{digest}", stop=stop)
-    return {name: one.size for name, one in listed.items() if one.size}
+    return {name: entry.size for name, entry in listed.items() if entry.size}
 
 
 def _is_known(cache: Cache, task: str, size: int, shards: Mapping[str, Files]) -> bool:
@@ -126,10 +126,10 @@ def _is_whole(commit: Commit, shards: Mapping[str, Files]) -> bool:
 def _fetch(cache: Cache, task: str, shards: Mapping[str, Files], stop: threading.Event) -> None:
     """Fetches a commit, and what a ledger needs of its shard. Removes its copy if it does not count."""
     try:
-        found = _read(cache, task, stop)
+        commit = _read(cache, task, stop)
     except FileNotFoundError:  # removed since it was listed
-        found = None
-    if found is None or not _take(cache, task, *found, shards, stop):
+        commit = None
+    if commit is None or not _take(cache, task, *commit, shards, stop):
         atomic.remove_tree(cache.commit(task))
 
 

@@ -45,9 +45,9 @@ def upload_shard(cache: Cache, digest: str, *, stop: threading.Event = NEVER) ->
     with lock_shard(digest, stop):
         # Another process may have encoded the same, and be done with it.
         made = cache.unsent if cache.unsent.shard(digest).is_dir() else cache
-        shard, there = shard_of(made, digest), files_of(cache, digest, stop)
-        if there != shard.files:  # its group document comes last
-            Uploader(made, str(cache.store), repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - there.keys())
+        shard, uploaded = shard_of(made, digest), files_of(cache, digest, stop)
+        if uploaded != shard.files:  # its group document comes last
+            Uploader(made, str(cache.store), repair=AGAIN, stop=stop).shard(shard, shard.files.keys() - uploaded.keys())
         if not has_header(cache, digest):
             keep_header(cache, shard, keys_of(made, digest))
 

@@ -80,8 +80,8 @@ class Uploader:
             sizes = {name: (root / name).stat().st_size for name in shard.files}
         except FileNotFoundError:
             raise self._spoiled(shard) from None
-        found = [{"path": name, "size": sizes[name], "sha256": digests[name]} for name in digests]
-        if listing_digest(found) != shard.digest:
+        listing = [{"path": name, "size": sizes[name], "sha256": digests[name]} for name in digests]
+        if listing_digest(listing) != shard.digest:
             raise self._spoiled(shard)
         return digests
 

@@ -82,7 +82,7 @@ def test_located_is_the_shard_with_most_of_the_wanted(parts: list[list[str]], wa
     """In any order, and a key may be asked for twice."""
     columns = gather([part(number, keys) for number, keys in enumerate(parts)])
     places = locate(columns, packed(wanted), len(parts))
-    for key, shard, row, there in zip(wanted, places.shard, places.row, places.there, strict=True):
+    for key, shard, row, there in zip(wanted, places.shard, places.row, places.present, strict=True):
         holders = [number for number, keys in enumerate(parts) if key in keys]
         best = min(holders, key=lambda number: (-len(set(wanted) & set(parts[number])), number), default=-1)
         assert (shard, row, there) == (best, parts[best].index(key) if holders else -1, bool(holders))
