@@ -241,7 +241,8 @@ def gc(cache: PathLike, keep: Sequence[PathLike], *, older_than: float = 86400.0
     from prep.maintenance.gc import collect_garbage
 
     return collect_garbage(place_of(cache), [place_of(each) for each in keep], guard=older_than,
-                           asked=f"{older_than:g}s", dry_run=dry_run, abandon=abandon, notice=notice, progress=progress)
+                           older_than=f"{older_than:g}s", dry_run=dry_run, abandon=abandon, notice=notice,
+                           progress=progress)
 
 
 def compact(cache: PathLike, *, shard_bytes: int = 256 << 20, dry_run: bool = False, progress: Progress = silent

@@ -102,7 +102,7 @@ def _earlier(root: Path) -> Iterator[tuple[str, Path, int]]:
             if why_not_private(folder):
                 return
             with os.scandir(folder) as entries:
-                for entry in sorted(entries, key=lambda one: one.name):
+                for entry in sorted(entries, key=lambda item: item.name):
                     status = entry.stat(follow_symlinks=False)
                     if pattern.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
                         yield "earlier", Path(entry.path), status.st_size

@@ -24,7 +24,7 @@ from prep.progress import Progress
 
 
 @dataclass(kw_only=True, slots=True)
-class Tally:
+class JoinedShards:
     """The result, or expected result, for a field's small shards."""
 
     sources: set[str] = field(default_factory=set)  # digests
@@ -37,7 +37,7 @@ class Tally:
 class CompactReport:
     """What `prep compact` did."""
 
-    fields: Mapping[str, Tally]
+    fields: Mapping[str, JoinedShards]
     lost: tuple[LostRow, ...]
     dry_run: bool
     recorded: bool = True  # whether encode repairs the damage without --recheck
@@ -55,10 +55,10 @@ class CompactReport:
         """The report as a few lines of text."""
         document = self.as_json()
         verb = "would join" if self.dry_run else "joined"
-        lines = [f"{name}: {verb} {counted(one['joined'], 'shard')} into {one['into']} ({counted(one['rows'], 'row')}, "
-                 f"{format_bytes(one['bytes'])})" for name, one in document["fields"].items()]
-        lines += [f"damaged, and dropped: {one['field']} row {one['row']} of shard {one['shard'][:12]}"
-                  for one in document["damaged"]]
+        lines = [f"{name}: {verb} {counted(row['joined'], 'shard')} into {row['into']} ({counted(row['rows'], 'row')}, "
+                 f"{format_bytes(row['bytes'])})" for name, row in document["fields"].items()]
+        lines += [f"damaged, and dropped: {entry['field']} row {entry['row']} of shard {entry['shard'][:12]}"
+                  for entry in document["damaged"]]
         if document["damaged"]:
             lines.append("to repair, run prep encode again as it was first run"
                          + ("" if self.recorded else ", with --recheck"))
@@ -94,30 +94,30 @@ def _run(cache: Cache, ledger: Ledger, parts: Sequence[Part], progress: Progress
     rejects = rejects_by_shard(cache) if parts else {}
     sizes = {shard.digest: shard.bytes for shard in ledger.shards}
     sources = {digest: sizes[digest] for digest in sources_of(parts)}
-    fields: dict[str, Tally] = {}
+    fields: dict[str, JoinedShards] = {}
     lost: list[LostRow] = []
-    with downloaded(cache, sources, progress) as there:
+    with downloaded(cache, sources, progress) as source_cache:
         with progress("checking", len(sources), "shards") as tick:
-            shunned = unverifiable(there, list(sources), tick)
+            shunned = unverifiable(source_cache, list(sources), tick)
         with progress("joining", sum(len(part.first) for part in parts), "rows") as tick:
             for part in parts:
-                said = [one for source in part.sources for one in rejects.pop(source, ())]  # store each once
-                shard, missing = join(cache, there, ledger, part, said, tick, shunned)
+                said = [reject for source in part.sources for reject in rejects.pop(source, ())]  # store each once
+                shard, missing = join(cache, source_cache, ledger, part, said, tick, shunned)
                 lost += missing
                 if shard is not None:
                     _add(fields, part, rows=shard.rows, size=shard.bytes)
     return CompactReport(fields=fields, lost=tuple(lost), dry_run=False, recorded=cache.records_damage)
 
 
-def _expected(parts: Sequence[Part]) -> dict[str, Tally]:
-    fields: dict[str, Tally] = {}
+def _expected(parts: Sequence[Part]) -> dict[str, JoinedShards]:
+    fields: dict[str, JoinedShards] = {}
     for part in parts:
         _add(fields, part, rows=len(part.first), size=len(part.first) * part.row_bytes)
     return fields
 
 
-def _add(fields: dict[str, Tally], part: Part, *, rows: int, size: int) -> None:
-    tally = fields.setdefault(part.field, Tally())
+def _add(fields: dict[str, JoinedShards], part: Part, *, rows: int, size: int) -> None:
+    tally = fields.setdefault(part.field, JoinedShards())
     tally.sources.update(part.sources)
     tally.into += 1
     tally.rows += rows

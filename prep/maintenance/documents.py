@@ -26,13 +26,13 @@ class Checkup:
 
 def check_up(cache: Cache, shards: Mapping[str, Facts] | None) -> Checkup:
     """Checks every commit and plan of a cache; `shards` are the manifest's shards by digest, None if unknown."""
-    found = Checkup()
-    unnamed = set(shards or ()) - set(_check_commits(cache, shards, found))
-    found.notes += [f"shard {digest} has no intact commit; prep encode writes one" for digest in sorted(unnamed)
-                    if _is_there(cache, digest)]
-    found.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
-                    if read_plan(cache, name) is None and cache.plan(name).exists()]
-    return found
+    checkup = Checkup()
+    unnamed = set(shards or ()) - set(_check_commits(cache, shards, checkup))
+    checkup.notes += [f"shard {digest} has no intact commit; prep encode writes one" for digest in sorted(unnamed)
+                      if _is_there(cache, digest)]
+    checkup.notes += [f"plan {name} is damaged; prep encode makes it again" for name in cache.names("plans")
+                      if read_plan(cache, name) is None and cache.plan(name).exists()]
+    return checkup
 
 
 def notes_on_damage_records(cache: Cache) -> list[str]:
@@ -41,17 +41,17 @@ def notes_on_damage_records(cache: Cache) -> list[str]:
             for digest in cache.names("damaged") if (what := record_fault(cache, digest))]
 
 
-def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Checkup) -> Iterator[str]:
+def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, checkup: Checkup) -> Iterator[str]:
     """Checks every commit; yields the shards that intact commits name."""
     for task in cache.names("commits"):
         try:
             commit = checked_commit(cache, task)
         except CacheError as error:
-            found.damaged.append(error.message)
+            checkup.damaged.append(error.message)
             continue
         except (OSError, Unparsed) as error:
             if cache.commit(task).exists():  # otherwise removed meanwhile, with its shard
-                found.damaged.append(f"commit {task}: {error}")
+                checkup.damaged.append(f"commit {task}: {error}")
             continue
         if commit.shard is None:
             continue
@@ -60,9 +60,9 @@ def _check_commits(cache: Cache, shards: Mapping[str, Facts] | None, found: Chec
         if facts is None:
             if not _is_there(cache, commit.shard.digest):
                 needed = "perhaps this manifest needs it" if shards is None else "this manifest does not need it"
-                found.notes.append(f"commit {task} names shard {commit.shard.digest}, which is missing; {needed}")
+                checkup.notes.append(f"commit {task} names shard {commit.shard.digest}, which is missing; {needed}")
         elif (commit.field, commit.shard.rows, commit.shard.bytes) != (facts["field"], facts["rows"], facts["bytes"]):
-            found.damaged.append(
+            checkup.damaged.append(
                 f"commit {task}: {commit.shard.rows} {commit.field} rows in {commit.shard.bytes} bytes, expected "
                 f"{facts['rows']} {facts['field']} rows in {facts['bytes']} bytes of shard {commit.shard.digest}")
 

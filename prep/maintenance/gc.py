@@ -40,15 +40,15 @@ class GcReport:
     def as_json(self) -> dict[str, Any]:
         """The document of `--json`."""
         removed = {kind: len(self.sweep.remove[kind]) for kind in KINDS} | {"staging": self.sweep.staging}
-        kept, sizes = {kind: len(self.sweep.keep[kind]) for kind in KINDS}, self.sweep.sizes
+        counts, sizes = {kind: len(self.sweep.keep[kind]) for kind in KINDS}, self.sweep.sizes
         return {"format": "latentry/gc", "version": 1, "dry_run": self.dry_run, "removed": removed,
                 "bytes": sum(sizes.values()), "sizes": sizes,
-                "kept": {"manifests": self.manifests, **kept, "bytes": self.sweep.kept_bytes},
+                "kept": {"manifests": self.manifests, **counts, "bytes": self.sweep.kept_bytes},
                 "guarded": self.sweep.guarded,
-                "others": [{"manifest": str(one.path), "shards": one.shards, "tables": one.tables}
-                           for one in self.others],
-                "replaced": [str(one) for one in self.replaced],
-                "searched": [str(one) for one in self.searched]}
+                "others": [{"manifest": str(other.path), "shards": other.shards, "tables": other.tables}
+                           for other in self.others],
+                "replaced": [str(path) for path in self.replaced],
+                "searched": [str(place) for place in self.searched]}
 
     def as_text(self) -> str:
         """The report as a few lines of text."""
@@ -57,16 +57,16 @@ class GcReport:
         lines = [f"{verb} {_count(count, kind)}: {format_bytes(document['sizes'][kind])}"
                  for kind, count in document["removed"].items() if count]
         lines += [f"{verb} {counted(len(self.replaced), 'replaced manifest')}: {join_names(names, 4)}"
-                  for names in [[str(one) for one in self.replaced]] if names]
-        kept = document["kept"]
-        lines += [describe_other(one, dry_run=self.dry_run) for one in self.others]
+                  for names in [[str(path) for path in self.replaced]] if names]
+        needed = document["kept"]
+        lines += [describe_other(other, dry_run=self.dry_run) for other in self.others]
         if self.searched and any(document["removed"].values()):
-            places = join_names([str(one) for one in self.searched], None)
+            places = join_names([str(place) for place in self.searched], None)
             lines.append(f"other manifests were searched for only in {places}; name those elsewhere with --keep")
         elif any(document["removed"].values()):
             lines.append("other manifests were not searched for; name all of them with --keep")
-        lines.append(f"{_count(kept['shards'], 'shards')} and {_count(kept['tables'], 'tables')} kept "
-                     f"({format_bytes(kept['bytes'])}) for {_count(self.manifests, 'manifests')}")
+        lines.append(f"{_count(needed['shards'], 'shards')} and {_count(needed['tables'], 'tables')} kept "
+                     f"({format_bytes(needed['bytes'])}) for {_count(self.manifests, 'manifests')}")
         if self.sweep.guarded:
             lines.append(f"of these, {self.sweep.guarded} shards, commits, tables and plans are kept only because they "
                          f"are newer than {self.guard}")
@@ -97,7 +97,7 @@ def _count(count: int, kind: str) -> str:
     return f"{count} {WORDS[kind][count != 1]}"
 
 
-def collect_garbage(path: Place, keep: Sequence[Place], *, guard: float, asked: str, dry_run: bool,
+def collect_garbage(path: Place, keep: Sequence[Place], *, guard: float, older_than: str, dry_run: bool,
                     progress: Progress, abandon: Sequence[str] = (), notice: Callable[[str], None] = lambda _: None
                     ) -> GcReport:
     """Removes from the cache at `path`, a directory or a URL, what no manifest in `keep` needs and is older than
@@ -112,13 +112,13 @@ def collect_garbage(path: Place, keep: Sequence[Place], *, guard: float, asked: 
                          hint="prep gc CACHE --keep MANIFEST shows what no kept manifest needs; --yes removes it")
     cache = open_to_encode(path, create=False)
     with contextlib.nullcontext() if dry_run else lock_directory(cache.root, exclusive=True):
-        manifests = [read_manifest(one) for one in keep]  # not before the lock: an encoder may be writing one
-        found = find_garbage(cache, _needed(cache, manifests), guard=guard, abandon=abandon)
-        others = find_others(cache, manifests, found)
-        kept = {resolve(manifest.path) for manifest in manifests}
-        replaced = tuple(one for one in replaced_in(others.searched, cache) if one.resolve() not in kept)
-        for line in (*others.notices, *(() if dry_run else (describe_other(one, dry_run=False)
-                                                            for one in others.found))):
+        manifests = [read_manifest(place) for place in keep]  # not before the lock: an encoder may be writing one
+        sweep = find_garbage(cache, _needed(cache, manifests), guard=guard, abandon=abandon)
+        others = find_others(cache, manifests, sweep)
+        named = {resolve(manifest.path) for manifest in manifests}
+        replaced = tuple(path for path in replaced_in(others.searched, cache) if path.resolve() not in named)
+        for line in (*others.notices, *(() if dry_run else (describe_other(other, dry_run=False)
+                                                            for other in others.manifests))):
             notice(line)
 
         def unchanged() -> None:
@@ -126,14 +126,14 @@ def collect_garbage(path: Place, keep: Sequence[Place], *, guard: float, asked: 
                 if read_manifest(manifest.path).digest != manifest.digest:
                     raise CacheError(f"{manifest.path} was replaced while prep gc ran, so nothing more is removed",
                                      hint="run prep gc again")
-            check_no_plan(cache, found)
+            check_no_plan(cache, sweep)
 
         if not dry_run:
-            for one in replaced:  # before what they need
-                atomic.remove(one)
-            with progress("removing", sum(map(len, found.remove.values())), "things") as tick:
-                stock_of(cache).remove(found.remove, found.things, unchanged, tick)
-    return GcReport(sweep=found, manifests=len(keep), guard=asked, dry_run=dry_run, others=others.found,
+            for file in replaced:  # before what they need
+                atomic.remove(file)
+            with progress("removing", sum(map(len, sweep.remove.values())), "things") as tick:
+                stock_of(cache).remove(sweep.remove, sweep.things, unchanged, tick)
+    return GcReport(sweep=sweep, manifests=len(keep), guard=older_than, dry_run=dry_run, others=others.manifests,
                     replaced=replaced, searched=others.searched)
 
 

@@ -86,57 +86,57 @@ def unverifiable(cache: Cache, sources: Sequence[str], tick: Tick = lambda _: No
     Their rows may match their checksums and still belong to another shard; a copy would be trusted forever. Damage is
     recorded. Calls `tick(1)` for each shard.
     """
-    found = set()
+    doubtful = set()
     for source in sources:
-        if any(one.array is None for one in verify_shard(cache, source)):
-            found.add(source)
+        if any(damage.array is None for damage in verify_shard(cache, source)):
+            doubtful.add(source)
         tick(1)
-    return frozenset(found)
+    return frozenset(doubtful)
 
 
-def join(cache: Cache, there: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
+def join(cache: Cache, source_cache: Cache, ledger: Ledger, part: Part, rejects: Sequence[Reject], tick: Tick,
          shunned: Collection[str] = ()) -> tuple[Shard | None, list[LostRow]]:
     """Writes the shard of a part and its commit, which contains `rejects`; checks the checksum of each row it copies
-    from `there`, which has the small shards.
+    from `source_cache`, which has the small shards.
 
     A row that is damaged in one shard, or that is in a `shunned` shard, is copied from another; a row that is damaged
     everywhere is recorded as damaged and dropped. Returns None for the shard if all rows are dropped. Calls `tick(1)`
     for each row.
     """
-    kept: list[str] = []
+    keys: list[str] = []
     lost: list[LostRow] = []
     values = {spec.name: np.empty(spec.row_bytes, np.uint8) for spec in part.arrays}
     with ShardWriter(cache, part.field, part.arrays) as writer:
-        reader = Reader(there)
+        reader = Reader(source_cache)
         for key, places in _places(ledger, part):
             if any(place[0] not in shunned and _read(reader, place, values) for place in places):
                 writer.add(key, {name: value.data for name, value in values.items()})
-                kept.append(key)
+                keys.append(key)
             else:
                 lost.append(LostRow(field=part.field, key=key, places=places))
             tick(1)
         reader.close()
-        shard = writer.finish() if kept else None
+        shard = writer.finish() if keys else None
     if shard is not None:
-        task = Task(key=digest_json({"kind": "compact", "meaning": 1, "field": part.field, "rows": kept}),
-                    field=part.field, rows=tuple(kept))
+        task = Task(key=digest_json({"kind": "compact", "meaning": 1, "field": part.field, "rows": keys}),
+                    field=part.field, rows=tuple(keys))
         write_commit(cache, task, shard, rejects, {"compacted": len(part.sources)})
     return shard, lost
 
 
 def rejects_by_shard(cache: Cache) -> dict[str, tuple[Reject, ...]]:
     """The rejected rows in commits, by the shard of the same commit: they would be lost with it unless copied."""
-    found: dict[str, tuple[Reject, ...]] = {}
+    rejects: dict[str, tuple[Reject, ...]] = {}
     for task in cache.names("commits"):
         commit = read_commit(cache, task)
         if commit is not None and commit.shard is not None and commit.rejects:
-            found[commit.shard.digest] = found.get(commit.shard.digest, ()) + commit.rejects
-    return found
+            rejects[commit.shard.digest] = rejects.get(commit.shard.digest, ()) + commit.rejects
+    return rejects
 
 
 def _small(cache: Cache, ledger: Ledger, shard_bytes: int) -> dict[int, Header]:
     """The headers of small shards, by shard number in the ledger."""
-    found = {}
+    headers = {}
     for number, shard in enumerate(ledger.shards):
         if shard.bytes < shard_bytes // 2:
             try:
@@ -144,8 +144,8 @@ def _small(cache: Cache, ledger: Ledger, shard_bytes: int) -> dict[int, Header]:
             except CacheError:
                 continue
             if 2 * shard.rows < _most(header.arrays, shard_bytes):
-                found[number] = header
-    return found
+                headers[number] = header
+    return headers
 
 
 def _cut(ledger: Ledger, field: str, arrays: tuple[ArraySpec, ...], first: Column, past: Column,

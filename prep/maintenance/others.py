@@ -46,7 +46,7 @@ class OtherManifest:
 class Others:
     """What `find_others` found, and where it looked."""
 
-    found: tuple[OtherManifest, ...]  # sorted by path
+    manifests: tuple[OtherManifest, ...]  # sorted by path
     searched: tuple[Place, ...]  # directories and prefixes, each once, sorted; not those inside of them
     notices: tuple[str, ...]  # on places that could not be searched
 
@@ -54,7 +54,7 @@ class Others:
 def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
     """The manifests that lose shards or tables by `sweep`. Skips what cannot be read, and says which places and names
     of a store."""
-    known, found = {mark_of(manifest.path) for manifest in keep}, list[OtherManifest]()
+    known, losing = {mark_of(manifest.path) for manifest in keep}, list[OtherManifest]()
     searched, notices = list[Place](), list[str]()
     for folder in _folders(cache, keep):
         try:
@@ -71,8 +71,8 @@ def find_others(cache: Cache, keep: Sequence[Manifest], sweep: Sweep) -> Others:
             with contextlib.suppress(OSError, ManifestError, CacheError):
                 if (mark := mark_of(path)) not in known:
                     known.add(mark)
-                    found += _losing(cache, read_manifest(path, fetch=False), sweep)
-    return Others(found=tuple(sorted(found, key=lambda one: str(one.path))), searched=tuple(searched),
+                    losing += _losing(cache, read_manifest(path, fetch=False), sweep)
+    return Others(manifests=tuple(sorted(losing, key=lambda other: str(other.path))), searched=tuple(searched),
                   notices=tuple(notices))
 
 
@@ -105,8 +105,8 @@ def replaced_in(folders: Iterable[Place], cache: Cache) -> Iterator[Path]:
 def _folders(cache: Cache, keep: Sequence[Manifest]) -> list[Place]:
     """The places to search, each once, sorted."""
     places = [cache.place.parent, *(place for manifest in keep for place in (manifest.path.parent, manifest.base))]
-    found = {str(resolve(place)): place for place in places}
-    return [found[name] for name in sorted(found)]
+    folders = {str(resolve(place)): place for place in places}
+    return [folders[name] for name in sorted(folders)]
 
 
 def _candidates(folder: Place, wanted: Callable[[str], object]) -> list[str]:

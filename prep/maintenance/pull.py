@@ -108,16 +108,16 @@ def _download(remote: Cache, cache: Cache, shards: tuple[ShardFacts, ...], reche
     stop, named = threading.Event(), tasks_by_shard(cache)
 
     def fetch(shard: ShardFacts) -> bool:
-        there = cache.shard(shard.digest).is_dir() and not cache.damaged(shard.digest).exists()
+        intact = cache.shard(shard.digest).is_dir() and not cache.damaged(shard.digest).exists()
         # Without a commit, it may be what a crash left of another program.
         doubtful = recheck or shard.digest not in named
-        if not there or (doubtful and verify_shard(cache, shard.digest)):
+        if not intact or (doubtful and verify_shard(cache, shard.digest)):
             download_shard(remote, cache, shard.digest, stop=stop)
-            there = False
+            intact = False
         if shard.digest not in named:
             write_salvaged(cache, shard.digest)
         tick(shard.bytes)
-        return not there
+        return not intact
 
     fetched = side_by_side(fetch, shards, jobs, stop)
     return [shard for shard, was_fetched in zip(shards, fetched, strict=True) if was_fetched]

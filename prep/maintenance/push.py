@@ -113,11 +113,11 @@ class _Upload:
         another cache."""
         url, data = (self._target / MARKER).url, read_regular(self._cache.root / MARKER, MARKER_BYTES)
         try:
-            there = read_object(url, MARKER_BYTES)
+            marker = read_object(url, MARKER_BYTES)
         except FileNotFoundError:
             check_alone(self._target)
-            there = create_checked(url, data, MARKER_BYTES)
-        if there != data:
+            marker = create_checked(url, data, MARKER_BYTES)
+        if marker != data:
             raise CacheError(f"{url} is not the marker of a cache of this version", hint="choose another URL")
 
     def shard(self, shard: RemoteShard, tick: Tick) -> None:
@@ -126,12 +126,12 @@ class _Upload:
         prefix = f"{self._target}/{root.relative_to(self._cache.root).as_posix()}"
         if not self._recheck and self._is_there(prefix, root, shard):
             tick(shard.bytes)
-            moved = 0
+            sent = 0
         else:
-            moved = self.files.shard(shard, tick=tick)
+            sent = self.files.shard(shard, tick=tick)
         self._commits(shard.digest)
         with self._lock:
-            self.shards_sent += bool(moved)
+            self.shards_sent += bool(sent)
 
     def _commits(self, digest: str) -> None:
         """Uploads the commits that name a shard: also of one that was there, whose upload may have been killed before.
@@ -169,6 +169,6 @@ class _Upload:
 def _names(url: str, data: bytes, task: str, digest: str) -> bool:
     """Whether a commit in the store is intact and names the shard."""
     with suppress(Unparsed):
-        found = parse_commit(data, task, url).shard
-        return found is not None and found.digest == digest
+        shard = parse_commit(data, task, url).shard
+        return shard is not None and shard.digest == digest
     return False

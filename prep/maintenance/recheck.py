@@ -47,12 +47,12 @@ def _in_use(cache: Cache, keys: Collection[str], done: set[str]) -> dict[str, in
 def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
     stop = threading.Event()
     looks = side_by_side(lambda digest: _look(cache, digest, tick, stop), shards, jobs, stop)
-    for digest, found in zip(shards, looks, strict=True):
-        for one in found:
-            if one.transient:
-                raise CacheError(f"shard {digest} {one.what}",
+    for digest, damages in zip(shards, looks, strict=True):
+        for damage in damages:
+            if damage.transient:
+                raise CacheError(f"shard {digest} {damage.what}",
                                  hint="check the permissions of the cache and the disk, then run this again")
-        if not is_recorded(cache, digest, found):
+        if not is_recorded(cache, digest, damages):
             raise CacheError(f"shard {digest} is damaged, and that cannot be recorded: {cache.root} cannot be written",
                              hint="free some space, or check the permissions of the cache, then run this again")
 
@@ -60,8 +60,8 @@ def _verify(cache: Cache, shards: list[str], jobs: int, tick: Tick) -> None:
 def _look(cache: Cache, digest: str, tick: Tick, stop: threading.Event) -> list[Damage]:
     """The damage of a shard that is to be recorded; in a store a damaged one counts as missing from now on."""
     with as_stored(cache, digest, rows=True, stop=stop) as stored:
-        found = verify_shard(stored, digest, tick=tick)
-    if found and not cache.records_damage:
+        damages = verify_shard(stored, digest, tick=tick)
+    if damages and not cache.records_damage:
         forget_shard(cache, digest)
         return []
-    return found
+    return damages

@@ -36,15 +36,15 @@ class References:
     def __init__(self, audit: OpenedManifest) -> None:
         self._samples = audit.samples
         self._prompts = tuple(_prompts(audit.manifest.document["prompts"]))
-        self._keys, self._buckets = _Keys(audit), audit.manifest.buckets
+        self._keys, self._buckets = _SampleKeys(audit), audit.manifest.buckets
         views, texts = self._samples.views, self._samples.texts
         masked = np.flatnonzero(views["mask_shard"] >= 0)
         parts = [  # (kind, number within its kind, shard, row)
             (LATENT, np.arange(len(views["latent_shard"])), views["latent_shard"], views["latent_row"]),
             (MASK, masked, views["mask_shard"][masked], views["mask_row"][masked]),
             (TEXT, np.arange(len(texts["shard"])), texts["shard"], texts["row"]),
-            (PROMPT, np.arange(len(self._prompts)), [one.shard for one in self._prompts],
-             [one.row for one in self._prompts]),
+            (PROMPT, np.arange(len(self._prompts)), [prompt.shard for prompt in self._prompts],
+             [prompt.row for prompt in self._prompts]),
         ]
         shards = np.concatenate([np.asarray(shard, np.int32) for *_, shard, _ in parts])
         rows = np.concatenate([np.asarray(row, np.int32) for *_, row in parts])
@@ -57,8 +57,8 @@ class References:
     def rows(self, shard: int) -> list[int]:
         """The needed rows of a shard, sorted and unique."""
         first, past = self._span(shard)
-        found: list[int] = np.unique(self._rows[first:past]).tolist()
-        return found
+        rows: list[int] = np.unique(self._rows[first:past]).tolist()
+        return rows
 
     def names(self, shard: int, row: int | None) -> list[str]:
         """The users of a row of a shard, or of any of its rows (`row` None)."""
@@ -71,7 +71,8 @@ class References:
         first, past = self._span(shard)
         columns = (self._rows[first:past], self._kinds[first:past], self._numbers[first:past],
                    self._owners(slice(first, past)))
-        for use, (row, kind, number, owner) in enumerate(zip(*(one.tolist() for one in columns), strict=True), first):
+        lists = (column.tolist() for column in columns)
+        for use, (row, kind, number, owner) in enumerate(zip(*lists, strict=True), first):
             yield Reference(row=row, use=use, keys=self._keys_of(kind, number, owner))
 
     def who(self, use: int) -> str:
@@ -121,7 +122,7 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
         yield _Prompt(who=who, caption=sample["negative"], negative=True, **sample["negative_row"])
 
 
-class _Keys:
+class _SampleKeys:
     """Computes the keys that rows may have, from the contexts and the color in a manifest."""
 
     def __init__(self, audit: OpenedManifest) -> None:

@@ -43,22 +43,22 @@ def repair_commits(cache: Cache, tasks: Iterable[str]) -> None:
     Needs the exclusive lock.
     """
     for task in tasks:
-        found = read_commit(cache, task)
-        if found is None:
+        commit = read_commit(cache, task)
+        if commit is None:
             if is_damaged(cache, task):
                 atomic.remove_tree(cache.commit(task))
-        elif found.shard is not None and not forget_commit(cache, found):
-            _mend_shard(cache, found, found.shard)
+        elif commit.shard is not None and not forget_commit(cache, commit):
+            _mend_shard(cache, commit, commit.shard)
 
 
-def _mend_shard(cache: Cache, found: Commit, shard: Shard) -> None:
+def _mend_shard(cache: Cache, commit: Commit, shard: Shard) -> None:
     if not cache.shard(shard.digest).is_dir():
-        atomic.remove_tree(cache.commit(found.task))
+        atomic.remove_tree(cache.commit(commit.task))
     elif verify_shard(cache, shard.digest):
         if cache.damaged(shard.digest).exists():  # otherwise it could not be read, which may pass
             salvage(cache, shard.digest)
-    elif _stated(cache, shard.digest) != (found.field, shard):  # `adopt_orphans` finds the shard again
-        atomic.remove_tree(cache.commit(found.task))
+    elif _stated(cache, shard.digest) != (commit.field, shard):  # `adopt_orphans` finds the shard again
+        atomic.remove_tree(cache.commit(commit.task))
 
 
 def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str], progress: Progress = silent) -> list[Shard]:
@@ -66,18 +66,18 @@ def adopt_orphans(cache: Cache, ledger: Ledger, wanted: Collection[str], progres
 
     Such shards come from a damaged commit, or a crash before the commit. Their digests are verified first.
     """
-    made, found = cache.unsent, orphans(cache, {shard.digest for shard in ledger.shards})
-    if found:
+    made, digests = cache.unsent, orphans(cache, {shard.digest for shard in ledger.shards})
+    if digests:
         with phase(progress, "looking for rows without a commit"):
             keys = ordered(packed(wanted))  # once: there may be thousands of shards, and millions of keys
-            found = [digest for digest in found if _holds(made, digest, keys)]
-    if found:  # another process may have written commits meanwhile
+            digests = [digest for digest in digests if _holds(made, digest, keys)]
+    if digests:  # another process may have written commits meanwhile
         named = tasks_by_shard(cache)
-        found = [digest for digest in found if digest not in named]
-    if not found:
+        digests = [digest for digest in digests if digest not in named]
+    if not digests:
         return []
-    with progress("verifying", sum(_bytes(made, digest) for digest in found), "bytes") as tick:
-        return [shard for digest in found if (shard := _adopted(cache, digest, tick)) is not None]
+    with progress("verifying", sum(_bytes(made, digest) for digest in digests), "bytes") as tick:
+        return [shard for digest in digests if (shard := _adopted(cache, digest, tick)) is not None]
 
 
 def _holds(cache: Cache, digest: str, wanted: Column) -> bool:
@@ -97,8 +97,8 @@ def _bytes(cache: Cache, digest: str) -> int:
 
 
 def _adopted(cache: Cache, digest: str, tick: Tick) -> Shard | None:
-    with rows_kept(cache, digest) as kept:  # else another process has just finished with it, and nothing is damaged
-        if not kept or verify_shard(cache.unsent, digest, tick=tick):
+    with rows_kept(cache, digest) as locked:  # else another process has just finished with it, and nothing is damaged
+        if not locked or verify_shard(cache.unsent, digest, tick=tick):
             return None
     try:
         return write_salvaged(cache, digest)
@@ -157,8 +157,8 @@ def salvage(cache: Cache, digest: str) -> Shard | None:
         forget(cache, digest)
         return new
     for task in list(cache.names("commits")):
-        found = read_commit(cache, task)
-        if found is not None and found.shard is not None and found.shard.digest == digest:
+        commit = read_commit(cache, task)
+        if commit is not None and commit.shard is not None and commit.shard.digest == digest:
             atomic.remove_tree(cache.commit(task))
     retire_shard(cache, digest)
     return new
@@ -212,18 +212,18 @@ def _rewrite_indexes(cache: Cache, root: Path, header: Header) -> None:
 
 def _copied(cache: Cache, digest: str, header: Header, bad: Collection[int]) -> Shard | None:
     """Writes a shard of the good rows, and its commit; None if there are no good rows."""
-    root, kept = cache.shard(digest), []
+    root, keys = cache.shard(digest), []
     with ShardWriter(cache, header.field, header.arrays) as writer:
         sources = [read_rows(root, header, spec) for spec in header.arrays]
         for number, (key, *rows) in enumerate(zip(header.keys, *sources, strict=True)):
             if number in bad or any(what for _, what in rows):
                 continue
-            kept.append(bytes(key).hex())
-            writer.add(kept[-1], {spec.name: row.data for spec, (row, _) in zip(header.arrays, rows, strict=True)})
-        if not kept:
+            keys.append(bytes(key).hex())
+            writer.add(keys[-1], {spec.name: row.data for spec, (row, _) in zip(header.arrays, rows, strict=True)})
+        if not keys:
             return None
         shard = writer.finish()
-    _commit(cache, header.field, kept, shard, digest)
+    _commit(cache, header.field, keys, shard, digest)
     return shard
 
 

@@ -68,8 +68,8 @@ class DiskStock:
             for folder in self._cache.closed(kind):
                 raise CacheError(f"{folder} cannot be listed (no permission), so nothing is removed",
                                  hint="run prep gc as a user with read and write access to the whole cache")
-        found = {kind: {name: _thing(path) for name, path in _paths(self._cache, kind)} for kind in KINDS}
-        return {**found, "staging": {str(path): _thing(path) for path in leftovers(self._cache)}}
+        things = {kind: {name: _thing(path) for name, path in _paths(self._cache, kind)} for kind in KINDS}
+        return {**things, "staging": {str(path): _thing(path) for path in leftovers(self._cache)}}
 
     def plans(self) -> Mapping[str, Thing]:
         """The plans alone."""
@@ -115,14 +115,14 @@ def _thing(path: Path) -> Thing:
 
 def _bytes(path: Path) -> int:
     """Total bytes of a file or a directory tree; does not follow links, and counts what cannot be read as 0."""
-    total, left = 0, [path]
-    while left:
-        path = left.pop()
+    total, paths = 0, [path]
+    while paths:
+        path = paths.pop()
         with contextlib.suppress(OSError):
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode) and not is_link(status):
-                with os.scandir(path) as found:
-                    left += [Path(entry.path) for entry in found]
+                with os.scandir(path) as entries:
+                    paths += [Path(entry.path) for entry in entries]
             else:
                 total += status.st_size
     return total
@@ -147,14 +147,14 @@ class StoreStock:
 
     def _below(self, start: str) -> Things:
         """The objects whose names begin so."""
-        found: dict[str, dict[str, dict[str, ObjectEntry]]] = {kind: defaultdict(dict) for kind in KINDS}
-        for name, one in list_objects(f"{self._cache.store}/{start}".rstrip("/")).items():
+        things: dict[str, dict[str, dict[str, ObjectEntry]]] = {kind: defaultdict(dict) for kind in KINDS}
+        for name, entry in list_objects(f"{self._cache.store}/{start}".rstrip("/")).items():
             kind, _, rest = f"{start}{name}".partition("/")
-            if kind in found and (digest := _digest_in(self._cache, kind, rest)):
-                found[kind][digest][f"{start}{name}"] = one
-        return {kind: {name: Thing(written=max(one.written for one in objects.values()),
-                                   bytes=sum(one.size for one in objects.values()), objects=objects)
-                       for name, objects in named.items()} for kind, named in found.items()}
+            if kind in things and (digest := _digest_in(self._cache, kind, rest)):
+                things[kind][digest][f"{start}{name}"] = entry
+        return {kind: {name: Thing(written=max(entry.written for entry in objects.values()),
+                                   bytes=sum(entry.size for entry in objects.values()), objects=objects)
+                       for name, objects in named.items()} for kind, named in things.items()}
 
     def remove(self, gone: Names, things: Things, unchanged: Callable[[], None], tick: Tick = lambda _: None) -> None:
         """As that of `DiskStock`, but calls `tick` for several; `unchanged` raises if somebody has begun to need
@@ -188,13 +188,13 @@ def group_of(digest: str) -> str:
 
 
 def _delete(cache: Cache, things: Mapping[str, Thing], names: Iterable[str], tick: Tick) -> None:
-    found = [(name, one) for name in names for one in things[name].objects]
-    first = [(name, one) for name, one in found if one == group_of(name)]
-    for part in (first, sorted(set(found) - set(first))):
+    pairs = [(name, object_name) for name in names for object_name in things[name].objects]
+    first = [(name, object_name) for name, object_name in pairs if object_name == group_of(name)]
+    for part in (first, sorted(set(pairs) - set(first))):
         stop = Event()
 
         def delete(named: tuple[str, str], stop: Event = stop) -> None:
             delete_object(f"{cache.store}/{named[1]}", stop=stop)
 
         side_by_side(delete, part, JOBS, stop)
-    tick(len({name for name, _ in found}))
+    tick(len({name for name, _ in pairs}))

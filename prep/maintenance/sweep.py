@@ -127,21 +127,21 @@ def _named_plans(where: str, plans: Collection[str], named: Iterable[str]) -> se
 
     Raises `UsageError` if one of the names is not that of exactly one plan.
     """
-    found = set()
+    chosen = set()
     for name in named:
         fits = [plan for plan in plans if plan.startswith(name)] if re.fullmatch("[0-9a-f]{8,64}", name) else []
         if len(fits) != 1:
-            there = join_names([plan[:SHORT] for plan in sorted(plans)], SHOWN) or "it has none"
-            raise UsageError(f"--abandon is '{name}', expected a plan of {where}: {there}",
+            known = join_names([plan[:SHORT] for plan in sorted(plans)], SHOWN) or "it has none"
+            raise UsageError(f"--abandon is '{name}', expected a plan of {where}: {known}",
                              hint="name it by its first 8 digits or more; a plan that is gone needs no --abandon")
-        found.add(fits[0])
-    return found
+        chosen.add(fits[0])
+    return chosen
 
 
-def check_no_plan(cache: Cache, found: Sweep) -> None:
+def check_no_plan(cache: Cache, sweep: Sweep) -> None:
     """Raises `CacheError` if a store has a plan besides those to remove, or a run has begun to follow one of them."""
-    there, known = stock_of(cache).plans(), found.things["plans"]
-    if new := sorted(plan for plan in there if plan not in found.remove["plans"] or there[plan] != known[plan]):
+    stored, known = stock_of(cache).plans(), sweep.things["plans"]
+    if new := sorted(plan for plan in stored if plan not in sweep.remove["plans"] or stored[plan] != known[plan]):
         raise _unfinished(cache, dict.fromkeys(new, 0.0))
 
 
@@ -235,25 +235,25 @@ def _shards_of_plans(at: _Look, plans: Sequence[Column], known: Collection[str])
     if not plans:
         return set()
     wanted = ordered(np.concatenate(plans))
-    found = set()
+    shards = set()
     for shard in at.things["shards"].keys() - known:
         with contextlib.suppress(CacheError):  # damaged: nobody can use its rows
             if among(wanted, read_keys(at.cache, shard).view(KEY).reshape(-1)).any():
-                found.add(shard)
-    return found
+                shards.add(shard)
+    return shards
 
 
 def _young_shards(at: _Look, needed: Needed) -> set[str]:
     """Shards that are young, or named by a young commit or a young shards table."""
-    found = set(at.young["shards"])
+    shards = set(at.young["shards"])
     for task in at.young["commits"]:
         commit = at.commits[task]
-        found |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
+        shards |= {commit.shard.digest} if commit is not None and commit.shard is not None else set()
     for digest in at.young["tables"] - needed.tables:
         with contextlib.suppress(CacheError):  # damaged, or another kind of table
             fetch_tables(at.cache.place, [digest])
-            found |= {name.as_py().hex() for name in read_table(at.cache, digest, SHARDS)["digest"]}
-    return found
+            shards |= {name.as_py().hex() for name in read_table(at.cache, digest, SHARDS)["digest"]}
+    return shards
 
 
 def _guarded(at: _Look, stays: Mapping[str, set[str]], firm: set[str], needed: Needed, plans: Iterable[str]) -> int:

@@ -45,7 +45,7 @@ class ShardResult:
     @property
     def lost(self) -> bool:
         """Whether the whole shard is lost."""
-        return any(one.array is None and not one.transient for one in self.damaged)
+        return any(damage.array is None and not damage.transient for damage in self.damaged)
 
 
 def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: Tick = lambda _: None) -> dict[str, Any]:
@@ -58,20 +58,20 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
     """
     with lock_directory(audit.cache.root, exclusive=False, patience=PATIENCE):
         damaged = _damaged_tables(audit)
-        broken, whole = {one["field"] for one in damaged}, audit.cache.is_whole
+        broken, whole = {entry["field"] for entry in damaged}, audit.cache.is_whole
         uses = None if broken & {"samples table", "shards table"} else References(audit)
-        told = "shards table" not in broken
-        shards = audit.shards if told else []
+        listed = "shards table" not in broken
+        shards = audit.shards if listed else []
         counted, notes = one_at_a_time(tick), notes_on_damage_records(audit.cache)  # before verifying removes records
         stop = threading.Event()
         with ThreadPoolExecutor(jobs, "verify") as pool:
             try:
                 work = [pool.submit(_check_shard, audit, uses, number, quick, counted, stop)
                         for number in range(len(shards))]
-                mine = {shard["digest"]: shard for shard in shards} if told else None
+                mine = {shard["digest"]: shard for shard in shards} if listed else None
                 # While the threads read. The commits of a store are not read.
                 checkup = check_up(audit.cache, mine) if whole else Checkup()
-                looks = [one.result() for one in work]
+                looks = [future.result() for future in work]
             except BaseException:
                 stop.set()  # threads may wait for a store
                 pool.shutdown(cancel_futures=True)
@@ -82,7 +82,7 @@ def verify(audit: OpenedManifest, *, quick: bool = False, jobs: int = 2, tick: T
         if damaged or checkup.notes:
             drop_index(audit.cache)  # the next ledger is read from the files themselves
         ill = [look for look in looks if look.damaged]
-        cost = None if not told or (ill and uses is None) else _cost(audit, uses, ill)
+        cost = None if not listed or (ill and uses is None) else _cost(audit, uses, ill)
         checkup.notes += _advice(audit, ill, in_store=bool(damaged) and not whole)
     return {"format": "latentry/verify", "version": 1, "ok": not damaged, "quick": quick, "shards": len(shards),
             "bytes": sum(shard["bytes"] for shard in shards), "damaged": damaged, "notes": checkup.notes,
@@ -98,18 +98,18 @@ def _advice(audit: OpenedManifest, ill: Sequence[ShardResult], *, in_store: bool
     if ill and "imported" in audit.manifest.document["latents"]:
         yield ("latents were imported; what imports damaged ones again, if their caches are still there: "
                f"{encode_command(audit.manifest, '--recheck')}")
-    if any(one.transient for look in ill for one in look.damaged):
+    if any(damage.transient for look in ill for damage in look.damaged):
         yield UNREADABLE
 
 
 def _damaged_tables(audit: OpenedManifest) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for name in ("samples", "shards", "findings"):
         try:
             getattr(audit, name)
         except CacheError as error:
-            found.append(_entry(f"{name} table", error.message))
-    return found
+            entries.append(_entry(f"{name} table", error.message))
+    return entries
 
 
 def _entry(field: str, what: str) -> dict[str, Any]:
@@ -139,13 +139,13 @@ def _check_at(cache: Cache, shard: Mapping[str, Any], uses: References | None, n
               tick: Tick) -> ShardResult:
     digest = shard["digest"]
     if quick:
-        found = _quick(cache, shard)
-        record_if_writable(cache, filter(is_lasting, found))
+        damages = _quick(cache, shard)
+        record_if_writable(cache, filter(is_lasting, damages))
         tick(shard["bytes"])
     else:
-        found = verify_shard(cache, digest, tick=tick)
-    if found:
-        return ShardResult(number=number, damaged=found, recorded=is_recorded(cache, digest, found))
+        damages = verify_shard(cache, digest, tick=tick)
+    if damages:
+        return ShardResult(number=number, damaged=damages, recorded=is_recorded(cache, digest, damages))
     try:
         header = read_header(cache, digest)
     except CacheError as error:  # damaged since it was verified
@@ -186,22 +186,22 @@ def _wrong_rows(header: Header, number: int, uses: References) -> dict[int, list
     wrong: dict[int, set[str]] = {}
     stored = [bytes(key).hex() for key in header.keys]
     for need in uses.needs(number):
-        there = 0 <= need.row < len(stored)
-        if not there or (need.keys and stored[need.row] not in need.keys):
+        exists = 0 <= need.row < len(stored)
+        if not exists or (need.keys and stored[need.row] not in need.keys):
             wrong.setdefault(need.row, set()).add(uses.who(need.use))
     return {row: sorted(who) for row, who in sorted(wrong.items())}
 
 
 def _entries(shard: Mapping[str, Any], look: ShardResult, uses: References | None) -> list[dict[str, Any]]:
     """The report entries of a shard, with the samples that need it; `row` null: the whole shard, or its shard index."""
-    found = []
-    for one in look.damaged:
-        who = [] if uses is None or (one.row is None and one.array) else uses.names(look.number, one.row)
-        what = f"array '{one.array}' {one.what}" if one.array and one.row is not None else one.what
-        found.append((one.row, who, what))
-    found += [(row, who, WRONG_ROW) for row, who in (look.wrong or {}).items()]
+    entries = []
+    for damage in look.damaged:
+        who = [] if uses is None or (damage.row is None and damage.array) else uses.names(look.number, damage.row)
+        what = f"array '{damage.array}' {damage.what}" if damage.array and damage.row is not None else damage.what
+        entries.append((damage.row, who, what))
+    entries += [(row, who, WRONG_ROW) for row, who in (look.wrong or {}).items()]
     return [{"shard": shard["digest"], "field": shard["field"], "row": row, "sample": who[0] if who else None,
-             "samples": who, "what": what} for row, who, what in found]
+             "samples": who, "what": what} for row, who, what in entries]
 
 
 def _cost(audit: OpenedManifest, uses: References | None, looks: Iterable[ShardResult]) -> Counter[str]:
@@ -224,15 +224,15 @@ def _cost(audit: OpenedManifest, uses: References | None, looks: Iterable[ShardR
 
 def _lost(audit: OpenedManifest, uses: References, look: ShardResult) -> dict[int, tuple[str, ...]]:
     """The needed rows that are lost in a damaged shard, with the keys that each may have had."""
-    gone = {one.row for one in look.damaged if one.row is not None}
+    gone = {damage.row for damage in look.damaged if damage.row is not None}
     rows = [row for row in uses.rows(look.number) if look.lost or row in gone]
     if not rows:
         return {}
-    found = {need.row: need.keys for need in uses.needs(look.number)}
+    keys = {need.row: need.keys for need in uses.needs(look.number)}
     try:
         digest = audit.shards[look.number]["digest"]
         ensure_headers(audit.cache, [digest])
         stored = [(bytes(key).hex(),) for key in read_keys(audit.cache, digest)]
     except CacheError:
         stored = []
-    return {row: found[row] or (stored[row] if row < len(stored) else ()) for row in rows}
+    return {row: keys[row] or (stored[row] if row < len(stored) else ()) for row in rows}

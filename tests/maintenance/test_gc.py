@@ -339,7 +339,7 @@ def test_others_are_named_before_anything_is_removed(encode, photos, tmp_path):
         assert files_below(tmp_path / "cache") == before
         seen.append(text)
 
-    collect_garbage(tmp_path / "cache", [tmp_path / "new.json"], guard=0, asked="0", dry_run=False,
+    collect_garbage(tmp_path / "cache", [tmp_path / "new.json"], guard=0, older_than="0", dry_run=False,
                     progress=lambda *_: nullcontext(lambda _: None), notice=notice)
     assert len(seen) == 1 and files_below(tmp_path / "cache") != before
 
