@@ -19,8 +19,8 @@ from prep.errors import UsageError
 LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "pillow")
 
 
-def _show_version(context: typer.Context, asked: bool) -> None:
-    if asked:
+def _show_version(context: typer.Context, requested: bool) -> None:
+    if requested:
         put(version_text(context.find_root().info_name or "latentry"))
         raise typer.Exit
 
@@ -68,11 +68,11 @@ class _Command(TyperCommand):
         assert self.callback is not None
         kinds = signature(self.callback).parameters
         typed = self.make_parser(ctx).parse_args(args=list(args))[0] if not ctx.resilient_parsing else {}
-        for one in self.get_params(ctx):
-            value, model = typed.get(one.name or ""), one.name == "model"
+        for param in self.get_params(ctx):
+            value, model = typed.get(param.name or ""), param.name == "model"
             if (value == "" or (isinstance(value, list | tuple) and "" in value)) and (
-                    model or _is_path(kinds[one.name or ""].annotation)):
-                name = one.opts[-1] if one.param_type_name == "option" else one.metavar
+                    model or _is_path(kinds[param.name or ""].annotation)):
+                name = param.opts[-1] if param.param_type_name == "option" else param.metavar
                 raise UsageError(f"{name} is empty, expected a {'model' if model else 'path'}",
                                  hint="name one; a variable of the shell may not be set")
         return super().parse_args(ctx, args)
@@ -92,11 +92,11 @@ def version_text(name: str) -> str:
     """The versions of this program, Python and its main libraries, read from their metadata without importing them."""
     from importlib.metadata import PackageNotFoundError, version
 
-    def found(library: str) -> str:
+    def version_of(library: str) -> str:
         try:
             return version(library)
         except PackageNotFoundError:
             return "not installed"
 
-    return "\n".join([f"{name} (Latentry) {found('latentry')}", f"Python {sys.version.split()[0]}",
-                      *(f"{library} {found(library)}" for library in LIBRARIES)])
+    return "\n".join([f"{name} (Latentry) {version_of('latentry')}", f"Python {sys.version.split()[0]}",
+                      *(f"{library} {version_of(library)}" for library in LIBRARIES)])

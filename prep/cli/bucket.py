@@ -72,12 +72,12 @@ def bucket(
                              micro_batch=micro_batch, seed=seed, world=world)
     for line in () if quiet else dataset_notes(recipe, surveyed, bucketing):
         say(line)
-    rejected = [found for found in surveyed.findings if found.severity == "error"]
+    rejected = [finding for finding in surveyed.findings if finding.severity == "error"]
     write_bucket_files(view, html, png, origin=origin_of(recipe, date.today()), rejected=rejected)
     sizes = sizes_of(recipe, surveyed.items) if suggest else {}
     suggestions = [row.as_json() for row in suggest_buckets(sizes, rules_of(recipe))] if suggest else []
     if as_json:
-        put_json(preview_as_json(view) | {"rejected": [one.as_json() for one in rejected]}
+        put_json(preview_as_json(view) | {"rejected": [finding.as_json() for finding in rejected]}
                  | ({"suggestions": suggestions} if suggest else {}))
     else:
         put("\n".join([outlook_tables(view, width=screen_width(), every=every), *rejected_lines(rejected, every=every),

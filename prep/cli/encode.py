@@ -83,10 +83,10 @@ def _ray_options(engine: str, address: str | None, workers: int | None, gpus: fl
     """The options of --engine ray; `None` for another engine. Raises `UsageError`."""
     from prep.encode.engines.job import RayOptions
 
-    given = {"--address": address, "--workers": workers, "--num-gpus-per-worker": gpus, "--task-seconds": seconds}
-    if not opt.is_ray(engine, given):
+    options = {"--address": address, "--workers": workers, "--num-gpus-per-worker": gpus, "--task-seconds": seconds}
+    if not opt.is_ray(engine, options):
         return None
-    first = next((name for name, value in given.items() if value is not None), None)
+    first = next((name for name, value in options.items() if value is not None), None)
     if dry_run and first is not None:
         raise UsageError(f"{first} is given with --dry-run, which starts no workers", hint=f"omit {first}")
     if gpus is not None and (gpus != round(gpus, 4) if gpus < 1 else not gpus.is_integer()):  # Ray takes no others

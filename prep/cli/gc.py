@@ -30,8 +30,8 @@ def gc(
     from prep.maintenance.gc import collect_garbage
 
     guard = opt.seconds_of(older_than, "--older-than")
-    kept = [place_of(one) for one in (*keep, *(more or ()))] if keep else []
-    done = collect_garbage(place_of(cache), kept, guard=guard, older_than=older_than,
+    manifests = [place_of(place) for place in (*keep, *(more or ()))] if keep else []
+    done = collect_garbage(place_of(cache), manifests, guard=guard, older_than=older_than,
                            dry_run=not yes, abandon=abandon or (), notice=(lambda _: None) if quiet else say,
                            progress=progress_unless(quiet))
     if as_json:

@@ -78,12 +78,12 @@ def _measured(opened: OpenedManifest, model: _Model, most: int, *, shown: bool) 
     from prep.report.snapshots.manifest import Measurements
 
     with progress("reading latents", len(opened.samples), unit="samples", shown=shown) as tick:
-        found = latent_statistics(opened, tick)
-    unusual = [] if found is None else outliers(found)
+        statistics = latent_statistics(opened, tick)
+    unusual = [] if statistics is None else outliers(statistics)
     with progress("counting tokens", None, shown=shown):
         tokens = model.tokens()
-    decoded, note = model.decoded(most, [one.sample for one in unusual], shown=shown) if most else ({}, "")
-    return Measurements(latents=found, outliers=unusual, tokens=tokens, decoded=decoded, decoded_note=note)
+    decoded, note = model.decoded(most, [outlier.sample for outlier in unusual], shown=shown) if most else ({}, "")
+    return Measurements(latents=statistics, outliers=unusual, tokens=tokens, decoded=decoded, decoded_note=note)
 
 
 class _Model:
@@ -120,9 +120,9 @@ class _Model:
             return None
         numbers = spread(len(self._opened.samples), COUNTED)
         captions = [caption for number in numbers for caption in self._opened.samples.captions(number)]
-        found = finder.count(captions)
-        return None if found is None else CaptionTokens(encoder=found.encoder, limit=found.limit, counts=found.tokens,
-                                                        samples=len(numbers))
+        lengths = finder.count(captions)
+        return None if lengths is None else CaptionTokens(encoder=lengths.encoder, limit=lengths.limit,
+                                                          counts=lengths.tokens, samples=len(numbers))
 
     def decoded(self, most: int, unusual: list[int], *, shown: bool) -> tuple[dict[int, Decoded], str]:
         """Latents of up to `most` samples, decoded, and a note about them."""
@@ -138,10 +138,10 @@ class _Model:
         other = digest_vae(vae_files(place), digest_file) != self._opened.manifest.document["models"]["vae"]
         vae = VaeDecoder(place, device=self._device)
         with progress("decoding latents", len(numbers), unit="samples", shown=shown) as tick:
-            found = decode_samples(self._opened, numbers, vae.decode, tick)
-        note = (f"Latents of {len(found):,} samples are decoded beside their pictures, the lowest PSNR first: the most "
-                "unusual ones, and others evenly spread.")
+            decoded = decode_samples(self._opened, numbers, vae.decode, tick)
+        note = (f"Latents of {len(decoded):,} samples are decoded beside their pictures, the lowest PSNR first: the "
+                "most unusual ones, and others evenly spread.")
         if other:
             say(f"warning: the VAE of {place} is not the one that made these latents")
             note += " The VAE that decoded them is not the one that made them."
-        return found, note
+        return decoded, note

@@ -77,7 +77,7 @@ def mask(
         put_json(masked.as_json())
     else:
         put(masked.as_text(every=every))
-    if any(one.code == "unreadable-file" for one in masked.made.findings):  # the same command may do them later
+    if any(finding.code == "unreadable-file" for finding in masked.made.findings):  # the same command may do them later
         raise typer.Exit(EXIT_FINDINGS)
 
 

@@ -47,16 +47,16 @@ Given = Mapping[str, Any]  # values of recipe options by parameter name; None: n
 
 def with_recipe_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
     """A decorator that replaces a command's parameter `given` by all recipe options except those in `without`."""
-    shown = [one for one in RECIPE_OPTIONS if one.name not in without]
-    parameters = [parameter(one.name, Annotated[one.kind | None, _option(one)], None) for one in shown]
+    shown = [option for option in RECIPE_OPTIONS if option.name not in without]
+    parameters = [parameter(option.name, Annotated[option.kind | None, _option(option)], None) for option in shown]
     return lambda command: expand(command, "given", parameters)
 
 
-def _option(one: RecipeOption) -> Any:
-    flags = (one.flag, *one.aliases)
-    if one.choices:
-        return choice(*flags, help=one.help, words=one.choices, other=one.other)
-    return typer.Option(*flags, help=one.help)
+def _option(option: RecipeOption) -> Any:
+    flags = (option.flag, *option.aliases)
+    if option.choices:
+        return choice(*flags, help=option.help, words=option.choices, other=option.other)
+    return typer.Option(*flags, help=option.help)
 
 
 Sources = Annotated[str | None, _option(BY_NAME["sources"])]
@@ -98,11 +98,11 @@ Address = Annotated[str | None, typer.Option(
     "machine", show_default=False)]
 
 
-def is_ray(engine: str, given: Mapping[str, object]) -> bool:
-    """Whether --engine is ray. Raises `UsageError` for another word, and for options that are `given` without it."""
+def is_ray(engine: str, options: Mapping[str, object]) -> bool:
+    """Whether --engine is ray. Raises `UsageError` for another word, and for `options` that are given without it."""
     if engine not in ENGINES:
         raise UsageError(f"--engine is '{engine}', expected {' or '.join(ENGINES)}")
-    for flag, value in given.items():
+    for flag, value in options.items():
         if engine != "ray" and value is not None:
             raise UsageError(f"{flag} is given without --engine ray, expected both", hint="add --engine ray")
     return engine == "ray"
@@ -110,10 +110,10 @@ def is_ray(engine: str, given: Mapping[str, object]) -> bool:
 
 def seconds_of(text: str, option: str) -> float:
     """The seconds of a time like 0, 90s, 30m, 12h or 7d. Raises `UsageError`."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
-    if not found or (not found[2] and int(found[1])):
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    if not match or (not match[2] and int(match[1])):
         raise UsageError(f"{option} is '{text}', expected 0, or a whole number with s, m, h or d: 30m, 12h, 7d")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def without_caption_stop(recipe: Recipe) -> Recipe:
@@ -127,12 +127,12 @@ def _unstopped(caption: CaptionOptions) -> CaptionOptions:
     return replace(caption, missing="empty") if caption.missing == "stop" else caption
 
 
-def recipe_from_options(source: Place, **given: Any) -> Recipe:
+def recipe_from_options(source: Place, **values: Any) -> Recipe:
     """The recipe of SOURCE, overridden by the command's options (by parameter name). Raises `ConfigError`, `PathError`.
     """
     from prep.recipe.load import load_recipe  # here: --help needs no TOML and no sources
 
-    return load_recipe(place_of(source), choices=choices_of(given))
+    return load_recipe(place_of(source), choices=choices_of(values))
 
 
 def quiet_pillow() -> None:

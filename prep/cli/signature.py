@@ -20,16 +20,16 @@ Complete = Callable[[str], list[str] | list[tuple[str, str]]]  # text typed so f
 
 
 def expand(command: Command, name: str, parameters: Sequence[inspect.Parameter],
-           made: Callable[[dict[str, Any]], Any] = lambda given: given) -> Command:
+           made: Callable[[dict[str, Any]], Any] = lambda values: values) -> Command:
     """`command` with `parameters` in place of its parameter `name`, which receives what is `made` of a dict of their
     values by name."""
     signature = inspect.signature(command, eval_str=True)
-    shown = [one for own in signature.parameters.values() for one in (parameters if own.name == name else [own])]
+    shown = [item for own in signature.parameters.values() for item in (parameters if own.name == name else [own])]
 
     @wraps(command)
     def expanded(**values: Any) -> None:
-        given = {one.name: values.pop(one.name) for one in parameters}
-        command(**values, **{name: made(given)})
+        chosen = {item.name: values.pop(item.name) for item in parameters}
+        command(**values, **{name: made(chosen)})
 
     return _with_parameters(expanded, signature, shown)
 
@@ -47,7 +47,7 @@ def append(command: Command, parameters: Sequence[inspect.Parameter]) -> Command
 
 def _with_parameters(command: Command, signature: inspect.Signature, shown: list[inspect.Parameter]) -> Command:
     command.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in shown}
+    command.__annotations__ = {item.name: item.annotation for item in shown}
     return command
 
 
@@ -61,20 +61,20 @@ def with_options(name: str, record: Any, only: Collection[str] = ()) -> Callable
     for those in `only`; the others have their defaults."""
     rows = {row.field: row for row in rows_of(record) if not only or row.field in only}
     parameters = [parameter(row.field, Annotated[kind_of(row), option_of(row)], _shown(row)) for row in rows.values()]
-    return lambda command: expand(command, name, parameters, lambda given: record(**{
-        field: _value(rows[field], value) for field, value in given.items()}))
+    return lambda command: expand(command, name, parameters, lambda values: record(**{
+        field: _value(rows[field], value) for field, value in values.items()}))
 
 
 def option_of(row: Row, *flags: str, help: str = "") -> Any:  # noqa: A002
     """The option of a setting, with its bounds or choices, and its help unless there is another."""
-    spec, known, told = row.spec, flags or (row.spec.flag,), help or row.spec.told
+    spec, known, text = row.spec, flags or (row.spec.flag,), help or row.spec.told
     if spec.choices:
-        return choice(*known, help=told, words=spec.choices, other=spec.other)
+        return choice(*known, help=text, words=spec.choices, other=spec.other)
     low, high = (None, None) if spec.bounds is None else (
         None if bound in (LARGEST, MOST) else bound / spec.unit if spec.unit else bound for bound in spec.bounds)
     if kind_of(row) in (int, int | None) and low is not None:
         low, high = ceil(low), None if high is None else int(high)
-    return typer.Option(*known, help=told, min=low, max=high)
+    return typer.Option(*known, help=text, min=low, max=high)
 
 
 def kind_of(row: Row) -> Any:
@@ -87,9 +87,9 @@ def _shown(row: Row) -> Any:
     return row.default if row.default is None or not row.spec.unit else type(row.spec.unit)(row.default / row.spec.unit)
 
 
-def _value(row: Row, given: Any) -> Any:
+def _value(row: Row, option_value: Any) -> Any:
     """The value of a setting from that of its option."""
-    return given if given is None or not row.spec.unit else type(row.value)(given * row.spec.unit)
+    return option_value if option_value is None or not row.spec.unit else type(row.value)(option_value * row.spec.unit)
 
 
 def choice(*flags: str, help: str, words: Iterable[str], other: str = "") -> Any:  # noqa: A002

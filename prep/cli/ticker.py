@@ -61,9 +61,9 @@ class Ticker:
         if total is None:
             return f"{self.title}: {self._amount(done)}, {self._rate(rate)}"
         share = f" ({100 * done // total} %)" if total else ""
-        left = f", {clock((total - done) / rate)} left" if rate > 0 and total >= done else ""
+        remaining = f", {clock((total - done) / rate)} left" if rate > 0 and total >= done else ""
         first = format_bytes(done) if self.unit == "bytes" else grouped(done)
-        return f"{self.title}: {first} of {self._amount(total)}{share}, {self._rate(rate)}{left}"
+        return f"{self.title}: {first} of {self._amount(total)}{share}, {self._rate(rate)}{remaining}"
 
     def hide(self) -> None:
         """Removes the bar; the next tick shows it again."""

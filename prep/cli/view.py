@@ -78,16 +78,16 @@ def view(
     quiet_pillow()
     token, first, place = new_token(), "", place_of(what)
     if edit and is_file(place) and not is_source(place):
-        asked = _sources_of(place, {**given, "model": model}, maybe_place(cache))
-        asked = replace(asked, scan=scan, jobs=jobs, quiet=quiet, edit=True, sidecars=sidecars)
+        sources = _sources_of(place, {**given, "model": model}, maybe_place(cache))
+        sources = replace(sources, scan=scan, jobs=jobs, quiet=quiet, edit=True, sidecars=sidecars)
         _refuse({"--manifest": manifest, "--since": since}, "showing a MANIFEST or RUN", "--edit shows its sources")
-        app, site = _source(asked, token)
+        app, site = _source(sources, token)
     elif is_source(place):
         _refuse({"--manifest": manifest, "--since": since}, "a MANIFEST or RUN",
                 f"{place} is a source of pictures")
-        asked = _SourceOptions(what=place, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet,
-                               edit=edit, sidecars=sidecars, cache=None if cache is None else place_of(cache))
-        app, site = _source(asked, token)
+        sources = _SourceOptions(what=place, given={**given, "model": model}, scan=scan, jobs=jobs, quiet=quiet,
+                                 edit=edit, sidecars=sidecars, cache=None if cache is None else place_of(cache))
+        app, site = _source(sources, token)
     else:
         options = {BY_NAME[name].flag: value for name, value in given.items()}
         flags = {"--scan": scan or None, "--edit": edit or None, "--sidecars": sidecars or None}
@@ -154,56 +154,56 @@ class _SourceOptions:
     cache: Place | None
 
 
-def _sources_of(manifest: Path, given: opt.Given, cache: Place | None) -> _SourceOptions:
+def _sources_of(manifest: Path, values: opt.Given, cache: Place | None) -> _SourceOptions:
     """The recipe that a manifest was encoded from, with the options of that command and of this one."""
     from prep.manifest.document import read_manifest
     from prep.recipe.edits import NONE
     from prep.recipe.options import given_by
 
-    found = read_manifest(manifest, cache=cache)
-    recipe, sources = found.document["recipe"], found.sources
-    what = found.folder / recipe if recipe is not None else sources[0] if len(sources) == 1 else None
+    origin = read_manifest(manifest, cache=cache)
+    recipe, sources = origin.document["recipe"], origin.sources
+    what = origin.folder / recipe if recipe is not None else sources[0] if len(sources) == 1 else None
     if what is None:
         raise PathError(f"{manifest} does not say where its pictures are", hint="name them: prep view SOURCE --edit")
-    words = [word if isinstance(word, str) else resolve(word) for word in found.options]
-    own = {name: value for name, value in given.items() if value is not None}
-    kept = {name: value for name, value in given_by(words).items() if value != NONE}  # which no edit has to stay
-    every = {**dict.fromkeys(given), **kept, **own}
+    words = [word if isinstance(word, str) else resolve(word) for word in origin.options]
+    own = {name: value for name, value in values.items() if value is not None}
+    encoded = {name: value for name, value in given_by(words).items() if value != NONE}  # which no edit has to stay
+    every = {**dict.fromkeys(values), **encoded, **own}
     return _SourceOptions(what=resolve(what), given=every, scan=False, jobs=1, quiet=False,
-                          edit=True, sidecars=False, cache=found.cache)
+                          edit=True, sidecars=False, cache=origin.cache)
 
 
-def _source(asked: _SourceOptions, token: str) -> tuple[Guard, Site]:
+def _source(options: _SourceOptions, token: str) -> tuple[Guard, Site]:
     from prep.view.app import build_source_app
     from prep.view.source.state import SourceSet
     from prep.view.source.survey import survey_source
 
-    if not asked.edit:
-        _refuse({"--sidecars": asked.sidecars or None, "--cache": asked.cache}, "--edit", "it is not given")
-    recipe, folder = _recipe(asked)
-    survey = survey_source(opt.without_caption_stop(recipe), jobs=asked.jobs, scan=asked.scan,
-                           progress=progress_unless(asked.quiet))
+    if not options.edit:
+        _refuse({"--sidecars": options.sidecars or None, "--cache": options.cache}, "--edit", "it is not given")
+    recipe, folder = _recipe(options)
+    survey = survey_source(opt.without_caption_stop(recipe), jobs=options.jobs, scan=options.scan,
+                           progress=progress_unless(options.quiet))
     if not survey.items:
-        raise PathError(f"{asked.what} has no picture that can be used, and is no training run",
-                        hint=f"prep scan {shell_name(str(asked.what))} says what is there; of a manifest, name its "
-                        f"file{'' if is_here(asked.what) else ', which in an object store ends in .json'}")
+        raise PathError(f"{options.what} has no picture that can be used, and is no training run",
+                        hint=f"prep scan {shell_name(str(options.what))} says what is there; of a manifest, name its "
+                        f"file{'' if is_here(options.what) else ', which in an object store ends in .json'}")
     source = SourceSet(survey)
-    edits = _edits(asked, recipe, folder, source) if asked.edit else None
-    for line in () if asked.quiet else (*source.notices, *source.data().notes):
+    edits = _edits(options, recipe, folder, source) if options.edit else None
+    for line in () if options.quiet else (*source.notices, *source.data().notes):
         say(line)
     return build_source_app(source, token, edits)
 
 
-def _recipe(asked: _SourceOptions) -> tuple[Recipe, Path | None]:
+def _recipe(options: _SourceOptions) -> tuple[Recipe, Path | None]:
     """The recipe, and with --edit the directory that edits are written to; `None`: beside the pictures."""
-    if not asked.edit:
-        return opt.recipe_from_options(asked.what, **asked.given), None
+    if not options.edit:
+        return opt.recipe_from_options(options.what, **options.given), None
     from prep.recipe.edits import NONE
     from prep.view.edit.places import check_folder, folder_of
 
-    named = asked.given["edits"]  # which need not exist yet
-    recipe = opt.recipe_from_options(asked.what, **{**asked.given, "edits": None if named is None else NONE})
-    if asked.sidecars:
+    named = options.given["edits"]  # which need not exist yet
+    recipe = opt.recipe_from_options(options.what, **{**options.given, "edits": None if named is None else NONE})
+    if options.sidecars:
         hidden = recipe.edits if named in (None, NONE) else named
         if hidden is not None:
             raise UsageError("--sidecars is given beside a directory of edits, which would hide what is written",
@@ -212,12 +212,12 @@ def _recipe(asked: _SourceOptions) -> tuple[Recipe, Path | None]:
     if named == NONE:
         raise UsageError("--edit is given with --edits none, expected a directory to write to",
                          hint="leave --edits out, or add --sidecars: edits are then written beside the pictures")
-    folder = resolve(named or recipe.edits or folder_of(asked.what))
+    folder = resolve(named or recipe.edits or folder_of(options.what))
     check_folder(recipe, folder)
     return replace(recipe, edits=folder, notes=()), folder
 
 
-def _edits(asked: _SourceOptions, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
+def _edits(options: _SourceOptions, recipe: Recipe, folder: Path | None, source: SourceSet) -> Edits:
     from functools import partial
 
     from prep.view.edit.cost import cost_of
@@ -226,15 +226,15 @@ def _edits(asked: _SourceOptions, recipe: Recipe, folder: Path | None, source: S
     from prep.view.edit.record import Recorder
 
     check_editable(recipe, folder)
-    if asked.cache is not None and not recipe.model.path:
+    if options.cache is not None and not recipe.model.path:
         raise UsageError("--cache is given, but no model is known, so rows cannot be counted",
                          hint="add --model MODEL, or set path in [model] of the recipe")
     pairs = zip(recipe.options[::2], recipe.options[1::2], strict=True)
-    words = ["prep", "encode", str(asked.what), *(word for pair in pairs if pair[0] != "--edits" for word in pair),
-             *(() if folder is None else ("--edits", folder)), "--cache", asked.cache or "CACHE", "--dry-run"]
-    if not asked.quiet:
+    words = ["prep", "encode", str(options.what), *(word for pair in pairs if pair[0] != "--edits" for word in pair),
+             *(() if folder is None else ("--edits", folder)), "--cache", options.cache or "CACHE", "--dry-run"]
+    if not options.quiet:
         say(f"edits are written {'beside the pictures' if folder is None else f'to {folder}'}")
-    counted = partial(cost_of, recipe, asked.cache, jobs=asked.jobs) if asked.cache is not None else None
+    counted = partial(cost_of, recipe, options.cache, jobs=options.jobs) if options.cache is not None else None
     record = str if folder is None or recipe.file is None else Recorder(recipe.file, folder)
     return Edits(places=EditPlaces(recipe=recipe, folder=folder), cost=counted, record=record,
                  command=" ".join(shell_name(str(word)) for word in words))

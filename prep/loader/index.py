@@ -39,7 +39,7 @@ class Index:
 
     def __reduce__(self) -> tuple[Callable[[Place, str, Place | None], Index], tuple[Place, str, Place | None]]:
         """Another process opens the manifest again, as workers of a `DataLoader` that are not forked."""
-        return _reopened, (self.manifest.path.absolute(), self.manifest.digest, self.manifest.moved)
+        return _reopened, (self.manifest.path.absolute(), self.manifest.digest, self.manifest.new_cache)
 
     @cached_property
     def training(self) -> tuple[Column, ...]:

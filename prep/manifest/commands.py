@@ -42,8 +42,8 @@ def mending(manifest: Manifest, *, recorded: bool = False) -> str:
     if manifest.in_store:
         return (f"upload it again from where it was made: {encode_command(manifest)}; if it was encoded into the "
                 "store, run that prep encode again with --recheck")
-    found = recorded and cache_at(manifest.cache).records_damage
-    return f"encode again only what is damaged: {encode_command(manifest, *(() if found else ('--recheck',)))}"
+    records = recorded and cache_at(manifest.cache).records_damage
+    return f"encode again only what is damaged: {encode_command(manifest, *(() if records else ('--recheck',)))}"
 
 
 def prompts_command(manifest: Manifest, file: Path) -> str:

@@ -57,7 +57,7 @@ class Manifest:
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
-    moved: Place | None = None  # where its cache is now, if that is not where the document says
+    new_cache: Place | None = None  # where its cache is now, if that is not where the document says
 
     @property
     def digest(self) -> str:
@@ -72,7 +72,7 @@ class Manifest:
     @property
     def cache(self) -> Place:
         """Where its cache is."""
-        return self.moved or place_below(self.base, self.document["cache"])
+        return self.new_cache or place_below(self.base, self.document["cache"])
 
     @property
     def cache_root(self) -> Path:
@@ -155,7 +155,7 @@ def _check_moved(path: Place, cache: Place | None) -> None:
 
 def _with_tables(manifest: Manifest, fetch: bool, cache: Place | None) -> Manifest:
     """The manifest, whose cache is at `cache` now if that is given; with `fetch`, what a store has of its tables."""
-    located = replace(manifest, moved=cache and cache.absolute())
+    located = replace(manifest, new_cache=cache and cache.absolute())
     if fetch:
         fetch_tables(located.cache, located.document["tables"].values())
     return located

@@ -107,7 +107,7 @@ def loss_facts(ratio: float, loss: float, shown: int) -> tuple[str, ...]:
 
 def _events(history: History) -> Table:
     """Starts, checkpoints, warnings and the end, in order; the newest if they are many."""
-    rows = [(f"{event['step']:,}", event["event"], _text(event)) for event in history.told]
+    rows = [(f"{event['step']:,}", event["event"], _text(event)) for event in history.events]
     more = max(0, len(rows) - EVENTS)
     return Table(caption="Events of the run", rows=tuple(rows[more:]), more=more, elsewhere="log.jsonl has all.",
                  columns=(Column(head="step", kind="number"), Column(head="event", kind="code"), Column(head="what")))

@@ -45,7 +45,7 @@ class History:
         name: [] for name in ("loss", "lr", "grad_norm", "samples_per_second", "memory")})
     validations: list[Event] = field(default_factory=list)  # that have a loss
     grids: list[Grid] = field(default_factory=list)
-    told: list[Event] = field(default_factory=list)  # events of `TOLD`
+    events: list[Event] = field(default_factory=list)  # events of `TOLD`
 
     @property
     def smooth(self) -> list[Point]:
@@ -65,7 +65,7 @@ class History:
     @property
     def warnings(self) -> list[str]:
         """The texts of the warnings."""
-        return [str(event.get("text", "")) for event in self.told if event["event"] == "warning"]
+        return [str(event.get("text", "")) for event in self.events if event["event"] == "warning"]
 
 
 def smoothed(losses: Iterable[Point], span: float) -> Iterator[Point]:
@@ -83,7 +83,7 @@ def read_history(events: Iterable[Event]) -> History:
         kind, step = event["event"], event["step"]
         history.step = max(history.step, step)
         if kind in TOLD:
-            history.told.append(event)
+            history.events.append(event)
         history.status = {"end": "finished", "stopped": "stopped"}.get(kind, "open")  # type: ignore[assignment]  # of them
         if kind == "start":
             _start(history, event)

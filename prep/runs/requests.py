@@ -77,6 +77,6 @@ def waiting(run: Path, beat: Heartbeat | None) -> list[Kind]:
     return [kind for kind in KINDS if kind in beat.asked or request_path(run, kind).is_file()]
 
 
-def told(kind: Kind, beat: Heartbeat) -> str:
+def reply(kind: Kind, beat: Heartbeat) -> str:
     """Says what a process will do about a request, in a sentence without a full stop."""
     return f"process {beat.pid} on {printable(beat.host)} {ASKED[kind]}"

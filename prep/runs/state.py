@@ -25,7 +25,7 @@ class RunState:
     doing: Doing
     step: int  # done
     beat: Heartbeat | None
-    asked: tuple[Kind, ...] = ()
+    requests: tuple[Kind, ...] = ()
 
     @property
     def says(self) -> str:
@@ -50,7 +50,7 @@ def state_of(run: Path, history: History) -> RunState:
     beat = read_heartbeat(run)
     step = history.step
     if beat is not None and beat.life == "running":
-        return RunState(doing="running", step=max(step, beat.step), beat=beat, asked=tuple(waiting(run, beat)))
+        return RunState(doing="running", step=max(step, beat.step), beat=beat, requests=tuple(waiting(run, beat)))
     if beat is not None and beat.life == "failed":
         return RunState(doing="failed", step=step, beat=beat)
     if history.status != "open":

@@ -11,7 +11,7 @@ from prep.findings import finding
 from prep.fs.blob import Blob, fetched_all
 from prep.parse import Unparsed
 from prep.scan.examine import Examined
-from prep.scan.protocol import BlobMessage, ItemMessage, PictureMessage
+from prep.scan.protocol import BlobMessage, DecodeRequest, ItemMessage
 from prep.scan.worker import EXAMINE, SERVICE
 from prep.sources.item import Item
 from prep.workers.pool import WorkerLost, WorkerPool
@@ -59,7 +59,7 @@ class Examiner:
         `StoreError`."""
         (named,) = (each for each in SERVICE.tasks if each.name == task)
         try:
-            question = PictureMessage(BlobMessage.of(picture, stop=self._workers.closed), file)
+            question = DecodeRequest(BlobMessage.of(picture, stop=self._workers.closed), file)
             return next(iter(self._workers.ask(named, question, self._limits)), None)
         except WorkerLost:
             return None

@@ -79,7 +79,7 @@ class ItemMessage(msgspec.Struct, frozen=True, array_like=True):
                     caption_format=self.caption_format, captions=self.captions, uncaptioned=self.uncaptioned)
 
 
-class PictureMessage(msgspec.Struct, frozen=True, array_like=True):
+class DecodeRequest(msgspec.Struct, frozen=True, array_like=True):
     """A picture to decode again; `file` is the digest that its bytes must have, or `None` for any."""
 
     picture: BlobMessage

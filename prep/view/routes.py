@@ -16,7 +16,7 @@ from prep.manifest.select import Query
 from prep.pages.layout import static_file
 from prep.parse import Unparsed, one_of
 from prep.runs.heartbeat import KINDS
-from prep.runs.requests import ask, told
+from prep.runs.requests import ask, reply
 from prep.view.diff import Diff, diff_page
 from prep.view.pages import findings_page, list_page, sample_page
 from prep.view.params import number_of, query_of
@@ -49,7 +49,7 @@ def asking(run: RunFiles) -> Answer:
         if kind is None:
             raise HTTPException(404)
         try:
-            return PlainTextResponse(f"Asked: {told(kind, ask(Local(run.folder), kind))}.")
+            return PlainTextResponse(f"Asked: {reply(kind, ask(Local(run.folder), kind))}.")
         except Problem as error:
             return PlainTextResponse(f"{error.message}.", 409)
         except OSError as error:

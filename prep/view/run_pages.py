@@ -70,7 +70,7 @@ def _process(state: RunState) -> dict[str, Any]:
     return {
         "says": state.says, "every": OFTEN if running else SELDOM, "ago": None if ago is None else f"{max(ago, 0):.1f}",
         "ago_text": "" if ago is None else brief_duration(ago),
-        "asks": [(kind, words[kind in state.asked], kind in state.asked) for kind, words in BUTTONS.items()
+        "asks": [(kind, words[kind in state.requests], kind in state.requests) for kind, words in BUTTONS.items()
                  ] if running else []}
 
 
@@ -78,7 +78,7 @@ def run_tag(run: RunFiles) -> str:
     """A name of what the page of a run shows, which is another one as soon as that changes."""
     state = run.state
     beat = state.beat
-    shown = (state.doing, state.step, state.asked, state.says, None if beat is None else beat.stepped)
+    shown = (state.doing, state.step, state.requests, state.says, None if beat is None else beat.stepped)
     return f'"{digest_strings([repr(shown), *run.stamps])[:32]}"'
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from prep.scan.examine import Examined
-from prep.scan.protocol import BlobMessage, PictureMessage
+from prep.scan.protocol import BlobMessage, DecodeRequest
 from prep.scan.scanner import scan
 from prep.scan.worker import LIMITS, PIXELS, SERVICE
 from prep.sources.item import Item
@@ -127,7 +127,7 @@ def attack(tmp_path, seed: int, count: int) -> tuple[int, int]:
         for item, examined in seen:
             if examined.usable:  # whole: it can be decoded once more
                 assert examined.identity is not None, (seed, item.name)
-                question = PictureMessage(BlobMessage.of(item.picture))
+                question = DecodeRequest(BlobMessage.of(item.picture))
                 assert all(workers.ask(PIXELS, question, LIMITS)), (seed, item.name)
             else:
                 assert any(one.severity == "error" for one in examined.findings), (seed, item.name)

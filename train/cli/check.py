@@ -77,12 +77,12 @@ def check(
                               chosen)
     report = _completed(report, chosen, resumed, cluster, _check_device(device, chosen), place,
                         named=output is not None)
-    report, found = _fitted(report, device, memory, cluster.world)
+    report, fit = _fitted(report, device, memory, cluster.world)
     outlook = _outlook(report.setup, cluster, node_cache, samples)
     if latency is not None and outlook is None and report.setup is not None:
         raise UsageError("--store-latency is given without --node-cache and --samples, expected one of them",
                          hint="add --node-cache, the space for copies of shards on a node")
-    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, found, as_json=as_json)
+    _show(report, resumed, _reads(report.setup, cluster), outlook, latency, world_size, fit, as_json=as_json)
     opt.stop_at_faults(report.faults, printed=as_json)
 
 
@@ -104,13 +104,13 @@ def _report(resumed: Resumed | None, request: RunRequest, config: Config) -> tup
 
 
 def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any], outlook: Outlook | None,
-          latency: float | None, world: int | None, found: Fitting, *, as_json: bool) -> None:
+          latency: float | None, world: int | None, fit: Fitting, *, as_json: bool) -> None:
     """Prints what was found, but for the faults, which the command ends with."""
     if as_json:
-        put_json(_as_json(report, found) | ({"resume": resuming.as_json(resumed)} if resumed else {})
+        put_json(_as_json(report, fit) | ({"resume": resuming.as_json(resumed)} if resumed else {})
                  | ({"nodes": reads} if reads else {}) | ({"outlook": asdict(outlook)} if outlook else {}))
         return
-    lines = [*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world, found),
+    lines = [*([resuming.line(resumed, report.setup)] if resumed else []), _as_text(report, world, fit),
              _reads_line(reads), *(outlook_lines(outlook, latency) if outlook else [])]
     if text := "\n".join(line for line in lines if line):
         put(text)
@@ -139,10 +139,10 @@ def _completed(report: CheckReport, chosen: Config, resumed: Resumed | None, clu
 
 def _fitted(report: CheckReport, device: str, memory: str | None, world: int | None) -> tuple[CheckReport, Fitting]:
     """The memory of the run, and the report with a fault if it surely does not fit. Raises `UsageError`."""
-    found = fitting(report.setup, device, opt.bytes_named(memory, "--memory"), world)
-    if found.fault is not None:
-        report = replace(report, faults=(*report.faults, found.fault), setup=None)
-    return report, found
+    fit = fitting(report.setup, device, opt.bytes_named(memory, "--memory"), world)
+    if fit.fault is not None:
+        report = replace(report, faults=(*report.faults, fit.fault), setup=None)
+    return report, fit
 
 
 def _tell_none(problem: Problem, as_json: bool) -> None:
@@ -262,7 +262,7 @@ def _check_device(name: str, config: Config) -> tuple[str | None, list[Problem]]
     return kind, []
 
 
-def _as_json(report: CheckReport, found: Fitting) -> dict[str, Any]:
+def _as_json(report: CheckReport, fit: Fitting) -> dict[str, Any]:
     from train.check.shares import shares_of
 
     return {"format": "latentry/check", "version": 1, "ok": not report.faults,
@@ -270,12 +270,12 @@ def _as_json(report: CheckReport, found: Fitting) -> dict[str, Any]:
             "steps_per_epoch": report.plan.steps_per_epoch if report.plan else 0,
             "step_sizes": {str(size): steps for size, steps in step_sizes(report.plan).items()} if report.plan else {},
             "masked": report.setup.masked if report.setup else None,
-            "shares": asdict(shares_of(report.setup)) if report.setup else None, "memory": found.document,
+            "shares": asdict(shares_of(report.setup)) if report.setup else None, "memory": fit.document,
             "left_out": list(report.left_out), "repeated": list(report.repeated), "notes": list(report.notes)}
 
 
-def _as_text(report: CheckReport, world: int | None, found: Fitting) -> str:
-    lines = [*plan_lines(report, world or 1), *found.lines]
+def _as_text(report: CheckReport, world: int | None, fit: Fitting) -> str:
+    lines = [*plan_lines(report, world or 1), *fit.lines]
     lines += [f"note: {printable(note)}" for note in report.notes]
     lines += [f"dropped: {printable(name)}" for name in report.left_out]
     lines += [f"repeated: {printable(name)}" for name in report.repeated]

@@ -56,13 +56,13 @@ def _fitting(manifest: Path, device: str, memory: str | None) -> Mapping[str, An
 
     report = check(request_of(manifest, None, False, False), parse(tomllib.loads(as_toml()), "train.toml"))
     stop_at_faults(report.faults)
-    found = fitting(report.setup, device, bytes_named(memory, "--memory"), None)
-    for line in found.lines:
+    fit = fitting(report.setup, device, bytes_named(memory, "--memory"), None)
+    for line in fit.lines:
         say(line)
-    if found.forecast is None or found.forecast.fits is not False:
+    if fit.forecast is None or fit.forecast.fits is not False:
         return {}
-    if not (found.ways and found.ways[-1].fits):
+    if not (fit.ways and fit.ways[-1].fits):
         raise OutOfMemoryError(f"no settings make a run of {manifest} fit: it takes "
-                               f"{format_bytes(min(way.peak for way in (*found.ways, found.forecast)))}",
+                               f"{format_bytes(min(way.peak for way in (*fit.ways, fit.forecast)))}",
                                hint="a device with more memory, or a smaller --resolution in prep encode")
-    return found.ways[-1].settings
+    return fit.ways[-1].settings

@@ -32,13 +32,13 @@ class Fitting:
     @property
     def fault(self) -> OutOfMemoryError | None:
         """What is wrong if the run surely does not fit."""
-        found = self.forecast
-        if found is None or not found.impossible:
+        forecast = self.forecast
+        if forecast is None or not forecast.impossible:
             return None
-        assert found.room.total is not None
+        assert forecast.room.total is not None
         return OutOfMemoryError(
-            f"a step of this run takes about {format_bytes(found.peak)} of memory, but {found.room.name} has "
-            f"{format_bytes(found.room.total)}", hint=self._hint)
+            f"a step of this run takes about {format_bytes(forecast.peak)} of memory, but {forecast.room.name} has "
+            f"{format_bytes(forecast.room.total)}", hint=self._hint)
 
     @property
     def _hint(self) -> str:
@@ -66,11 +66,11 @@ class Fitting:
     @property
     def document(self) -> dict[str, Any] | None:
         """It as a part of the document of --json."""
-        found = self.forecast
-        if found is None:
+        forecast = self.forecast
+        if forecast is None:
             return None
-        return {"device": found.room.kind, "parts": dict(found.parts), "peak": found.peak, "total": found.room.total,
-                "free": found.room.free, "fits": found.fits,
+        return {"device": forecast.room.kind, "parts": dict(forecast.parts), "peak": forecast.peak,
+                "total": forecast.room.total, "free": forecast.room.free, "fits": forecast.fits,
                 "ways": [{"settings": dict(way.settings), "peak": way.peak, "fits": way.fits} for way in self.ways]}
 
 
@@ -85,7 +85,7 @@ def fitting(setup: Setup | None, device: str, named: int | None, world: int | No
 
     room = room_of(device, named)
     try:
-        found = forecast(setup, room, world=world or 1)
-        return Fitting(forecast=found, ways=tuple(ways(setup, found, world or 1)) if found.fits is False else ())
+        result = forecast(setup, room, world=world or 1)
+        return Fitting(forecast=result, ways=tuple(ways(setup, result, world or 1)) if result.fits is False else ())
     except Exception as error:  # a library may need data that a model without weights has not
         return Fitting(forecast=None, note=f"the memory of a run cannot be estimated: {first_line(error)[:200]}")

@@ -64,8 +64,8 @@ FLAGS: Mapping[str, str] = {
 def with_setting_options(command: Command) -> Command:
     """`command` with an option for each setting in `FLAGS` in place of its parameter `given`."""
     parameters = {name: _parameter(SETTINGS[name], flag) for name, flag in FLAGS.items()}
-    return expand(command, "given", list(parameters.values()), lambda given: {
-        name: given[one.name] for name, one in parameters.items()})
+    return expand(command, "given", list(parameters.values()), lambda values: {
+        name: values[parameter.name] for name, parameter in parameters.items()})
 
 
 def _parameter(row: Row, flag: str) -> inspect.Parameter:
@@ -106,11 +106,11 @@ def read_settings(path: Path | None, settings: list[str] | None, options: Mappin
     """
     from train.config.load import load_config, option, parts
 
-    given = [(name, value, _spelled(name, value)) for name, value in options.items() if value is not None]
-    given += [(*part, f"--set {text}") for text in settings or () for part in parts(*option(text))]
+    choices = [(name, value, _spelled(name, value)) for name, value in options.items() if value is not None]
+    choices += [(*part, f"--set {text}") for text in settings or () for part in parts(*option(text))]
     overrides: dict[str, Any] = {}
     spelled: dict[str, str] = {}
-    for name, value, text in given:
+    for name, value, text in choices:
         if name in overrides and overrides[name] != value:
             raise UsageError(f"{name} is given twice, by {spelled[name]} and by {text}, expected one value",
                              hint="omit one of them")

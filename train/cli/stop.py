@@ -30,7 +30,7 @@ def stop(folder: TrainedRun, as_json: opt.AsJson = False) -> None:
 def request(folder: Path, kind: Kind, *, as_json: bool) -> None:
     """Sends a request to the process that trains a run, and prints which it is. Raises `PathError` if none does here.
     """
-    from prep.runs.requests import ask, told
+    from prep.runs.requests import ask, reply
     from train.runs.stored.reading import trained_here
 
     beat = ask(trained_here(place_of(folder)), kind)
@@ -38,4 +38,4 @@ def request(folder: Path, kind: Kind, *, as_json: bool) -> None:
         put_json({"format": "latentry/request", "version": 1, "request": kind, "pid": beat.pid, "host": beat.host,
                   "step": beat.step, "phase": beat.phase})
     else:
-        put(told(kind, beat))
+        put(reply(kind, beat))

@@ -136,8 +136,8 @@ def advice(word: str, settings: Iterable[str], *, inside: bool = False) -> str:
     """
     if names := meant(word, settings):
         return f"; here it is {' or '.join(_placed(name) if inside else name for name in names)}"
-    told = _ELSEWHERE.get(_plain(word))
-    return f"; {told}" if told else ""
+    explanation = _ELSEWHERE.get(_plain(word))
+    return f"; {explanation}" if explanation else ""
 
 
 def _placed(name: str) -> str:

@@ -184,8 +184,8 @@ def _known(record: Any, table: Mapping[str, Any], where: str) -> None:
     """Raises `Unparsed` for the first unknown key; if it is a setting of another trainer, names ours."""
     names = [each.name for each in fields(record)]
     for key in table:
-        if key not in names and (told := advice(key, SETTINGS, inside=record is not Config)):
-            raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}{told}")
+        if key not in names and (explanation := advice(key, SETTINGS, inside=record is not Config)):
+            raise Unparsed(f"unknown key '{key[:BRIEF]}' in {where}{explanation}")
     known_keys(table, names, where)
 
 
@@ -249,17 +249,17 @@ def _check_products(lora: Lora) -> None:
 
 def _check_optimizer(config: Config) -> None:
     """Raises `Unparsed` for settings that the optimizer does not take, or that contradict it."""
-    given, usually = config.optimizer, Optimizer()
-    if given.name == "prodigy" and any("lr" in rule for rule in config.lora.layers):
+    optimizer, default_optimizer = config.optimizer, Optimizer()
+    if optimizer.name == "prodigy" and any("lr" in rule for rule in config.lora.layers):
         raise Unparsed("lora.layers has an lr, but 'prodigy' finds one learning rate for all layers")
     for name in DEPENDENT:
-        value, default = getattr(given, name), usual(given.name).get(name, getattr(usually, name))
-        if name not in OPTIMIZERS[given.name].takes and value != default:
-            raise Unparsed(f"optimizer.{name} is {brief(value)}, but '{given.name}' has no such setting, expected "
+        value, default = getattr(optimizer, name), usual(optimizer.name).get(name, getattr(default_optimizer, name))
+        if name not in OPTIMIZERS[optimizer.name].takes and value != default:
+            raise Unparsed(f"optimizer.{name} is {brief(value)}, but '{optimizer.name}' has no such setting, expected "
                            f"{brief(default)}")
-    if OPTIMIZERS[given.name].first_beta and not given.betas[0]:  # of which they keep something else
-        raise Unparsed(f"optimizer.betas[0] is 0, expected more for '{given.name}'")
-    if given.name == "adamw-schedule-free":
+    if OPTIMIZERS[optimizer.name].first_beta and not optimizer.betas[0]:  # of which they keep something else
+        raise Unparsed(f"optimizer.betas[0] is 0, expected more for '{optimizer.name}'")
+    if optimizer.name == "adamw-schedule-free":
         if config.schedule.name != "constant":
             raise Unparsed(f"schedule.name is '{config.schedule.name}', expected 'constant' for 'adamw-schedule-free', "
                            "which averages the weights instead")

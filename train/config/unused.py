@@ -43,9 +43,9 @@ def depends_on_device(config: Config) -> bool:
 def _told(config: Config, reasons: _Reasons) -> Iterator[str]:
     set_names = [name for name, value in by_name(config).items() if value != _usual(config, name)]
     for names, why in reasons:
-        found = [name for name in set_names if name in names]
-        if found:
-            yield f"{listed(found)} {'have' if len(found) > 1 else 'has'} no effect: {why}"
+        ineffective = [name for name in set_names if name in names]
+        if ineffective:
+            yield f"{listed(ineffective)} {'have' if len(ineffective) > 1 else 'has'} no effect: {why}"
 
 
 def _usual(config: Config, name: str) -> object:
@@ -107,10 +107,10 @@ def _of_evaluation(config: Config, facts: Facts) -> _Reasons:
         yield _of("validation"), "the manifest holds out no samples"
     elif not config.validation.every:
         yield ("validation.timesteps", "validation.most"), "validation.every is 0"
-    asked = ("sample.wait", "sample.encode")
+    settings = ("sample.wait", "sample.encode")
     if not config.sample.every:
-        yield asked, "sample.every is 0"
-        yield (tuple(name for name in _of("sample") if name not in (*asked, "sample.every")),
+        yield settings, "sample.every is 0"
+        yield (tuple(name for name in _of("sample") if name not in (*settings, "sample.every")),
                "sample.every is 0, and only train sample uses such settings then")
     elif not config.sample.wait:
         yield ("sample.encode",), "sample.wait is 0"

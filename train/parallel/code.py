@@ -12,9 +12,9 @@ def code_digest() -> str:
     """The digest of every module of `prep` and `train`, with their names."""
     parts = []
     for package in ("prep", "train"):
-        found = find_spec(package)
-        assert found is not None and found.origin
-        root = Path(found.origin).parent
+        spec = find_spec(package)
+        assert spec is not None and spec.origin
+        root = Path(spec.origin).parent
         for path in sorted(root.rglob("*.py")):
             parts += [path.relative_to(root.parent).as_posix().encode(), path.read_bytes()]
     return digest_parts(parts)

@@ -36,7 +36,7 @@ def divide(model: nn.Module, device: torch.device) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _without_views(module: nn.Module, given: Any, output: Any) -> Any:
+def _without_views(module: nn.Module, inputs: Any, output: Any) -> Any:
     """The output in memory of its own: were it a view that the model then changes in place, autograd would pass by
     FSDP's hook on it, which gathers the weights for the backward pass."""
     return tree_map_only(torch.Tensor, lambda value: value.clone() if value._is_view() else value, output)

@@ -143,10 +143,10 @@ class Sharded(Whole):
         parts: list[tuple[Tensor, Tensor]] = []
 
         def whole(values: Tensors, shapes: Tensors) -> Tensors:
-            found = {name: torch.empty_like(shapes[name], dtype=value.dtype) if name in shapes else value
-                     for name, value in values.items()}
-            parts.extend((value, found[name]) for name, value in values.items())
-            return found
+            wholes = {name: torch.empty_like(shapes[name], dtype=value.dtype) if name in shapes else value
+                      for name, value in values.items()}
+            parts.extend((value, wholes[name]) for name, value in values.items())
+            return wholes
 
         all_whole = [whole(values, shapes) for values, shapes in kinds]
         numbers = {id(whole): number for number, (_, whole) in enumerate(parts)}

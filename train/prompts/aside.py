@@ -57,7 +57,7 @@ def encode_aside(run: Path, setup: Setup, texts: Wanted, longest: float = math.i
     new = {key: text for key, text in texts.items() if not (folder / f"{key}.late").exists()}
     if not new:
         return "that failed or took too long before; --resume tries it again"
-    elsewhere = setup.manifest.moved
+    elsewhere = setup.manifest.new_cache
     request = {"manifest": str(resolve(setup.manifest.path)), "cache": str(setup.manifest.cache) if elsewhere else "",
                "model": name_for_others(setup.model.path), "folder": str(folder.resolve()), "device": settings.encode,
                "texts": dict(list(new.items())[:MOST])}

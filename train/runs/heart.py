@@ -39,17 +39,17 @@ class Requests:
     """Requests to a training process, as events that its loop looks at between steps."""
 
     def __init__(self) -> None:
-        self.asked: dict[Kind, threading.Event] = {kind: threading.Event() for kind in KINDS}
+        self.events: dict[Kind, threading.Event] = {kind: threading.Event() for kind in KINDS}
 
     @property
     def stop(self) -> threading.Event:
         """To stop after the step."""
-        return self.asked["stop"]
+        return self.events["stop"]
 
     @property
     def sample(self) -> threading.Event:
         """To draw sample pictures after the step."""
-        return self.asked["sample"]
+        return self.events["sample"]
 
 
 class Heart(Requests):
@@ -84,14 +84,14 @@ class Heart(Requests):
         while not self._over.wait(LOOK):
             taken = [kind for kind in KINDS if is_asked(self._run, kind, self._who.token)]
             for kind in taken:
-                self.asked[kind].set()
+                self.events[kind].set()
             if taken or time.monotonic() >= due:
                 due = time.monotonic() + BEAT
                 self._beat()
 
     def _beat(self, ended: str | None = None) -> None:
         (phase, since), (step, stepped) = self._log.doing, self._log.stepped
-        requests = tuple(kind for kind, event in self.asked.items() if event.is_set())
+        requests = tuple(kind for kind, event in self.events.items() if event.is_set())
         beat = replace(self._who, time=time.time(), phase=phase, since=since, step=step, stepped=stepped,
                        asked=requests, ended=ended)
         with suppress(OSError):

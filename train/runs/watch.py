@@ -69,7 +69,7 @@ class RunDisplay:
             return printable(f"already finished: {self.step:,} of {self.steps:,} steps; {event['result']}")
         return line(event)
 
-    def left(self) -> str:
+    def remaining(self) -> str:
         """Remaining time, as 1:02:03, at the pace after the first step, which is slower than the others."""
         if self._first is None or self.step <= self._first[1]:
             return "?"
@@ -83,7 +83,7 @@ class RunDisplay:
         return {"step": f"{self.step}/{self.steps}", "loss": _number(self.loss), "smoothed": _number(self.smoothed),
                 "validation": _number(self.validation), "rate": _short(self.lr), "gradient": _short(self.norm),
                 **self._speed(), "waiting for data": f"{self.wait:.0%}", **memory, **skipped,
-                "left": self.left()}
+                "left": self.remaining()}
 
 
 class Watcher(Protocol):

@@ -95,12 +95,12 @@ def near_duplicates(thumbs: Sequence[Thumb], tick: Callable[[int], object] = lam
 
 def whole_correlation(first: Thumb, second: Thumb, *, mirrored: bool) -> float:
     """The correlation of two whole pictures laid over each other; 0 if their aspect ratios differ."""
-    moved, fixed = first.across, second.across
-    wider = abs(moved.shape[1] - fixed.shape[1])
-    if wider > max(STRETCH * max(moved.shape[1], fixed.shape[1]), 2):
+    moving, fixed = first.across, second.across
+    wider = abs(moving.shape[1] - fixed.shape[1])
+    if wider > max(STRETCH * max(moving.shape[1], fixed.shape[1]), 2):
         return 0.0
-    moved = np.flip(moved, axis=1) if mirrored else moved
-    return max(_correlation(moved, fixed, offset) for offset in range(-wider - 1, wider + 2))
+    moving = np.flip(moving, axis=1) if mirrored else moving
+    return max(_correlation(moving, fixed, offset) for offset in range(-wider - 1, wider + 2))
 
 
 def _blocks(indices: Sequence[int], rows: int) -> Iterator[Sequence[int]]:
@@ -192,23 +192,23 @@ def _windows(half: Floats) -> Floats:
 
 def _measure(way: _Axis, other: int, index: int, *, mirrored: bool, place: int) -> float:
     """The best correlation of `other` over `index`, with its middle at `place` (half size) or a few pixels away."""
-    moved, fixed, half = way.grays[other], way.grays[index], way.halves[other]
+    moving, fixed, half = way.grays[other], way.grays[index], way.halves[other]
     start = _start(half)
     if mirrored:
-        moved = np.flip(moved, axis=way.mirror)
+        moving = np.flip(moving, axis=way.mirror)
         start = half.shape[1] - PROBE - start if way.mirror == 1 else start
     around = 2 * (place - start)
-    score = _correlation(moved, fixed, around)
+    score = _correlation(moving, fixed, around)
     if score < CLOSE:
         return score
-    return max(_correlation(moved, fixed, around + step) for step in range(-3, 4))
+    return max(_correlation(moving, fixed, around + step) for step in range(-3, 4))
 
 
-def _correlation(moved: Gray, fixed: Gray, offset: int) -> float:
+def _correlation(moving: Gray, fixed: Gray, offset: int) -> float:
     """Correlation of two thumbnails over their overlap, the first shifted by `offset` pixels along the second."""
-    low, high = max(0, offset), min(fixed.shape[1], offset + moved.shape[1])
-    if high - low < SHARED * min(moved.shape[1], fixed.shape[1]):
+    low, high = max(0, offset), min(fixed.shape[1], offset + moving.shape[1])
+    if high - low < SHARED * min(moving.shape[1], fixed.shape[1]):
         return 0.0
-    pair = np.stack([moved[:, low - offset : high - offset].reshape(-1), fixed[:, low:high].reshape(-1)])
+    pair = np.stack([moving[:, low - offset : high - offset].reshape(-1), fixed[:, low:high].reshape(-1)])
     first, second = _normalized(pair.astype(np.float32))
     return float(first @ second)

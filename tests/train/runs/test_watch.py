@@ -24,10 +24,10 @@ def test_progress_smooths_the_loss_and_guesses_the_end(monkeypatch):
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     progress = RunDisplay()
     progress.take(START)
-    assert progress.left() == "?"
+    assert progress.remaining() == "?"
     now[0] = 200.0
     progress.take(step(1, 1.0))
-    assert progress.left() == "?"  # it took long, as first steps do, and says nothing of the others
+    assert progress.remaining() == "?"  # it took long, as first steps do, and says nothing of the others
     now[0] = 210.0
     progress.take(step(2, 2.0))
     assert progress.cells() == {"step": "2/10", "loss": "2.0000", "smoothed": "1.1000", "validation": "-",

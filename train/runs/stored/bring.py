@@ -169,12 +169,12 @@ def _needed(state: Path, own: Path, weights_only: bool) -> Mapping[str, FileFact
             if not (weights_only and name.startswith("optimizer"))}
 
 
-def _listed(place: str, file: str, there: Names, own: Path) -> ObjectEntry:
+def _listed(place: str, file: str, listing: Names, own: Path) -> ObjectEntry:
     """What the list says of a file of a checkpoint. Raises `CacheError` if it is missing."""
-    if f"{place}/{file}" not in there:
+    if f"{place}/{file}" not in listing:
         raise refused(own / file, Unparsed("it is missing in the store"), "continue from another checkpoint, with "
                       "--resume --from")
-    return there[f"{place}/{file}"]
+    return listing[f"{place}/{file}"]
 
 
 def _is_whole(own: Path, state: Path, files: Mapping[str, FileFacts]) -> bool:
