@@ -26,7 +26,7 @@ from prep.fs.untrusted import is_link
 PRIMITIVES = ("create", "write", "sync", "sync_dir", "rename", "link", "remove", "make_dir", "remove_dir", "protect")
 Buffer = Any  # anything with the buffer protocol: bytes, bytearray, memoryview, a contiguous NumPy array
 
-NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 NO_STAGING = {errno.EXDEV, errno.EACCES, errno.EPERM, errno.EROFS}
 NO_DIRECTORY = {errno.ENOTDIR, errno.ELOOP, errno.EMLINK}  # errors of O_NOFOLLOW for a link, which differ by system
 DIRECTORY = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
@@ -114,8 +114,13 @@ def remove(path: Path, *, dir_fd: int | None = None) -> None:
         except PermissionError:
             if dir_fd is not None or path.is_symlink():
                 raise
-            path.chmod(stat.S_IRUSR | stat.S_IWUSR)  # Windows refuses to remove read-only files
-            path.unlink()
+            mode = path.stat().st_mode
+            path.chmod(mode | stat.S_IWUSR)  # Windows refuses to remove read-only files
+            try:
+                path.unlink()
+            except OSError:  # elsewhere its directory is what is read-only
+                path.chmod(mode)
+                raise
 
 
 def make_dir(path: Path, *, mode: int | None = None, dir_fd: int | None = None) -> None:
@@ -249,9 +254,17 @@ def publish_directory(folder: Path, target: Path, *, replace: bool) -> None:
     for inner in sorted(each for each in folder.rglob("*") if each.is_dir()):
         sync_dir(inner)
     sync_dir(folder)
-    if replace:
-        remove_tree(target)
-    publish(folder, target, undo=not replace)
+    if not (replace and os.path.lexists(target)):
+        publish(folder, target)
+        return
+    with staged(target.absolute()) as old:  # renamed first: to remove it takes long, and a kill would leave neither
+        rename(target, old)
+        try:
+            publish(folder, target, undo=False)
+        except OSError:
+            if not os.path.lexists(target):
+                rename(old, target)
+            raise
 
 
 def publish(staged: Path, target: Path, *, undo: bool = True) -> None:
@@ -294,7 +307,7 @@ def write_passing(path: Path, data: Buffer) -> None:
     """
     name = temporary_name(path)
     try:
-        with name.open("xb", buffering=0) as handle:
+        with name.open("xb") as handle:
             handle.write(data)
         name.replace(path)
     except OSError:
@@ -304,28 +317,40 @@ def write_passing(path: Path, data: Buffer) -> None:
 
 
 def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, mode: int | None = None) -> bool:
-    """Creates `path` with `data`, atomically; returns False, and writes nothing, if `path` exists."""
+    """Creates `path` with `data`, atomically; returns False, and writes nothing, if `path` exists. `staging` as for
+    `write_atomic`."""
     if path.exists():
         return False
-    with staged(path, staging) as name:
-        write_synced(name, data, mode=mode)
+    for place in (staging, None):
         try:
-            link(name, path)
+            with staged(path, place) as name:
+                write_synced(name, data, mode=mode)
+                link(name, path)
         except FileExistsError:
             return False
+        except OSError as error:
+            if place is None or error.errno not in NO_STAGING:
+                raise
+        else:
+            break
     sync_dir(path.parent)
     return True
 
 
 def make_dirs(path: Path, *, mode: int | None = None) -> None:
-    """Makes a directory and its missing parents, and syncs their names to the disk. `mode` as for `make_dir`."""
+    """Makes a directory and its missing parents, and syncs their names to the disk. `mode` as for `make_dir`. Raises
+    `FileExistsError` for a file of such a name."""
     missing = []
     while not path.is_dir() and path.parent != path:
         missing.append(path)
         path = path.parent
     for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process was quicker
+        try:
             make_dir(directory, mode=mode)
+        except FileExistsError:
+            if not directory.is_dir():
+                raise
+            # Another process was quicker.
         sync_dir(directory.parent)
 
 

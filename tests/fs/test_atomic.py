@@ -295,6 +295,62 @@ def test_write_whole_stages_on_the_same_file_system(tmp_path: Path, monkeypatch:
     assert names(tmp_path) == ["a", "tmp"] and names(tmp_path / "tmp") == []
 
 
+def test_write_new_stages_on_the_same_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    plain = Path.hardlink_to
+
+    def hardlink_to(self: Path, target: Path) -> None:
+        if self.parent != target.parent:
+            raise OSError(errno.EXDEV, "another file system")
+        plain(self, target)
+
+    monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+    assert atomic.create_exclusive(tmp_path / "a", b"x", staging=tmp_path / "tmp")
+    assert not atomic.create_exclusive(tmp_path / "a", b"y", staging=tmp_path / "tmp")
+    assert (tmp_path / "a").read_bytes() == b"x"
+    assert names(tmp_path) == ["a", "tmp"] and names(tmp_path / "tmp") == []
+
+
+def test_a_directory_that_cannot_take_its_place_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                   ) -> None:
+    path = tmp_path / "made"
+    path.mkdir()
+    (path / "old").write_bytes(b"old")
+    plain = atomic.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if target == path and (source / "new").exists():
+            raise OSError(errno.EIO, "the disk failed")
+        plain(source, target)
+
+    monkeypatch.setattr(atomic, "rename", rename)
+    with pytest.raises(OSError, match="the disk failed"), atomic.new_directory(path, replace=True) as folder:
+        atomic.write_synced(folder / "new", b"new")
+    assert names(path) == ["old"] and names(tmp_path) == ["made"]
+
+
+def test_a_file_that_cannot_be_removed_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"shared")
+    (tmp_path / "a").chmod(0o444)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "the directory is read-only")
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(PermissionError):
+        atomic.remove(tmp_path / "a")
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o444
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        atomic.make_dirs(tmp_path / "a")
+    with pytest.raises(OSError, match="a"):
+        atomic.make_dirs(tmp_path / "a" / "b")
+
+
 def test_make_dirs_makes_parents_and_is_content_with_what_is_there(tmp_path: Path) -> None:
     atomic.make_dirs(tmp_path / "a" / "b" / "c")
     atomic.make_dirs(tmp_path / "a" / "b" / "c")
