@@ -211,8 +211,8 @@ def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None 
 
 def _ranks_here() -> int:
     """How many processes torchrun started on this computer, if it did."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(told)) if told.isdecimal() else 1
+    local_world = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(local_world)) if local_world.isdecimal() else 1
 
 
 def verify(manifest: PathLike, *, quick: bool = False, jobs: int = JOBS) -> dict[str, Any]:

@@ -171,27 +171,27 @@ class Finding:
         return document
 
 
-def rejected_line(found: Finding) -> str:
+def rejected_line(finding: Finding) -> str:
     """The line about a skipped picture."""
-    return f"rejected: {shell_name(found.path)}: {found.code}: {printable(found.detail)}"
+    return f"rejected: {shell_name(finding.path)}: {finding.code}: {printable(finding.detail)}"
 
 
-def rejected_lines(found: Sequence[Finding], *, every: bool = False) -> list[str]:
+def rejected_lines(findings: Sequence[Finding], *, every: bool = False) -> list[str]:
     """The lines about skipped pictures; unless `every`, the first of each code, then a count by code."""
-    shown, rest = (found, "") if every else first_of_each([one.code for one in found], found)
+    shown, rest = (findings, "") if every else first_of_each([finding.code for finding in findings], findings)
     return [*map(rejected_line, shown), *([rest] if rest else [])]
 
 
-def first_of_each(codes: Sequence[str], found: Sequence[T]) -> tuple[Sequence[T], str]:
+def first_of_each(codes: Sequence[str], items: Sequence[T]) -> tuple[Sequence[T], str]:
     """(the first `LISTED` of each code, a line that counts all by code; "" if that is all)."""
     seen: Counter[str] = Counter()
     shown = []
-    for code, one in zip(codes, found, strict=True):
+    for code, item in zip(codes, items, strict=True):
         seen[code] += 1
         if seen[code] <= LISTED:
-            shown.append(one)
+            shown.append(item)
     sums = ", ".join(f"{grouped(count)} {code}" for code, count in seen.most_common())
-    more = len(found) - len(shown)
+    more = len(items) - len(shown)
     return shown, f"and {grouped(more)} more; in all: {sums}; --all lists all by name" if more else ""
 
 
@@ -236,5 +236,5 @@ def apply_policy(findings: Iterable[Finding], choice: ScanOptions, *, select: Co
     """The findings to report, with severities from `choice`; `select` (empty: all) overrides what `choice` ignores."""
     severity: dict[str, Any] = dict(choice.severity)
     left_out = {*ignore, *(code for code in choice.ignore if code not in select)}
-    return tuple(replace(one, severity=severity.get(one.code, one.severity)) for one in findings
-                 if one.code not in left_out and (not select or one.code in select))
+    return tuple(replace(finding, severity=severity.get(finding.code, finding.severity)) for finding in findings
+                 if finding.code not in left_out and (not select or finding.code in select))

@@ -14,8 +14,8 @@ _URL = re.compile(r"([^/]*:/+)(.*)", re.DOTALL)
 
 def printable(text: str) -> str:
     """`text` with all nonprintable characters (escape sequences, bidi marks, newlines) escaped."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "backslashreplace").decode()
-                   for one in text)
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape", "backslashreplace").decode()
+                   for letter in text)
 
 
 def format_size(size: Sequence[int]) -> str:
@@ -74,12 +74,12 @@ def brief_duration(seconds: float) -> str:
     return f"{int(max(seconds, 0))} s"
 
 
-def pace(rate: float, one: str) -> tuple[str, str]:
+def pace(rate: float, unit: str) -> tuple[str, str]:
     """How often something comes, and the unit: 12.3, "samples per second"; below 1, how long one takes: 24, "seconds
     per sample"."""
     if rate >= 1:
-        return f"{rate:,.1f}", f"{one}s per second"
-    return (f"{1 / rate:,.3g}" if rate > 1e-9 else "–"), f"seconds per {one}"
+        return f"{rate:,.1f}", f"{unit}s per second"
+    return (f"{1 / rate:,.3g}" if rate > 1e-9 else "–"), f"seconds per {unit}"
 
 
 def join_names(names: Sequence[str], limit: int | None) -> str:
@@ -98,14 +98,14 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def shards_moved(shards: int, moved: int, size: int, done: str, there: str) -> str:
-    """What a copy of a cache did: how many of its shards and how many bytes were `done`, and what was `there` before.
+def shards_moved(shards: int, copied: int, size: int, done: str, before: str) -> str:
+    """What a copy of a cache did: how many of its shards and how many bytes were `done`; `before`: where the rest was.
     """
-    if moved == shards:
+    if copied == shards:
         return f"{counted(shards, 'shard')} ({format_bytes(size)}) {done}"
-    if not moved and not size:
-        return f"nothing {done}, {counted(shards, 'shard')} {'was' if shards == 1 else 'were'} {there}"
-    return f"{grouped(moved)} of {counted(shards, 'shard')} ({format_bytes(size)}) {done}, the rest was {there}"
+    if not copied and not size:
+        return f"nothing {done}, {counted(shards, 'shard')} {'was' if shards == 1 else 'were'} {before}"
+    return f"{grouped(copied)} of {counted(shards, 'shard')} ({format_bytes(size)}) {done}, the rest was {before}"
 
 
 def printable_name(name: str) -> str:
@@ -118,9 +118,9 @@ def without_secrets(url: str) -> str:
 
     A password may have slashes. One that may have a question mark or a number sign, too, leaves nothing to show.
     """
-    if not (found := _URL.fullmatch(url)):
+    if not (match := _URL.fullmatch(url)):
         return url.partition("?")[0]
-    beginning, rest = found.groups()
+    beginning, rest = match.groups()
     bare = re.split("[?#]", rest, maxsplit=1)[0]
     if set("@:") & set(rest.partition("/")[0]):  # a user
         _, at, behind = bare.rpartition("@")

@@ -39,8 +39,8 @@ class Repeated(dict[str, Any]):
 
 def keep_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of these pairs, for `json`, which drops all but the last value of a name."""
-    found = dict(pairs)
-    return found if len(found) == len(pairs) else Repeated(pairs)
+    table = dict(pairs)
+    return table if len(table) == len(pairs) else Repeated(pairs)
 
 
 _NAMES: dict[type, str] = {str: "a string", int: "a whole number", float: "a number", bool: "true or false",
@@ -76,18 +76,18 @@ def color_of(text: str, where: str = "color", *, also: tuple[str, ...] = ()) -> 
 
 def bytes_of(text: str) -> int:
     """A number of bytes from a text like 200GB or 1.5 TiB; units are powers of 1024. Raises `Unparsed`."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMGTP]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([KMGTP]?)(?:i?B)?", text, re.IGNORECASE)
+    if not match:
         raise Unparsed(f"is {brief(text)}, expected a size like 200GB or 2TB")
-    return int(float(found[1]) * (1 << 10 * (" KMGTP".index(found[2].upper()) if found[2] else 0)))
+    return int(float(match[1]) * (1 << 10 * (" KMGTP".index(match[2].upper()) if match[2] else 0)))
 
 
 def seconds_of(text: str) -> float:
     """The seconds of a text like 30ms, 30 (milliseconds) or 0.1s. Raises `Unparsed`."""
-    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(ms|s|)", text)
-    if not found:
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?) ?(ms|s|)", text)
+    if not match:
         raise Unparsed(f"is {brief(text)}, expected a time like 30ms or 0.1s")
-    return float(found[1]) * (1 if found[2] == "s" else 1e-3)
+    return float(match[1]) * (1 if match[2] == "s" else 1e-3)
 
 
 def parse_size(text: str, where: str) -> tuple[int, int]:
@@ -136,7 +136,8 @@ def closest(word: str, options: Iterable[str]) -> str:
     if len(word) > LONG:
         return ""
     known = {option.lower(): option for option in options}
-    near = difflib.get_close_matches(word.lower(), known, n=1) or [one for one in known if one.startswith(word.lower())]
+    low = word.lower()
+    near = difflib.get_close_matches(low, known, n=1) or [name for name in known if name.startswith(low)]
     return known[near[0]] if word and len(near) == 1 else ""
 
 

@@ -127,14 +127,14 @@ def defer_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(handler):  # ignored, or in C
         yield
         return
-    asked: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: asked.append((number, frame)))
+    interrupts: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: interrupts.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if asked:
-        handler(*asked[0])
+    if interrupts:
+        handler(*interrupts[0])
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     `groups` is where Linux mounts control groups.
     """
     try:
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # Windows; a system without these names
         return None
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # version 2 and 1
@@ -195,8 +195,8 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
         except (OSError, UnicodeDecodeError):
             continue
         if text.isdecimal():
-            found = min(found, int(text))
-    return found
+            size = min(size, int(text))
+    return size
 
 
 def usable_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -36,7 +36,7 @@ class Spec:
     unit: float  # the option's number times this is the value; its type is that of the option's number
 
     @property
-    def told(self) -> str:
+    def meaning(self) -> str:
         """What it is for, and what its default is if that is not fixed."""
         return self.help + (f" (default: {self.derived})" if self.derived else "")
 
@@ -62,17 +62,17 @@ class Row:
         return self.spec.example if self.default is None else self.default
 
     @property
-    def told(self) -> str:
+    def meaning(self) -> str:
         """Its comment in a file: its choices, what it is for, its default."""
         choices = " | ".join((*self.spec.choices, self.spec.other) if self.spec.other else self.spec.choices)
-        return (f"{choices}: " if choices else "") + self.spec.told
+        return (f"{choices}: " if choices else "") + self.spec.meaning
 
 
 def rows_of(record: Any, section: str = "") -> Iterator[Row]:
     """The settings among a record's fields, in their order."""
-    for one in fields(record):
-        if "spec" in one.metadata:
-            yield _row(one, f"{section}." if section else "")
+    for declared in fields(record):
+        if "spec" in declared.metadata:
+            yield _row(declared, f"{section}." if section else "")
 
 
 def check_values(record: Any) -> None:
@@ -83,9 +83,9 @@ def check_values(record: Any) -> None:
             row.spec.check(value, row.name)
 
 
-def _row(one: Field[Any], prefix: str) -> Row:
-    spec: Spec = one.metadata["spec"]
-    return Row(field=one.name, name=spec.name or prefix + one.name, default=one.default, spec=spec)
+def _row(declared: Field[Any], prefix: str) -> Row:
+    spec: Spec = declared.metadata["spec"]
+    return Row(field=declared.name, name=spec.name or prefix + declared.name, default=declared.default, spec=spec)
 
 
 def setting(default: Any, *, help: str, low: float | None = None, high: float | None = None,  # noqa: A002
@@ -148,19 +148,19 @@ def _or_default(check: Check, default: Any) -> Check:
 
 def texts_check(value: Any, where: str) -> tuple[str, ...]:
     """Checks a list of texts."""
-    return tuple(list_of(list(value) if isinstance(value, tuple) else value, lambda one, at: expect(one, str, at),
+    return tuple(list_of(list(value) if isinstance(value, tuple) else value, lambda text, at: expect(text, str, at),
                          where))
 
 
 def number_of(value: Any, kind: type, low: float, high: float, where: str) -> Any:
     """`value`, if it is a `kind` (int or float) from `low` to `high`. Raises `Unparsed`."""
     try:
-        given: float = expect(value, kind, where)
+        number: float = expect(value, kind, where)
     except Unparsed as error:
         bounds = f", {_spell(low)} or more" if high in (LARGEST, MOST) else f" from {_spell(low)} to {_spell(high)}"
         raise Unparsed(f"{error}{bounds}") from None
-    within(given, low, high, where)
-    return given
+    within(number, low, high, where)
+    return number
 
 
 def pair_of(each: Check, words: str) -> Check:

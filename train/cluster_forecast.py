@@ -56,7 +56,8 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     `EmptyPlanError` if that has no step.
     """
     times = 1.0 if samples is None else samples / max(sum(plan.counts), 1)
-    asked, header_bytes = (sum(part) for part in zip(*(cost_of(facts.remote) for facts in index.shards), strict=True))
+    costs = (cost_of(facts.remote) for facts in index.shards)
+    requests, header_bytes = (sum(part) for part in zip(*costs, strict=True))
     parts = sum(bytes_by_part(index, nodes, masked=masked)) / nodes * times if plan.partitioned else None
     counts = plan.counts
     plan = replace(plan, counts=tuple(round(count * times) for count in counts))
@@ -78,7 +79,7 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
         first=round(max(first, again)), later=round(again),
         memory=round(_index_bytes(index) * times) * (world // nodes), planning=_planning(plan),
         tables=round(_table_bytes(index) * times),
-        headers=round(header_bytes * times), requests=round(asked * times), rounds=ceil(asked * times / HEADERS))
+        headers=round(header_bytes * times), requests=round(requests * times), rounds=ceil(requests * times / HEADERS))
 
 
 def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int, nodes: int, masked: bool) -> int:
@@ -97,10 +98,10 @@ def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int
                        *([samples.views["mask_shard"][views]] if masked else [])):
             needed |= {(node, copy, shard) for node, copy, shard in zip(
                 (ranks // (world // nodes)).tolist(), copies.tolist(), shards.tolist(), strict=True) if shard >= 0}
-    found = np.zeros(nodes, np.int64)
+    sizes = np.zeros(nodes, np.int64)
     for node, _, shard in needed:
-        found[node] += index.shards[shard].bytes
-    return int(found.max())
+        sizes[node] += index.shards[shard].bytes
+    return int(sizes.max())
 
 
 def _showings(index: Index, *, masked: bool) -> Column:
@@ -109,7 +110,7 @@ def _showings(index: Index, *, masked: bool) -> Column:
     shown = np.zeros(len(samples))
     for members in index.training:
         shown[members] = samples.repeats[members]
-    found = np.zeros(len(index.shards))
+    reads = np.zeros(len(index.shards))
     view_counts, text_counts = np.diff(samples.view_offsets), np.diff(samples.text_offsets)
     of_views = np.repeat(shown / np.maximum(view_counts, 1), view_counts)
     weights = samples.texts["weight"].astype(np.float64)
@@ -117,9 +118,9 @@ def _showings(index: Index, *, masked: bool) -> Column:
     of_texts = np.repeat(shown / np.maximum(totals, 1e-30), text_counts) * weights
     for shards, counts in ((samples.views["latent_shard"], of_views), (samples.texts["shard"], of_texts),
                            *([(samples.views["mask_shard"], of_views)] if masked else [])):
-        there = shards >= 0
-        found += np.bincount(shards[there], counts[there], minlength=len(found))
-    return found
+        stored = shards >= 0
+        reads += np.bincount(shards[stored], counts[stored], minlength=len(reads))
+    return reads
 
 
 def _index_bytes(index: Index) -> int:

@@ -67,7 +67,7 @@ def with_options(name: str, record: Any, only: Collection[str] = ()) -> Callable
 
 def option_of(row: Row, *flags: str, help: str = "") -> Any:  # noqa: A002
     """The option of a setting, with its bounds or choices, and its help unless there is another."""
-    spec, known, text = row.spec, flags or (row.spec.flag,), help or row.spec.told
+    spec, known, text = row.spec, flags or (row.spec.flag,), help or row.spec.meaning
     if spec.choices:
         return choice(*known, help=text, words=spec.choices, other=spec.other)
     low, high = (None, None) if spec.bounds is None else (

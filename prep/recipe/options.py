@@ -31,7 +31,7 @@ class RecipeOption:
     @property
     def help(self) -> str:
         """The setting's help, and more help on the option."""
-        return self.more if self.key == SOURCES else setting_of(self.key).spec.told + self.more
+        return self.more if self.key == SOURCES else setting_of(self.key).spec.meaning + self.more
 
     @property
     def choices(self) -> tuple[str, ...]:

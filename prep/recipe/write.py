@@ -103,7 +103,7 @@ class _RecipeWriter:
         for key, value in keys.items():
             yield from self.comments(f"{name}.{key}")
             line = f"{key} = {self._spelled(value, f'{kind}.{key}')}"
-            means = "" if f"{kind}.{key}" == "source.path" else SETTINGS[f"{kind}.{key}"].told
+            means = "" if f"{kind}.{key}" == "source.path" else SETTINGS[f"{kind}.{key}"].meaning
             fits = max(len(line), 27) + len(means) < WIDTH
             if not fits:
                 yield from comment_lines(means)

@@ -60,9 +60,9 @@ def _rule(value: Any, where: str) -> dict[str, Any]:
     known_keys(table, ("match", *_OF_RULES), where)
     if "match" not in table or len(table) == 1:
         raise Unparsed(f"{where} is {brief(table)}, expected 'match' and one of: {', '.join(_OF_RULES)}")
-    found: dict[str, Any] = {"match": _pattern(table["match"], f"{where}.match")}
-    return found | {name: number_of(table[name], kind, low, high, f"{where}.{name}")
-                    for name, (kind, low, high) in _OF_RULES.items() if name in table}
+    rule: dict[str, Any] = {"match": _pattern(table["match"], f"{where}.match")}
+    return rule | {name: number_of(table[name], kind, low, high, f"{where}.{name}")
+                   for name, (kind, low, high) in _OF_RULES.items() if name in table}
 
 
 _OF_RULES: Mapping[str, tuple[type, float, float]] = {"rank": (int, 1, 4096), "alpha": (float, 1e-6, 1e6),

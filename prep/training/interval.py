@@ -37,7 +37,7 @@ class Interval:
         return step > 0 and self.count(step) > self.count(step - 1)
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The steps in words: 4 steps, or 4 or 5 steps if the interval ends inside of a step."""
         low, high = floor(self.steps), ceil(self.steps)
         return counted(low, "step") if low == high else f"{low} or {counted(high, 'step')}"
@@ -53,11 +53,11 @@ def interval_of(every: int | str, steps_per_epoch: int) -> Interval:
 
 def interval_check(value: Any, where: str) -> int | str:
     """Checks an interval: a number of steps, or epochs as a text, of which equal ones are spelled alike: 1 epoch."""
-    found = _TEXT.fullmatch(value) if isinstance(value, str) else None
-    number = Decimal(found[1]) if found else Decimal(0)
-    if found and found[2] == "epoch" and number:
+    match = _TEXT.fullmatch(value) if isinstance(value, str) else None
+    number = Decimal(match[1]) if match else Decimal(0)
+    if match and match[2] == "epoch" and number:
         return f"{number.normalize():f} epoch{'' if number == 1 else 's'}"
-    steps = int(number) if found and found[2] == "step" and number == int(number) else value
+    steps = int(number) if match and match[2] == "step" and number == int(number) else value
     if type(steps) is not int:
         raise Unparsed(f"{where} is {brief(value)}, expected a whole number of steps, 0 or more, or epochs like "
                        "'1 epoch' or '0.5 epochs'")

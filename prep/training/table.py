@@ -25,7 +25,7 @@ _REST = """\
 
 
 def _sections() -> dict[str, Any]:
-    return {one.name: one.default_factory for one in fields(Config) if is_dataclass(one.default_factory)}
+    return {field.name: field.default_factory for field in fields(Config) if is_dataclass(field.default_factory)}
 
 
 SECTIONS: Mapping[str, Any] = _sections()  # name of a TOML table → its record
@@ -43,21 +43,21 @@ SETTINGS: Mapping[str, Row] = {row.name: row for row in rows()}
 
 def as_toml(chosen: Mapping[str, Any] | None = None) -> str:
     """The commented train.toml with every default, or the `chosen` value: what `train init` writes."""
-    given = chosen or {}
-    lines, section = [_HEAD, *(_line(SETTINGS[name], given) for name in FIRST), _REST], ""
-    for row in (one for one in SETTINGS.values() if one.name not in FIRST):
+    values = chosen or {}
+    lines, section = [_HEAD, *(_line(SETTINGS[name], values) for name in FIRST), _REST], ""
+    for row in (row for row in SETTINGS.values() if row.name not in FIRST):
         head = row.name.rpartition(".")[0]
         if head != section:
             lines += ["", f"# {head}: {SECTIONS[head].__doc__.splitlines()[0]}"]
             section = head
-        lines.append(_line(row, given))
+        lines.append(_line(row, values))
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row, given: Mapping[str, Any]) -> str:
-    line = f"{'# ' if row.spec.derived and row.name not in given else ''}{row.name} = " + spell(
-        given.get(row.name, row.value))
-    return f"{line:<{_COLUMN - 1}} # {row.told}{' (r)' if row.spec.resume else ''}"
+def _line(row: Row, values: Mapping[str, Any]) -> str:
+    line = f"{'# ' if row.spec.derived and row.name not in values else ''}{row.name} = " + spell(
+        values.get(row.name, row.value))
+    return f"{line:<{_COLUMN - 1}} # {row.meaning}{' (r)' if row.spec.resume else ''}"
 
 
 def spell(value: Any) -> str:

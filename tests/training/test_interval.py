@@ -66,8 +66,8 @@ def test_due_is_the_first_step_after_which_each_interval_is_complete(length, las
     assert [step for step in range(last + 1) if interval.is_due(step)] == [step for step in due if step <= last]
     assert interval.count(last) == sum(step <= last for step in due)
     gaps = {after - before for before, after in zip([0, *due], due, strict=False)}
-    assert interval.told.endswith("1 step" if length == 1 else " steps")
-    assert gaps <= {int(word) for word in interval.told.replace("steps", "step").removesuffix(" step").split(" or ")}
+    assert interval.text.endswith("1 step" if length == 1 else " steps")
+    assert gaps <= {int(word) for word in interval.text.replace("steps", "step").removesuffix(" step").split(" or ")}
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 500))

@@ -41,7 +41,7 @@ def test_comments_begin_in_one_column_or_a_space_after_a_long_value():
     rows = [*map(table.SETTINGS.__getitem__, table.FIRST),
             *(row for row in table.rows() if row.name not in table.FIRST)]
     for line, row in zip(lines, rows, strict=True):
-        value, _, told = line.partition(f"# {row.told}")
+        value, _, told = line.partition(f"# {row.meaning}")
         assert told in ("", " (r)") and value.endswith(" "), line
         assert len(value) == 40 or (len(value) > 40 and not value.endswith("  ")), line
 

@@ -115,10 +115,10 @@ def _adapted(layers: Shapes, config: Config, presets: Presets, naming: Naming) -
     """The layers that get an adapter. Raises `ConfigError` if `lora.format` cannot hold them."""
     if config.method == "full":
         return {}
-    found = {name: layers[name] for name in targeted(layers, config.lora, presets)}
-    naming.require(config.lora, found)
-    naming.require_shapes(config.lora, found)
-    return found
+    adapted = {name: layers[name] for name in targeted(layers, config.lora, presets)}
+    naming.require(config.lora, adapted)
+    naming.require_shapes(config.lora, adapted)
+    return adapted
 
 
 def _check_shapes(model: Model, manifest: Manifest, index: Index | None) -> None:
@@ -144,9 +144,9 @@ def _check_encoders(model: Model, manifest: Manifest, allowed: bool, digest: Fil
     others = {name: digest for name, digest in mine.items() if digest != made.get(name)}
     if others and not allowed:
         spelled = {"vae": "VAE", "text": "text encoder"}
-        name, found = next(iter(others.items()))
+        name, fingerprint = next(iter(others.items()))
         raise ModelError(
             f"the {' and the '.join(spelled[other] for other in others)} of {model} did not make this cache: "
-            f"{spelled[name]} is {found[:12]}, expected {str(made.get(name))[:12]}",
+            f"{spelled[name]} is {fingerprint[:12]}, expected {str(made.get(name))[:12]}",
             hint="run prep encode with this model, or add --allow-other-encoders if the difference is intended")
     return others

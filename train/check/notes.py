@@ -34,10 +34,10 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
         with suppress(ConfigError):  # of a format that the family has not, which is a fault already
             yield from _unread(config.lora, model)
         yield from _misread(config.lora, model)
-    given = config.optimizer
-    usual = OPTIMIZERS[given.name].lr
-    if given.lr < usual / 200 or given.lr > usual * 200:
-        yield f"optimizer.lr is {given.lr:g}; '{given.name}' is usually given {usual:g}"
+    optimizer = config.optimizer
+    usual = OPTIMIZERS[optimizer.name].lr
+    if optimizer.lr < usual / 200 or optimizer.lr > usual * 200:
+        yield f"optimizer.lr is {optimizer.lr:g}; '{optimizer.name}' is usually given {usual:g}"
     imported = manifest.document["latents"].get("imported")
     if imported is not None and not imported["verified"]:
         yield (f"latents were imported ({imported['from']}), VAE unverified: none was compared with what the model's "
@@ -59,9 +59,9 @@ def _misread(lora: Lora, model: CheckedModel) -> Iterator[str]:
     if not model.naming.is_misread(lora, model.strengths):
         return
     least, most = model.strengths[0], model.strengths[-1]
-    told = f"{least:g}" if least == most else f"{least:g} to {most:g} by layer"
+    strength = f"{least:g}" if least == most else f"{least:g} to {most:g} by layer"
     yield (f"ComfyUI reads no alpha in files with diffusers' names and takes it for the rank, but alpha / rank is "
-           f"{told}{', by lora.rslora' if lora.rslora else ''}: "
+           f"{strength}{', by lora.rslora' if lora.rslora else ''}: "
            + (f"strength {least:g} there draws what was trained; " if least == most else "")
            + "what helps is alpha as large as the rank" + (" without lora.rslora" if lora.rslora else "")
            + (", or --set lora.format=kohya" if model.fits_kohya else ""))

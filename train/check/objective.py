@@ -27,28 +27,30 @@ def check_fields(manifest: Manifest, config: Config) -> None:
     if config.loss.masked is True and "mask" not in manifest.fields:
         raise CacheError("manifest has no field 'mask', but the settings ask for masked loss",
                          hint=f"--no-masked, or encode masks: {encode_command(manifest, '--mask', 'sidecar')}")
-    predictions, asked = FAMILIES[manifest.family].predictions, prediction_of(config, manifest)
-    if asked not in predictions:
-        raise ConfigError(f"prediction is '{asked}', expected {' or '.join(predictions)} for family "
+    predictions, prediction = FAMILIES[manifest.family].predictions, prediction_of(config, manifest)
+    if prediction not in predictions:
+        raise ConfigError(f"prediction is '{prediction}', expected {' or '.join(predictions)} for family "
                           f"'{manifest.family}'", hint="--set prediction=manifest")
-    if config.zero_terminal_snr and asked != "v_prediction":
-        why = "of pure noise tells nothing of the picture" if asked == "epsilon" else "already ends in pure noise"
-        raise ConfigError(f"zero_terminal_snr is on, but this model predicts {asked}, which {why}",
+    if config.zero_terminal_snr and prediction != "v_prediction":
+        why = "of pure noise tells nothing of the picture" if prediction == "epsilon" else "already ends in pure noise"
+        raise ConfigError(f"zero_terminal_snr is on, but this model predicts {prediction}, which {why}",
                           hint="--set zero_terminal_snr=false; or --set prediction=v_prediction, which "
-                          "retrains the model to predict v" if asked == "epsilon" else "--set zero_terminal_snr=false")
-    if asked != "flow" and config.timesteps.shift_by_size != "none":
+                          "retrains the model to predict v" if prediction == "epsilon"
+                          else "--set zero_terminal_snr=false")
+    if prediction != "flow" and config.timesteps.shift_by_size != "none":
         raise ConfigError(f"timesteps.shift_by_size is '{config.timesteps.shift_by_size}', which is for models that "
-                          f"predict a flow, but this one predicts {asked}", hint="--set timesteps.shift_by_size=none")
+                          f"predict a flow, but this one predicts {prediction}",
+                          hint="--set timesteps.shift_by_size=none")
     mixed = [f"noise.{name}" for name in ("offset", "pyramid") if getattr(config.noise, name)]
-    if asked == "flow" and mixed:
+    if prediction == "flow" and mixed:
         raise ConfigError(f"{mixed[0]} is {getattr(config.noise, mixed[0][6:]):g}, but models of family "
                           f"'{manifest.family}' predict a flow, which ends in plain noise: pictures are made from that",
                           hint=f"--set {mixed[0]}=0")
-    wanted = {"none": asked, "debiased": "epsilon"}.get(config.loss.weighting, "flow")
-    if asked != wanted:
+    wanted = {"none": prediction, "debiased": "epsilon"}.get(config.loss.weighting, "flow")
+    if prediction != wanted:
         raise ConfigError(f"loss.weighting is '{config.loss.weighting}', which is for models that predict {wanted}, "
-                          f"but this one predicts {asked}", hint="--set loss.weighting=none")
-    if asked == "flow" and config.loss.min_snr:
+                          f"but this one predicts {prediction}", hint="--set loss.weighting=none")
+    if prediction == "flow" and config.loss.min_snr:
         raise ConfigError(f"loss.min_snr is {config.loss.min_snr:g}, but models of family '{manifest.family}' predict "
                           "a flow, which has no such weighting", hint="--set loss.min_snr=0")
 

@@ -50,13 +50,13 @@ def shares_of(setup: Setup) -> Shares:
     config, steps, index = setup.config, setup.steps, setup.index
     areas = [width * height for width, height in setup.manifest.buckets]
     shown = sum(setup.plan.counts)
-    area = sum(count * one for count, one in zip(setup.plan.counts, areas, strict=True)) / max(shown, 1)
+    area = sum(count * size for count, size in zip(setup.plan.counts, areas, strict=True)) / max(shown, 1)
     trained = steps * float(setup.plan.sizes(0).mean()) * area * (TRAINED + config.gradient_checkpointing)
     held_out = [len(members) for members in index.validation]
-    there = sum(held_out)
-    validated = min(config.validation.most or there, there)
+    available = sum(held_out)
+    validated = min(config.validation.most or available, available)
     validations, samplings = _times(setup, config.validation.every), _times(setup, config.sample.every)
-    each = sum(count * one for count, one in zip(held_out, areas, strict=True)) / max(there, 1)
+    each = sum(count * size for count, size in zip(held_out, areas, strict=True)) / max(available, 1)
     validation = validations * validated * config.validation.timesteps * each
     pictures = _pictures(setup, areas)
     sampling = samplings * sum(pictures)
@@ -83,19 +83,19 @@ def _pictures(setup: Setup, areas: list[int]) -> list[float]:
     counts = [len(members) for members in setup.index.training]
     usual = settings.size[0] * settings.size[1] if settings.size else areas[counts.index(max(counts))]
     costs = []
-    for one in own:
-        known = (one.guidance, settings.guidance, family.sampling.guidance)
+    for prompt in own:
+        known = (prompt.guidance, settings.guidance, family.sampling.guidance)
         guidance = next(value for value in known if value is not None)
         twice = guidance > 1 and not family.takes_guidance
-        area = one.width * one.height if one.width and one.height else usual
-        costs.append(float((one.steps or settings.steps) * (1 + twice) * area))
+        area = prompt.width * prompt.height if prompt.width and prompt.height else usual
+        costs.append(float((prompt.steps or settings.steps) * (1 + twice) * area))
     return costs
 
 
 def notes_on_shares(setup: Setup) -> list[str]:
     """A note if most of a long run does not train."""
     shares, every = shares_of(setup), (setup.config.validation.every, setup.config.sample.every)
-    if shares.training >= MUCH or not any(one and setup.interval(one).count(setup.steps) > 1 for one in every):
+    if shares.training >= MUCH or not any(part and setup.interval(part).count(setup.steps) > 1 for part in every):
         return []
     if shares.validation >= shares.sampling:
         fewer = f"fewer samples (--set validation.most={FEW}) or " if shares.validated > FEW else ""

@@ -49,7 +49,7 @@ def _intervals(setup: Setup) -> list[str]:
     config, held_out = setup.config, any(map(len, setup.index.validation))
     settings = {"validation": config.validation.every if held_out else 0, "sample pictures": config.sample.every,
                 "checkpoints": config.checkpoint.every}
-    lines = [f"{what} every {every.removeprefix('1 ')} ({setup.interval(every).told})"
+    lines = [f"{what} every {every.removeprefix('1 ')} ({setup.interval(every).text})"
              for what, every in settings.items() if isinstance(every, str)]
     return [", ".join(lines)] if lines else []
 

@@ -666,7 +666,7 @@ def test_a_base_model_that_has_moved_is_named_with_model(train, make, tiny_model
     for command in commands:
         failed = train(*command)
         assert failed.code == 6 and failed.err.splitlines()[-2:] == [
-            "error: the base model of run is gone: run/../models/base is not a directory",
+            "error: the base model of run is gone: run/../models/base does not exist",
             "hint: name where it is now with --model DIR"], failed.err
         done = train(*command, "--model", "models/moved")
         assert done.code == 0, done.err
