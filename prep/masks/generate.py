@@ -17,14 +17,14 @@ from prep.errors import PathError
 from prep.findings import Finding
 from prep.formatting import printable
 from prep.fs.paths import is_inside, resolve, same_place
-from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
+from prep.masks.methods import METHODS, MadeMasks, MaskOptions, check_options, mask_path
 from prep.masks.picture import Model, Outcome, Ready, finish_picture, no_room, start_picture, write_white
 from prep.progress import Tick
 from prep.sources.item import Item
 
 
 def make_masks(items: Iterable[Item], choice: MaskOptions, *, out: Path, load: Callable[[], Model] | None = None,
-               jobs: int = 2, batch_size: int = 4, tick: Tick = lambda _: None) -> Made:
+               jobs: int = 2, batch_size: int = 4, tick: Tick = lambda _: None) -> MadeMasks:
     """Writes the masks of `items` below `out`, the only place it writes to.
 
     Without `combine`, an item's own mask is used as it is, and an existing file is kept unless `force`. With `combine`,
@@ -67,12 +67,12 @@ def _told_apart(item: Item, outcome: Outcome, out: Path, choice: MaskOptions) ->
     return write_white(item, target)
 
 
-def _made(outcomes: Sequence[tuple[Item, Outcome]]) -> Made:
+def _made(outcomes: Sequence[tuple[Item, Outcome]]) -> MadeMasks:
     results = [outcome for _, outcome in outcomes]
     black = tuple(item.label for item, outcome in outcomes if outcome == "black")
-    return Made(written=results.count("written") + len(black), kept=results.count("kept"),
-                skipped=results.count("skipped"), black=black,
-                findings=tuple(finding for finding in results if isinstance(finding, Finding)))
+    return MadeMasks(written=results.count("written") + len(black), kept=results.count("kept"),
+                     skipped=results.count("skipped"), black=black,
+                     findings=tuple(finding for finding in results if isinstance(finding, Finding)))
 
 
 def _first_of_each(pairs: Sequence[tuple[Item, Path]]) -> tuple[list[tuple[Item, Path]], list[tuple[Item, Path]]]:

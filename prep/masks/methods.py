@@ -70,7 +70,7 @@ class MaskOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class MadeMasks:
     """The result of `make_masks`."""
 
     written: int

@@ -14,7 +14,7 @@ from prep.findings import Finding, rejected_lines
 from prep.formatting import counted, grouped, join_names, printable
 from prep.fs.paths import NamedPath, check_disjoint, check_not_cache
 from prep.masks.generate import make_masks
-from prep.masks.methods import METHODS, Made, MaskOptions, check_options, mask_path
+from prep.masks.methods import METHODS, MadeMasks, MaskOptions, check_options, mask_path
 from prep.masks.picture import Model
 from prep.models.device.named import require_device
 from prep.models.hub import SINGLE, locate_directory
@@ -59,7 +59,7 @@ class MaskCall:
 class MaskReport:
     """The result of `prep mask`."""
 
-    made: Made
+    made: MadeMasks
     output: Path
     pages: tuple[Path, ...]
 

@@ -152,8 +152,8 @@ def _model(model: ModelOptions, base: Path) -> ModelOptions:
     file = file_of(base / model.path) if model.path else None
     if file is not None:  # its configs are found beside the recipe, too
         beside = base / file.configs
-        found = replace(file, configs=str(beside)) if file.configs and beside.is_dir() else file
-        return replace(model, path=str(found))
+        named = replace(file, configs=str(beside)) if file.configs and beside.is_dir() else file
+        return replace(model, path=str(named))
     local = base / model.path
     return replace(model, path=str(local)) if model.path and local.exists() else model
 

@@ -13,7 +13,7 @@ from prep.errors import EmptyPlanError
 from prep.findings import Finding, rejected_line, rejected_lines
 from prep.fs.blob import open_descriptor
 from prep.masks import run as command_mask
-from prep.masks.methods import Made
+from prep.masks.methods import MadeMasks
 
 FORGED = "b\nerror: fake.png"
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
@@ -141,7 +141,7 @@ def test_names_forge_no_line():
     encoded = command_encode.EncodeReport(manifest=Path(FORGED), encoded={}, reused={}, rejected=(finding,), notices=(),
                                           bytes=0,
                                           samples={}, dry_run=False).as_text(0)
-    masked = command_mask.MaskReport(made=Made(written=0, kept=0, skipped=0, findings=(finding,), black=(FORGED,)),
+    masked = command_mask.MaskReport(made=MadeMasks(written=0, kept=0, skipped=0, findings=(finding,), black=(FORGED,)),
                                      output=Path(FORGED), pages=(Path(FORGED),)).as_text()
     for text in (encoded, masked):
         assert rejected_line(finding) in text.splitlines()

@@ -178,14 +178,14 @@ def _write_denoiser(request: MergeRequest, files: ComponentFiles, added: Mapping
 def _part(files: Mapping[Path, _Infos], dtype: Dtype | None, changed: Callable[[str, Tensor], Tensor],
           metadata: Mapping[str, str]) -> CheckpointFile:
     """A file of the tensors in `files`, in this dtype or their own; each is read and `changed` when it is written."""
-    found = {name: (path, info) for path, infos in files.items() for name, info in infos.items()}
+    sources = {name: (path, info) for path, infos in files.items() for name, info in infos.items()}
     tensors = {name: torch.empty(info.shape, dtype=DTYPES[info.dtype if dtype is None else _SPELLED[dtype]],
-                                 device="meta") for name, (_, info) in found.items()}
+                                 device="meta") for name, (_, info) in sources.items()}
     names = {id(value): name for name, value in tensors.items()}
 
     def made(value: Tensor) -> Tensor:
         name = names[id(value)]
-        path, info = found[name]
+        path, info = sources[name]
         try:
             stored = read_tensor(path, info)
         except (OSError, Unparsed) as error:
