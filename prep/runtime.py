@@ -1,6 +1,6 @@
-"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process; heeds signals that ask a
-run to stop; starts other Python processes; controls the collector; says how much memory this process took, and how many
-cores it may use.
+"""Defers Ctrl-C during imports, because interrupting torch's import can kill the process, and ends a command where a
+library does not return after it; heeds signals that ask a run to stop; starts other Python processes; controls the
+collector; says how much memory this process took, and how many cores it may use.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ import gc
 import math
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+from prep.errors import EXIT_INTERRUPTED
 
 # Clusters send them before they end a job. Windows has neither, nor the clock that limits the time to stop.
 STOPPING = (signal.SIGTERM, signal.SIGUSR1) if hasattr(signal, "setitimer") else ()
@@ -120,9 +124,76 @@ def stops_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+PATIENCE = 1.5  # seconds after Ctrl-C in which a library's function may return
+_last_words: Callable[[], object] | None = None  # of the command; None: this process is not ours to end
+_watched = False  # whether `killable` is entered
+
+
+@contextmanager
+def command_says(last_words: Callable[[], object]) -> Iterator[None]:
+    """Inside, this process is that of a command, which calls `last_words` in a thread before `killable` ends it."""
+    global _last_words
+    before, _last_words = _last_words, last_words
+    try:
+        yield
+    finally:
+        _last_words = before
+
+
+@contextmanager
+def killable() -> Iterator[None]:
+    """Inside, Ctrl-C ends a command even if a library's function does not return: `PATIENCE` seconds later, with
+    `EXIT_INTERRUPTED`. By itself, Python raises `KeyboardInterrupt` only between its own instructions, and on a CPU one
+    layer of a VAE takes ten seconds.
+
+    Nothing is tidied up then, as if the process was killed, so this is for work that leaves no files behind. Changes
+    nothing in a program that is no command of ours, outside the main thread, and where Ctrl-C does not raise.
+    """
+    global _watched
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if _watched or _last_words is None or not raises or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    wakings, woken = socket.socketpair()
+    woken.setblocking(False)
+    threading.Thread(target=_end_after_interrupt, args=(wakings, _last_words), name="interrupts", daemon=True).start()
+    before = -1
+    try:
+        before = signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)  # the system's handler writes at once
+        _watched = True
+        yield
+    finally:
+        _watched = False
+        signal.set_wakeup_fd(before)
+        woken.close()
+
+
+def _end_after_interrupt(wakings: socket.socket, last_words: Callable[[], object]) -> None:
+    """Ends the process `PATIENCE` seconds after the first Ctrl-C, unless the other end of the socket is closed."""
+    due: float | None = None
+    with wakings, suppress(TimeoutError):
+        while numbers := wakings.recv(64):
+            if due is None and signal.SIGINT in numbers:
+                due = time.monotonic() + PATIENCE
+            if due is not None:
+                wakings.settimeout(max(1e-3, due - time.monotonic()))
+        return
+    try:
+        last_words()
+    finally:
+        os._exit(EXIT_INTERRUPTED)
+
+
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defers Ctrl-C to the end of the context, where the previous handler is then called once."""
+    """Defers Ctrl-C to the end of the context, where the previous handler is then called once; a command does not wait
+    for that longer than `killable` does."""
+    with killable(), _deferred():
+        yield
+
+
+@contextmanager
+def _deferred() -> Iterator[None]:
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):  # ignored, or in C
         yield

@@ -27,6 +27,7 @@ from prep.loader.batches import Batch, batches
 from prep.loader.device import seed
 from prep.loader.noise import Noise
 from prep.loader.rows import Rows
+from prep.runtime import killable
 from prep.training.schema import Config
 from train.card import card
 from train.evaluate import due_after, evaluate, waits_shortened
@@ -96,7 +97,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     interrupted or says the error.
     """
     first = progress.done
-    with log.phase("loading the model"), ranks.collective():
+    with log.phase("loading the model"), killable(), ranks.collective():
         offload = blocks_offloaded(setup, progress.device, ranks.world)
         trainee = create_state(setup, progress.device, ranks, offload=offload)
         if start is not None:
@@ -105,7 +106,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
                 name = weights_name(setup.family, setup.config.method)
                 naming = kept_naming(start, name, setup.model.naming)
                 setup = replace(setup, model=replace(setup.model, naming=naming))
-    with log.phase(TRYING), trainee.model.passes():
+    with log.phase(TRYING), killable(), trainee.model.passes():
         warm_up_largest_bucket(trainee, setup, progress)
     set_aside, existing = list[str](), frozenset[str]()
     with ranks.collective():

@@ -21,6 +21,7 @@ from prep.manifest.commands import prompts_command
 from prep.models.files import Model
 from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
+from prep.runtime import killable
 from train.check import check
 from train.memory.forecast import blocks_offloaded
 from train.models.denoiser import load
@@ -96,6 +97,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     return SampleGrid(warnings=(*prompts.warnings, *others), pictures=tuple(cells))
 
 
+@killable()
 def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
             wanted: SampleRequest) -> list[np.ndarray]:
     """Samples the model before or after training, then frees the model."""

@@ -22,7 +22,7 @@ from prep.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_USAGE, Problem, first_l
 from prep.formatting import printable
 from prep.fs.paths import in_cache
 from prep.fs.remote.copies import more_room
-from prep.runtime import safe_path
+from prep.runtime import command_says, safe_path
 
 if TYPE_CHECKING:
     import typer
@@ -56,7 +56,7 @@ def run(app: typer.Typer, name: str, args: Sequence[str] | None = None) -> NoRet
     options = words[:words.index("--")] if "--" in words else words
     _call = _Call(as_json="--json" in options, color="--no-color" not in options)  # also for errors in options
     try:
-        with safe_path():
+        with safe_path(), command_says(lambda: _killed(name)):
             code = app(words, prog_name=name, standalone_mode=False)
     except BaseException as error:
         code = _ended(error, name)
@@ -112,6 +112,16 @@ def _ended(error: BaseException, name: str) -> int:
 def explain_interruption(message: str, hint: str) -> None:
     """Sets what is said instead of the words for all commands, if this command ends as by Ctrl-C."""
     _call.interruption = (message, hint)
+
+
+def _killed(name: str) -> None:
+    """Says what `_interrupted` does below a bar or table that nobody removes, and shows the cursor, which these hide.
+    """
+    if "rich.console" in sys.modules and sys.stderr.isatty():
+        console = sys.modules["rich.console"].Console(stderr=True)
+        console.show_cursor()
+        console.print()
+    _interrupted(name)
 
 
 def _interrupted(name: str) -> int:

@@ -24,6 +24,7 @@ from prep.models.latents import GEOMETRIES
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import pipeline_index
 from prep.models.tensors import DTYPES, finite_rows, pick_device, stored
+from prep.runtime import killable
 
 PROBE = 64  # pixels; side of the picture that a VAE is tested with
 
@@ -146,6 +147,7 @@ class VaeDecoder:
         self._model = model
         self._vae = move(load_vae(model, torch.float32), self._device, "the VAE", "float32").eval()
 
+    @killable()
     @torch.inference_mode()
     def decode(self, latent_Chw: np.ndarray[Any, Any]) -> Pixels:
         """The picture of an unscaled latent, uint8 [H, W, 3]. Raises `ModelError`, `OutOfMemoryError`."""

@@ -10,7 +10,7 @@ import torch
 
 from prep.errors import OutOfMemoryError
 from prep.models.tensors import pick_device
-from prep.runtime import peak_resident
+from prep.runtime import killable, peak_resident
 
 Row = TypeVar("Row")
 Items = TypeVar("Items", bound="Sliced")
@@ -85,7 +85,8 @@ def too_little_memory(device: torch.device, what: str, compute: str, *, offload:
 def _tried(part: Items, forward: Callable[[Items], Sequence[Row]]) -> Sequence[Row] | None:
     """The rows of `part`, or `None` if they do not fit; the error, whose frames hold tensors, is gone by then."""
     try:
-        return forward(part)
+        with killable():
+            return forward(part)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
