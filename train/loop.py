@@ -99,7 +99,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     first = progress.done
     with log.phase("loading the model"), killable(), ranks.collective():
         offload = blocks_offloaded(setup, progress.device, ranks.world)
-        trainee = create_state(setup, progress.device, ranks, offload=offload)
+        trainee = create_state(setup, progress.device, ranks, offload=offload, progress=log.progress)
         if start is not None:
             restore(trainee, start, setup.model.naming)
             if setup.config.lora.format == start.config.lora.format:  # else its names change here

@@ -19,6 +19,7 @@ from prep.loader.index import Index
 from prep.loader.rows import Rows
 from prep.manifest.commands import prompts_command
 from prep.models.files import Model
+from prep.progress import Progress, silent
 from prep.recipe.prompts import Prompt, read_prompts
 from prep.runs.grids import columns_of
 from prep.runtime import killable
@@ -70,7 +71,8 @@ class SampleGrid:
     pictures: tuple[np.ndarray, ...]  # in the order of the grid
 
 
-def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode | None = None) -> SampleGrid:
+def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode | None = None,
+         progress: Progress = silent) -> SampleGrid:
     """Writes the grid to `out`: one row per prompt, before and after in columns. `encode` encodes `texts`.
 
     Writes only the grid. Raises the first fault that `train check` would report.
@@ -87,7 +89,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
         prompts = CurrentPrompts(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
         prompts = _overridden(_prompts(wanted, setup), wanted)
-    columns = [_column(which, setup, start, device, rows, prompts, wanted) for which in wanted.which]
+    columns = [_column(which, setup, start, device, rows, prompts, wanted, progress) for which in wanted.which]
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
     labels = [head + prompt.prompt for prompt in prompts.prompts for head in heads]
@@ -99,11 +101,11 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 
 @killable()
 def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
-            wanted: SampleRequest) -> list[np.ndarray]:
+            wanted: SampleRequest, progress: Progress) -> list[np.ndarray]:
     """Samples the model before or after training, then frees the model."""
     settings = replace(setup.config.sample, **_typed(wanted))
     denoiser = load(setup.model.path, setup.config, setup.prediction, device, adapt=which == "after",
-                    family=setup.family.name, offload=blocks_offloaded(setup, device))
+                    family=setup.family.name, offload=blocks_offloaded(setup, device), progress=progress)
     if which == "after" and setup.model.initial is not None:
         put_initial(Whole(denoiser.weights), setup.model.initial, setup.config.method, setup.model.naming)
     elif which == "after":

@@ -18,6 +18,7 @@ from prep.errors import ModelError, first_line
 from prep.loader.batches import Batch
 from prep.loader.device import module_to_device
 from prep.loader.latents import Latents, latents_of
+from prep.progress import Progress, silent
 from prep.training.schema import Config
 from train.models import lora
 from train.models.base import base_fingerprints, describe_base, remembered_digests
@@ -54,14 +55,15 @@ class TrainState:
         return self.model.ranks
 
 
-def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, offload: int = 0) -> TrainState:
+def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, offload: int = 0,
+                 progress: Progress = silent) -> TrainState:
     """The state of a run at step 0, with so many blocks in host memory as `offload` says. Raises `ModelError`, also if
     the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     kind = Sharded if config.parallel.shard and ranks.world > 1 else Whole
     denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
                     weights_on=torch.device("cpu") if kind.sharded else None,
-                    offload=offload, place=partial(_place, config, kind, ranks))
+                    offload=offload, place=partial(_place, config, kind, ranks), progress=progress)
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model.path, setup.family, digest)
     if found != setup.model.base:

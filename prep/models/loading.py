@@ -26,6 +26,7 @@ from prep.models.device.memory import is_out_of_memory
 from prep.models.device.offload import SHARED
 from prep.models.files import ComponentFiles, Shape
 from prep.models.weights import shapes_in, tensors_of
+from prep.progress import Progress, silent
 
 
 def as_it_is(_name: str, layer: Any) -> Any:
@@ -49,11 +50,12 @@ class Form:
                        for value in model.parameters()))
 
 
-def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> Any:
+def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form, progress: Progress = silent) -> Any:
     """Loads a model of class `kind`, of diffusers, in this form, all its weights from `files`; for inference.
 
-    `what` names it in messages. Raises `ModelError`, `OutOfMemoryError`.
+    `what` names it in messages; `progress` counts bytes of weights. Raises `ModelError`, `OutOfMemoryError`.
     """
+    doing = "loading" if form.least is None else "loading and quantizing"
     with _explained(files, what), blocks_apart():
         require_room(kind, files, tensors_of(files), partial(of_diffusers, kind, files))
         model = without_weights(kind, files)
@@ -62,7 +64,8 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form) -> A
         refuse_holes(compared(model, stored, names), files.place)
         if form.device.type in SHARED:
             _require_memory(form.size(model), files, what)
-        fill(model, stored, names, form.dtype, form.device, form.settle)
+        with progress(f"{doing} the {what}", sum(map(stored.size, names.values())), "bytes") as tick:
+            fill(model, stored, names, form.dtype, form.device, form.settle, tick)
     return model.eval()
 
 

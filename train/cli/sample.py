@@ -13,6 +13,7 @@ from prep.cli.signature import option_of
 from prep.errors import UsageError
 from prep.fs.place import OUTPUT, maybe_place, place_of, require_local
 from prep.models.device.named import require_device
+from prep.progress import phase
 from prep.runtime import defer_interrupts
 from prep.training.table import SETTINGS
 from train.cli import options as opt
@@ -46,7 +47,7 @@ def sample(
     device: opt.Device = "auto", download: opt.Download = False, quiet: opt.Quiet = False,
 ) -> None:
     """Make pictures with a run's newest checkpoint. Uses its moving average, if it has one."""
-    from prep.cli.ticker import progress
+    from prep.cli.ticker import progress_unless
     from prep.recipe.prompts import parse_prompt
 
     if prompt and prompts is not None:
@@ -79,8 +80,9 @@ def sample(
                            model=model, steps=steps, guidance=guidance, seed=seed, sampler=sampler,
                            download=download,
                            which=("before", "after") if compare else ("before",) if base else ("after",))
-    with progress("sampling", None, shown=not quiet):
-        shown = show(wanted, pick_device(device), output, encode)
+    progress = progress_unless(quiet)
+    with phase(progress, "sampling"):
+        shown = show(wanted, pick_device(device), output, encode, progress)
     for warning in shown.warnings:
         say(f"warning: {warning}")
     put(str(output))

@@ -22,6 +22,7 @@ from prep.models.family import ATTENTION_MASK, Conditions, Family
 from prep.models.files import FETCH_AGAIN, ComponentFiles, Model
 from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, scheduler_config, weighted_files
+from prep.progress import Progress, silent
 from prep.training.schema import Config, Quantization
 from train.models import lora
 from train.models.offload import Offloaded
@@ -54,7 +55,7 @@ class Denoiser:
 
 def load(model: Model, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
          family: str = "", weights_on: torch.device | None = None, offload: int = 0,
-         place: Callable[[Any, torch.device], object] = module_to_device) -> Denoiser:
+         place: Callable[[Any, torch.device], object] = module_to_device, progress: Progress = silent) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
 
     Its weights are read to `weights_on`, `None`: the device itself; `place` brings it there with its adapters.
@@ -72,8 +73,9 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     settle = partial(quantized, config.quantization)
     if offload and config.quantization != "none":
         settle = partial(_settled_there, device, config.quantization)
-    denoiser = load_diffusers(*source_of(model, facts), "denoiser", Form(dtype=torch.float32, device=on) if whole else
-                              Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization]))
+    form = (Form(dtype=torch.float32, device=on) if whole else
+            Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization]))
+    denoiser = load_diffusers(*source_of(model, facts), "denoiser", form, progress)
     if whole:
         unfreeze(denoiser, config)
     else:

@@ -39,7 +39,7 @@ class Log:
     """
 
     def __init__(self, path: Path, watch: Watch, progress: Progress = silent) -> None:
-        self._path, self._watch, self._progress = path, watch, progress
+        self._path, self._watch, self.progress = path, watch, progress
         self._file: Growing | None = None
         self.losses = Losses(path.with_name(NAME))
         self.last: Event = {}
@@ -80,7 +80,7 @@ class Log:
         """Shows a long phase to the watcher and the heartbeat; writes nothing to the file."""
         before, self.doing = self.doing[0], (title, time.time())
         try:
-            with phase(self._progress, title):
+            with phase(self.progress, title):
                 yield
         finally:
             self.doing = before, time.time()

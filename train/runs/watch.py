@@ -159,12 +159,21 @@ class _Table:
         self._show()
 
     @contextmanager
-    def progress(self, title: str, _total: Total, _unit: str) -> Iterator[Tick]:
-        """Shows a phase below the table."""
+    def progress(self, title: str, total: Total, _unit: str) -> Iterator[Tick]:
+        """Shows a phase below the table, and how much of it is done if there is a total."""
         before, self._phase = self._phase, title
+        done, whole = 0, total() if callable(total) else total
         self._show()
+
+        def tick(count: int) -> None:
+            nonlocal done
+            done += count
+            if whole:
+                self._phase = f"{title}: {100 * done // whole} %"
+                self._show()
+
         try:
-            yield lambda _: None
+            yield tick
         finally:
             self._phase = before
             self._show()

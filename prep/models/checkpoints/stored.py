@@ -46,6 +46,11 @@ class Stored:
         """These tensors, with the scales among them."""
         return cls(tensors=tensors, scales=scales_in(tensors))
 
+    def size(self, name: str) -> int:
+        """The bytes of the tensor `name`; of one whose dtype torch has not, the number of its numbers."""
+        kind = DTYPES.get(self.tensors[name].dtype)
+        return prod(self.tensors[name].shape) * (1 if kind is None else kind.itemsize)
+
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`; one with a scale, times that, and one of fewer bits as `dtype`. Raises `ModelError`."""
         if self.tensors[name].dtype in QUANTIZED:

@@ -17,6 +17,7 @@ from torch.nn.modules import module as registration
 from prep.models.checkpoints.bounds import of_diffusers
 from prep.models.checkpoints.stored import Stored
 from prep.models.files import ComponentFiles
+from prep.progress import Tick
 
 # Is given a layer's name and the layer with its weights, where they are used, and returns what takes its place.
 Settle = Callable[[str, nn.Module], nn.Module]
@@ -61,11 +62,11 @@ def compared(model: Any, stored: Stored, names: Mapping[str, str]) -> dict[str, 
 
 
 def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtype, device: torch.device,
-         settle: Settle) -> None:
+         settle: Settle, tick: Tick) -> None:
     """Gives the model its weights as `dtype`, a layer at a time in the order of the files. Raises `ModelError`.
 
     Parameters that its class keeps in float32 are so. `settle` is given the other layers on `device`, where a GPU
-    quantizes in a fraction of the time.
+    quantizes in a fraction of the time. `tick` counts the bytes of each layer's weights, as `Stored.size` says them.
     """
     in_float32 = kept_in_float32(model)
     layers = dict(model.named_modules())
@@ -86,6 +87,7 @@ def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtyp
             parent, _, last = name.rpartition(".")
             setattr(layers[parent], last, settled)
             layers[name] = settled  # so that nothing keeps the weights that it was made of
+        tick(sum(stored.size(names[each]) for each in own[name] if each in names))
 
 
 def kept_in_float32(model: Any) -> Callable[[str], bool]:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from prep.models.checkpoints import stored
 from prep.models.checkpoints.streaming import kept_in_float32
 from prep.models.families.registry import FAMILIES
 from prep.models.loading import Form, load_diffusers
-from prep.models.pipeline import infer_family, pipeline_index
+from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.vae import load_vae
 from train.config.load import parse
 from train.models.denoiser import load, source_of
@@ -263,3 +264,28 @@ def test_loading_takes_the_memory_of_the_form_alone(tmp_path, name, quantization
                           capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     peak, size = map(int, made.stdout.split()[-2:])
     assert size > 100_000_000 and peak < 1.15 * size + stored.PIECE + 140_000_000
+
+
+class Told:
+    """A `Progress` that keeps what it is told."""
+
+    def __init__(self):
+        self.stages = []
+
+    def __call__(self, title, total, unit):
+        self.stages.append((title, total, unit, []))
+        return nullcontext(self.stages[-1][3].append)
+
+
+@pytest.mark.parametrize(("quantization", "title"), [("none", "loading the denoiser"),
+                                                     ("fp8", "loading and quantizing the denoiser")])
+def test_loading_says_how_far_it_is(model, quantization, title):
+    family, told = FAMILIES[infer_family(model)], Told()
+    with tiny_pipelines.known_warnings():
+        load(model, parse({"quantization": quantization}, "test"), family.predictions[0], CPU, adapt=False,
+             family=family.name, progress=told)
+    (stage,) = told.stages
+    size = sum(value.nbytes for path in weighted_files(model, family.denoiser).weights
+               for value in load_file(path).values())
+    assert stage[:3] == (title, size, "bytes") and sum(stage[3]) == size
+    assert len([count for count in stage[3] if count]) > 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,3 +138,13 @@ def watch_console(screen, width=100):
     from rich.console import Console
 
     return Console(file=screen, force_terminal=True, width=width, color_system=None)
+
+
+def test_a_phase_with_a_total_says_its_share():
+    seen = []
+    table = watch._Table(SimpleNamespace(update=lambda cells: seen.append(cells.caption)))
+    with table.progress("loading the model", None, ""), table.progress("loading the denoiser", 200, "bytes") as tick:
+        for count in (1, 99, 100):
+            tick(count)
+    assert seen == ["loading the model", "loading the denoiser", "loading the denoiser: 0 %",
+                    "loading the denoiser: 50 %", "loading the denoiser: 100 %", "loading the model", ""]
