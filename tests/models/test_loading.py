@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from prep.errors import ModelError, OutOfMemoryError
+from prep.formatting import format_bytes
 from prep.models.families.registry import FAMILIES
 from prep.models.family import TextOptions
 from prep.models.fingerprint import text_files, text_fingerprint, vae_fingerprint
@@ -232,8 +233,9 @@ def test_memory_that_is_not_there_is_said_before_it_is_taken(model, monkeypatch,
     with pytest.raises(OutOfMemoryError) as caught:
         load(model, settings, "epsilon", torch.device("cpu"), adapt=False)
     assert caught.value.exit_code == 9 and "download" not in caught.value.hint
-    assert caught.value.message.startswith(f"the denoiser in {model / 'unet'} takes ")
-    assert "are available" in caught.value.message and "quantization" in caught.value.hint
+    assert caught.value.message == (f"the denoiser in {model / 'unet'} takes {format_bytes(size)} of memory, and "
+                                    f"{format_bytes(size - 1)} are available")
+    assert "quantization" in caught.value.hint
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

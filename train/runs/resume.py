@@ -148,9 +148,10 @@ def _taken_back(start: Start, old: Mapping[str, Any], new: Mapping[str, Any]) ->
     last = _flat(read_run(start.run).table)
     for name in SETTINGS:
         free = SETTINGS[name].spec.resume or name == "lora.layers"
-        if free and old.get(name) == new.get(name) != last.get(name):
+        # One that an earlier version did not have is not in its files.
+        if free and name in last and old.get(name) == new.get(name) != last[name]:
             yield (f"{name} is {new.get(name)!r}, as in {start.folder.name}; the run was last started with "
-                   f"{last.get(name)!r}, which takes an option again")
+                   f"{last[name]!r}, which takes an option again")
 
 
 def _rescaled(differing: Sequence[str], start: Start, setup: Setup) -> Iterator[str]:

@@ -13,9 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import diffusers
 import torch
-import transformers
 from torch import Tensor
 
 from prep.errors import ModelError, first_line
@@ -71,8 +69,12 @@ def empty_model(files: ComponentFiles) -> Any:
     try:
         with limited(tensors_of(files)), torch.device("meta"):
             if library == "diffusers":
+                import diffusers
+
                 return of_diffusers(getattr(diffusers, kind), files)
             with staged(files) as folder:
+                import transformers
+
                 return build(getattr(transformers, kind), folder)
     except ModelError:
         raise

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
-from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -134,6 +132,8 @@ def ways_of_diffusers(kind: Any, config: Mapping[str, Any], part: Mapping[str, s
     """How a denoiser's or a VAE's tensors may become those of the class `kind` with this `config`: they have its names,
     or their authors', if diffusers knows these.
     """
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES  # here: directories need none of it
+
     yield Way(names=part, convert=dict)
     table = cast("Mapping[str, Mapping[str, Any]]", SINGLE_FILE_LOADABLE_CLASSES)
     found = next((table[one.__name__] for one in kind.__mro__ if one.__name__ in table), None)
@@ -146,6 +146,8 @@ def ways_of_diffusers(kind: Any, config: Mapping[str, Any], part: Mapping[str, s
 def ways_of_encoder(prefix: str, part: Mapping[str, str], model: Any) -> Iterator[Way]:
     """How the tensors of a text encoder below `prefix` may become those of `model`."""
     if OF_OPEN_CLIP.fullmatch(prefix):
+        from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+
         convert: Any = convert_open_clip_checkpoint
         yield Way(names={prefix + name: there for name, there in part.items()},
                   convert=lambda weights: convert(model, weights, prefix=prefix))

@@ -6,7 +6,7 @@ import pytest
 from runs import go
 
 from prep.training.schema import Validation
-from train import loop, validate
+from train import state, validate
 from train.check.shares import notes_on_shares, shares_of
 
 PLAIN = {"batch_size": 4, "micro_batch": 2, "lora": {"rank": 2}, "sample": {"every": 0}}
@@ -17,7 +17,7 @@ PLAIN = {"batch_size": 4, "micro_batch": 2, "lora": {"rank": 2}, "sample": {"eve
 def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path, monkeypatch, settings):
     """Pixels of all passes, over whole epochs."""
     setup = setup_of(make(), **{**PLAIN, "epochs": 3, "validation": {"every": 2, "timesteps": 3}, **settings})
-    passed = {loop: 0, validate: 0}
+    passed = {state: 0, validate: 0}
     for module in passed:
         def counted(denoiser, batch, *rest, plain=module.forward, module=module):
             passed[module] += batch.latent_BChw[:, 0].numel()
@@ -28,7 +28,7 @@ def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path
     found = shares_of(setup)
     go(setup, tmp_path / "run")
     assert found.validation / found.training == pytest.approx(
-        passed[validate] / passed[loop] / (4 if "gradient_checkpointing" in settings else 3))
+        passed[validate] / passed[state] / (4 if "gradient_checkpointing" in settings else 3))
     assert found.sampling == 0 and found.training + found.validation == pytest.approx(1)
 
 

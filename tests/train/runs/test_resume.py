@@ -259,6 +259,19 @@ def test_settings_of_a_start_without_a_checkpoint_are_taken_back_and_it_says_so(
         "optimizer.lr is 1e-06, was 0.0001",)
 
 
+def test_a_run_of_an_earlier_version_lacks_settings_and_nothing_is_said_of_it(make, setup_of, tmp_path):
+    setup = setup_of(make(), steps=8)
+    claim_run(Local(tmp_path / "run"), setup)
+    files.save(tmp_path / "run", state_of(setup, 4), [], keep=0)
+    for path in (tmp_path / "run" / "run.json", tmp_path / "run" / "checkpoints" / "step-000004" / "state.json"):
+        document = json.loads(path.read_text())
+        for name in ("offload", "attention"):
+            del document["config"][name]
+        document.pop("self", None)
+        path.write_text(json.dumps(document))
+    assert compare(find_start(Local(tmp_path / "run")), setup, adopt=False).notes == ()
+
+
 def test_a_run_that_is_further_than_the_settings_end(begun, setup_of, tmp_path):
     made, _, again = begun
     (fault,) = again(setup=setup_of(made, steps=3)).faults
