@@ -267,8 +267,8 @@ def test_a_run_of_an_earlier_version_lacks_settings_and_nothing_is_said_of_it(ma
         document = json.loads(path.read_text())
         for name in ("offload", "attention"):
             del document["config"][name]
-        document.pop("self", None)
-        path.write_text(json.dumps(document))
+        del document["self"]
+        path.write_bytes(with_checksum(document))
     assert compare(find_start(Local(tmp_path / "run")), setup, adopt=False).notes == ()
 
 
