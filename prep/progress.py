@@ -45,6 +45,10 @@ class BackgroundTotal(DeferredTotal):
             return
 
 
+def uncounted(_count: int) -> None:
+    """A `Tick` that counts nothing."""
+
+
 def phase(progress: Progress, title: str) -> AbstractContextManager[Tick]:
     """A slow step without a count: `with phase(progress, "loading the VAE"): …`."""
     return progress(title, None, "")
@@ -52,4 +56,4 @@ def phase(progress: Progress, title: str) -> AbstractContextManager[Tick]:
 
 def silent(_title: str, _total: Total, _unit: str) -> AbstractContextManager[Tick]:
     """A `Progress` that shows nothing."""
-    return nullcontext(lambda _: None)
+    return nullcontext(uncounted)

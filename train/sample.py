@@ -81,7 +81,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
     after = "after" in wanted.which
     finished = after and _has_only_result(run, wanted)
     start = _start(wanted) if after and not finished else None
-    setup = _setup(run, wanted, start, finished=finished)
+    setup = _setup(run, wanted, start, progress, finished=finished)
     _check_output(out, setup)
     rows = Rows(setup.index)
     if wanted.texts:
@@ -150,7 +150,7 @@ def _has_only_result(run: Run, wanted: SampleRequest) -> bool:
             and any((run.folder / name).exists() for name in RESULTS))
 
 
-def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bool) -> Setup:
+def _setup(run: Run, wanted: SampleRequest, start: Start | None, progress: Progress, *, finished: bool) -> Setup:
     """The setup of the checkpoint, or else of the run; `finished`: with its result as weights.
 
     Raises the first fault.
@@ -162,7 +162,7 @@ def _setup(run: Run, wanted: SampleRequest, start: Start | None, *, finished: bo
     config = run.config if start is None else start.config
     if wanted.sampler is not None:
         config = replace(config, sample=replace(config.sample, sampler=wanted.sampler))
-    report = check(request, config)
+    report = check(request, config, progress=progress)
     if report.setup is None:
         raise report.faults[0]
     return report.setup

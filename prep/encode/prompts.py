@@ -53,10 +53,10 @@ from prep.models.families.registry import FAMILIES
 from prep.models.family import options_of
 from prep.models.fields import FieldSpecs
 from prep.models.files import Model
-from prep.models.fingerprint import Expected
+from prep.models.fingerprint import Expected, bytes_of, text_files, ticking
 from prep.models.hub import locate
 from prep.parse import brief
-from prep.progress import Progress, phase
+from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import STORED_DTYPES, ModelOptions
 
 MOST_REJECTS = 10  # rows that may fail before the run stops
@@ -176,8 +176,9 @@ def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
         raise ManifestError(f"{manifest.path} has text rows of dtype {brief(stored)}, computed in {brief(compute)}, "
                             f"expected {' or '.join(STORED_DTYPES)}")
     file_digest = RememberedDigest(facts)
-    with phase(call.progress, "hashing the model"):
-        made = text_context_of(model, family, options, file_digest, compute=compute, stored=stored)
+    total = BackgroundTotal(lambda: bytes_of(text_files(model).encoders.values()))
+    with call.progress("hashing the model", total, "bytes") as tick:
+        made = text_context_of(model, family, options, ticking(file_digest, tick), compute=compute, stored=stored)
     _require_same(made, context, model, manifest, call.file)
     specs = FieldSpecs(family=family, dtype=stored, text=family.text.shapes(Configs(model), options))
     return _Text(reading=TextReading(model=model, family=family, options=options), context=context, specs=specs,

@@ -30,14 +30,18 @@ from prep.models.fingerprint import (
     Expected,
     FileDigest,
     Part,
+    bytes_of,
     digest_file,
     remembered_as,
+    text_files,
     text_fingerprint,
+    ticking,
+    vae_files,
     vae_fingerprint,
 )
 from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import family_of, prediction_of
-from prep.progress import DeferredTotal, Progress, phase, silent
+from prep.progress import BackgroundTotal, DeferredTotal, Progress, Tick, phase, silent, uncounted
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
 
@@ -105,8 +109,9 @@ def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress 
     file_digest = RememberedDigest(facts)
     prediction = prediction_of(model, specs.family)
     missing = missing_files(model, specs.family)  # what could not be trained shows before anything is read
-    with phase(progress, "hashing the model"):
-        contexts = contexts_of(recipe, model, specs, options, file_digest)
+    total = BackgroundTotal(lambda: bytes_of([vae_files(model), *text_files(model).encoders.values()]))
+    with progress("hashing the model", total, "bytes") as tick:
+        contexts = contexts_of(recipe, model, specs, options, ticking(file_digest, tick))
     recipe = replace(recipe, model=replace(recipe.model, family=family))
     denoiser = _checked_denoiser(model, specs)  # errors in model and rules show before all pictures are read
     rules_of(recipe)
@@ -174,9 +179,9 @@ class RememberedDigest:
 
     facts: Memo
 
-    def __call__(self, path: Path, part: Part = ()) -> str:
+    def __call__(self, path: Path, part: Part = (), tick: Tick = uncounted) -> str:
         kind = remembered_as("file", part)
-        return str(self.facts.get_or_compute(path, kind, lambda: {"digest": digest_file(path, part)})["digest"])
+        return str(self.facts.get_or_compute(path, kind, lambda: {"digest": digest_file(path, part, tick)})["digest"])
 
 
 def contexts_of(recipe: Recipe, model: Model, specs: FieldSpecs, options: TextOptions,

@@ -26,6 +26,7 @@ from prep.models.components import numbered
 from prep.models.files import WAIT, ComponentFiles, Model, StoredTensor, open_regular, unreadable
 from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
 from prep.models.weights import scales_in, tensors_of
+from prep.progress import Tick, uncounted
 
 Part = tuple[tuple[str, StoredTensor], ...]  # tensors of a file by name, sorted; empty: the whole file
 _BLOCK = 1 << 20
@@ -34,19 +35,22 @@ _BLOCK = 1 << 20
 class FileDigest(Protocol):
     """`digest_file`, or what remembers its answers between runs."""
 
-    def __call__(self, path: Path, part: Part = ()) -> str: ...
+    def __call__(self, path: Path, part: Part = (), tick: Tick = uncounted) -> str: ...
 
 
-def digest_file(path: Path, part: Part = ()) -> str:
-    """SHA-256 of the bytes of the file at `path`, or of some of its tensors. Raises `OSError`, `ModelError` if it is
-    not a regular file, or shorter than its tensors.
+def digest_file(path: Path, part: Part = (), tick: Tick = uncounted) -> str:
+    """SHA-256 of the bytes of the file at `path`, or of some of its tensors; `tick` counts them. Raises `OSError`,
+    `ModelError` if it is not a regular file, or shorter than its tensors.
     """
     with open_regular(path) as file:
-        return digest_parts(_bytes_of(file, path, part) if part else iter(lambda: file.read(_BLOCK), b""))
+        return digest_parts(_bytes_of(file, path, part, tick))
 
 
-def _bytes_of(file: BinaryIO, path: Path, part: Part) -> Iterator[bytes]:
-    """A line for each tensor, and its bytes."""
+def _bytes_of(file: BinaryIO, path: Path, part: Part, tick: Tick) -> Iterator[bytes]:
+    """All bytes, or a line for each tensor of the part, and its bytes."""
+    while not part and (data := file.read(_BLOCK)):
+        yield data
+        tick(len(data))
     for name, tensor in part:
         yield json.dumps([name, tensor.dtype, list(tensor.shape)]).encode() + b"\n"
         file.seek(tensor.begin)
@@ -56,6 +60,29 @@ def _bytes_of(file: BinaryIO, path: Path, part: Part) -> Iterator[bytes]:
             if len(data) != wanted:
                 raise ModelError(f"{path} changed while it was read", hint=WAIT)
             yield data
+            tick(wanted)
+
+
+def ticking(file_digest: FileDigest, count: Tick) -> FileDigest:
+    """`file_digest`, with all bytes of files counted by `count`: those of a digest that is remembered at once."""
+    def digest(path: Path, part: Part = (), tick: Tick = uncounted) -> str:
+        left = _size(path, part)
+
+        def read(bytes_read: int) -> None:
+            nonlocal left
+            left -= bytes_read
+            tick(bytes_read)
+            count(bytes_read)
+
+        found = file_digest(path, part, read)
+        count(left)
+        return found
+
+    return digest
+
+
+def _size(path: Path, part: Part) -> int:
+    return sum(tensor.end - tensor.begin for _, tensor in part) if part else path.stat().st_size
 
 
 def remembered_as(kind: str, part: Part) -> str:
@@ -131,14 +158,24 @@ def digest_weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list
 
     Weights with scales beside them say so: before these were applied, the same files made other rows.
     """
-    tensors = tensors_of(files)
+    tensors, read = tensors_of(files), _part_of(files)
     if files.part:
-        read = tuple(sorted((name, one) for name, one in tensors.items() if not is_harmless(files.part[name])))
         weights = [["tensors", digest_existing(files.weights[0], lambda path: file_digest(path, read))]]
     else:
         weights = [[files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights]
     return [["config.json", digest_public(files.config)], *weights,
             *([["scales", "applied"]] if scales_in(tensors).of else [])]
+
+
+def _part_of(files: ComponentFiles) -> Part:
+    """The tensors of a single file that identify a component; empty: its files are its own."""
+    return tuple(sorted((name, one) for name, one in tensors_of(files).items() if not is_harmless(files.part[name]))
+                 if files.part else ())
+
+
+def bytes_of(components: Iterable[ComponentFiles]) -> int:
+    """Bytes of weights that the digests of these components are of. Raises `OSError`, `ModelError`."""
+    return sum(_size(path, part) for files in components for part in [_part_of(files)] for path in files.weights)
 
 
 def _tokenizer(files: ComponentFiles) -> list[list[str]]:

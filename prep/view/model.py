@@ -24,6 +24,7 @@ from prep.models.fingerprint import Part, digest_file, remembered_as, text_finge
 from prep.models.loading import quiet_libraries
 from prep.models.text.truncation import Reading, TruncationFinder
 from prep.models.vae import VaeDecoder
+from prep.progress import Tick, uncounted
 
 NAMES = {"vae": "VAE", "text": "text encoder"}
 
@@ -61,9 +62,9 @@ def _fingerprints(folder: Model) -> dict[str, str]:
     """The fingerprints of a model's encoders; digests of unchanged files are remembered, as `train check` does."""
     memo = Memo(memo_path("models", "1"))
 
-    def digest(path: Path, part: Part = ()) -> str:
+    def digest(path: Path, part: Part = (), tick: Tick = uncounted) -> str:
         kind = remembered_as("sha256", part)
-        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part)})["sha256"])
+        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part, tick)})["sha256"])
 
     try:
         digests = {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}

@@ -113,6 +113,8 @@ def test_encoding_has_a_bar_for_each_field_and_names_what_loads(prep, photos, ti
     bars = {title: total for title, total, unit in opened if unit == "rows"}
     assert list(bars) == ["encoding masks (1 of 3)", "encoding text (2 of 3)", "encoding latents (3 of 3)"]
     assert {title: counts[title] for title in bars} == bars and bars["encoding latents (3 of 3)"] == 8
+    size = sum(path.stat().st_size for part in ("vae", "text_encoder") for path in (tiny_model / part).glob("*.saf*"))
+    assert counts["hashing the model"] == size
     assert [title for title, _, unit in opened if not unit] == [
-        "hashing the model", "planning", "counting tokens", "looking up rows",
+        "planning", "counting tokens", "looking up rows",
         "loading the text encoder", "loading the VAE", "writing the manifest"]

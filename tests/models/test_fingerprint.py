@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 from hub_caches import hub_cache
 from model_files import write_model, write_safetensors
+from original_checkpoints import write_original
 
 from prep.errors import ModelError
 from prep.manifest.document import read_manifest
-from prep.models.fingerprint import text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import (
+    bytes_of,
+    digest_file,
+    text_files,
+    text_fingerprint,
+    ticking,
+    vae_files,
+    vae_fingerprint,
+)
 from prep.models.hub import locate
-from prep.models.pipeline import family_of, infer_family
+from prep.models.pipeline import family_of, infer_family, open_single
 
 
 @pytest.fixture
@@ -34,6 +43,21 @@ def test_where_it_lies_how_it_is_spelled_and_who_saved_it_do_not_count(model, ti
     edit(model / "tokenizer" / "tokenizer_config.json", name_or_path="x")
     assert vae_fingerprint(model) == vae_fingerprint(tiny_model)
     assert text_fingerprint(model) == text_fingerprint(tiny_model)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_every_byte_of_weights_is_counted(tiny_model, tmp_path, monkeypatch, single, remembered):
+    monkeypatch.setattr("prep.models.fingerprint._BLOCK", 1 << 10)
+    model = open_single(write_original(tiny_model, tmp_path / "x.safetensors"), tiny_model) if single else tiny_model
+    counts = []
+    counted = ticking((lambda path, part, _: digest_file(path, part)) if remembered else digest_file, counts.append)
+    assert (vae_fingerprint(model, counted), text_fingerprint(model, counted)) == (
+        vae_fingerprint(model), text_fingerprint(model))
+    components = [vae_files(model), *text_files(model).encoders.values()]
+    assert sum(counts) == bytes_of(components) and (len([count for count in counts if count]) == 2) is remembered
+    if not single:
+        assert sum(counts) == sum(path.stat().st_size for files in components for path in files.weights)
 
 
 @pytest.mark.parametrize("part", ["vae/config.json", "vae/diffusion_pytorch_model.safetensors"])

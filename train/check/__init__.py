@@ -10,6 +10,7 @@ from prep.loader.index import Index, open_index
 from prep.loader.shards import Looks, check_shards
 from prep.manifest.document import Manifest, read_manifest
 from prep.models.families.registry import FAMILIES
+from prep.progress import Progress, silent
 from prep.training.interval import INTERVALS
 from prep.training.schema import Config
 from train.check.data import check_interval, check_masks, check_schedule, plan_of, steps_of, uneven, uses_masks
@@ -21,8 +22,8 @@ from train.check.requirements import check_libraries
 from train.setup import CheckedModel, CheckReport, Initial, RunRequest, Setup
 
 
-def check(request: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None
-          ) -> CheckReport:
+def check(request: RunRequest, config: Config, *, planned: int | None = None, manifest: Manifest | None = None,
+          progress: Progress = silent) -> CheckReport:
     """Checks manifest, fields, shards, step plan, model and its encoders, and reports every fault. `planned`: the
     micro-batch with which the steps of a resumed run were planned; `manifest`: that in place of the one to read."""
     faults: list[Problem] = []
@@ -53,7 +54,7 @@ def check(request: RunRequest, config: Config, *, planned: int | None = None, ma
             with Noting(faults):
                 check_interval(name, config, plan)
     with Noting(faults):
-        model = model_of(request, config, manifest, index, faults)
+        model = model_of(request, config, manifest, index, faults, progress)
     setup = None
     if not faults and index and plan and model:
         setup = _setup(request, config, manifest, index, plan, model, shards)

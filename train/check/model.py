@@ -14,10 +14,19 @@ from prep.models.denoiser.trainable import check_sizes, check_widths
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.files import Model
-from prep.models.fingerprint import FileDigest, text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import (
+    FileDigest,
+    bytes_of,
+    text_files,
+    text_fingerprint,
+    ticking,
+    vae_files,
+    vae_fingerprint,
+)
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, scheduler_config, weighted_files
 from prep.models.weights import tensors_of
+from prep.progress import BackgroundTotal, Progress
 from prep.training.schema import Config, Dtype
 from train.check.faults import Noting
 from train.check.objective import check_guidance, check_min_snr, check_noise, check_sampler, prediction_of
@@ -31,7 +40,7 @@ from train.setup import CheckedModel, RunRequest
 
 
 def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Index | None,
-           faults: list[Problem]) -> CheckedModel | None:
+             faults: list[Problem], progress: Progress) -> CheckedModel | None:
     """Facts about the model, or `None` if they are incomplete; appends its faults to `faults`."""
     check_model_named(manifest, request.model)
     path, family = locate(request.model or manifest.model, download=request.download), FAMILIES[manifest.family]
@@ -52,11 +61,11 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
         weights = read_weights(path, family)
         trained, naming = trained_shapes(weights, config, presets), naming.knowing(layers_of(weights))
         adapted = _adapted(layers_of(weights), config, presets, naming)
-    with remembered_digests() as digest:
+    with remembered_digests() as digest, progress("hashing the model", _bytes_of(path, family), "bytes") as tick:
         with Noting(faults):
-            base = base_fingerprints(path, family, digest)
+            base = base_fingerprints(path, family, ticking(digest, tick))
         with Noting(faults):
-            others = _check_encoders(path, manifest, request.other_encoders, digest)
+            others = _check_encoders(path, manifest, request.other_encoders, ticking(digest, tick))
         with Noting(faults):
             if request.init is not None and trained is not None:
                 initial = inspect_weights(request.init, config, family, weights, presets, naming, digest)
@@ -70,6 +79,12 @@ def model_of(request: RunRequest, config: Config, manifest: Manifest, index: Ind
         strengths=strengths_of(config.lora, adapted), fits_kohya=naming.fits_kohya(config.lora, adapted),
         large=any(prod(shape[2:]) > 1 for shape in adapted.values()), convolves=_convolves(weights),
         rescaled=_rescaled(path), dtype=_dtype(path, family))
+
+
+def _bytes_of(model: Model, family: Family) -> BackgroundTotal:
+    """What `base_fingerprints` and `_check_encoders` read."""
+    return BackgroundTotal(lambda: bytes_of([weighted_files(model, family.denoiser), vae_files(model),
+                                             *text_files(model).encoders.values()]))
 
 
 def _shifts(model: Model, config: Config, manifest: Manifest) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
+from prep.cli.ticker import progress_unless
 from prep.errors import UsageError
 from prep.formatting import counted, format_bytes, printable
 from prep.fs.place import Place, maybe_place
@@ -100,7 +101,9 @@ def _report(resumed: Resumed | None, request: RunRequest, config: Config) -> tup
     """The report on a new run, or on one that is to be continued."""
     from train.check import check
 
-    return (None, check(request, config)) if resumed is None else resuming.check(resumed, request, config)
+    if resumed is None:
+        return None, check(request, config, progress=progress_unless(False))
+    return resuming.check(resumed, request, config, progress_unless(False))
 
 
 def _show(report: CheckReport, resumed: Resumed | None, reads: Mapping[str, Any], outlook: Outlook | None,

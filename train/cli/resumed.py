@@ -16,6 +16,7 @@ from train.parallel.ranks import ALONE
 
 if TYPE_CHECKING:
     from prep.errors import Problem
+    from prep.progress import Progress
     from prep.training.schema import Config
     from train.runs.resume import ResumeComparison, Start
     from train.setup import CheckReport, RunRequest, Setup
@@ -43,16 +44,17 @@ def find(place: Place, named: str | None, adopt: bool, init: Path | None) -> Res
     return Resumed(place=place, start=start, adopt=adopt)
 
 
-def check(resumed: Resumed, request: RunRequest, config: Config) -> tuple[Resumed, CheckReport]:
+def check(resumed: Resumed, request: RunRequest, config: Config, progress: Progress
+          ) -> tuple[Resumed, CheckReport]:
     """The report on the run as it would be continued, with what differs from its checkpoint."""
     from train.check import check
     from train.runs.resume import compare
 
     start = resumed.start
     if start is None:
-        report = check(request, config)
+        report = check(request, config, progress=progress)
     else:
-        report = check(of_run(request, start.run), config, planned=start.planned)
+        report = check(of_run(request, start.run), config, planned=start.planned, progress=progress)
     if report.setup is None:
         return resumed, report
     faults = _place_faults(resumed, report.setup)

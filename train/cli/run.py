@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import explain_interruption, lasting_stderr, put, put_json, say
+from prep.cli.ticker import progress_unless
 from prep.errors import CacheError, UsageError
 from prep.formatting import printable, shell_name
 from prep.fs.place import Local, Place, is_directory, maybe_place, place_of
@@ -250,7 +251,7 @@ def _set_up(request: RunRequest, chosen: Config, storage: OnDisk, start: Start |
     from train.runs.directory import check_place, check_unused, check_writable
 
     local = storage.run
-    report = check(request, chosen, planned=None if start is None else start.planned)
+    report = check(request, chosen, planned=None if start is None else start.planned, progress=progress_unless(quiet))
     opt.stop_at_faults(report.faults)
     if not alone:
         opt.stop_at_faults(opt.prompt_faults(report.setup))

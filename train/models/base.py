@@ -12,6 +12,7 @@ from prep.models.family import Family
 from prep.models.files import Model
 from prep.models.fingerprint import FileDigest, Part, digest_file, digest_public, digest_weighted, remembered_as
 from prep.models.pipeline import scheduler_config, weighted_files
+from prep.progress import Tick, uncounted
 
 
 def base_fingerprints(model: Model, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
@@ -26,9 +27,9 @@ def remembered_digests() -> Iterator[FileDigest]:
     """Yields a `digest_file` that skips unchanged files: it keeps digests in the user's cache directory."""
     memo = Memo(memo_path("models", "1"))
 
-    def digest(path: Path, part: Part = ()) -> str:
+    def digest(path: Path, part: Part = (), tick: Tick = uncounted) -> str:
         kind = remembered_as("sha256", part)
-        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part)})["sha256"])
+        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part, tick)})["sha256"])
 
     try:
         yield digest
