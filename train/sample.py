@@ -25,7 +25,7 @@ from prep.runs.grids import columns_of
 from prep.runtime import killable
 from train.check import check
 from train.memory.forecast import blocks_offloaded
-from train.models.denoiser import load
+from train.models.denoiser import Denoiser, adapted, load
 from train.parallel.shards import Whole
 from train.prompts.aside import kept_rows
 from train.runs.checkpoint import list_checkpoints, newest_other
@@ -89,7 +89,7 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
         prompts = CurrentPrompts(prompts=encode(setup.index, setup.model.path, wanted.texts, device))
     else:
         prompts = _overridden(_prompts(wanted, setup), wanted)
-    columns = [_column(which, setup, start, device, rows, prompts, wanted, progress) for which in wanted.which]
+    columns = _columns(setup, start, device, rows, prompts, wanted, progress)
     cells = [picture for row in zip(*columns, strict=True) for picture in row]
     heads = [f"{which}: " if len(columns) > 1 else "" for which in wanted.which]
     labels = [head + prompt.prompt for prompt in prompts.prompts for head in heads]
@@ -100,23 +100,37 @@ def show(wanted: SampleRequest, device: torch.device, out: Path, encode: Encode 
 
 
 @killable()
-def _column(which: Which, setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
-            wanted: SampleRequest, progress: Progress) -> list[np.ndarray]:
-    """Samples the model before or after training, then frees the model."""
-    settings = replace(setup.config.sample, **_typed(wanted))
-    denoiser = load(setup.model.path, setup.config, setup.prediction, device, adapt=which == "after",
-                    family=setup.family.name, offload=blocks_offloaded(setup, device), progress=progress)
-    if which == "after" and setup.model.initial is not None:
+def _columns(setup: Setup, start: Start | None, device: torch.device, rows: Rows, prompts: CurrentPrompts,
+             wanted: SampleRequest, progress: Progress) -> list[list[np.ndarray]]:
+    """Samples the model before and after training. A base is loaded once if it gets its adapters in place."""
+    model, config, offload = setup.model.path, setup.config, blocks_offloaded(setup, device)
+    settings = replace(config.sample, **_typed(wanted))
+    kept: Denoiser | None = None
+    columns = []
+    for which in wanted.which:
+        denoiser = adapted(kept, model, config, setup.prediction) if kept is not None else load(
+            model, config, setup.prediction, device, adapt=which == "after", family=setup.family.name, offload=offload,
+            progress=progress)
+        if which == "after":
+            _put_trained(denoiser, setup, start)
+        columns.append(pictures(denoiser, rows, model, prompts.prompts, settings))
+        kept = denoiser if config.method == "lora" and not offload and not config.compile else None
+        del denoiser  # else there would be two while the next is loaded
+    return columns
+
+
+def _put_trained(denoiser: Denoiser, setup: Setup, start: Start | None) -> None:
+    """Gives a denoiser the weights of the run's result, or of the checkpoint. Raises `CacheError`, `ModelError`."""
+    if setup.model.initial is not None:
         put_initial(Whole(denoiser.weights), setup.model.initial, setup.config.method, setup.model.naming)
-    elif which == "after":
-        assert start is not None
-        try:
-            put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family,
-                        Whole(denoiser.weights), naming=setup.model.naming)
-        except CacheError as error:
-            error.hint = _another(start.folder)
-            raise
-    return pictures(denoiser, rows, setup.model.path, prompts.prompts, settings)
+        return
+    assert start is not None
+    try:
+        put_weights(denoiser.weights, start, averaged(start, setup.family), setup.family, Whole(denoiser.weights),
+                    naming=setup.model.naming)
+    except CacheError as error:
+        error.hint = _another(start.folder)
+        raise
 
 
 def _typed(wanted: SampleRequest) -> dict[str, Any]:

@@ -91,6 +91,16 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     return with_noise(denoiser, model, facts, config, prediction, device, dtype)
 
 
+def adapted(base: Denoiser, model: Model, config: Config, prediction: str) -> Denoiser:
+    """What `load` makes, of a base that it has loaded only to sample, which is changed: of a LoRA without offloaded
+    blocks that is not compiled. Raises `ModelError`."""
+    lora.attach(base.model, config.lora, config.seed, base.family.lora.presets)
+    module_to_device(base.model, base.device)
+    speed_up(base.model, config, base.device)  # the adapters, too
+    base.model.train()
+    return with_noise(base.model, model, base.family, config, prediction, base.device, base.dtype)
+
+
 def _settled_there(device: torch.device, quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
     """The replacement of a layer in host memory, quantized on the device: faster, and as without `offload`."""
     if type(layer) is not nn.Linear:

@@ -31,7 +31,7 @@ from prep.models.loading import Form, load_diffusers
 from prep.models.pipeline import infer_family, pipeline_index, weighted_files
 from prep.models.vae import load_vae
 from train.config.load import parse
-from train.models.denoiser import load, source_of
+from train.models.denoiser import adapted, load, source_of
 from train.models.quantized import QuantizedLinear, quantized
 
 CPU = torch.device("cpu")
@@ -264,6 +264,18 @@ def test_loading_takes_the_memory_of_the_form_alone(tmp_path, name, quantization
                           capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     peak, size = map(int, made.stdout.split()[-2:])
     assert size > 100_000_000 and peak < 1.15 * size + stored.PIECE + 140_000_000
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_a_base_gets_the_adapters_that_it_is_loaded_with(model, quantization):
+    family, config = FAMILIES[infer_family(model)], parse({"quantization": quantization, "precision": "bf16"}, "test")
+    with tiny_pipelines.known_warnings():
+        base, whole = (load(model, config, family.predictions[0], CPU, adapt=adapt, family=family.name)
+                       for adapt in (False, True))
+        found = adapted(base, model, config, family.predictions[0])
+    assert_same(found.model, whole.model)
+    assert list(found.parameters) == list(whole.parameters) and list(found.weights) == list(whole.weights)
+    assert {name for name, value in found.model.named_parameters() if value.requires_grad} == set(whole.parameters)
 
 
 class Told:

@@ -26,6 +26,7 @@ from prep.fs.place import Local
 from prep.manifest.document import read_manifest
 from train import evaluate
 from train.cli.sample import unused_picture
+from train.models.denoiser import load
 
 SCHEMAS = Path(__file__).parents[3] / "manifests" / "schemas"
 SMALL = ("--device", "cpu", "--set", "lora.rank=2", "--set", "sample.steps=2", "--set", "sample.size=[64, 64]")
@@ -619,12 +620,19 @@ def test_a_bad_line_of_the_prompt_file_is_an_error_at_the_start_and_later_a_warn
     assert result.code == 3 and f"error: prompt file {path} (--prompts), line 2: unknown option '--ar'" in result.err
 
 
-def test_sample_shows_before_and_after_side_by_side(train, make):
-    made = make()
-    assert run(train, made, "--lr", "0.05", steps=6).code == 0
+@pytest.mark.parametrize(("settings", "loaded"), [
+    ((), 1), (("lora.init=pissa", "precision=bf16"), 1),
+    *(pytest.param(settings, loaded, marks=pytest.mark.slow) for settings, loaded in [
+        (("quantization=nf4", "channels_last=true", "gradient_checkpointing=true"), 1), (("lora.dora=true",), 1),
+        (("lora.kind=lokr", "ema.decay=0.5"), 1), (("method=full",), 2)])])
+def test_sample_shows_before_and_after_side_by_side(train, make, monkeypatch, settings, loaded):
+    made, loads = make(), []
+    assert run(train, made, "--lr", "0.05", *(word for each in settings for word in ("--set", each)), steps=6).code == 0
     grid = made.root / "g.png"
-    result = train("sample", made.root / "run", "--compare", "-o", grid, "--device", "cpu", "--quiet")
-    assert result.code == 0 and result.out == f"{grid}\n", result.err
+    with monkeypatch.context() as patched:
+        patched.setattr("train.sample.load", lambda *words, **named: loads.append(named) or load(*words, **named))
+        result = train("sample", made.root / "run", "--compare", "-o", grid, "--device", "cpu", "--quiet")
+    assert result.code == 0 and result.out == f"{grid}\n" and len(loads) == loaded, result.err
     pixels = np.asarray(Image.open(grid))
     assert pixels.shape == (2 * (192 + 14), 2 * 192, 3)  # 64 pixels shown three times as large
     before, after = pixels[14:206, :192], pixels[14:206, 192:]
