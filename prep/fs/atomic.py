@@ -339,7 +339,7 @@ def create_exclusive(path: Path, data: Buffer, *, staging: Path | None = None, m
 
 def make_dirs(path: Path, *, mode: int | None = None) -> None:
     """Makes a directory and its missing parents, and syncs their names to the disk. `mode` as for `make_dir`. Raises
-    `FileExistsError` for a file of such a name."""
+    `NotADirectoryError` for a file of such a name."""
     missing = []
     while not path.is_dir() and path.parent != path:
         missing.append(path)
@@ -347,10 +347,9 @@ def make_dirs(path: Path, *, mode: int | None = None) -> None:
     for directory in reversed(missing):
         try:
             make_dir(directory, mode=mode)
-        except FileExistsError:
+        except FileExistsError:  # another process was quicker
             if not directory.is_dir():
-                raise
-            # Another process was quicker.
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(directory)) from None
         sync_dir(directory.parent)
 
 

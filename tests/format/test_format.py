@@ -172,12 +172,16 @@ def test_the_schema_requires_what_the_code_requires():
                if name not in SCHEMA["properties"]["latents"]["required"]}
     assert {f"latents.{name}" for name in lacking} == {"latents.alpha", "latents.mean", "latents.std",
                                                        "latents.imported"}
+    configs = next(choice["properties"]["configs"] for choice in SCHEMA["properties"]["model"]["oneOf"]
+                   if "configs" in choice["properties"])
+    sources = {f"model.configs{name}" for name in ("", ".path", ".hub", ".own")}
+    assert {f"model.configs.{name}" for name in dotted(configs)} | {"model.configs"} == sources
     prompt = SCHEMA["properties"]["prompts"]["properties"]["samples"]["items"]
     assert set(prompt["properties"]) - set(prompt["required"]) == {"settings"}
     assert set(prompt["properties"]["settings"]["properties"]) == {*document.PROMPT_NUMBERS, "guidance"}
     imported = {f"latents.imported.{name}"
                 for name in SCHEMA["properties"]["latents"]["properties"]["imported"]["required"]}
-    assert optional == {"latents.alpha", "latents.mean", "latents.std", "latents.imported", *imported, *(
+    assert optional == {*sources, "latents.alpha", "latents.mean", "latents.std", "latents.imported", *imported, *(
         f"prompts.samples[].{name}" for name in dotted(
         {"properties": {"settings": prompt["properties"]["settings"]}}))}
 
