@@ -69,11 +69,11 @@ def empty_model(files: ComponentFiles) -> Any:
     try:
         with limited(tensors_of(files)), torch.device("meta"):
             if library == "diffusers":
-                import diffusers
+                import diffusers  # here: only single files are built here
 
                 return of_diffusers(getattr(diffusers, kind), files)
             with staged(files) as folder:
-                import transformers
+                import transformers  # as above
 
                 return build(getattr(transformers, kind), folder)
     except ModelError:

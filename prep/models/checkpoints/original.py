@@ -146,7 +146,7 @@ def ways_of_diffusers(kind: Any, config: Mapping[str, Any], part: Mapping[str, s
 def ways_of_encoder(prefix: str, part: Mapping[str, str], model: Any) -> Iterator[Way]:
     """How the tensors of a text encoder below `prefix` may become those of `model`."""
     if OF_OPEN_CLIP.fullmatch(prefix):
-        from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
+        from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint  # as above
 
         convert: Any = convert_open_clip_checkpoint
         yield Way(names={prefix + name: there for name, there in part.items()},
