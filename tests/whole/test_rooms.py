@@ -128,6 +128,7 @@ LAZY = {
     "prep.encode.engines.local", "prep.encode.engines.devices", "prep.encode.engines.measure",
     "prep.workers.ray", "prep.models.hub", "prep.runtime",
     "prep.models.pipeline", "prep.models.loading", "prep.models.checkpoints.stored",
+    "prep.models.checkpoints.converted", "prep.models.checkpoints.original",
     "prep.models.device.named", "prep.doctor.machine", "prep.imports.verify",
     "prep.demo", "prep.demo.*", "prep.masks.run", "prep.masks.rembg", "prep.images.plugins",
     "prep.sources.globs", "prep.sources.tars", "prep.sources.table_files", "prep.workers.worker", "prep.scan.run",
