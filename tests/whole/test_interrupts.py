@@ -70,7 +70,7 @@ def interrupted(script, *words):
                                   "with defer_interrupts(): slow()", "with defer_interrupts(), killable(): slow()"])
 def test_a_function_that_does_not_return(body):
     code, out, err, took = interrupted(FAKE.format(body=body), "--json")
-    assert (code, err) == (130, SAID) and 1 < took < 10
+    assert (code, err) == (130, SAID) and took < 10
     assert json.loads(out)["error"] == {"message": SAID.partition(".")[0], "hint": "run the same command again to "
                                         "continue", "exit_code": 130, "kind": "interrupted"}
 
