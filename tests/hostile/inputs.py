@@ -11,6 +11,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -229,8 +230,9 @@ def recipe(bench: Bench, rng: Random) -> bool:
     if not all(_inside(one, place) for one in named):  # its owner may name any place; here nobody is to go there
         return False
     ours = [f"{event} '{bench.root}/remembered/" for event in onlookers.OPENING]
-    # Typer evaluates annotations each time; what tars hold is remembered.
-    with looking(bench.watch, "compile ", "exec (<code object <module> ", *ours):
+    # Typer evaluates annotations each time; what tars hold is remembered; Ctrl-C wakes a thread by a pair of sockets.
+    pair = f"socket.__new__ (<socket.socket fd=-1, family=0, type=0, proto=0>, {int(socket.AF_UNIX)}, "
+    with looking(bench.watch, "compile ", "exec (<code object <module> ", pair, *ours):
         code, out = command("bucket", place / "dataset.toml", "--batch-size", 2, "--json", "--quiet", "--jobs", 1)
     assert code in (0, 3, 5, 8), (code, out[1])
     if code == 0:
