@@ -27,7 +27,7 @@ FETCH_AGAIN = "download the model again, or save it again with diffusers: pipeli
 class SingleFile:
     """A model in one file, with the pipeline directory that has what files lack: configs, tokenizers, other parts.
 
-    `model / "vae"` is a place in that directory; as text it is the file. Made by `checkpoints.opened.open_single`.
+    `model / "vae"` is a place in that directory; as text it is the file. Made by `pipeline.open_single`.
     """
 
     path: Path
@@ -74,6 +74,8 @@ class ComponentFiles:
     kind: tuple[str, str] = ("", "")  # library and class; empty for a model that lies alone in its directory
     # Of a single file: the component's tensors by their names without what tells components apart → as the file has it.
     part: Mapping[str, str] = field(default_factory=dict)
+    # Each tensor in the headers of `weights`, by the names in `part` if there is one.
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @property
     def place(self) -> Path:

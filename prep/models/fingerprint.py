@@ -25,7 +25,7 @@ from prep.models.checkpoints.parts import is_harmless
 from prep.models.components import numbered
 from prep.models.files import WAIT, ComponentFiles, Model, StoredTensor, open_regular, unreadable
 from prep.models.pipeline import pipeline_index, tokenizer_files, weighted_files
-from prep.models.weights import scales_in, tensors_of
+from prep.models.weights import scales_in
 from prep.progress import Tick, uncounted
 
 Part = tuple[tuple[str, StoredTensor], ...]  # tensors of a file by name, sorted; empty: the whole file
@@ -158,18 +158,18 @@ def digest_weighted(files: ComponentFiles, file_digest: FileDigest) -> list[list
 
     Weights with scales beside them say so: before these were applied, the same files made other rows.
     """
-    tensors, read = tensors_of(files), _part_of(files)
     if files.part:
-        weights = [["tensors", digest_existing(files.weights[0], lambda path: file_digest(path, read))]]
+        part = _part_of(files)
+        weights = [["tensors", digest_existing(files.weights[0], lambda path: file_digest(path, part))]]
     else:
         weights = [[files.weight_name(path), digest_existing(path, file_digest)] for path in files.weights]
     return [["config.json", digest_public(files.config)], *weights,
-            *([["scales", "applied"]] if scales_in(tensors).of else [])]
+            *([["scales", "applied"]] if scales_in(files.tensors).of else [])]
 
 
 def _part_of(files: ComponentFiles) -> Part:
     """The tensors of a single file that identify a component; empty: its files are its own."""
-    return tuple(sorted((name, one) for name, one in tensors_of(files).items() if not is_harmless(files.part[name]))
+    return tuple(sorted((name, one) for name, one in files.tensors.items() if not is_harmless(files.part[name]))
                  if files.part else ())
 
 

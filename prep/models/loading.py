@@ -25,7 +25,7 @@ from prep.models.device.host import available
 from prep.models.device.memory import is_out_of_memory
 from prep.models.device.offload import SHARED
 from prep.models.files import ComponentFiles, Shape
-from prep.models.weights import shapes_in, tensors_of
+from prep.models.weights import shapes_in
 from prep.progress import Progress, silent
 
 
@@ -57,7 +57,7 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form, prog
     """
     doing = "loading" if form.least is None else "loading and quantizing"
     with _explained(files, what), blocks_apart():
-        require_room(kind, files, tensors_of(files), partial(of_diffusers, kind, files))
+        require_room(kind, files, partial(of_diffusers, kind, files))
         model = without_weights(kind, files)
         stored = weights_of(files, model)
         names = names_in(model, stored, files)
@@ -79,9 +79,8 @@ def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: 
     """
     dtype = _dtype_in(options)
     with _explained(files, what, packages), staged(files) as folder, known_warnings():
-        tensors = tensors_of(files)
-        require_room(kind, files, tensors, partial(build, kind, folder))
-        shapes = {name: shape for name, shape in shapes_in(tensors).items() if unread([name])}
+        require_room(kind, files, partial(build, kind, folder))
+        shapes = {name: shape for name, shape in shapes_in(files.tensors).items() if unread([name])}
         _require_memory(size(shapes) if size else dtype.itemsize * sum(map(prod, shapes.values())), files, what)
         weights = weights_to_give(files, dtype)
         place: dict[str, Any] = {} if weights is None else {
@@ -91,7 +90,7 @@ def load_transformers(kind: Any, files: ComponentFiles, what: str, *, packages: 
             ignore_mismatched_sizes=True, **place, **options)
         refuse_holes(loaded, files.place)
         if weights is None:
-            unmap(model, {DTYPES.get(tensor.dtype) for tensor in tensors.values()})
+            unmap(model, {DTYPES.get(tensor.dtype) for tensor in files.tensors.values()})
     return model
 
 

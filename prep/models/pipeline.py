@@ -31,6 +31,7 @@ from prep.models.files import (
     Model,
     Shape,
     SingleFile,
+    StoredTensor,
     parse_config,
     read_config,
     read_small,
@@ -44,7 +45,6 @@ from prep.models.weights import (
     read_tensors,
     scales_in,
     shapes_in,
-    tensors_of,
     variant_of,
     weight_files,
 )
@@ -153,14 +153,18 @@ def weighted_files(model: Model, name: str) -> ComponentFiles:
     config = parse_config(small["config.json"], folder / "config.json")
     refuse_redirection(config, folder / "config.json")
     part = part_of(model, name) if isinstance(model, SingleFile) else {}
+    tensors: Mapping[str, StoredTensor]
     if isinstance(model, SingleFile) and part:
-        files = ComponentFiles(folder=folder, config=config, small=small, weights=(model.path,), kind=kind, part=part)
+        whole = contents_of(model.path).tensors
+        tensors = {name: whole[there] for name, there in part.items()}
+        files = ComponentFiles(folder=folder, config=config, small=small, weights=(model.path,), kind=kind, part=part,
+                               tensors=tensors)
     else:
         refuse_adapter(folder)
         weights, index, usual_name = _weights(folder, stem)
+        tensors = read_tensors(weights)
         files = ComponentFiles(folder=folder, config=config, small=small | index, weights=weights, kind=kind,
-                               usual_name=usual_name)
-    tensors = tensors_of(files)
+                               usual_name=usual_name, tensors=tensors)
     check_numbers(config, folder / "config.json", tensors)
     if kind[0] == "diffusers" and not part and config.get("quantization_config") and not scales_in(tensors).of:
         raise ModelError(f"the weights in {folder} are quantized: {brief(config['quantization_config'])}",
@@ -174,7 +178,7 @@ def shapes_of(files: ComponentFiles) -> dict[str, Shape]:
     Of a directory they are in the headers of its files; of a single file, what diffusers' converter makes has them.
     """
     if not files.part:
-        return shapes_in(tensors_of(files))
+        return shapes_in(files.tensors)
     from prep.models.checkpoints.converted import empty_model, weights_of
 
     return shapes_in(weights_of(files, empty_model(files)).tensors)
@@ -305,4 +309,4 @@ def single_model_files(folder: Path) -> ComponentFiles:
     configs = {name: parse_config(data, folder / name) for name, data in small.items() if name.endswith("config.json")}
     check_numbers(configs["config.json"], folder / "config.json", tensors)
     return ComponentFiles(folder=folder, config=configs["config.json"], small=small | index, weights=weights,
-                          usual_name=usual_name)
+                          usual_name=usual_name, tensors=tensors)

@@ -19,7 +19,6 @@ from prep.errors import ModelError
 from prep.models.checkpoints import gguf
 from prep.models.files import (
     FETCH_AGAIN,
-    ComponentFiles,
     Shape,
     StoredTensor,
     open_regular,
@@ -106,13 +105,6 @@ def shapes_in(tensors: Mapping[str, StoredTensor]) -> dict[str, Shape]:
     """The shape of each weight among `tensors`: of those that are no scales."""
     beside = scales_in(tensors).beside
     return {name: tensor.shape for name, tensor in tensors.items() if name not in beside}
-
-
-def tensors_of(files: ComponentFiles) -> dict[str, StoredTensor]:
-    """Each tensor of a component: of a single file by the names in its part. Raises `ModelError` as `read_shapes` does.
-    """
-    found = read_tensors(files.weights)
-    return {name: found[there] for name, there in files.part.items()} if files.part else found
 
 
 def read_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:

@@ -25,7 +25,6 @@ from prep.models.fingerprint import (
 )
 from prep.models.hub import locate
 from prep.models.pipeline import infer_family, scheduler_config, weighted_files
-from prep.models.weights import tensors_of
 from prep.progress import BackgroundTotal, Progress
 from prep.training.schema import Config, Dtype
 from train.check.faults import Noting
@@ -100,7 +99,7 @@ def _dtype(model: Model, family: Family) -> Dtype:
     """The dtype of most numbers in the denoiser's files; of fp8, with or without scales, and of GGUF's types of few
     bits, bfloat16."""
     numbers: Counter[str] = Counter()
-    for tensor in tensors_of(weighted_files(model, family.denoiser)).values():
+    for tensor in weighted_files(model, family.denoiser).tensors.values():
         numbers[tensor.dtype] += prod(tensor.shape)
     (most, _), = numbers.most_common(1)
     return "bfloat16" if most.startswith(("Q", "IQ")) else _SHORT.get(most, "float32")

@@ -21,7 +21,7 @@ from prep.models.components import class_of
 from prep.models.fingerprint import text_files, vae_files
 from prep.models.pipeline import pipeline_index
 from prep.models.text.quantization import encoder_bytes
-from prep.models.weights import shapes_in, tensors_of
+from prep.models.weights import shapes_in
 
 if TYPE_CHECKING:
     from prep.encode.forecast.memory import Forecast
@@ -139,10 +139,10 @@ def _weights(resolved: ResolvedRecipe, planned: EncodePlan) -> int:
     index, sizes = pipeline_index(resolved.model), [0]
     if planned.missing["text"]:
         for name, files in text_files(resolved.model).encoders.items():
-            shapes, item = shapes_in(tensors_of(files)), ITEM_BYTES[resolved.contexts.text["compute"]]
+            shapes, item = shapes_in(files.tensors), ITEM_BYTES[resolved.contexts.text["compute"]]
             kind = class_of(index, name, resolved.model)[1]
             sizes.append(encoder_bytes(kind, shapes, resolved.text_options.quantization, item))
     if planned.missing["latent"]:
-        shapes = shapes_in(tensors_of(vae_files(resolved.model)))
+        shapes = shapes_in(vae_files(resolved.model).tensors)
         sizes.append(ITEM_BYTES[resolved.contexts.latent["compute"]] * sum(map(prod, shapes.values())))
     return max(sizes)

@@ -35,12 +35,12 @@ class TooMuch(Exception):
     """A model asks for more than its weights have."""
 
 
-def require_room(kind: Any, files: ComponentFiles, tensors: Mapping[str, StoredTensor],
-                 build: Callable[[], Any]) -> None:
-    """Raises `ModelError` if the model of class `kind` that `build` makes is far larger than `tensors`, of `files`.
+def require_room(kind: Any, files: ComponentFiles, build: Callable[[], Any]) -> None:
+    """Raises `ModelError` if the model of class `kind` that `build` makes is far larger than the weights in `files`.
 
     Configs that cannot be built are left to the library, which says why.
     """
+    tensors = files.tensors
     key = (kind, files.small["config.json"], sum(prod(each.shape) for each in tensors.values()), len(tensors))
     if key in _FITTING:
         return

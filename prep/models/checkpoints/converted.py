@@ -25,7 +25,7 @@ from prep.models.checkpoints.original import Fit, Made, Way, fit, ways_of_diffus
 from prep.models.checkpoints.staging import staged
 from prep.models.checkpoints.stored import DTYPES, SPELLED, Stored
 from prep.models.files import ComponentFiles, StoredTensor
-from prep.models.weights import Scales, tensors_of
+from prep.models.weights import Scales
 from prep.parse import brief
 
 # Of a weight that is multiplied by its scale, or unpacked from fewer bits, where no other dtype is asked for.
@@ -67,7 +67,7 @@ def empty_model(files: ComponentFiles) -> Any:
     """The model that the config in `files` describes, without memory. Raises `ModelError`."""
     library, kind = files.kind
     try:
-        with limited(tensors_of(files)), torch.device("meta"):
+        with limited(files.tensors), torch.device("meta"):
             if library == "diffusers":
                 import diffusers  # here: only single files are built here
 
@@ -91,7 +91,7 @@ def weights_of(files: ComponentFiles, model: Any) -> Stored:
 
     Raises `ModelError` if those of a single file do not fit.
     """
-    tensors = tensors_of(files)
+    tensors = files.tensors
     if not files.part:
         return Stored.of(tensors)
     stored = Stored.of({there: tensors[name] for name, there in files.part.items()})
@@ -118,7 +118,7 @@ def weights_to_give(files: ComponentFiles, dtype: torch.dtype | None) -> dict[st
     if files.part:
         stored = weights_of(files, empty_model(files))
     else:
-        stored = Stored.of(tensors_of(files))
+        stored = Stored.of(files.tensors)
         if not stored.scales.beside:
             return None
     lock = Lock()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prep.models.files import ComponentFiles
-from prep.models.weights import scales_in, tensors_of
+from prep.models.weights import scales_in
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def staged(files: ComponentFiles) -> Iterator[Path]:
     given to it (`converted.weights_to_give`).
     Weights must be copied out of their mapping before it is removed: see `loading.unmap`. Raises `OSError`.
     """
-    given = bool(files.part) or bool(scales_in(tensors_of(files)).beside)
+    given = bool(files.part) or bool(scales_in(files.tensors).beside)
     with tempfile.TemporaryDirectory(prefix="latentry-model-", ignore_cleanup_errors=True) as name:
         folder = Path(name) / files.folder.name
         folder.mkdir()

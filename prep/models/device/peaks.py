@@ -33,7 +33,7 @@ from prep.models.tensors import DTYPES, checked_device, device_names
 from prep.models.text.pipeline import encoder_configs, spoken
 from prep.models.text.quantization import encoder_bytes, most_captions
 from prep.models.vae import encode_in_tiles, posterior
-from prep.models.weights import shapes_in, tensors_of
+from prep.models.weights import shapes_in
 
 PLENTY = 1 << 13  # bytes that a VAE takes for a pixel at the most: three times what SD's takes in float32
 HOLES = 1.4  # what the kept heap takes for each byte of tensors at the most: of the VAEs of SD1.5 and SDXL 1.01 to 1.4
@@ -91,7 +91,7 @@ def text_peak(model: Model, family: Family, options: TextOptions, compute: str, 
             return encoder(tokens, attention_mask=torch.ones_like(tokens), output_hidden_states=layers)
 
         _, moving = _counted(kind, each, partial(kind, configs[name]), DTYPES[compute], encode)
-        weights = encoder_bytes(kind.__name__, shapes_in(tensors_of(each)), options.quantization,
+        weights = encoder_bytes(kind.__name__, shapes_in(each.tensors), options.quantization,
                                 DTYPES[compute].itemsize)
         found.append(Peak(name=spoken(name), weights=weights, each=moving))
     return max(found, key=lambda peak: peak.of(most_captions(options.quantization) or batch))
@@ -101,7 +101,7 @@ def _counted(kind: Any, files: ComponentFiles, made: Callable[[], Any], dtype: t
              encode: Callable[[Any, Hollow], object]) -> tuple[int, int]:
     """Bytes of a model, and those beside it at the peak of `encode`."""
     quiet_libraries()
-    require_room(kind, files, tensors_of(files), made)
+    require_room(kind, files, made)
     with Hollow() as counted, known_warnings(), torch.inference_mode():
         with META:
             model = made().to(dtype).eval()
