@@ -15,7 +15,7 @@ result is meant for the model it was trained on, at any precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -75,7 +75,6 @@ class QuantizedLinear(nn.Linear):
         product: Tensor = product_of.apply(inputs.to(dtype), self.weight, self.scale, self)
         return product if self.bias is None else product + self.bias.to(dtype)
 
-
     def _multiplies_int8(self, inputs: Tensor) -> bool:
         """Whether torch multiplies matrices of int8 here; the shapes that CUDA demands count on a CPU, too."""
         return (self.quantization == "int8" and inputs.numel() >= ROWS * self.in_features
@@ -131,31 +130,25 @@ def _to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (matrix / scale).round_().to(torch.int8), scale
 
 
-def _weight_to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers `[out, in]`, and a scale for each row, `[out, 1]`."""
+def _to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes `[rows, columns]`, and powers of two `[rows, 1]` with which the largest number of a row is 224 to 448."""
+    numbers = matrix.float()
+    largest = numbers.abs().amax(dim=1, keepdim=True)
+    scale = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=2.0**-100) / FP8_MOST)))
+    return (numbers / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
+
+
+def _by_rows(pack: Callable[[Tensor], tuple[Tensor, Tensor]], dtype: torch.dtype, weight: Tensor
+             ) -> tuple[Tensor, Tensor]:
+    """What `pack` makes of a weight, some rows at a time: `dtype` `[out, in]`, and a scale for each row, `[out, 1]`."""
     on = weight.device
-    packed, scale = torch.empty(weight.shape, dtype=torch.int8, device=on), torch.empty(len(weight), 1, device=on)
+    packed, scale = torch.empty(weight.shape, dtype=dtype, device=on), torch.empty(len(weight), 1, device=on)
     if weight.is_meta:
         return packed, scale
     rows = max(1, PART // weight.shape[1])
     for first in range(0, len(weight), rows):
         where = slice(first, first + rows)
-        packed[where], scale[where] = _to_int8(weight[where])
-    return packed, scale
-
-
-def _to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Bytes `[out, in]`, and powers of two `[out, 1]` with which the largest number of a row is 224 to 448."""
-    on = weight.device
-    packed, scale = torch.empty(weight.shape, dtype=torch.uint8, device=on), torch.empty(len(weight), 1, device=on)
-    if weight.is_meta:
-        return packed, scale
-    rows = max(1, PART // weight.shape[1])
-    for first in range(0, len(weight), rows):
-        part, where = weight[first : first + rows].float(), slice(first, first + rows)
-        largest = part.abs().amax(dim=1, keepdim=True)
-        scale[where] = torch.exp2(torch.ceil(torch.log2(largest.clamp(min=2.0**-100) / FP8_MOST)))
-        packed[where] = (part / scale[where]).to(torch.float8_e4m3fn).view(torch.uint8)
+        packed[where], scale[where] = pack(weight[where])
     return packed, scale
 
 
@@ -181,7 +174,7 @@ def _to_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _PACKED: Mapping[Quantization, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
-    "fp8": _to_fp8, "nf4": _to_nf4, "int8": _weight_to_int8}
+    "fp8": partial(_by_rows, _to_fp8, torch.uint8), "nf4": _to_nf4, "int8": partial(_by_rows, _to_int8, torch.int8)}
 
 
 def _from_nf4(packed: Tensor, scale: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
