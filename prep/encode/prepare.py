@@ -27,6 +27,7 @@ from prep.formatting import counted
 from prep.fs.memo import Memo
 from prep.fs.paths import NamedPath, check_disjoint, resolve
 from prep.fs.place import Place, may_name
+from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.copies import directory_of
 from prep.manifest.document import Manifest, check_manifest_place
 from prep.models.files import Model
@@ -50,6 +51,15 @@ class EncodeCall:
     ray: RayOptions | None = None  # the cluster that encodes; None: this machine
     latents_from: LatentSource | None = None  # None: the VAE makes latents
     check: Callable[[Prepared], Prepared] | None = None  # what else is done before anything is written
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it only encodes what the cache on this computer lacks, so that its manifest follows from its inputs.
+        What a store has is asked for on the way to a plan."""
+        options = self.options
+        others = (self.part, self.ray, self.latents_from, self.check)
+        return (all(other is None for other in others) and not isinstance(self.cache, Bucket)
+                and not (options.dry_run or options.retry_rejects or options.recheck))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +106,7 @@ def begin(call: EncodeCall) -> Begun:
     facts = facts_for(cache, trust=not call.options.rehash)
     resolved = resolve_model(call.recipe, model, facts, call.progress)
     with call.progress("listing", None, "pictures") as tick:
-        listed = list_recipe(resolved.recipe, rehash=not facts.trust, stamped=True, tick=tick)
+        listed = list_recipe(resolved.recipe, rehash=not facts.trust, stamped=call.is_plain, tick=tick)
     return Begun(call=call, output=output, model=resolved, facts=facts, prompts=prompts, prompt_bytes=prompt_bytes,
                  replaces=old, listed=listed)
 

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.lock import PATIENCE, lock_directory
 from prep.fs.memo import REFRESH
-from prep.fs.remote.bucket import Bucket
 from prep.images.plugins import decoders
 from prep.maintenance.repair import damaged_shards, incomplete_commits
 from prep.manifest.document import Manifest
@@ -131,14 +131,10 @@ def _is_as_it_was(cache: Cache, manifest: Manifest, run: _Run) -> bool:
 
 def _name(begun: Begun) -> bytes | None:
     """The name under which a run is remembered: a digest of all that its manifest follows from, but for the rows in the
-    cache. `None` for a run that does something else, or whose files may change without a trace."""
+    cache. `None` for a run that does something else (`EncodeCall.is_plain`), or whose files may change without a trace.
+    """
     call, model = begun.call, begun.model
-    options = call.options
-    if not begun.listed.digest or call.part is not None or call.check is not None or call.latents_from is not None:
-        return None
-    if call.ray is not None or options.dry_run or options.retry_rejects or options.recheck:
-        return None
-    if isinstance(call.cache, Bucket):  # what a store has is asked for on the way to a plan
+    if not begun.listed.digest:
         return None
     inputs = (begun.listed.digest, call.recipe, call.cache, begun.output, call.output, model.recipe, model.model,
               model.options, model.prediction, model.contexts, model.denoiser, model.missing, begun.prompts,
@@ -157,6 +153,7 @@ def _digest_of(ledger: Ledger) -> str:
     return seen.hexdigest()
 
 
+@cache  # what this process runs was loaded when it began
 def _code() -> str:
     """Tells versions of this package apart, also while it is being worked on."""
     files = []

@@ -27,7 +27,7 @@ SPELL = {"prep/models/named.py": 1, "prep/runs/document.py": 1, "prep/sources/ta
 # By why it is asked: the number of questions in each module.
 ASK: dict[str, dict[str, int]] = {
     "one of both is chosen, once, where something is opened, listed or written": {
-        "prep/cli/view.py": 1, "prep/encode/engines/ray_worker.py": 1, "prep/encode/unchanged.py": 1,
+        "prep/cli/view.py": 1, "prep/encode/engines/ray_worker.py": 1, "prep/encode/prepare.py": 1,
         "prep/maintenance/stock.py": 1, "prep/manifest/document.py": 1, "prep/sources/folders.py": 1,
         "prep/sources/walk.py": 2,
         "train/runs/stored/stored.py": 1},
