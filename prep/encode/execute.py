@@ -53,7 +53,7 @@ def job_of(ready: Prepared, planned: EncodePlan, cache: Cache) -> Job:
                                                       ready.frame["latents"])
     contexts = resolved.contexts.by_field()
     return Job(
-        cache=cache, model=ready.model, latents=latents, vae=resolved.expected("latent", "vae"),
+        cache=cache, model=ready.resolved.model, latents=latents, vae=resolved.expected("latent", "vae"),
         text=resolved.expected("text", "text"), specs=resolved.specs, targets=resolved.targets, tasks=planned.tasks,
         text_options=resolved.text_options, text_groups=resolved.text_groups, alpha=call.recipe.image.alpha,
         origin=call.recipe.mask_origin,

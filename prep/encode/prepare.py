@@ -72,7 +72,7 @@ class Begun:
     facts: Memo
     prompts: Sequence[Prompt]
     prompt_bytes: bytes | None
-    replaces: Manifest | None
+    replaces: Manifest | None  # that the new one replaces
     listed: Listed
 
 
@@ -82,13 +82,8 @@ class Prepared:
 
     begun: Begun
     call: EncodeCall  # with the recipe as it was resolved
-    output: Place  # resolved
     resolved: ResolvedRecipe
-    model: Model
-    facts: Memo
     frame: Mapping[str, Any]  # of the manifest
-    prompt_bytes: bytes | None
-    replaces: Manifest | None  # that the new one replaces
     truncated: Truncated
     masks_asked: bool
 
@@ -126,8 +121,7 @@ def complete(begun: Begun) -> Prepared:
     facts.release()
     targets = replace(resolved.targets, findings=(*resolved.targets.findings, *truncated.findings))
     resolved = replace(resolved, targets=targets)
-    return Prepared(begun=begun, call=call, output=begun.output, resolved=resolved, model=resolved.model, facts=facts,
-                    frame=frame, prompt_bytes=begun.prompt_bytes, replaces=begun.replaces, truncated=truncated,
+    return Prepared(begun=begun, call=call, resolved=resolved, frame=frame, truncated=truncated,
                     masks_asked=masks_asked)
 
 

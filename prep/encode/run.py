@@ -65,7 +65,7 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
     if call.check is not None:
         ready = call.check(ready)
     cache = open_to_encode(call.cache, create=True)
-    ready.facts.save()
+    begun.facts.save()
     if call.options.recheck:
         recheck(cache, ready.resolved.targets.keys(), jobs=call.options.jobs, progress=call.progress)
     if call.part is None:
@@ -75,7 +75,7 @@ def _encode(call: EncodeCall, stop: StopRequest) -> EncodeReport:
         report = (write_manifest(ready, cache, planned, outcome) if call.part is None else
                   part_report(call.output, ready.resolved, planned, outcome, call.part,
                               rejected_so_far(ready.resolved, load_ledger(cache))))
-    ready.facts.save()
+    begun.facts.save()
     return replace(report, truncated=ready.truncated)
 
 
@@ -85,12 +85,13 @@ def write_manifest(ready: Prepared, cache: Cache, planned: EncodePlan, outcome: 
     Raises `CacheError`, `EmptyPlanError`.
     """
     with phase(ready.call.progress, "writing the manifest"):
-        sealed = assemble_manifest(ready.resolved, cache, ready.output, frame=ready.frame,
-                                   prompt_bytes=ready.prompt_bytes, facts=ready.facts, transient=outcome.transient,
-                                   replaces=ready.replaces, unchanged=None if planned.tasks else planned)
-        drop_plan(cache, planned, ready.output)
+        begun = ready.begun
+        sealed = assemble_manifest(ready.resolved, cache, begun.output, frame=ready.frame,
+                                   prompt_bytes=begun.prompt_bytes, facts=begun.facts, transient=outcome.transient,
+                                   replaces=begun.replaces, unchanged=None if planned.tasks else planned)
+        drop_plan(cache, planned, begun.output)
         report = report_of(ready.call.output, ready.resolved, planned, outcome, sealed, masks_asked=ready.masks_asked,
-                           replaced=Replaced.of(ready.replaces, sealed))
+                           replaced=Replaced.of(begun.replaces, sealed))
         note_unchanged(ready, planned, report, sealed)
     return report
 

@@ -35,7 +35,7 @@ def run_seal(call: EncodeCall, count: int | None) -> EncodeReport:
         if planned.tasks:
             _refuse(ready, cache, planned, count)
         report = write_manifest(ready, cache, planned, Outcome(encoded={}, transient=()))
-    ready.facts.save()
+    ready.begun.facts.save()
     return replace(report, truncated=ready.truncated)
 
 

@@ -110,7 +110,7 @@ def note_unchanged(ready: Prepared, planned: EncodePlan, report: EncodeReport, s
     run = _Run(day=_today(), manifest=sealed.digest, ledger=_digest_of(planned.ledger), plan=planned.digest,
                reused=report.reused, notices=report.notices, masks=report.masks, truncated=ready.truncated)
     if len(spelled := run.spelled()) <= MOST_BYTES:
-        ready.facts.note(name, spelled)
+        ready.begun.facts.note(name, spelled)
 
 
 def _is_as_it_was(cache: Cache, manifest: Manifest, run: _Run) -> bool:

@@ -98,8 +98,8 @@ class _Again:
             quiet_libraries()
             from prep.models.vae import VaeEncoder
 
-            self._encoder = VaeEncoder(ready.model, device=device, compute="float32", dtype="float32", with_std=True,
-                                       expected=ready.resolved.expected("latent", "vae"))
+            self._encoder = VaeEncoder(ready.resolved.model, device=device, compute="float32", dtype="float32",
+                                       with_std=True, expected=ready.resolved.expected("latent", "vae"))
         self._workers = WorkerPool(SERVICE, most=1)
 
     def posterior(self, item: KnownItem, placement: Placement) -> tuple[Values, Values] | None:
