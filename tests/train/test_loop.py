@@ -379,16 +379,23 @@ def test_the_result_is_the_moving_average_and_says_where_it_comes_from(make, set
     assert json.loads(facts["latentry.models"]) == made.manifest.document["models"]
 
 
+def result_and_checkpoint(setup, run):
+    """The tensors of a run's result, and of its last checkpoint."""
+    go(setup, run)
+    name = "lora.safetensors" if setup.config.method == "lora" else "unet/diffusion_pytorch_model.safetensors"
+    return load_file(run / name), load_file(run / "checkpoints" / f"step-{setup.steps:06d}" / name)
+
+
+def dtypes(tensors):
+    return {value.dtype for value in tensors.values()}
+
+
 @pytest.mark.parametrize(("dtype", "wanted"), [("float16", torch.float16), ("bfloat16", torch.bfloat16)])
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_the_result_has_the_dtype_that_is_asked_for(make, setup_of, tmp_path, dtype, wanted, method):
     setup = setup_of(make(), **{**QUICK, "steps": 2}, method=method, lora={"rank": 2}, result={"dtype": dtype})
-    go(setup, tmp_path / "run")
-    inner = "lora.safetensors" if method == "lora" else "unet/diffusion_pytorch_model.safetensors"
-    result = load_file(tmp_path / "run" / inner)
-    kept = load_file(tmp_path / "run" / "checkpoints" / "step-000002" / inner)
-    assert {value.dtype for value in result.values()} == {wanted}
-    assert {value.dtype for value in kept.values()} == {torch.float32}
+    result, kept = result_and_checkpoint(setup, tmp_path / "run")
+    assert (dtypes(result), dtypes(kept)) == ({wanted}, {torch.float32})
     assert all(torch.equal(value, kept[name].to(wanted)) for name, value in result.items())
     if method == "full":
         loaded = UNet2DConditionModel.from_pretrained(tmp_path / "run" / "unet", low_cpu_mem_usage=False)
@@ -405,12 +412,8 @@ def test_the_result_has_the_dtype_of_the_base_unless_asked(make, tmp_path, tiny_
     save_file({name: value.to(stored) for name, value in load_file(weights).items()}, weights)
     setup = check(RunRequest(manifest=make().path, model=str(model)),
                   parse({**QUICK, "steps": 1, "method": method, "lora": {"rank": 2}}, "test")).setup
-    go(setup, tmp_path / "run")
-    inner = "lora.safetensors" if method == "lora" else "unet/diffusion_pytorch_model.safetensors"
-    result = load_file(tmp_path / "run" / inner)
-    kept = load_file(tmp_path / "run" / "checkpoints" / "step-000001" / inner)
-    assert {value.dtype for value in result.values()} == {wanted}
-    assert {value.dtype for value in kept.values()} == {torch.float32}
+    result, kept = result_and_checkpoint(setup, tmp_path / "run")
+    assert (dtypes(result), dtypes(kept)) == ({wanted}, {torch.float32})
 
 
 def test_what_float16_cannot_hold_becomes_bfloat16_unless_it_was_asked_for(make, tmp_path, tiny_model):
@@ -421,9 +424,7 @@ def test_what_float16_cannot_hold_becomes_bfloat16_unless_it_was_asked_for(make,
     setup = check(RunRequest(manifest=make().path, model=str(model)),
                   parse({**QUICK, "steps": 1, "method": "full", "optimizer": {"lr": 1.0, "weight_decay": 3.0}},
                         "test")).setup
-    go(setup, tmp_path / "run")
-    result = load_file(tmp_path / "run" / "unet" / "diffusion_pytorch_model.safetensors")
-    assert {value.dtype for value in result.values()} == {torch.bfloat16}
+    assert dtypes(result_and_checkpoint(setup, tmp_path / "run")[0]) == {torch.bfloat16}
 
 
 def test_a_weight_that_float16_cannot_hold_costs_no_step(make, setup_of, tmp_path):
