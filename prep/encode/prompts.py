@@ -30,7 +30,7 @@ from prep.encode.manifest.rejected import NOT_ENCODED, split_prompts
 from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.prepare import facts_for
 from prep.encode.report import shortened
-from prep.encode.resolve import RememberedDigest, text_context_of
+from prep.encode.resolve import remembered_digest, text_context_of
 from prep.encode.targets import Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated
@@ -175,7 +175,7 @@ def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
     if compute not in STORED_DTYPES or stored not in STORED_DTYPES:
         raise ManifestError(f"{manifest.path} has text rows of dtype {brief(stored)}, computed in {brief(compute)}, "
                             f"expected {' or '.join(STORED_DTYPES)}")
-    file_digest = RememberedDigest(facts)
+    file_digest = remembered_digest(facts)
     total = BackgroundTotal(lambda: bytes_of(text_files(model).encoders.values()))
     with call.progress("hashing the model", total, "bytes") as tick:
         made = text_context_of(model, family, options, ticking(file_digest, tick), compute=compute, stored=stored)

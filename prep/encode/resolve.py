@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prep.buckets.assign import Assignments
@@ -29,10 +28,8 @@ from prep.models.files import Model
 from prep.models.fingerprint import (
     Expected,
     FileDigest,
-    Part,
+    RememberedDigest,
     bytes_of,
-    digest_file,
-    remembered_as,
     text_files,
     text_fingerprint,
     ticking,
@@ -41,7 +38,7 @@ from prep.models.fingerprint import (
 )
 from prep.models.latents import latent_facts, require_posterior, vae_compute
 from prep.models.pipeline import family_of, prediction_of
-from prep.progress import BackgroundTotal, DeferredTotal, Progress, Tick, phase, silent, uncounted
+from prep.progress import BackgroundTotal, DeferredTotal, Progress, phase, silent
 from prep.recipe.prompts import Prompt
 from prep.recipe.schema import Recipe
 
@@ -106,7 +103,7 @@ def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress 
     specs = FieldSpecs(family=FAMILIES[family], dtype=recipe.model.dtype,  # type: ignore[arg-type]  # checked there
                        text=FAMILIES[family].text.shapes(Configs(model), options),
                        with_std=recipe.model.posterior == "mean+std")
-    file_digest = RememberedDigest(facts)
+    file_digest = remembered_digest(facts)
     prediction = prediction_of(model, specs.family)
     missing = missing_files(model, specs.family)  # what could not be trained shows before anything is read
     total = BackgroundTotal(lambda: bytes_of([vae_files(model), *text_files(model).encoders.values()]))
@@ -173,15 +170,9 @@ def _checked_denoiser(model: Model, specs: FieldSpecs) -> Mapping[str, Any] | No
     return denoiser
 
 
-@dataclass(frozen=True, slots=True)
-class RememberedDigest:
-    """`digest_file`, remembered in `facts` for unchanged files. It can be sent to other processes."""
-
-    facts: Memo
-
-    def __call__(self, path: Path, part: Part = (), tick: Tick = uncounted) -> str:
-        kind = remembered_as("file", part)
-        return str(self.facts.get_or_compute(path, kind, lambda: {"digest": digest_file(path, part, tick)})["digest"])
+def remembered_digest(facts: Memo) -> FileDigest:
+    """The digest of a file of a model, remembered in `facts` for unchanged files; it can be sent to other processes."""
+    return RememberedDigest(facts, "file", "digest")
 
 
 def contexts_of(recipe: Recipe, model: Model, specs: FieldSpecs, options: TextOptions,

@@ -85,11 +85,25 @@ def _size(path: Path, part: Part) -> int:
     return sum(tensor.end - tensor.begin for _, tensor in part) if part else path.stat().st_size
 
 
-def remembered_as(kind: str, part: Part) -> str:
-    """The kind of fact that the digest of a part of a file is remembered as; `kind` is that of whole files."""
-    if not part:
-        return kind
-    return f"{kind} {digest_json({'part': [[name, one.dtype, one.begin, one.end] for name, one in part]})}"
+class Memory(Protocol):
+    """What keeps facts about files between runs: `prep.fs.memo.Memo`."""
+
+    def get_or_compute(self, path: Path, kind: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedDigest:
+    """`digest_file`, remembered for unchanged files. It can be sent to other processes if `memory` can."""
+
+    memory: Memory
+    kind: str  # of fact that the digest of a whole file is
+    key: str  # of the digest in that fact
+
+    def __call__(self, path: Path, part: Part = (), tick: Tick = uncounted) -> str:
+        kind = self.kind
+        if part:
+            kind += f" {digest_json({'part': [[name, one.dtype, one.begin, one.end] for name, one in part]})}"
+        return str(self.memory.get_or_compute(path, kind, lambda: {self.key: digest_file(path, part, tick)})[self.key])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,8 @@ float32.
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -20,11 +20,10 @@ from prep.manifest.document import Manifest
 from prep.models.families.registry import FAMILIES
 from prep.models.family import options_of
 from prep.models.files import Model
-from prep.models.fingerprint import Part, digest_file, remembered_as, text_fingerprint, vae_fingerprint
+from prep.models.fingerprint import RememberedDigest, text_fingerprint, vae_fingerprint
 from prep.models.loading import quiet_libraries
 from prep.models.text.truncation import Reading, TruncationFinder
 from prep.models.vae import VaeDecoder
-from prep.progress import Tick, uncounted
 
 NAMES = {"vae": "VAE", "text": "text encoder"}
 
@@ -60,15 +59,6 @@ class ViewedModel:
 
 def _fingerprints(folder: Model) -> dict[str, str]:
     """The fingerprints of a model's encoders; digests of unchanged files are remembered, as `train check` does."""
-    memo = Memo(memo_path("models", "1"))
-
-    def digest(path: Path, part: Part = (), tick: Tick = uncounted) -> str:
-        kind = remembered_as("sha256", part)
-        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part, tick)})["sha256"])
-
-    try:
-        digests = {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}
-        memo.save()
-    finally:
-        memo.close()
-    return digests
+    with closing(Memo(memo_path("models", "1"))) as memo:
+        digest = RememberedDigest(memo, "sha256", "sha256")
+        return {"vae": vae_fingerprint(folder, digest), "text": text_fingerprint(folder, digest)}

@@ -64,8 +64,8 @@ def test_the_files_of_a_hub_model_are_digested_once(make, tiny_model, tmp_path, 
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("prep.fs.memo.REST_NS", -(10**18))  # these files are seconds old
     read = []
-    monkeypatch.setattr("train.models.base.digest_file", lambda path, part, tick: read.append(path.name) or digest_file(
-        path, part))
+    monkeypatch.setattr("prep.models.fingerprint.digest_file",
+                        lambda path, part, tick: read.append(path.name) or digest_file(path, part))
     asked = RunRequest(manifest=make().path, model="someone/tiny")
     for count in (3, 3):
         report = check(asked, parse({}, "test"))

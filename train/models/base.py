@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 
 from prep.digest import digest_json
 from prep.fs.memo import Memo, memo_path
 from prep.models.family import Family
 from prep.models.files import Model
-from prep.models.fingerprint import FileDigest, Part, digest_file, digest_public, digest_weighted, remembered_as
+from prep.models.fingerprint import FileDigest, RememberedDigest, digest_file, digest_public, digest_weighted
 from prep.models.pipeline import scheduler_config, weighted_files
-from prep.progress import Tick, uncounted
 
 
 def base_fingerprints(model: Model, family: Family, file_digest: FileDigest = digest_file) -> dict[str, str]:
@@ -25,17 +23,8 @@ def base_fingerprints(model: Model, family: Family, file_digest: FileDigest = di
 @contextmanager
 def remembered_digests() -> Iterator[FileDigest]:
     """Yields a `digest_file` that skips unchanged files: it keeps digests in the user's cache directory."""
-    memo = Memo(memo_path("models", "1"))
-
-    def digest(path: Path, part: Part = (), tick: Tick = uncounted) -> str:
-        kind = remembered_as("sha256", part)
-        return str(memo.get_or_compute(path, kind, lambda: {"sha256": digest_file(path, part, tick)})["sha256"])
-
-    try:
-        yield digest
-        memo.save()
-    finally:
-        memo.close()
+    with closing(Memo(memo_path("models", "1"))) as memo:
+        yield RememberedDigest(memo, "sha256", "sha256")
 
 
 def describe_base(base: Mapping[str, str]) -> str:
