@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -28,7 +27,6 @@ _SRGB_CURVES = {1, 2, 6, 13, 14, 15}  # sRGB, unspecified, and the camera curves
 _PACKAGES = {"PIL": "pillow", "pillow_heif": "pillow-heif", "pillow_jxl": "pillow-jxl-plugin"}
 
 
-@cache  # it reads files, and is asked for often
 def decoders() -> str:
     """The installed decoders and their versions: another decoder or version may judge a file differently."""
     names = []
