@@ -211,3 +211,14 @@ class KnownItem:
     mask: str | None  # SHA-256 of the mask file's bytes
     focus: Focus | None = None  # where its mask is, for `crop = "focus"`
     cut: bool = False  # whether its file seems to lack its end
+    references: tuple[KnownReference, ...] = ()  # in the order of the item's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownReference:
+    """A reference picture whose bytes were digested and whose header was read."""
+
+    blob: Blob
+    picture: str  # SHA-256 of its bytes
+    size: Size  # pixels, after EXIF orientation
+    has_alpha: bool

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from prep.geometry import Size
+from prep.geometry import Placement, Size
 from prep.models.configs import Configs
 from prep.models.denoiser.samplers import Solvers
 from prep.models.lora.kohya import Kohya, Rule
@@ -98,6 +98,7 @@ class Conditions:
     sizes_B6: Tensor  # original height and width, top and left of the crop, height and width of the bucket, in pixels
     schedule: Mapping[str, Any] = field(default_factory=dict)  # the scheduler's config; empty: that of published models
     guidance_embedding: float | None = None  # the setting of that name; None: the family's usual number
+    references: Sequence[Tensor] = ()  # [B, C, h, w] each, in the form of the noisy latent; their sizes may differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +110,7 @@ class Prompted:
     latent_1Chw: Tensor  # noise
     size: Size  # of the picture, in pixels
     guidance: float
+    references: Sequence[Tensor] = ()  # [1, C, h, w] each, in the form of the latent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +126,17 @@ class SamplePipeline:
     guidance: float  # usual guidance scale
     vae: Callable[[Any], Any] | None = None  # by the denoiser: what the pipeline takes for a VAE; None: it needs none
     prepare: Callable[[Any, Size], None] | None = None  # changes the pipeline for pictures of this size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class References:
+    """How a family takes pictures as conditions, beside text."""
+
+    most: int  # pictures of one sample
+    resolution: int  # side in pixels of the square whose area its pipeline scales larger pictures down to
+    # How its pipeline scales and crops a picture of this size (after orientation), given that side; None: the picture
+    # is too small.
+    place: Callable[[Size, int], Placement | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +203,7 @@ class Family:
     takes_guidance: bool = False  # whether `predict` gives the denoiser a number, if its config has guidance_embeds
     # The timesteps' shift by a picture's tokens and the scheduler's config, if that has dynamic shifting; None: FLUX's.
     shift: Callable[[int, Mapping[str, Any]], float] | None = None
+    references: References | None = None  # None: it takes no pictures as conditions
     text: TextEncoding
     sampling: SamplePipeline
     lora: LoraLayers

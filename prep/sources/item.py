@@ -26,15 +26,18 @@ class Item:
     captions: tuple[str, ...] = ()  # from a table, if there is no caption file
     uncaptioned: str = ""  # why tables have no caption of it; "" if none was read
     metadata: Blob | None = None  # a JSON file beside its caption: a scan checks it, nothing uses it
+    references: tuple[Blob, ...] = ()  # pictures that are conditions of this one, in order
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
         """The item's files."""
-        return tuple(blob for blob in (self.picture, self.caption, self.mask, self.metadata) if blob is not None)
+        return tuple(blob for blob in (self.picture, self.caption, self.mask, self.metadata, *self.references)
+                     if blob is not None)
 
     def with_blobs(self, replacements: Mapping[Blob, Blob]) -> Item:
         """The item with other blobs in place of some of its own."""
         caption, mask, metadata = (None if blob is None else replacements.get(blob, blob)
                                    for blob in (self.caption, self.mask, self.metadata))
         return replace(self, picture=replacements.get(self.picture, self.picture), caption=caption, mask=mask,
-                       metadata=metadata)
+                       metadata=metadata,
+                       references=tuple(replacements.get(blob, blob) for blob in self.references))
