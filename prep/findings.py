@@ -116,6 +116,7 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "table-without-picture": ("warning", "rows of a table name pictures that do not exist",
                               "find the pictures, or remove the rows"),
     "stem-collision": ("warning", "two pictures with the same name share caption and mask", "rename one"),
+    "too-many-references": ("error", "a picture has more references than its model takes", "leave some out"),
     # masks
     "mask-size-mismatch": ("error", "mask and picture differ in shape", "make the mask again"),
     "mask-resized": ("info", "mask and picture differ in size, not in shape", "nothing"),

@@ -23,6 +23,11 @@ def format_size(size: Sequence[int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
+def format_bucket(shape: tuple[Sequence[int], Sequence[Sequence[int]]]) -> str:
+    """The shape of a bucket, like 512x768, or 512x768+512x512 with one reference."""
+    return "+".join(map(format_size, (shape[0], *shape[1])))
+
+
 def format_bytes(count: int) -> str:
     """A number of bytes with a unit, like 1.5 MiB."""
     for unit, power in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):

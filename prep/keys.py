@@ -16,7 +16,7 @@ share; the manifest stores it, so that an edited caption can be keyed without th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prep.digest import HOLE, digest_json, digest_spelled, integers, json_template, string
@@ -111,8 +111,12 @@ def unconditional_key(context: Context) -> str:
     return digest_json({"kind": "text", "unconditional": 1, "context": context})
 
 
-def sample_id(picture: str, bucket: tuple[int, int], copy: int) -> str:
-    """The id of a sample: from its picture, its bucket and its number among byte-equal copies."""
+def sample_id(picture: str, bucket: tuple[int, int], copy: int, references: Sequence[str] = ()) -> str:
+    """The id of a sample: from its picture, its bucket, its number among byte-equal copies, and the digests of its
+    reference pictures, if it has any."""
+    if references:
+        return digest_json({"kind": "sample", "bucket": list(bucket), "copy": copy, "picture": picture,
+                            "references": list(references)})
     first, second, third, last = _SAMPLE
     return digest_spelled(f"{first}{integers(bucket)}{second}{copy:d}{third}{string(picture)}{last}")
 

@@ -130,13 +130,14 @@ def _steps(run: _Run) -> None:
     setup, trainee, progress, ranks, requests = run.setup, run.trainee, run.progress, run.ranks, run.requests
     share = draws.RankShare(rank=ranks.rank, world=ranks.world, pad_ranks=trainee.model.sharded)
     drops, most = has_dropout(trainee.denoiser.model), setup.config.micro_batch
+    dropout = setup.dropout
     with set_by_signals(requests.stop), Saver() as saver, _batches(run, share) as feed:
         try:
             with update_of(trainee, setup, run.log, progress) as update:
                 for step in range(progress.done, setup.steps):
                     if drops:  # which draws from torch's generators
                         seed(draw_key(setup.config.seed, step, b"", ranks.rank, "dropout-mask")[0], progress.device)
-                    passes = draws.passes(setup.plan, step, most=most, share=share)
+                    passes = draws.passes(setup.index, setup.plan, step, dropout=dropout, most=most, share=share)
                     update.make(step, accumulate(trainee, setup.config, islice(feed, passes), progress))
                     stopping, drawing = map(bool, ranks.total([requests.stop.is_set(), requests.sample.is_set()]))
                     saver.check()
@@ -159,7 +160,7 @@ def _batches(run: _Run, share: draws.RankShare) -> AbstractContextManager[Iterat
     """The micro-batches of this rank, of all remaining steps."""
     setup, config, denoiser = run.setup, run.setup.config, run.trainee.denoiser
     requests = draws.training(run.rows.index, setup.plan, run.progress.done, setup.steps,
-                              dropout=config.caption_dropout, timesteps=denoiser.timesteps,
+                              dropout=setup.dropout, timesteps=denoiser.timesteps,
                               chances=chances_by_bucket(config.timesteps, setup.model.shifts),
                               noise=Noise(**asdict(config.noise)), most=config.micro_batch, share=share)
     return batches(run.rows, requests, masked=setup.masked, pinned=denoiser.device.type == "cuda",

@@ -10,6 +10,7 @@ from typing import Any
 from prep.batching.plan import StepPlan
 from prep.errors import Problem
 from prep.fs.place import Local, Place
+from prep.loader.draws import Dropout
 from prep.loader.identity import DataIdentity, identify
 from prep.loader.index import Index
 from prep.loader.shards import Looks
@@ -98,6 +99,13 @@ class Setup:
     def identity(self) -> DataIdentity:
         """The part of the data that decides the steps. Raises `CacheError`."""
         return identify(self.index, masked=self.masked, prediction=self.prediction)
+
+    @property
+    def dropout(self) -> Dropout:
+        """The probabilities with which a showing lacks some of its conditions."""
+        config = self.config
+        return Dropout(caption=config.caption_dropout, references=config.reference_dropout,
+                       each_reference=config.each_reference_dropout)
 
     def interval(self, every: int | str) -> Interval:
         """The interval that a setting like checkpoint.every means in this run."""

@@ -63,7 +63,7 @@ def replay(local: Local, step: int, manifest: Place | None = None, model: str | 
     if not 1 <= step <= setup.steps:
         raise UsageError(f"--step is {step}, but {run.local} has steps 1 to {setup.steps}")
     config, chances = setup.config, chances_by_bucket(setup.config.timesteps, setup.model.shifts)
-    requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=config.caption_dropout,
+    requests = list(draws.training(setup.index, setup.plan, step - 1, step, dropout=setup.dropout,
                                    timesteps=_timesteps(setup.model.path), chances=chances, most=config.micro_batch))
     records = read_losses(run.folder / NAME, last=step)
     drawn = [draw for request in requests for draw in request.draws]

@@ -7,12 +7,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 from prep.buckets.assign import Assignments, assign_buckets, below_least_side
+from prep.buckets.references import ReferenceRules
 from prep.buckets.sizes import STEP, Rules, buckets_of
 from prep.buckets.views import Framing, views_of
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.errors import ConfigError, ModelError
 from prep.findings import Finding
-from prep.geometry import Size
+from prep.formatting import counted, format_size, printable_name
+from prep.geometry import Placement, Size
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
 from prep.models.hub import locate
@@ -37,7 +39,60 @@ def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
     image = recipe.image
     framing = Framing(crop=image.crop, views=image.views, flip=image.flip)  # type: ignore[arg-type]  # parsed
     result = assign_buckets(((item.item.label, item.size) for item in surveyed.items), *rules_of(recipe))
-    return with_views(result, surveyed.items, framing)
+    return _with_references(with_views(result, surveyed.items, framing), recipe, surveyed.items)
+
+
+def reference_rules(recipe: Recipe) -> ReferenceRules | None:
+    """How the recipe's reference pictures are fitted; `None` if its family is not known, or takes none."""
+    family, image = family_of(recipe.model), recipe.image
+    if family is None or family.references is None:
+        return None
+    own = family.references
+    return ReferenceRules(fit=image.reference_fit, step=least_step(family), most=own.most,  # type: ignore[arg-type]
+                          resolution=image.reference_resolution or own.resolution, place=own.place)
+
+
+def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownItem]) -> Assignments:
+    """`result` without pictures whose references the family does not take, and a finding for each of them.
+
+    Raises `ConfigError` if there are references and the family takes none.
+    """
+    referring = {number: item for number, item in enumerate(items) if item.references}
+    family = family_of(recipe.model) if referring else None
+    if family is None:
+        return result
+    rules = reference_rules(recipe)
+    if rules is None:
+        some = ", ".join(sorted(each.name for each in FAMILIES.values() if each.references is not None))
+        raise ConfigError(f"{counted(len(referring), 'picture')} have reference pictures, which family "
+                          f"'{family.name}' does not take",
+                          hint=f"families that do: {some}; without references in the recipe, it trains on the pictures "
+                          "alone")
+    bad: dict[str, Finding] = {}
+    fitting = []
+    for assignment in result.pictures:
+        why = None
+        if assignment.index in referring:
+            why = _unfit(referring[assignment.index], assignment.views, rules, family)
+        if why is None:
+            fitting.append(assignment)
+        else:
+            bad[assignment.name] = Finding(path=assignment.name, code=why[0], severity="error", detail=why[1])
+    buckets = tuple(sorted({assignment.placement.bucket for assignment in fitting}))
+    return replace(result, pictures=tuple(fitting), buckets=buckets, findings=(*result.findings, *bad.values()))
+
+
+def _unfit(item: KnownItem, views: Sequence[Placement], rules: ReferenceRules, family: Family
+           ) -> tuple[str, str] | None:
+    """The code and detail of why an item's references cannot be used; `None` if they can."""
+    if len(item.references) > rules.most:
+        return "too-many-references", (f"has {len(item.references)} reference pictures, expected at most {rules.most}, "
+                                       f"as family '{family.name}' takes")
+    for reference in item.references:
+        if any(rules.placement(reference.size, view) is None for view in views):
+            return "too-small", (f"its reference {printable_name(reference.blob.name)} is "
+                                 f"{format_size(reference.size)}, which family '{family.name}' does not take")
+    return None
 
 
 def least_side_check(recipe: Recipe) -> Callable[[str, Size], Finding | None]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
+from prep.buckets.references import ReferenceRules
+from prep.dataset.bucketing import reference_rules
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
@@ -68,6 +70,7 @@ class PlacedItem:
     role: Role
     views: tuple[Placement, ...]
     repeats: int  # showings per epoch
+    references: tuple[tuple[Placement, ...], ...] = ()  # of each view, in the order of the item's; (): it has none
 
     @property
     def bucket(self) -> Size:
@@ -83,17 +86,30 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
     repeats of `balance_prior`; samples with no repeats are skipped. `taken_from` are the items in a list that lets go
     of each once it has been placed: their place is taken by the last.
     """
-    copies: Counter[tuple[str, Size]] = Counter()
+    copies: Counter[tuple[str, Size, tuple[str, ...]]] = Counter()
+    rules = reference_rules(recipe)
     order, role_repeats = _role_repeats(recipe, items, roles, bucketing)
     for placed, repeats in zip(order, balance_prior(role_repeats), strict=True):
         item, role = items[placed.index], roles[placed.index]
         if taken_from is not None:
             taken_from[placed.index] = taken_from[-1]
-        same = (item.picture, placed.placement.bucket)
+        digests = tuple(reference.picture for reference in item.references)
+        same = (item.picture, placed.placement.bucket, digests)
         views = placed.views[:1] if role == "validation" else placed.views
         if repeats:
-            yield PlacedItem(id=sample_id(*same, copies[same]), item=item, role=role, views=views, repeats=repeats)
+            yield PlacedItem(id=sample_id(*same[:2], copies[same], digests), item=item, role=role, views=views,
+                             repeats=repeats,
+                             references=() if rules is None else _references(item, views, rules))
             copies[same] += 1
+
+
+def _references(item: KnownItem, views: Sequence[Placement],
+                rules: ReferenceRules) -> tuple[tuple[Placement, ...], ...]:
+    """The placements of an item's references, for each of its views; empty if it has none."""
+    if not item.references:
+        return ()
+    placed = [[rules.placement(reference.size, view) for reference in item.references] for view in views]
+    return tuple(tuple(place for place in places if place is not None) for places in placed)
 
 
 def _chosen(recipe: Recipe, surveyed: Ingested) -> Iterator[str]:

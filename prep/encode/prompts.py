@@ -262,9 +262,7 @@ def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
 
 def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], known: Sequence[Shard]) -> list[dict[str, Any]]:
     """The rows of the table of shards: those that samples use, and those `needed` for prompts."""
-    columns = (opened.samples.views["latent_shard"], opened.samples.views["mask_shard"],
-               opened.samples.texts["shard"])
-    used = {int(number) for column in columns for number in np.unique(column) if number >= 0}
+    used = {int(number) for column in opened.samples.shard_columns for number in np.unique(column) if number >= 0}
     rows = [_spelled(shard) for number, shard in enumerate(opened.shards)
             if number in used or shard["digest"] in needed]
     added = needed - {shard["digest"] for shard in rows}

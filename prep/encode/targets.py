@@ -14,7 +14,7 @@ import numpy as np
 from prep.arrays import DType
 from prep.buckets.assign import Assignments
 from prep.cache.records import Reject
-from prep.dataset.ingest import Ingested, KnownItem
+from prep.dataset.ingest import Ingested, KnownItem, KnownReference
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
@@ -22,7 +22,7 @@ from prep.fs.blob import Blob
 from prep.fs.memo import Memo
 from prep.geometry import Placement, Size
 from prep.keys import ImportedLatentKeys, LatentKeys, MaskKeys, TextKeys
-from prep.manifest.samples import Sample, Text, View
+from prep.manifest.samples import Reference, Sample, Text, View
 from prep.models.family import Family
 from prep.parse import RGB, color_of
 from prep.recipe.prompts import Prompt, PromptSettings
@@ -125,8 +125,7 @@ def by_first_sample(samples: Iterable[Sample], field: str, keys: Iterable[str]) 
     missing = set(keys)
     ordered: list[str] = []
     for sample in samples if missing else ():
-        own = [text.key for text in sample.texts] if field == "text" else [
-            key for view in sample.views if (key := getattr(view, field)) is not None]
+        own = sample.keys(field)
         for key in own:
             if key in missing:
                 missing.remove(key)
@@ -180,13 +179,21 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
         name = seat.item.item.label
         masked = recipe.mask_of(seat.item.item.source) != "none"
         views: list[View] = []
-        for placement in seat.views:
+        for number, placement in enumerate(seat.views):
             latent = _latent_work(seat.item, placement, name, keys)
             mask = _mask_work(seat.item, placement, name, keys) if masked else None
             latents.setdefault(latent.key, latent)
             if mask is not None:
                 masks.setdefault(mask.key, mask)
-            views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key))
+            references = []
+            for reference, placed in zip(seat.item.references, seat.references[number] if seat.references else (),
+                                         strict=bool(seat.references)):
+                work = _reference_work(reference, placed, name, keys)
+                latents.setdefault(work.key, work)
+                references.append(Reference(name=printable_name(reference.blob.name), picture=reference.picture,
+                                            size=reference.size, placement=placed, latent=work.key))
+            views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key,
+                              references=tuple(references)))
         samples.append(_sample(seat, recipe, tuple(views), keys.text))
         labels.append(name)
     if items is not None:
@@ -234,6 +241,13 @@ def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) 
     key = keys.latent.key(item.picture, placement, keys.alpha if item.has_alpha else None)
     return PictureTarget(key=key, name=name, file=name, blob=item.item.picture, digest=item.picture,
                          placement=placement)
+
+
+def _reference_work(reference: KnownReference, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
+    """The target of a reference's latent: the same row as if the picture were a sample's, placed so."""
+    key = keys.latent.key(reference.picture, placement, keys.alpha if reference.has_alpha else None)
+    return PictureTarget(key=key, name=name, file=f"{name}: its reference {printable_name(reference.blob.name)}",
+                         blob=reference.blob, digest=reference.picture, placement=placement)
 
 
 def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget | None:

@@ -38,7 +38,7 @@ from prep.images.plugins import decoders
 from prep.maintenance.repair import damaged_shards, incomplete_commits
 from prep.manifest.document import Manifest
 from prep.manifest.opened import findings_of
-from prep.manifest.tables import SAMPLES, SHARDS, read_table
+from prep.manifest.tables import SHARDS, read_table, samples_schema
 from prep.progress import phase
 
 MOST_BYTES = 1 << 22  # of what is remembered of a run, compressed; the captions that are cut take most of it
@@ -121,7 +121,7 @@ def _is_as_it_was(cache: Cache, manifest: Manifest, run: _Run) -> bool:
     if _digest_of(ledger) != run.ledger or incomplete_commits(cache, ledger):
         return False
     try:
-        for table, schema in (("samples", SAMPLES), ("shards", SHARDS)):
+        for table, schema in (("samples", samples_schema(manifest.shapes)), ("shards", SHARDS)):
             read_table(cache, manifest.document["tables"][table], schema)
         findings_of(manifest)
     except CacheError:

@@ -115,6 +115,7 @@ class Batch:
     input_noise_BChw: Tensor  # that of the model's input: the same, or perturbed
     timestep_B: Tensor  # int64
     weight_B: Tensor  # float32
+    references: tuple[Tensor, ...]  # [B, C, h, w] each, as stored; their sizes may differ
     draws: tuple[Draw, ...]
     slot: Slot
     padding: bool  # its samples do not count
@@ -127,6 +128,7 @@ class Batch:
             self, latent_BChw=to_device(self.latent_BChw, device), sizes_B6=to_device(self.sizes_B6, device),
             text={name: to_device(array, device) for name, array in self.text.items()},
             mask_B1hw=None if self.mask_B1hw is None else to_device(self.mask_B1hw, device),
+            references=tuple(to_device(reference, device) for reference in self.references),
             noise_BChw=(noise := to_device(self.noise_BChw, device)), timestep_B=to_device(self.timestep_B, device),
             input_noise_BChw=(noise if self.input_noise_BChw is self.noise_BChw
                               else to_device(self.input_noise_BChw, device)),
@@ -154,7 +156,10 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     latent, mask = take("latent", "latent"), take("mask", "mask") if masked else None
     posterior = [draw.posterior for draw in draws if draw.posterior is not None]  # of all draws, or of none
     std = take("latent", STD) if posterior else None
-    buffers = _Buffers(latent=latent, std=std, mask=mask, slot=slot, text=partial(_take_text, rows, slot))
+    references = tuple(slot.take(_reference(number), (count, *shape), latent.dtype)
+                       for number, shape in enumerate(rows.reference_shapes(draws[0])))
+    buffers = _Buffers(latent=latent, std=std, mask=mask, references=references, slot=slot,
+                       text=partial(_take_text, rows, slot))
     noise, drawn = (slot.take(name, latent.shape, torch.float32) for name in ("noise", "drawn"))
     input_noise = slot.take("given", latent.shape, torch.float32) if request.noise.perturbation else noise
     drawing = _draw_noise(request.noise, noise, input_noise, [draw.noise for draw in draws], drawers)
@@ -179,8 +184,13 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     if std is not None:
         latent = drawn_latents(latent, std, drawn)
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
-                 input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight, draws=draws, slot=slot,
-                 padding=request.padding)
+                 input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight, references=references,
+                 draws=draws, slot=slot, padding=request.padding)
+
+
+def _reference(number: int) -> str:
+    """The name of a reference's buffer."""
+    return f"reference{number}"
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, input_BChw: Tensor, keys: Sequence[tuple[int, int]],
@@ -327,6 +337,7 @@ class _Buffers:
     latent: Tensor
     std: Tensor | None  # None: latents are not drawn
     mask: Tensor | None
+    references: Sequence[Tensor]
     slot: Slot
     text: Callable[[Sequence[int] | None, int], dict[str, Tensor]]  # of rows with so many tokens
 
@@ -342,6 +353,8 @@ def _fill(rows: Rows, places: RowPlaces, out: _Buffers) -> dict[str, Tensor]:
     rows.fill(out.latent, "latent", "latent", latents, out.slot.targets("latent"))
     if out.std is not None:
         rows.fill(out.std, "latent", STD, latents, out.slot.targets(STD))
+    for number, (reference, refs) in enumerate(zip(out.references, places.references, strict=True)):
+        rows.fill(reference, "latent", "latent", refs, out.slot.targets(_reference(number)))
     tokens = rows.tokens(texts)
     text = out.text(tokens, len(texts))
     rows.fill_text(text, texts, tokens, {name: out.slot.targets(f"text.{name}") for name in text})
@@ -356,8 +369,10 @@ def _is_bad(rows: Rows, draw: Draw, out: _Buffers) -> bool:
     slot = Slot(False)
     mask = None if out.mask is None else slot.take("mask", (1, *out.mask.shape[1:]), out.mask.dtype)
     std = None if out.std is None else slot.take(STD, (1, *out.std.shape[1:]), out.std.dtype)
+    references = [slot.take(_reference(number), (1, *reference.shape[1:]), reference.dtype)
+                  for number, reference in enumerate(out.references)]
     buffers = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
-                       slot=slot, text=partial(_take_text, rows, slot))
+                       references=references, slot=slot, text=partial(_take_text, rows, slot))
     try:
         _fill(rows, rows.places([draw], masked=mask is not None), buffers)
     except CacheError:

@@ -114,7 +114,7 @@ class CachedDataset:
         picture; `view`, `bucket` (width, height), `scaled`, `crop` and `flip` of the view; `latent`, and `std` if the
         cache has it; `mask`, or None; `text`: the arrays of each caption's row.
         """
-        row = describe_columns(self.index.samples, self.buckets, self._checked(number), lambda *_: None)
+        row = describe_columns(self.index.samples, self.manifest.shapes, self._checked(number), lambda *_: None)
         same = {**{name: row[name] for name in ("id", "name", "role", "repeats", "weight")},
                 "width": row["size"][0], "height": row["size"][1],
                 "captions": [text["caption"] for text in row["texts"]],

@@ -7,9 +7,11 @@ resume, and differs for each repeat. Validation keys omit the seed, so validatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,6 +39,29 @@ class Draw:
     # Philox key of the noise that draws its latent from the posterior; None: the latent is the mean. That holds for all
     # of validation, so that its loss compares between runs, and with caches that have only the mean.
     posterior: tuple[int, int] | None = None
+    references: tuple[int, ...] = ()  # those it is shown with, as numbers in their flat columns
+    kept: tuple[int, ...] = ()  # the places of these among the references of its sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropout:
+    """The probabilities with which a showing lacks some of its conditions."""
+
+    caption: float = 0.0  # its text: it gets the unconditional row
+    references: float = 0.0  # all of its references
+    each_reference: float = 0.0  # each of them, by itself
+
+    def kept(self, count: int, key: tuple[int, int, bytes, int]) -> tuple[int, ...]:
+        """Which of so many references a showing keeps, by their places."""
+        if not count or not (self.references or self.each_reference):
+            return tuple(range(count))
+        chances = philox(draw_key(*key, "references")).random(1 + count)
+        if chances[0] < self.references:
+            return ()
+        return tuple(np.flatnonzero(chances[1:] >= self.each_reference).tolist())
+
+
+NO_DROPOUT = Dropout()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +83,12 @@ class RankShare:
         place = (self.rank - rotation(number, plan)) % self.world
         return range(int(ends[place]), int(ends[place + 1]))
 
-    def passes(self, number: int, part: MicroBatch, plan: StepPlan, most: int | None) -> int:
-        """The forward passes of this rank in that micro-batch, of at most `most` samples each."""
-        if self.world == 1:
-            return len(_starts(len(part.occurrences), most))
-        sizes = np.diff(split_points(part, plan, self.world))
-        own = int(sizes.max()) if self.pad_ranks else len(self.of(number, part, plan))
-        return len(_starts(own, most))
+    def busiest(self, number: int, part: MicroBatch, plan: StepPlan) -> list[range]:
+        """The samples of each rank whose forward passes this one's must be as many as: its own, or those of all."""
+        if self.world == 1 or not self.pad_ranks:
+            return [self.of(number, part, plan)]
+        ends = split_points(part, plan, self.world).tolist()
+        return [range(start, end) for start, end in pairwise(ends)]
 
 
 def rotation(number: int, plan: StepPlan) -> int:
@@ -100,11 +124,11 @@ class BatchRequest:
     padding: bool = False  # made only because other ranks make a forward pass meanwhile
 
 
-def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: float, timesteps: int,
-             chances: Sequence[Timesteps] = (), noise: Noise = PLAIN, most: int | None = None,
-             share: RankShare = WHOLE) -> Iterator[BatchRequest]:
+def training(index: Index, plan: StepPlan, first: int, total: int, *, timesteps: int,
+             dropout: Dropout = NO_DROPOUT, chances: Sequence[Timesteps] = (), noise: Noise = PLAIN,
+             most: int | None = None, share: RankShare = WHOLE) -> Iterator[BatchRequest]:
     """Yields one rank's requests for the micro-batches of steps `first` to `total` - 1, in order, in forward passes of
-    at most `most` samples; `passes` counts those of a step.
+    at most `most` samples with as many references; `passes` counts those of a step.
 
     Splitting changes no step: it keeps the same samples with the same draws. `chances`: by bucket; uniform if empty.
     """
@@ -115,18 +139,44 @@ def training(index: Index, plan: StepPlan, first: int, total: int, *, dropout: f
         for number, part in enumerate(parts):
             timestep = partial(by_bucket[part.bucket].draw, count=timesteps)
             places = share.of(number, part, plan)
-            draws = tuple(_draws(index, part, places, (plan.seed, epoch), dropout, timestep))
-            for start in _starts(len(places), most):
-                yield BatchRequest(bucket=part.bucket, draws=draws[start : start + (most or len(draws))], noise=noise)
-            missing = share.passes(number, part, plan, most) - len(_starts(len(places), most))
-            for _ in range(missing):
-                padding = tuple(_draws(index, part, range(1), (plan.seed, epoch), dropout, timestep))
+            key, made = (plan.seed, epoch), 0
+            for draws in _groups(_draws(index, part, places, key, dropout, timestep)):
+                for start in _starts(len(draws), most):
+                    yield BatchRequest(bucket=part.bucket, draws=draws[start : start + (most or len(draws))],
+                                       noise=noise)
+                    made += 1
+            for _ in range(_passes(index, plan, number, part, key, dropout, most, share) - made):
+                padding = tuple(_draws(index, part, range(1), key, dropout, timestep))
                 yield BatchRequest(bucket=part.bucket, draws=padding, noise=noise, padding=True)
 
 
-def passes(plan: StepPlan, step: int, *, most: int | None = None, share: RankShare = WHOLE) -> int:
+def passes(index: Index, plan: StepPlan, step: int, *, dropout: Dropout = NO_DROPOUT, most: int | None = None,
+           share: RankShare = WHOLE) -> int:
     """The forward passes of one rank in a step; 0 if there are fewer samples than ranks."""
-    return sum(share.passes(number, part, plan, most) for number, part in enumerate(plan.at(step)))
+    key = plan.seed, step // plan.steps_per_epoch
+    return sum(_passes(index, plan, number, part, key, dropout, most, share)
+               for number, part in enumerate(plan.at(step)))
+
+
+def _passes(index: Index, plan: StepPlan, number: int, part: MicroBatch, key: tuple[int, int], dropout: Dropout,
+            most: int | None, share: RankShare) -> int:
+    """The forward passes of a rank in micro-batch `number` of a step; `key` is seed and epoch."""
+    references = len(index.manifest.shapes[part.bucket][1])
+    counts = []
+    for places in share.busiest(number, part, plan):
+        groups = Counter(dropout.kept(references, (*key, index.samples.ids[sample].tobytes(), showing))
+                         for sample, showing in _showings(index, part, places)) if references else [len(places)]
+        sizes = groups.values() if isinstance(groups, Counter) else groups
+        counts.append(sum(len(_starts(size, most)) for size in sizes))
+    return max(counts)
+
+
+def _groups(draws: Iterable[Draw]) -> Iterable[tuple[Draw, ...]]:
+    """The draws of a micro-batch, those with references of equal sizes together, in the order of the first of each."""
+    groups: dict[tuple[int, ...], list[Draw]] = {}
+    for draw in draws:
+        groups.setdefault(draw.kept, []).append(draw)
+    return map(tuple, groups.values())
 
 
 def _starts(count: int, most: int | None) -> range:
@@ -158,9 +208,9 @@ def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchReque
     longest = _longest(index)
 
     def size(bucket: int) -> tuple[int, int]:
-        width, height = index.manifest.buckets[bucket]
+        size, references = index.manifest.shapes[bucket]
         members = index.training[bucket]
-        return (min(most, _samples(plan, bucket, world)) * width * height,
+        return (min(most, _samples(plan, bucket, world)) * sum(wide * high for wide, high in (size, *references)),
                 int(longest[members].max()) if len(members) else 0)
 
     bucket = max(range(len(plan.counts)), key=size)
@@ -205,17 +255,22 @@ def spread(count: int, timesteps: int) -> list[int]:
     return [(2 * number + 1) * timesteps // (2 * count) for number in range(count)]
 
 
-def _draws(index: Index, part: MicroBatch, places: range, key: tuple[int, int], dropout: float,
+def _draws(index: Index, part: MicroBatch, places: range, key: tuple[int, int], dropout: Dropout,
            timestep: Callable[[np.random.Generator], int]) -> Iterator[Draw]:
     """The showings at these places of a micro-batch; `key` is seed and epoch."""
-    some = slice(places.start, places.stop)
-    shown = index.showings(part.bucket, part.occurrences[some])
-    for sample, repeat, turn in zip(*shown, part.turns[some].tolist(), strict=True):
-        showing = repeat + turn * int(index.samples.repeats[sample])
+    for sample, showing in _showings(index, part, places):
         yield _shot(index, sample, (*key, index.samples.ids[sample].tobytes(), showing), dropout, timestep)
 
 
-def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: float,
+def _showings(index: Index, part: MicroBatch, places: range) -> Iterator[tuple[int, int]]:
+    """Samples at these places of a micro-batch, and which of the sample's showings in its epoch each is."""
+    some = slice(places.start, places.stop)
+    shown = index.showings(part.bucket, part.occurrences[some])
+    for sample, repeat, turn in zip(*shown, part.turns[some].tolist(), strict=True):
+        yield sample, repeat + turn * int(index.samples.repeats[sample])
+
+
+def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: Dropout,
           timestep: Callable[[np.random.Generator], int]) -> Draw:
     def draw(purpose: str) -> np.random.Generator:
         return philox(draw_key(*key, purpose))
@@ -225,16 +280,21 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
     view = views[0] if len(views) == 1 else views[int(draw("view").integers(len(views)))]
     text = texts[0] if len(texts) == 1 else texts[_weighted(samples.texts["weight"][texts.start : texts.stop],
                                                             draw("text").random())]
-    dropped = dropout > 0 and draw("dropout").random() < dropout
+    dropped = dropout.caption > 0 and draw("dropout").random() < dropout.caption
+    references = samples.references_of(sample, view)
+    kept = dropout.kept(len(references), key)
     return Draw(sample=sample, view=view, text=NO_TEXT if dropped else text,
                 timestep=timestep(draw("timestep")), noise=draw_key(*key, "noise"),
-                weight=float(samples.weight[sample]),
+                weight=float(samples.weight[sample]), kept=kept, references=tuple(references[at] for at in kept),
                 posterior=draw_key(*key, "posterior") if index.with_std else None)
 
 
 def _fixed(index: Index, sample: int, timestep: int) -> Draw:
     key = draw_key(_VALIDATION_SEED, 0, index.samples.ids[sample].tobytes(), timestep, "validation")
-    return Draw(sample=sample, view=int(index.samples.view_offsets[sample]), noise=key, timestep=timestep,
+    view = int(index.samples.view_offsets[sample])
+    references = index.samples.references_of(sample, view)
+    return Draw(sample=sample, view=view, noise=key, timestep=timestep, references=tuple(references),
+                kept=tuple(range(len(references))),
                 text=int(index.samples.text_offsets[sample]), weight=1.0)
 
 

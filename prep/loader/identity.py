@@ -67,7 +67,8 @@ def _identify(index: Index, masked: bool, prediction: str) -> DataIdentity:
     unconditional = _keys(index, np.array([place["shard"]]), np.array([place["row"]]))
     facts = {"latents": latents, "prediction": prediction, "masked": masked,
              **({"posterior": "mean+std"} if index.with_std else {}),
-             "buckets": [list(size) for size in index.manifest.buckets],
+             "buckets": [[*size, *(list(reference) for reference in references)]
+                         for size, references in index.manifest.shapes],
              "unconditional": unconditional.tobytes().hex(), "samples": len(index.samples)}
     return DataIdentity(facts=facts, records=_records(index, masked))
 
@@ -129,33 +130,39 @@ def _records(index: Index, masked: bool) -> bytes:
     fixed = _bytes(np.array([name.encode() for name in ROLES], "S10")[samples.role], sizes,
                    samples.repeats.astype("<i4"), samples.weight.astype("<f4"))
     of_views = _bytes(latent, mask)
+    references = index.samples.references
+    of_references = _bytes(_keys(index, references["latent_shard"], references["latent_row"]))
     of_texts = _bytes(_keys(index, texts["shard"], texts["row"]), texts["weight"].astype("<f4"))
     records = np.zeros(len(samples), RECORD)
     records["id"] = np.ascontiguousarray(samples.ids[:, :HALF]).view(f"S{HALF}").reshape(-1)
-    counts = np.stack([np.diff(samples.view_offsets), np.diff(samples.text_offsets)], axis=1).astype(np.int64)
-    for here, (view_count, text_count) in _alike(counts):  # their parts are equally long
-        views_here, texts_here = (
+    counts = np.stack([np.diff(offsets) for offsets in (samples.view_offsets, samples.text_offsets,
+                                                        samples.reference_offsets)], axis=1)
+    for here, (view_count, text_count, reference_count) in _alike(counts):  # their parts are equally long
+        views_here, texts_here, references_here = (
             part[(offsets[here][:, None] + np.arange(count)).reshape(-1)].reshape(len(here), -1)
             for part, offsets, count in ((of_views, samples.view_offsets, view_count),
-                                         (of_texts, samples.text_offsets, text_count)))
-        joined = _bytes(fixed[here], np.full(len(here), view_count, "<i4"), views_here, texts_here)
+                                         (of_texts, samples.text_offsets, text_count),
+                                         (of_references, samples.reference_offsets, reference_count)))
+        joined = _bytes(fixed[here], np.full(len(here), view_count, "<i4"), views_here, texts_here, references_here)
         data, width = joined.tobytes(), joined.shape[1]  # slices of bytes, not of arrays: a third of the time
         records["rest"][here] = [hashlib.sha256(data[at : at + width]).digest()[:HALF]
                                  for at in range(0, len(data), width)]
     return records.tobytes()
 
 
-def _alike(rows: Column) -> Iterator[tuple[Column, tuple[int, int]]]:
-    """The numbers of equal rows of `rows` `[N, 2]`, and each such row."""
-    kinds, which = np.unique(rows[:, 0] << 32 | rows[:, 1], return_inverse=True)
-    for number, kind in enumerate(kinds.tolist()):
-        yield np.flatnonzero(which == number), (kind >> 32, kind & 0xFFFFFFFF)
+def _alike(rows: Column) -> Iterator[tuple[Column, list[int]]]:
+    """The numbers of equal rows of `rows` `[N, 3]`, none over 2²⁰, and each such row."""
+    joined = (rows[:, 0] << 20 | rows[:, 1]) << 20 | rows[:, 2]  # quicker to sort than rows
+    _, first, which = np.unique(joined, return_index=True, return_inverse=True)
+    for number, kind in enumerate(rows[first].tolist()):
+        yield np.flatnonzero(which == number), kind
 
 
 def _bytes(*columns: Column) -> Column:
     """Joins columns of N values or N rows as uint8 [N, bytes]."""
     flat = [np.ascontiguousarray(column) for column in columns]
-    return np.concatenate([each.view(np.uint8).reshape(len(each), -1) for each in flat], axis=1)
+    return np.concatenate([each.view(np.uint8).reshape(len(each), each.nbytes // max(len(each), 1)) for each in flat],
+                          axis=1)
 
 
 def _keys(index: Index, shard: Column, row: Column) -> Column:

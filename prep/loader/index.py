@@ -83,6 +83,11 @@ class Index:
         return int((self.samples.views["mask_shard"][self.samples.view_offsets[:-1]] >= 0).sum())
 
     @property
+    def referring(self) -> bool:
+        """Whether samples have reference pictures."""
+        return any(references for _, references in self.manifest.shapes)
+
+    @property
     def black(self) -> int:
         """The number of samples with an entirely black mask."""
         return int((self.samples.coverage == 0).sum())
@@ -124,7 +129,7 @@ class Index:
 
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:
         """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""
-        return row_shapes(self.manifest, self.shards, field, bucket)
+        return row_shapes(self.manifest, self.shards, field, self.manifest.buckets[bucket])
 
     @cached_property
     def text_shapes(self) -> Mapping[str, tuple[int, ...]]:

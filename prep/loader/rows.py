@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from prep.errors import CacheError
 from prep.fs.remote.errors import StoreError
 from prep.loader.draws import NO_TEXT, BatchRequest, Draw
 from prep.loader.index import Index
+from prep.manifest.consistency import row_shapes
 from prep.models.family import ATTENTION_MASK, TOKEN
 from prep.models.fields import STD
 
@@ -37,6 +38,16 @@ class RowPlaces:
     texts: Sequence[RowRef]
     masks: Sequence[RowRef | None]  # None: all ones
     drawn: Sequence[RowRef]  # the latents that are drawn from their posterior
+    references: Sequence[Sequence[RowRef]] = ()  # the latents of the first reference of each draw, of the second, …
+
+    @property
+    def read(self) -> Iterator[RowRef]:
+        """All of them."""
+        yield from self.latents
+        yield from self.texts
+        yield from (place for place in self.masks if place is not None)
+        for places in self.references:
+            yield from places
 
 
 class Rows:
@@ -67,8 +78,17 @@ class Rows:
         empty = text == NO_TEXT
         texts = self.index.refs(np.where(empty, self._unconditional["shard"], samples.texts["shard"][text]),
                                 np.where(empty, self._unconditional["row"], samples.texts["row"][text]))
-        return RowPlaces(latents=latents, texts=texts, masks=masks,
+        shown = np.array([draw.references for draw in draws], np.int64)  # [B, R]: a batch has as many for each draw
+        references = [self.index.refs(samples.references["latent_shard"][column],
+                                      samples.references["latent_row"][column]) for column in shown.T]
+        return RowPlaces(latents=latents, texts=texts, masks=masks, references=references,
                          drawn=[ref for draw, ref in zip(draws, latents, strict=True) if draw.posterior is not None])
+
+    def reference_shapes(self, draw: Draw) -> list[tuple[int, ...]]:
+        """The shape of the latent of each reference that a draw is shown with."""
+        index = self.index
+        sizes = index.manifest.shapes[int(index.samples.bucket[draw.sample])][1]
+        return [row_shapes(index.manifest, index.shards, "latent", sizes[place])["latent"] for place in draw.kept]
 
     def fill(self, out: Tensor, field: str, array: str, refs: Sequence[RowRef | None],
              targets: RowTargets | None = None) -> None:
@@ -143,11 +163,14 @@ class Rows:
             dtype = DTYPES[str(self.index.manifest.fields["latent"].arrays["latent"]["dtype"])]
             places = self.places([draw], masked=False)
             place, of_text = places.latents[0], places.texts[0]
-            for array, shape in self.index.shape("latent", bucket).items():
+            shown = [(place, array, shape) for array, shape in self.index.shape("latent", bucket).items()]
+            shown += [(of_reference, "latent", shape) for (of_reference,), shape in zip(
+                places.references, self.reference_shapes(draw), strict=True)]
+            for at, array, shape in shown:
                 row = torch.empty((1, *shape), dtype=dtype)
-                self.fill(row, "latent", array, [place])
+                self.fill(row, "latent", array, [at])
                 if not row.isfinite().all():
-                    faulty.append(("latent", draw, place))
+                    faulty.append(("latent", draw, at))
                     break
             text = self.text([of_text])
             if not all(each.isfinite().all() for each in text.values()):
@@ -157,7 +180,7 @@ class Rows:
     def shards_of(self, request: BatchRequest, masked: bool) -> set[str]:
         """The shards that have a request's rows."""
         places = self.places(request.draws, masked=masked)
-        return {ref.shard for ref in (*places.latents, *places.texts, *places.masks) if ref}
+        return {ref.shard for ref in places.read}
 
     def advise(self, places: RowPlaces) -> None:
         """Hints to the kernel which rows come soon; ignores missing or damaged rows, which reading will report.
@@ -165,7 +188,8 @@ class Rows:
         Raises `StoreError` and `NotFetched` for shards that have no copy here and get none.
         """
         try:
-            self.reader.advise("latent", places.latents)
+            for latents in (places.latents, *places.references):
+                self.reader.advise("latent", latents)
             self.reader.advise(STD, places.drawn)
             for name in self.index.text_shapes:
                 self.reader.advise(name, places.texts)

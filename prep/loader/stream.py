@@ -29,6 +29,10 @@ FORMAT = "latentry/stream"
 ENDLESS = 1 << 62  # steps, where no number of them is given
 
 
+# What states of earlier versions do not say.
+_EARLIER = {"shuffle": "global", "reference_dropout": 0.0, "each_reference_dropout": 0.0}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamSettings:
     """The settings that decide the batches, besides the data."""
@@ -39,6 +43,8 @@ class StreamSettings:
     shuffle: Shuffle = "global"
     seed: int = 0
     caption_dropout: float = 0.0
+    reference_dropout: float = 0.0  # of all references of a sample
+    each_reference_dropout: float = 0.0
     timesteps: int = 1000  # of the noise schedule
     masked: bool = False  # whether masks are read
 
@@ -47,6 +53,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
     """Batches of a manifest's training samples, as dicts of tensors on the CPU:
 
     - `latents`: float32 [B, C, h, w], as the denoiser takes them
+    - `references`: of each sample as many, float32 [B, C, h, w] each, as the denoiser takes them
     - `text`: the arrays of text rows by the family's names, [B, …] each, in their stored dtype
     - `masks`, if the stream is masked: float32 [B, 1, h, w], 1: trains
     - `noise`: float32 [B, C, h, w], standard normal; `timesteps`: int64 [B], uniform
@@ -66,8 +73,9 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         self._rank = (distributed.get_rank() if grouped else 0) if rank is None else rank
         if not 0 <= self._rank < self._world:
             raise ConfigError(f"rank is {self._rank}, expected 0 to {self._world - 1}")
-        if not 0 <= settings.caption_dropout <= 1:
-            raise ConfigError(f"caption_dropout is {settings.caption_dropout:g}, expected 0 to 1")
+        for name in ("caption_dropout", "reference_dropout", "each_reference_dropout"):
+            if not 0 <= getattr(settings, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(settings, name):g}, expected 0 to 1")
         self.settings, self._index, self._steps, self._next = settings, index, steps, 0
         self._sharing = sharing
         self.plan: StepPlan = step_plan(index.counts, seed=settings.seed, batch_size=settings.batch_size,
@@ -89,11 +97,13 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         settings, plan, first = self.settings, self.plan, self._next
         total = ENDLESS if self._steps is None else self._steps
         share = draws.RankShare(rank=self._rank, world=self._world, pad_ranks=True)
-        requests = draws.training(self._index, plan, first, total, dropout=settings.caption_dropout,
+        dropout = draws.Dropout(caption=settings.caption_dropout, references=settings.reference_dropout,
+                                each_reference=settings.each_reference_dropout)
+        requests = draws.training(self._index, plan, first, total, dropout=dropout,
                                   timesteps=settings.timesteps, most=plan.micro_batch, share=share)
         with batches(Rows(self._index), requests, masked=settings.masked, pinned=False, sharing=self._sharing) as feed:
             for step in range(first, total):
-                count = draws.passes(plan, step, most=plan.micro_batch, share=share)
+                count = draws.passes(self._index, plan, step, dropout=dropout, most=plan.micro_batch, share=share)
                 for number in range(count):
                     last = number == count - 1
                     made = self._made(next(feed), step, last)
@@ -107,6 +117,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
             masks["masks"] = batch.mask_B1hw.to(torch.float32) / 255
         return {
             "latents": self._latents.normalize(batch.latent_BChw).clone(),
+            "references": [self._latents.normalize(reference).clone() for reference in batch.references],
             "text": {name: array.clone() for name, array in batch.text.items()}, **masks,
             "noise": batch.noise_BChw.clone(), "timesteps": batch.timestep_B.clone(),
             "sizes": batch.sizes_B6.clone(), "weights": batch.weight_B * (0.0 if batch.padding else 1.0),
@@ -124,7 +135,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         """
         if state.get("format") != FORMAT or state.get("version") != 1:
             raise ConfigError("that is not the state of a BatchStream, expected what state_dict returned")
-        saved, ours = {"shuffle": "global", **state["settings"]}, asdict(self.settings)  # version 0.1 had no other
+        saved, ours = {**_EARLIER, **state["settings"]}, asdict(self.settings)
         changed = sorted(name for name in {*saved, *ours} if saved.get(name) != ours.get(name))
         if changed:
             raise ConfigError(f"{changed[0]} is {ours.get(changed[0])!r}, but the saved state is of a stream with "

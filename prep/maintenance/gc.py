@@ -21,7 +21,7 @@ from prep.maintenance.others import OtherManifest, find_others, is_of, replaced_
 from prep.maintenance.stock import KINDS, stock_of
 from prep.maintenance.sweep import Needed, Sweep, check_no_plan, find_garbage
 from prep.manifest.document import Manifest, read_manifest
-from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
+from prep.manifest.tables import FINDINGS, SHARDS, read_table, samples_schema
 from prep.progress import Progress
 
 
@@ -147,7 +147,7 @@ def _needed(cache: Cache, keep: Sequence[Manifest]) -> Needed:
                              f"expected one of {cache.place}",
                              hint="name only manifests of this cache, and run prep gc for the other cache separately")
         named = manifest.document["tables"]
-        for name, schema in (("samples", SAMPLES), ("findings", FINDINGS)):
+        for name, schema in (("samples", samples_schema(manifest.shapes)), ("findings", FINDINGS)):
             read_table(cache, named[name], schema)
         for row in read_table(cache, named["shards"], SHARDS).to_pylist():
             shards[row["digest"].hex()] = row["bytes"], str(manifest.path)

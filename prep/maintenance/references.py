@@ -14,10 +14,11 @@ import numpy as np
 from prep.cache.ledger.columns import Column
 from prep.geometry import Placement
 from prep.keys import LatentKeys, MaskKeys, TextKeys
+from prep.manifest.consistency import reference_sizes
 from prep.manifest.opened import OpenedManifest
 from prep.parse import RGB
 
-LATENT, MASK, TEXT, PROMPT = range(4)
+LATENT, MASK, TEXT, PROMPT, REFERENCE = range(5)
 UNKNOWN: tuple[str, ...] = ()  # of a mask from a file, whose digest is not stored anywhere
 
 
@@ -37,7 +38,8 @@ class References:
         self._samples = audit.samples
         self._prompts = tuple(_prompts(audit.manifest.document["prompts"]))
         self._keys, self._buckets = _SampleKeys(audit), audit.manifest.buckets
-        views, texts = self._samples.views, self._samples.texts
+        views, texts, references = self._samples.views, self._samples.texts, self._samples.references
+        self._sizes = reference_sizes(audit.manifest, audit.samples)
         masked = np.flatnonzero(views["mask_shard"] >= 0)
         parts = [  # (kind, number within its kind, shard, row)
             (LATENT, np.arange(len(views["latent_shard"])), views["latent_shard"], views["latent_row"]),
@@ -45,6 +47,8 @@ class References:
             (TEXT, np.arange(len(texts["shard"])), texts["shard"], texts["row"]),
             (PROMPT, np.arange(len(self._prompts)), [prompt.shard for prompt in self._prompts],
              [prompt.row for prompt in self._prompts]),
+            (REFERENCE, np.arange(len(references["latent_shard"])), references["latent_shard"],
+             references["latent_row"]),
         ]
         shards = np.concatenate([np.asarray(shard, np.int32) for *_, shard, _ in parts])
         rows = np.concatenate([np.asarray(row, np.int32) for *_, row in parts])
@@ -87,10 +91,10 @@ class References:
 
     def _owners(self, uses: slice) -> Column:
         """The sample of each use; meaningless for prompts."""
-        numbers = self._numbers[uses]
-        views, texts = (np.searchsorted(offsets, numbers, side="right") - 1
-                        for offsets in (self._samples.view_offsets, self._samples.text_offsets))
-        return np.where(self._kinds[uses] == TEXT, texts, views)
+        numbers, kinds, samples = self._numbers[uses], self._kinds[uses], self._samples
+        views, texts, references = (np.searchsorted(offsets, numbers, side="right") - 1 for offsets in (
+            samples.view_offsets, samples.text_offsets, samples.reference_offsets))
+        return np.where(kinds == TEXT, texts, np.where(kinds == REFERENCE, references, views))
 
     def _keys_of(self, kind: int, number: int, owner: int) -> tuple[str, ...]:
         if kind == PROMPT:
@@ -100,6 +104,11 @@ class References:
             return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
         if kind == MASK and not self._keys.knows_masks:
             return UNKNOWN
+        if kind == REFERENCE:
+            at = number - int(self._samples.reference_offsets[owner])
+            picture = self._samples.table["references"][owner][at]["picture"].as_py().hex()
+            width, height = self._sizes[number].tolist()
+            return self._keys.latent(picture, self._samples.reference_placement(number, (width, height)))
         picture = self._samples.table["picture"][owner].as_py().hex()
         placement = self._samples.placement(number, self._buckets[int(self._samples.bucket[owner])])
         return self._keys.latent(picture, placement) if kind == LATENT else self._keys.mask(picture, placement)

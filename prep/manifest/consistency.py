@@ -18,10 +18,12 @@ from prep.cache.store import Cache, cache_at, open_cache
 from prep.errors import CacheError
 from prep.findings import SEVERITIES
 from prep.formatting import printable
+from prep.geometry import Size
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns, open_samples
+from prep.manifest.schema import MOST_SIDE
 from prep.manifest.shards import HINT, ShardFacts, parse_shards
-from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS, read_table
+from prep.manifest.tables import FINDINGS, SHARDS, read_table, samples_schema
 from prep.models.families.registry import FAMILIES
 from prep.models.family import ATTENTION_MASK, TOKEN
 
@@ -48,7 +50,8 @@ def read_shards(cache: Cache, manifest: Manifest) -> tuple[ShardFacts, ...]:
 
 def read_samples(cache: Cache, manifest: Manifest) -> SampleColumns:
     """The manifest's samples, each value checked except the places of rows. Raises `CacheError`."""
-    samples = open_samples(read_table(cache, manifest.document["tables"]["samples"], SAMPLES))
+    schema = samples_schema(manifest.shapes)
+    samples = open_samples(read_table(cache, manifest.document["tables"]["samples"], schema))
     _require(_rules(samples, manifest))
     _check_counts(samples, manifest)
     return samples
@@ -95,15 +98,35 @@ def _rules(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
     yield "coverage", samples.coverage, ~known | ((samples.coverage >= 0) & (samples.coverage <= 1)), "null, or 0 to 1"
     shard, none = views["mask_shard"], views["mask_shard"] == -1
     yield "mask_shard", shard, (shard >= -1) & (none == (views["mask_row"] == -1)), "a shard, or -1 with row -1"
+    counts = np.diff(samples.reference_offsets)
+    each = np.array([len(references) for _, references in manifest.shapes] or [0])[samples.bucket]
+    as_bucket = counts == each * np.diff(samples.view_offsets)
+    yield "reference count", counts, as_bucket, "as many for each view as its bucket"
+    for name in ("width", "height"):
+        yield from _between(f"reference {name}", samples.references[name], 1, np.iinfo(np.int32).max)
 
 
 def _placements(samples: SampleColumns, manifest: Manifest) -> Iterator[Rule]:
-    """Checks that each view's crop lies within the scaled picture."""
+    """Checks that the crop of each view, and of each reference, lies within the scaled picture."""
     sizes = np.array(manifest.buckets, np.int64).reshape(-1, 2)
     bucket = np.repeat(samples.bucket, np.diff(samples.view_offsets))
-    for axis, scaled, crop in ((0, "scaled_width", "crop_x"), (1, "scaled_height", "crop_y")):
-        first, whole = samples.views[crop].astype(np.int64), samples.views[scaled]
-        yield crop, first, (first >= 0) & (first + sizes[bucket, axis] <= whole), "a crop within the scaled picture"
+    for what, columns, cut in (("", samples.views, sizes[bucket]),
+                               ("reference ", samples.references, reference_sizes(manifest, samples))):
+        for axis, scaled, crop in ((0, "scaled_width", "crop_x"), (1, "scaled_height", "crop_y")):
+            first, whole = columns[crop].astype(np.int64), columns[scaled]
+            yield f"{what}{crop}", first, (first >= 0) & (first + cut[:, axis] <= whole), \
+                "a crop within the scaled picture"
+
+
+def reference_sizes(manifest: Manifest, samples: SampleColumns) -> Column:
+    """[R, 2]: width and height of the latents' pictures of all references, in the order of the table."""
+    counts = np.array([len(references) for _, references in manifest.shapes] or [0], np.int64)
+    sizes = np.array([size for _, references in manifest.shapes for size in references], np.int64).reshape(-1, 2)
+    of_views = np.repeat(samples.bucket, np.diff(samples.view_offsets)) if len(sizes) else np.empty(0, np.int64)
+    each = counts[of_views]
+    places = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    sides: Column = sizes[np.repeat((np.cumsum(counts) - counts)[of_views], each) + places]
+    return sides
 
 
 def _between(column: str, values: Column, low: float, high: float) -> Iterator[Rule]:
@@ -129,11 +152,11 @@ def text_shapes(shards: Sequence[ShardFacts]) -> Mapping[str, tuple[int, ...]]:
     return next((shard.shapes for shard in shards if shard.field == "text"), {})
 
 
-def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, bucket: int) -> dict[str, tuple[int, ...]]:
-    """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""
+def row_shapes(manifest: Manifest, shards: Sequence[ShardFacts], field: str, size: Size) -> dict[str, tuple[int, ...]]:
+    """The shape of every row of `field`, by array; a picture's `size` determines it for latents and masks."""
     if field == "text":
         return dict(text_shapes(shards))
-    width, height = manifest.buckets[bucket]
+    width, height = size
     latents = manifest.document["latents"]
     channels = latents["channels"] if field == "latent" else 1
     shape = (channels, height // latents["factor"], width // latents["factor"])
@@ -160,10 +183,14 @@ def check_places(manifest: Manifest, shards: Sequence[ShardFacts], samples: Samp
     by_text = np.repeat(np.arange(len(samples)), np.diff(samples.text_offsets))
     views, texts = samples.views, samples.texts
     masked = views["mask_shard"] >= 0
-    check = _Places(manifest, shards, samples)
-    check.field("latent", views["latent_shard"], views["latent_row"], by_view)
-    check.field("mask", views["mask_shard"][masked], views["mask_row"][masked], by_view[masked])
-    check.field("text", texts["shard"], texts["row"], by_text)
+    check, sizes = _Places(manifest, shards, samples), np.array(manifest.buckets, np.int64).reshape(-1, 2)
+    check.field("latent", views["latent_shard"], views["latent_row"], by_view, sizes[samples.bucket[by_view]])
+    check.field("mask", views["mask_shard"][masked], views["mask_row"][masked], by_view[masked],
+                sizes[samples.bucket[by_view[masked]]])
+    check.field("latent", samples.references["latent_shard"], samples.references["latent_row"],
+                np.repeat(np.arange(len(samples)), np.diff(samples.reference_offsets)),
+                reference_sizes(manifest, samples))
+    check.field("text", texts["shard"], texts["row"], by_text, None)
     check.prompts()
     _require(_placements(samples, manifest))
 
@@ -176,8 +203,9 @@ class _Places:
         self.shards = shards
         self.samples = samples
 
-    def field(self, field: str, shard: Column, row: Column, owner: Column) -> None:
-        """Checks the places of one field; `owner` is the sample of each place. Raises `CacheError`."""
+    def field(self, field: str, shard: Column, row: Column, owner: Column, sizes: Column | None) -> None:
+        """Checks the places of one field; `owner` is the sample of each place, and `sizes` [n, 2] the size of its
+        picture, of which the shapes of text are independent. Raises `CacheError`."""
         if not len(shard):
             return
         rows = np.array([facts.rows for facts in self.shards] or [0])
@@ -187,12 +215,15 @@ class _Places:
             at = int(np.flatnonzero(bad)[0])
             raise CacheError(f"sample '{self._name(owner[at])}' has its {field} in row {row[at]} of shard "
                              f"number {shard[at]}, which the manifest's shard table does not have", hint=HINT)
-        # One number for shard and bucket: sorting a million pairs takes a second. Text shapes do not depend on buckets.
-        count, dtypes = len(self.manifest.buckets), self._dtypes(field)
-        pairs = shard.astype(np.int64) * count + (0 if field == "text" else self.samples.bucket[owner])
+        # One number for shard and size: sorting a million pairs takes a second.
+        dtypes, side = self._dtypes(field), MOST_SIDE + 1
+        pairs = shard.astype(np.int64)
+        if sizes is not None:
+            pairs = (pairs * side + sizes[:, 0]) * side + sizes[:, 1]
         for pair in np.unique(pairs).tolist():
-            number, bucket = divmod(pair, count)
-            facts, wanted = self.shards[number], row_shapes(self.manifest, self.shards, field, bucket)
+            rest, height = divmod(pair, side) if sizes is not None else (pair, 0)
+            number, width = divmod(rest, side) if sizes is not None else (rest, 0)
+            facts, wanted = self.shards[number], row_shapes(self.manifest, self.shards, field, (width, height))
             if facts.field != field or not self._fits(facts, wanted) or facts.dtypes != dtypes:
                 who = self._name(owner[np.flatnonzero(pairs == pair)[0]])
                 raise CacheError(

@@ -13,7 +13,7 @@ from prep.cache.reader import Reader
 from prep.errors import CacheError, UsageError
 from prep.formatting import counted, printable, printable_name
 from prep.fs.labels import labels_of, sources_of
-from prep.geometry import Size
+from prep.geometry import BucketShape
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.samples import SampleColumns
 from prep.parse import suggest
@@ -78,31 +78,42 @@ def describe_samples(audit: OpenedManifest, name: str) -> dict[str, Any]:
 
 def describe(audit: OpenedManifest, number: int, keys: Keys | None = None) -> dict[str, Any]:
     """One sample as a document: sizes, views and texts with the places of their rows, and their keys if given."""
-    return describe_columns(audit.samples, audit.manifest.buckets, number,
+    return describe_columns(audit.samples, audit.manifest.shapes, number,
                             lambda shard, row: _place(audit, shard, row, keys))
 
 
-def describe_columns(samples: SampleColumns, buckets: Sequence[Size], number: int,
+def describe_columns(samples: SampleColumns, shapes: Sequence[BucketShape], number: int,
                      place: Callable[[int, int], Mapping[str, Any] | None]) -> dict[str, Any]:
     """One sample as a document; `place` describes the row of a shard, both by number."""
     row = samples.table.slice(number, 1).to_pylist()[0]
-    bucket = buckets[row["bucket"]]
+    bucket, sizes = shapes[row["bucket"]]
+    views = [_view(view, place) for view in row["views"]]
+    for at, reference in enumerate(row.get("references", [])):
+        views[at // len(sizes)].setdefault("references", []).append({
+            "name": reference["name"], "picture": reference["picture"].hex(),
+            "size": [reference["width"], reference["height"]], "bucket": list(sizes[at % len(sizes)]),
+            **_placed(reference), "latent": place(reference["latent_shard"], reference["latent_row"])})
     return {
         "id": row["id"].hex(), "name": row["name"], "source": row["source"], "role": row["role"],
         "picture": row["picture"].hex(), "size": [row["width"], row["height"]], "bucket": list(bucket),
         "repeats": row["repeats"], "weight": row["weight"], "coverage": row["coverage"],
-        "views": [
-            {"scaled": [view["scaled_width"], view["scaled_height"]], "crop": [view["crop_x"], view["crop_y"]],
-             "flip": view["flip"], "latent": place(view["latent_shard"], view["latent_row"]),
-             "mask": place(view["mask_shard"], view["mask_row"])}
-            for view in row["views"]
-        ],
+        "views": views,
         "texts": [
             {"caption": text["caption"], "weight": text["weight"],
              "row": place(text["shard"], text["row"])}
             for text in row["texts"]
         ],
     }
+
+
+def _view(view: Mapping[str, Any], place: Callable[[int, int], Mapping[str, Any] | None]) -> dict[str, Any]:
+    return {**_placed(view), "latent": place(view["latent_shard"], view["latent_row"]),
+            "mask": place(view["mask_shard"], view["mask_row"])}
+
+
+def _placed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"scaled": [row["scaled_width"], row["scaled_height"]], "crop": [row["crop_x"], row["crop_y"]],
+            "flip": row["flip"]}
 
 
 class Keys:

@@ -54,7 +54,8 @@ class DiffSide:
 
     @cached_property
     def keys(self) -> Mapping[str, Column]:
-        """The key (S32) of every referenced row: latents and masks by view, texts by text and then by prompt.
+        """The key (S32) of every referenced row: latents by view and then by reference, masks by view, texts by text
+        and then by prompt.
 
         Empty bytes if a view has no mask. Raises `CacheError`.
         """
@@ -63,7 +64,8 @@ class DiffSide:
                                               for name in ("positive", "negative_row"))]
         texts = [np.append(samples.texts[name], [place[name] for place in places]) for name in ("shard", "row")]
         keys = partial(keys_at, self.audit.cache, [shard["digest"] for shard in self.audit.shards])
-        return {"latent": keys(samples.views["latent_shard"], samples.views["latent_row"]),
+        latents = [np.append(samples.views[name], samples.references[name]) for name in ("latent_shard", "latent_row")]
+        return {"latent": keys(latents[0], latents[1]),
                 "mask": keys(samples.views["mask_shard"], samples.views["mask_row"]),
                 "text": keys(texts[0], texts[1])}
 

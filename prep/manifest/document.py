@@ -24,14 +24,14 @@ from prep.fs.remote.copies import copy_of, directory_of
 from prep.fs.remote.storage import put
 from prep.fs.text import TooLarge, read_small, without_mark
 from prep.fs.untrusted import read_regular
-from prep.geometry import Size
+from prep.geometry import BucketShape, Size
 from prep.manifest.schema import check_document
 from prep.models.named import is_there, named_in
 from prep.parse import Unparsed, brief
 from prep.parse import sealed_json as sealed
 
 FORMAT = "latentry/manifest"
-VERSION = 1
+VERSION, WITH_REFERENCES = 1, 2  # the second: of data sets with reference pictures
 LIMIT = 1 << 20  # bytes; the manifest of any dataset is smaller
 NAME_IT = "name the manifest.json that prep encode wrote"
 _SOURCE = re.compile(rb"^\s*(\[\[\s*source\s*\]\]|source\s*=)", re.MULTILINE)  # only a recipe has one
@@ -57,6 +57,7 @@ class Manifest:
     document: Mapping[str, Any]
     fields: Mapping[str, Field]
     buckets: tuple[Size, ...]
+    shapes: tuple[BucketShape, ...]  # of the buckets, with the sizes of their references
     new_cache: Place | None = None  # where its cache is now, if that is not where the document says
 
     @property
@@ -244,14 +245,23 @@ def looks_like_manifest(start: bytes) -> bool:
 def _checked(path: Place, document: dict[str, Any]) -> Manifest:
     if document.get("format") != FORMAT:
         raise Unparsed(f"{path} has format {brief(document.get('format'))}, expected '{FORMAT}'")
-    if document.get("version") != VERSION:
-        raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads version "
-                       f"{VERSION}")
+    if document.get("version") not in (VERSION, WITH_REFERENCES):
+        raise Unparsed(f"{path} has version {brief(document.get('version'))}, this program reads versions "
+                       f"{VERSION} and {WITH_REFERENCES}")
     check_document(document, str(path))
     fields = {name: Field(**value) for name, value in document["fields"].items()}
-    buckets = tuple((bucket["size"][0], bucket["size"][1]) for bucket in document["buckets"])
+    shapes = tuple(_shape(bucket) for bucket in document["buckets"])
+    if (document["version"] == WITH_REFERENCES) != any(references for _, references in shapes):
+        raise Unparsed(f"{path} has version {document['version']}, expected {WITH_REFERENCES} if and only if a bucket "
+                       "has references")
     base = _base(path, document["cache"])
-    return Manifest(path=path, base=base, document=document, fields=fields, buckets=buckets)
+    return Manifest(path=path, base=base, document=document, fields=fields, shapes=shapes,
+                    buckets=tuple(size for size, _ in shapes))
+
+
+def _shape(bucket: Mapping[str, Any]) -> BucketShape:
+    (width, height), references = bucket["size"], bucket.get("references", ())
+    return (width, height), tuple((wide, high) for wide, high in references)
 
 
 def _base(path: Place, cache: str) -> Place:

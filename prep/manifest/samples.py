@@ -18,8 +18,17 @@ from prep.cache.records import RowRef
 from prep.fs.blob import blob_at, read_blob
 from prep.fs.paths import resolve
 from prep.fs.place import Place, is_directory
-from prep.geometry import Placement, Size
-from prep.manifest.tables import BATCH_ROWS, DIGEST, SAMPLES, TEXT, VIEW
+from prep.geometry import BucketShape, Placement, Size
+from prep.manifest.tables import (
+    BATCH_ROWS,
+    DIGEST,
+    REFERENCE,
+    SAMPLES,
+    SAMPLES_WITH_REFERENCES,
+    TEXT,
+    VIEW,
+    samples_schema,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +49,17 @@ class SampleColumns:
     views: Mapping[str, Column]  # scaled_width … mask_row; -1: no row
     text_offsets: Column
     texts: Mapping[str, Column]  # weight, shard, row
+    reference_offsets: Column  # of the references of all views of a sample, one view after the other
+    references: Mapping[str, Column]  # width, height, scaled_width … latent_row
 
     def __len__(self) -> int:
         return len(self.bucket)
+
+    @property
+    def shard_columns(self) -> list[Column]:
+        """The numbers of the shards that samples need, -1 for none."""
+        return [columns[name] for columns in (self.views, self.texts, self.references) for name in columns
+                if name.endswith("shard")]
 
     @property
     def masked(self) -> int:
@@ -88,9 +105,25 @@ class SampleColumns:
 
     def placement(self, view: int, bucket: Size) -> Placement:
         """How a view of a sample is scaled, cropped and mirrored into its bucket."""
-        width, height, left, top = (int(self.views[name][view])
-                                    for name in ("scaled_width", "scaled_height", "crop_x", "crop_y"))
-        return Placement(scaled=(width, height), crop=(left, top), bucket=bucket, flip=bool(self.views["flip"][view]))
+        return _placement(self.views, view, bucket)
+
+    def reference_placement(self, reference: int, size: Size) -> Placement:
+        """How a reference is scaled, cropped and mirrored to its size."""
+        return _placement(self.references, reference, size)
+
+    def references_of(self, sample: int, view: int) -> range:
+        """The references of a view of a sample, as numbers in the columns of `references`."""
+        first, past = (int(self.reference_offsets[sample + at]) for at in (0, 1))
+        views = range(int(self.view_offsets[sample]), int(self.view_offsets[sample + 1]))
+        count = (past - first) // len(views)
+        start = first + (view - views.start) * count
+        return range(start, start + count)
+
+
+def _placement(columns: Mapping[str, Column], number: int, bucket: Size) -> Placement:
+    width, height, left, top = (int(columns[name][number])
+                                for name in ("scaled_width", "scaled_height", "crop_x", "crop_y"))
+    return Placement(scaled=(width, height), crop=(left, top), bucket=bucket, flip=bool(columns["flip"][number]))
 
 
 def in_table_order(samples: Iterable[Sample]) -> list[Sample]:
@@ -100,16 +133,14 @@ def in_table_order(samples: Iterable[Sample]) -> list[Sample]:
     return ordered
 
 
-def build_samples(
-    samples: Iterable[Sample], buckets: Sequence[Size], refs: Mapping[str, RowRef], shard_index: Mapping[str, int],
-    coverage: Mapping[str, float],
-) -> pa.Table:
+def build_samples(samples: Iterable[Sample], buckets: Sequence[BucketShape], refs: Mapping[str, RowRef],
+                  shard_index: Mapping[str, int], coverage: Mapping[str, float]) -> pa.Table:
     """The SAMPLES table: `refs` has the place of every key, `shard_index` a digest's row in SHARDS.
 
     `coverage` has the mean of each mask by sample id; samples without a mask are not in it. Built column by column:
     100,000 samples take 0.6 s, from Python dicts 2.5 s.
     """
-    numbers = {bucket: number for number, bucket in enumerate(buckets)}
+    numbers, schema = {bucket: number for number, bucket in enumerate(buckets)}, samples_schema(buckets)
     ordered = iter(in_table_order(samples))
     batches = []
     while block := list(islice(ordered, BATCH_ROWS)):
@@ -117,28 +148,30 @@ def build_samples(
             "id": _digests(sample.id for sample in block), "picture": _digests(sample.picture for sample in block),
             "name": [sample.name for sample in block], "role": [sample.role for sample in block],
             "width": [sample.size[0] for sample in block], "height": [sample.size[1] for sample in block],
-            "bucket": [numbers[sample.bucket] for sample in block],
+            "bucket": [numbers[sample.shape] for sample in block],
             "coverage": [coverage.get(sample.id) for sample in block],
             **{name: list(map(attrgetter(name), block)) for name in ("source", "repeats", "weight")},
             "views": _views(block, refs, shard_index), "texts": _texts(block, refs, shard_index),
         }
-        batches.append(pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in SAMPLES],
-                                                  schema=SAMPLES))
-    return pa.Table.from_batches(batches, schema=SAMPLES)
+        if schema is not SAMPLES:
+            columns["references"] = _references(block, refs, shard_index)
+        batches.append(pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in schema],
+                                                  schema=schema))
+    return pa.Table.from_batches(batches, schema=schema)
 
 
 def renumber_shards(table: pa.Table, numbers: Column) -> pa.Table:
     """The SAMPLES table with other shard numbers: `numbers` has the new number of each old one."""
     batches = []
     for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-        columns = [_renumbered(column, field.type, numbers) if field.name in ("views", "texts") else column
-                   for column, field in zip(batch.columns, SAMPLES, strict=True)]
-        batches.append(pa.RecordBatch.from_arrays(columns, schema=SAMPLES))
-    return pa.Table.from_batches(batches, schema=SAMPLES)
+        columns = [_renumbered(column, field.type, numbers) if pa.types.is_list(field.type) else column
+                   for column, field in zip(batch.columns, table.schema, strict=True)]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=table.schema))
+    return pa.Table.from_batches(batches, schema=table.schema)
 
 
 def _renumbered(column: pa.Array, kind: pa.ListType, numbers: Column) -> pa.Array:
-    """A column of views or texts, with other shard numbers; -1 remains."""
+    """A column of views, texts or references, with other shard numbers; -1 remains."""
     flat = pc.list_flatten(column)
     fields = {field.name: pc.struct_field(flat, field.name) for field in kind.value_type}
     for name in fields:
@@ -150,15 +183,26 @@ def _renumbered(column: pa.Array, kind: pa.ListType, numbers: Column) -> pa.Arra
 
 def _views(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
     views = [view for sample in block for view in sample.views]
-    placements = [view.placement for view in views]
     latents = _places([view.latent for view in views], refs, shard_index)
     masks = _places([view.mask for view in views], refs, shard_index)
-    columns: list[Any] = [[placement.scaled[0] for placement in placements],
-                          [placement.scaled[1] for placement in placements],
-                          [placement.crop[0] for placement in placements],
-                          [placement.crop[1] for placement in placements],
-                          [placement.flip for placement in placements], *latents, *masks]
+    columns = [*_placements([view.placement for view in views]), *latents, *masks]
     return _lists([len(sample.views) for sample in block], columns, SAMPLES.field("views").type)
+
+
+def _references(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
+    each = [reference for sample in block for view in sample.views for reference in view.references]
+    columns: list[Any] = [[reference.name for reference in each], _digests(reference.picture for reference in each),
+                          [reference.size[0] for reference in each], [reference.size[1] for reference in each],
+                          *_placements([reference.placement for reference in each]),
+                          *_places([reference.latent for reference in each], refs, shard_index)]
+    return _lists([sum(len(view.references) for view in sample.views) for sample in block], columns,
+                  SAMPLES_WITH_REFERENCES.field("references").type)
+
+
+def _placements(placements: Sequence[Placement]) -> list[Any]:
+    return [[placement.scaled[0] for placement in placements], [placement.scaled[1] for placement in placements],
+            [placement.crop[0] for placement in placements], [placement.crop[1] for placement in placements],
+            [placement.flip for placement in placements]]
 
 
 def _texts(block: Sequence[Sample], refs: Mapping[str, RowRef], shard_index: Mapping[str, int]) -> pa.Array:
@@ -198,6 +242,11 @@ def open_samples(table: pa.Table) -> SampleColumns:
     """The columns of a SAMPLES table. Numbers are copied once (122 bytes per sample); strings stay memory-mapped."""
     views, view_offsets = _flat(table["views"], VIEW)
     texts, text_offsets = _flat(table["texts"], {name: kind for name, kind in TEXT.items() if name != "caption"})
+    numbers = {name: kind for name, kind in REFERENCE.items() if name not in ("name", "picture")}
+    references: Mapping[str, Column] = {name: np.empty(0, np.int32) for name in numbers}
+    reference_offsets: Column = np.broadcast_to(np.int64(0), len(table) + 1)
+    if "references" in table.column_names:
+        references, reference_offsets = _flat(table["references"], numbers)
     roles = pc.index_in(table["role"], value_set=pa.array(ROLES))
     ids = [np.frombuffer(chunk.buffers()[1], np.uint8, 32 * len(chunk), 32 * chunk.offset).reshape(-1, 32)
            for chunk in table["id"].chunks if len(chunk)]
@@ -207,6 +256,7 @@ def open_samples(table: pa.Table) -> SampleColumns:
         coverage=_numbers(pc.fill_null(table["coverage"], float("nan"))),
         **{name: _numbers(table[name]) for name in ("source", "width", "height", "bucket", "repeats", "weight")},
         view_offsets=view_offsets, views=views, text_offsets=text_offsets, texts=texts,
+        reference_offsets=reference_offsets, references=references,
     )
 
 
@@ -228,6 +278,18 @@ class View:
     placement: Placement
     latent: str
     mask: str | None  # None: all ones
+    references: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """A picture that is a condition of a view, as it is placed, and the key of its row."""
+
+    name: str  # of its file, for people
+    picture: str
+    size: Size
+    placement: Placement
+    latent: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,3 +316,17 @@ class Sample:
     texts: tuple[Text, ...]
     repeats: int = 1
     weight: float = 1.0  # of its loss
+
+    def keys(self, field: str) -> list[str]:
+        """The keys of its rows of a field."""
+        if field == "text":
+            return [text.key for text in self.texts]
+        if field == "mask":
+            return [view.mask for view in self.views if view.mask is not None]
+        return [key for view in self.views
+                for key in (view.latent, *(reference.latent for reference in view.references))]
+
+    @property
+    def shape(self) -> BucketShape:
+        """The shape of its bucket: all its views have references of the same sizes."""
+        return self.bucket, tuple(reference.placement.bucket for reference in self.views[0].references)

@@ -39,6 +39,7 @@ KEYS = ("format", "version", "cache", "model", "family", "latents", "prediction"
 MOST_BUCKETS = 4096
 MOST_DEEP = 100  # directories on the way to a cache: deeper ones are made, and then few programs can remove them
 MOST_SIDE = 1 << 17  # pixels of a bucket's side
+MOST_REFERENCES = 64  # of a sample
 MOST_AREA = 1 << 29  # pixels of a bucket: twice the square of the largest resolution
 PROMPT_NUMBERS = {"width": (8, 8192), "height": (8, 8192), "seed": (0, (1 << 53) - 1), "steps": (1, 1000)}
 PROMPT_GUIDANCE = (1, 100)
@@ -201,8 +202,8 @@ def _check_buckets(document: Mapping[str, Any], factor: int) -> None:
     buckets = list_of(document["buckets"], lambda value, where: _bucket(value, where, factor), "buckets")
     if len(buckets) > MOST_BUCKETS:
         raise Unparsed(f"buckets has {len(buckets)} members, expected at most {MOST_BUCKETS}")
-    sizes = [tuple(bucket["size"]) for bucket in buckets]
-    if len(set(sizes)) != len(sizes):
+    shapes = [(*bucket["size"], *map(tuple, bucket.get("references", ()))) for bucket in buckets]
+    if len(set(shapes)) != len(shapes):
         raise Unparsed("buckets has a size twice, expected distinct sizes")
     _check_counts(document["samples"], "samples", ROLES)
     for role in ROLES:
@@ -213,15 +214,23 @@ def _check_buckets(document: Mapping[str, Any], factor: int) -> None:
 
 def _bucket(value: Any, where: str, factor: int) -> dict[str, Any]:
     table = expect(value, dict, where)
-    _check_counts(table, where, ("size", *ROLES))
-    size = list_of(table["size"], count, f"{where}.size")
+    _check_counts({name: each for name, each in table.items() if name != "references"}, where, ("size", *ROLES))
+    _check_size(table["size"], f"{where}.size", factor)
+    if "references" in table:
+        references = list_of(table["references"], lambda size, at: _check_size(size, at, factor), f"{where}.references")
+        if not 0 < len(references) <= MOST_REFERENCES:
+            raise Unparsed(f"{where}.references has {len(references)} sizes, expected 1 to {MOST_REFERENCES}")
+    return table
+
+
+def _check_size(value: Any, where: str, factor: int) -> None:
+    size = list_of(value, count, where)
     if len(size) != 2:
-        raise Unparsed(f"{where}.size is {brief(size)}, expected width and height")
+        raise Unparsed(f"{where} is {brief(size)}, expected width and height")
     for side in size:
         if side % factor or not factor <= side <= MOST_SIDE or size[0] * size[1] > MOST_AREA:
-            raise Unparsed(f"{where}.size is {size}, expected multiples of {factor}, at most {MOST_SIDE}, with "
+            raise Unparsed(f"{where} is {size}, expected multiples of {factor}, at most {MOST_SIDE}, with "
                            f"an area of at most {MOST_AREA}")
-    return table
 
 
 def _check_counts(value: Any, where: str, keys: tuple[str, ...]) -> None:

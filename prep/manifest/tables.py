@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.tree import file_digest
 from prep.fs.untrusted import open_regular, size_regular
+from prep.geometry import BucketShape
 from prep.parse import Unparsed
 
 BATCH_ROWS = 1 << 16
@@ -54,12 +56,22 @@ SAMPLES = _schema(
     coverage=pa.float32(),  # mean of the mask, 0 to 1; null: no mask
     views=_records(**VIEW), texts=_records(**TEXT),
 )
+# Of a data set in which a sample has reference pictures: those of each view in turn, in their order, as many for each.
+REFERENCE = {"name": pa.string(), "picture": DIGEST, "width": INT, "height": INT} | {
+    name: VIEW[name] for name in ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip", "latent_shard",
+                                  "latent_row")}
+SAMPLES_WITH_REFERENCES = SAMPLES.append(pa.field("references", _records(**REFERENCE), nullable=False))
 SHARDS = _schema(
     digest=DIGEST, field=pa.string(), rows=INT, bytes=pa.int64(),
     shapes=pa.string(),  # canonical JSON {"latent": [4, 64, 64]}
     dtypes=pa.string(),  # canonical JSON {"latent": "bfloat16"}
 )
 FINDINGS = _schema(path=pa.string(), code=pa.string(), severity=pa.string(), detail=pa.string())
+
+
+def samples_schema(shapes: Iterable[BucketShape]) -> pa.Schema:
+    """The schema of the SAMPLES table of a data set with buckets of these shapes."""
+    return SAMPLES_WITH_REFERENCES if any(references for _, references in shapes) else SAMPLES
 
 
 def write_table(cache: Cache, table: pa.Table) -> str:

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from prep.cache.records import RowRef
 from prep.findings import Finding
-from prep.geometry import Size
+from prep.geometry import BucketShape
 from prep.manifest.describe import describe_columns
 from prep.manifest.samples import Sample, SampleColumns, build_samples, open_samples
-from prep.manifest.tables import FINDINGS, SAMPLES
+from prep.manifest.tables import FINDINGS
 
 NO_KEY = ""  # of a row that is in no cache
 _NOWHERE = {NO_KEY: RowRef(shard="", row=-1)}
@@ -26,12 +26,12 @@ class Unencoded:
 
     samples: SampleColumns
     findings_table: pa.Table
-    buckets: tuple[Size, ...]
+    shapes: tuple[BucketShape, ...]  # of the buckets
     prefixes: tuple[str, ...] = ("",)  # of the names of each source's pictures in findings
 
     def describe(self, number: int) -> dict[str, Any]:
         """One sample as a document, its rows `None`; the mask of a view is {} if there is one."""
-        row = describe_columns(self.samples, self.buckets, number, lambda _shard, _row: None)
+        row = describe_columns(self.samples, self.shapes, number, lambda _shard, _row: None)
         if row["coverage"] is not None:
             row["views"] = [{**view, "mask": {}} for view in row["views"]]
         return row
@@ -42,7 +42,7 @@ class Unencoded:
 
         `findings` replace those about `paths`. Only the batches of these samples are copied.
         """
-        rows = {number: _table([sample], self.buckets, coverage) for number, sample in samples.items()}
+        rows = {number: _table([sample], self.shapes, coverage) for number, sample in samples.items()}
         batches: list[pa.RecordBatch] = []
         first = 0
         for batch in self.samples.table.to_batches():
@@ -55,18 +55,19 @@ class Unencoded:
             first += len(batch)
         others = pc.invert(pc.is_in(self.findings_table["path"], pa.array(paths, pa.string())))
         table = pa.concat_tables([self.findings_table.filter(others), _findings(findings)]).combine_chunks()
-        return replace(self, samples=open_samples(pa.Table.from_batches(batches, schema=SAMPLES)), findings_table=table)
+        return replace(self, findings_table=table,
+                       samples=open_samples(pa.Table.from_batches(batches, schema=self.samples.table.schema)))
 
 
-def unencoded(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping[str, float],
+def unencoded(samples: Iterable[Sample], shapes: Sequence[BucketShape], coverage: Mapping[str, float],
               findings: Iterable[Finding], prefixes: Sequence[str] = ("",)) -> Unencoded:
     """The tables of samples whose keys are all `NO_KEY`, and of findings; `coverage` as for `build_samples`."""
-    return Unencoded(samples=open_samples(_table(samples, buckets, coverage)), buckets=tuple(buckets),
+    return Unencoded(samples=open_samples(_table(samples, shapes, coverage)), shapes=tuple(shapes),
                      findings_table=_findings(findings), prefixes=tuple(prefixes))
 
 
-def _table(samples: Iterable[Sample], buckets: Sequence[Size], coverage: Mapping[str, float]) -> pa.Table:
-    return build_samples(samples, buckets, _NOWHERE, {"": -1}, coverage)
+def _table(samples: Iterable[Sample], shapes: Sequence[BucketShape], coverage: Mapping[str, float]) -> pa.Table:
+    return build_samples(samples, shapes, _NOWHERE, {"": -1}, coverage)
 
 
 def _findings(findings: Iterable[Finding]) -> pa.Table:

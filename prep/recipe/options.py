@@ -96,6 +96,8 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="image.min_bucket", flag="--min-bucket"),
     RecipeOption(key="image.upscale", flag="--upscale", parse=_upscale),
     RecipeOption(key="image.alpha", flag="--alpha"),
+    RecipeOption(key="image.reference_fit", flag="--reference-fit"),
+    RecipeOption(key="image.reference_resolution", flag="--reference-resolution"),
     RecipeOption(key="caption.missing", flag="--missing-caption"),
     RecipeOption(key="mask", flag="--mask"),
     RecipeOption(key="edits", flag="--edits", more=", or none"),

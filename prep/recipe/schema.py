@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from prep.batching.split import ROLES, Role
+from prep.buckets.references import FITS
 from prep.buckets.sizes import MOST_RESOLUTION, MOST_SIDE
 from prep.buckets.views import FLIPS
 from prep.captions.options import CaptionOptions
@@ -95,6 +96,12 @@ class ImageOptions:
                          help="color that replaces transparency, or reject")
     min_bucket: int = setting(1, low=1, high=1 << 30,
                               help="merge buckets with fewer pictures than this into their nearest neighbor")
+    reference_fit: str = setting("family", choices=FITS, help="how reference pictures are scaled: as the family's "
+                                 "pipeline does, each at its own size; to the bucket and crop of their picture; or not "
+                                 "at all (exact: cut to whole steps)")
+    reference_resolution: int = setting(0, high=MOST_RESOLUTION, help="side of the square whose area larger reference "
+                                        "pictures are scaled down to, with reference_fit family",
+                                        derived="the family's")
 
     @property
     def resolutions(self) -> tuple[int, ...]:

@@ -309,6 +309,11 @@ class Config:
         "common, too")
     caption_dropout: float = setting(0.0, low=0, high=1,
                                      help="probability that a caption is replaced by the unconditional row")
+    reference_dropout: float = setting(0.0, low=0, high=1,
+                                       help="probability that a picture is shown without any of its references: the "
+                                       "model then still works without")
+    each_reference_dropout: float = setting(0.0, low=0, high=1,
+                                            help="probability, for each reference, that a picture is shown without it")
     quantization: Quantization = setting("none", choices=get_args(Quantization),
                                          help="keep the frozen weights of a LoRA's base in 8 bits (float8 with a scale "
                                          "for each row) or 4 (NF4, Dettmers et al. 2023; needs the extra bnb): larger "

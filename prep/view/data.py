@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from prep.batching.split import ROLES
 from prep.formatting import format_bytes, shell_name
 from prep.fs.place import Place
-from prep.geometry import Size
+from prep.geometry import BucketShape
 from prep.manifest.describe import Keys, describe
 from prep.manifest.opened import OpenedManifest
 from prep.manifest.select import Selector
@@ -24,7 +24,7 @@ class Data:
     kind: str  # above the title: Manifest, Source
     name: str
     selector: Selector
-    buckets: Sequence[Size]
+    shapes: Sequence[BucketShape]  # of the buckets
     sources: Sequence[Place | None]
     roles: Mapping[str, int]  # samples of each role
     crowds: Sequence[int]  # samples in each bucket
@@ -51,7 +51,7 @@ def data_of(opened: OpenedManifest) -> Data:
     selector = Selector(opened)
     selector.prepare()
     _ = selector.codes  # a damaged table of findings is an error before the first page
-    return Data(kind="Manifest", name=manifest.path.name, selector=selector, buckets=manifest.buckets,
+    return Data(kind="Manifest", name=manifest.path.name, selector=selector, shapes=manifest.shapes,
                 sources=manifest.sources, roles=document["samples"], rejected=document["rejected"],
                 crowds=[sum(bucket[role] for role in ROLES) for bucket in document["buckets"]],
                 facts=[*manifest_facts(opened), *_fields(opened)],

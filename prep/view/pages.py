@@ -11,7 +11,7 @@ import numpy as np
 
 from prep.batching.split import ROLES
 from prep.findings import CODES
-from prep.formatting import format_size
+from prep.formatting import format_bucket, format_size
 from prep.fs.place import Place
 from prep.manifest.select import SORTS, Query
 from prep.pages.layout import render
@@ -46,19 +46,19 @@ def list_page(site: Site, query: Query, page: int) -> str:
     pages = max(1, -(-len(selected) // CARDS))
     page = min(page, pages - 1)
     shown = selected[page * CARDS:(page + 1) * CARDS].tolist()
-    query_string = address(query, data.buckets)
+    query_string = address(query, data.shapes)
     return site.render(
         "list.html", query=query, given=query_string, edit_token=site.edit_token,
         queried=query_fields(query_string), wording=None, filtered=query != Query(text=query.text),
         orders={name: words for name, words in ORDERS.items() if hard is not None or name != "loss"},
         roles=[role for role in ROLES if data.roles[role]],
-        buckets=[(format_size(size), count) for size, count in zip(data.buckets, data.crowds, strict=True)],
+        buckets=[(format_bucket(shape), count) for shape, count in zip(data.shapes, data.crowds, strict=True)],
         sources=[_source(path) for path in data.sources], facts=data.facts, total=len(data.selector.samples),
         count=len(selected), first=page * CARDS + 1, cards=with_form(site, {
             number: card_of(site, data, number, query=query_string, facts=loss_of(hard, number)) for number in shown}),
         low=_percent(query.low), high=_percent(query.high), samples=data.roles, rejected=data.rejected,
         notes=data.notes, next=data.next,
-        pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.buckets, page=other + 1)}"))
+        pager=pager_of(page, pages, lambda other: f"{site.base}/{address(query, data.shapes, page=other + 1)}"))
 
 
 def sample_page(site: Site, number: int, query: Query) -> str:
@@ -66,8 +66,8 @@ def sample_page(site: Site, number: int, query: Query) -> str:
     hard, data = site.hardness(), site.data
     row, selected = data.describe(number), data.selector.select(query)
     places = np.flatnonzero(selected == number)
-    query_string, at = address(query, data.buckets), int(places[0]) if len(places) else None
-    back = address(query, data.buckets, page=1 + (at or 0) // CARDS)
+    query_string, at = address(query, data.shapes), int(places[0]) if len(places) else None
+    back = address(query, data.shapes, page=1 + (at or 0) // CARDS)
     weights = sum(text["weight"] for text in row["texts"])
     return site.render(
         "sample.html", number=number, row=row, at=at, count=len(selected), back=f"{site.base}/{back}",

@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 from prep.batching.split import ROLES
 from prep.findings import CODES
-from prep.formatting import format_size
-from prep.geometry import Size
+from prep.formatting import format_bucket
+from prep.geometry import BucketShape
 from prep.manifest.select import SORTS, Query
 from prep.parse import Unparsed, brief, one_of
 
@@ -24,7 +24,7 @@ _PERCENT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _RATIO = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 
-def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[Size], sources: int) -> Query:
+def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[BucketShape], sources: int) -> Query:
     """The query of (name, value) pairs; empty values and `page` say nothing. Raises `Unparsed`."""
     values: dict[str, str] = {}
     for name, value in parameters:
@@ -45,11 +45,11 @@ def query_of(parameters: Iterable[tuple[str, str]], buckets: Sequence[Size], sou
         descending=_word(values, "order", ("up", "down")) == "down")
 
 
-def address(query: Query, buckets: Sequence[Size], *, page: int = 1) -> str:
+def address(query: Query, buckets: Sequence[BucketShape], *, page: int = 1) -> str:
     """The query string of a query, with its `?`; "" for all samples by name. `query_of` reads it back."""
     values: dict[str, str | int | None] = {
         "q": query.text, "split": query.role, "source": query.source,
-        "bucket": None if query.bucket is None else format_size(buckets[query.bucket]), "finding": query.finding,
+        "bucket": None if query.bucket is None else format_bucket(buckets[query.bucket]), "finding": query.finding,
         "mask": {None: "", True: "yes", False: "no"}[query.masked], "from": _spelled(query.low),
         "to": _spelled(query.high), "loss": "" if query.hard is None else f"{query.hard:.3f}".rstrip("0").rstrip("."),
         "sort": query.sort if query.sort != SORTS[0] else "",
@@ -73,8 +73,8 @@ def _source(text: str, sources: int) -> int:
     return number_of(text, "source", sources - 1)
 
 
-def _bucket(text: str, buckets: Sequence[Size]) -> int:
-    names = [format_size(size) for size in buckets]
+def _bucket(text: str, buckets: Sequence[BucketShape]) -> int:
+    names = [format_bucket(shape) for shape in buckets]
     return names.index(one_of(text, names, "bucket"))
 
 

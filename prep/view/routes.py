@@ -76,7 +76,7 @@ def _sample(site: Site, request: Request) -> Response:
 
 def query_in(site: Site, request: Request) -> Query:
     data = site.data
-    return query_of(request.query_params.multi_items(), data.buckets, len(data.sources))
+    return query_of(request.query_params.multi_items(), data.shapes, len(data.sources))
 
 
 def _findings(site: Site, request: Request) -> Response:

@@ -75,7 +75,7 @@ def card_of(site: Site, data: Data, number: int, *, query: str = "", facts: Sequ
     return sample_card(
         Shot(name=samples.name(number), address=f"{site.base}/thumbnail/{number}", lazy=True),
         role=ROLES[samples.role[number]], size=(int(samples.width[number]), int(samples.height[number])),
-        bucket=data.buckets[samples.bucket[number]], captions=samples.captions(number), most=1, letters=LETTERS,
+        bucket=data.shapes[samples.bucket[number]][0], captions=samples.captions(number), most=1, letters=LETTERS,
         coverage=None if np.isnan(coverage) else coverage, facts=facts, link=f"{site.base}/sample/{number}{query}")
 
 

@@ -175,8 +175,8 @@ def sealed(wanted: ResolvedRecipe, shard_bytes: int = SHARD_BYTES) -> Sealed:
     numbers = {facts.digest: number for number, facts in enumerate(shards)}
     refs = {key: RowRef(shard=task.key, row=row) for task in tasks for row, key in enumerate(task.rows)}
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
-    buckets = wanted.bucketing.buckets
-    rows = build_samples(samples, buckets, refs, numbers, coverage)
+    shapes = tuple(sorted({sample.shape for sample in samples}))
+    rows = build_samples(samples, shapes, refs, numbers, coverage)
     fields = {field: Field(context=context, arrays=wanted.specs.as_manifest(field),
                            rows=sum(one.rows for one in shards if one.field == field),
                            shards=sum(one.field == field for one in shards),
@@ -185,7 +185,8 @@ def sealed(wanted: ResolvedRecipe, shard_bytes: int = SHARD_BYTES) -> Sealed:
     number = min((one.rows, number) for number, one in enumerate(shards) if one.field == "text")[1]
     document = {"family": wanted.family, "tables": {}, "prompts": {"samples": [], "unconditional": {
         "shard": number, "row": 0}}}  # a text row like any other stands for that of no caption
-    manifest = Manifest(path=Path("manifest.json"), base=Path(), document=document, fields=fields, buckets=buckets)
+    manifest = Manifest(path=Path("manifest.json"), base=Path(), document=document, fields=fields, shapes=shapes,
+                        buckets=tuple(size for size, _ in shapes))
     return Sealed(manifest=manifest, samples=open_samples(rows), shards=shards,
                   tables=table_bytes(rows) + table_bytes(table))
 

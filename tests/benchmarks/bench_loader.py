@@ -24,7 +24,7 @@ from results import emit, parser_of, table
 from prep.batching.plan import step_plan
 from prep.demo.tiny_model import build_random
 from prep.loader.batches import Batch, batches
-from prep.loader.draws import training
+from prep.loader.draws import Dropout, training
 from prep.loader.index import Index, open_index
 from prep.loader.rows import Rows
 
@@ -49,7 +49,8 @@ def made(root: Path, side: int, tokens: int, width: int, count: int) -> Index:
 
 def feed(index: Index, batch: int, steps: int) -> Iterator[Iterator[Batch]]:
     plan = step_plan(index.counts, seed=0, batch_size=batch, micro_batch=batch)
-    return batches(Rows(index), training(index, plan, 0, steps, dropout=0.1, timesteps=1000), masked=True, pinned=False)
+    requests = training(index, plan, 0, steps, dropout=Dropout(caption=0.1), timesteps=1000)
+    return batches(Rows(index), requests, masked=True, pinned=False)
 
 
 def stepping(index: Index, batch: int, steps: int) -> tuple[float, float]:

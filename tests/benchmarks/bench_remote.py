@@ -44,7 +44,7 @@ from prep.demo.tiny_model import build_random
 from prep.fs.remote.bucket import Bucket
 from prep.fs.remote.client import open_store
 from prep.loader.batches import batches
-from prep.loader.draws import training
+from prep.loader.draws import Dropout, training
 from prep.loader.index import open_index
 from prep.loader.noise import PLAIN, Noise
 from prep.loader.prefetch import JOBS
@@ -129,7 +129,7 @@ def epoch(manifest: Path, *, opening: bool = False, noise: Noise = PLAIN) -> flo
     index = open_index(read_manifest(manifest))
     begun = begun if opening else time.perf_counter()
     plan = step_plan(index.counts, seed=0, batch_size=BATCH, micro_batch=BATCH)
-    requests = training(index, plan, 0, plan.steps_per_epoch, dropout=0.1, timesteps=1000, noise=noise)
+    requests = training(index, plan, 0, plan.steps_per_epoch, dropout=Dropout(caption=0.1), timesteps=1000, noise=noise)
     with batches(Rows(index), requests, masked=True, pinned=False) as feed:
         for _ in feed:
             pass
@@ -140,7 +140,7 @@ def samples_of(manifest: Path) -> Iterator[dict[str, bytes]]:
     """Each sample's stored bytes, by array."""
     index = open_index(read_manifest(manifest))
     plan = step_plan(index.counts, seed=0, batch_size=BATCH, micro_batch=BATCH)
-    requests = training(index, plan, 0, plan.steps_per_epoch, dropout=0.0, timesteps=1000)
+    requests = training(index, plan, 0, plan.steps_per_epoch, timesteps=1000)
     with batches(Rows(index), requests, masked=True, pinned=False) as feed:
         for batch in feed:
             masks = {} if batch.mask_B1hw is None else {"mask": batch.mask_B1hw}

@@ -116,7 +116,7 @@ def first_batch(index: Index) -> object:
     from prep.loader.rows import Rows
 
     plan = step_plan(index.counts, seed=0, batch_size=BATCH)
-    requests = training(index, plan, 0, 1, dropout=0.0, timesteps=1000)
+    requests = training(index, plan, 0, 1, timesteps=1000)
     with batches(Rows(index), requests, masked=True, pinned=False) as made:
         return index, [len(batch.draws) for batch in made]
 

@@ -176,7 +176,7 @@ def ours(setup: Setup, run: Path, turns: Turns, sides: Mapping[str, Iterator[Non
 
 def resident(setup: Setup, device: torch.device) -> list[Batch]:
     """The batches of all steps, in the device's memory."""
-    asked = draws.training(setup.index, setup.plan, 0, setup.steps, dropout=0.0, timesteps=1000)
+    asked = draws.training(setup.index, setup.plan, 0, setup.steps, timesteps=1000)
     with batches(Rows(setup.index), asked, masked=False, pinned=False) as feed:
         return [replace(batch, latent_BChw=batch.latent_BChw.clone().to(device),
                         noise_BChw=batch.noise_BChw.clone().to(device),

@@ -240,7 +240,7 @@ def _sealing(wanted: ResolvedRecipe, samples: int) -> dict[str, Any]:
     many = many_like(wanted, TRACED).targets
     refs = {key: RowRef(shard=key, row=0) for key in many.keys()}  # noqa: SIM118  # a method that sorts
     begun = time.process_time()
-    table = build_samples(many.samples, sorted({one.bucket for one in many.samples}), refs,
+    table = build_samples(many.samples, sorted({one.shape for one in many.samples}), refs,
                           dict.fromkeys(refs, 0), {})
     times = samples / len(many.samples)
     return {"sealing": (time.process_time() - begun) * times, "table": round(table.nbytes * times)}

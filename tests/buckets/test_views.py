@@ -208,7 +208,7 @@ def test_train_draws_every_view_with_its_own_mask(encode, tmp_path):
     index = open_index(read_manifest(tmp_path / "m.json"))
     rows = Rows(index)
     plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=4)
-    shots = [shot for request in draws.training(index, plan, 0, 60, dropout=0.0, timesteps=1000)
+    shots = [shot for request in draws.training(index, plan, 0, 60, timesteps=1000)
              for shot in request.draws]
     assert {shot.view for shot in shots} == set(range(int(index.samples.view_offsets[-1])))
     places = rows.places(shots, masked=True)

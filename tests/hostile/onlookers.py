@@ -165,7 +165,8 @@ def _batches(index: Any) -> None:
     plan = step_plan(index.counts, seed=0, batch_size=4)
     rows = Rows(index)
     masked = "mask" in index.manifest.fields
-    requests = draws.training(index, plan, 0, 2 if plan.steps_per_epoch else 0, dropout=0.3, timesteps=1000)
+    requests = draws.training(index, plan, 0, 2 if plan.steps_per_epoch else 0, timesteps=1000,
+                              dropout=draws.Dropout(caption=0.3))
     with batches(rows, islice(requests, 4), masked=masked, pinned=False) as made:
         for batch in made:
             (bucket,) = {int(index.samples.bucket[shot.sample]) for shot in batch.draws}

@@ -16,6 +16,8 @@ from prep.loader.draws import NO_TEXT, spread, training, trial, validation
 from prep.loader.index import open_index
 from prep.manifest.shards import ShardFacts
 
+DROPS = draws.Dropout(caption=0.3)
+
 
 def requests(index, first=0, total=6, *, seed=0, dropout=0.0, batch=4, micro=2):
     plan = step_plan(index.counts, seed=seed, batch_size=batch, micro_batch=micro)
@@ -69,10 +71,10 @@ def test_forward_passes_of_a_step_are_counted(make):
     index = open_index(make().manifest)
     plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
     for most in (None, 1, 3):
-        found = list(draws.training(index, plan, 0, 4, dropout=0.0, timesteps=1000, most=most))
-        assert len(found) == sum(draws.passes(plan, step, most=most) for step in range(4))
+        found = list(draws.training(index, plan, 0, 4, timesteps=1000, most=most))
+        assert len(found) == sum(draws.passes(index, plan, step, most=most) for step in range(4))
         assert all(request.draws for request in found)
-    assert [draws.passes(plan, step) for step in range(4)] == [len(plan.at(step)) for step in range(4)]
+    assert [draws.passes(index, plan, step) for step in range(4)] == [len(plan.at(step)) for step in range(4)]
 
 
 @pytest.mark.parametrize("shuffle", ["global", "partitioned"])
@@ -82,13 +84,13 @@ def test_ranks_divide_the_shots_of_every_step(make, world, shuffle):
     index = open_index(make(repeats=3).manifest)
     plan = step_plan(index.counts, seed=5, batch_size=6, micro_batch=3, shuffle=shuffle)
     for step in range(2 * plan.steps_per_epoch):
-        whole = [shot for request in draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000)
+        whole = [shot for request in draws.training(index, plan, step, step + 1, dropout=DROPS, timesteps=1000)
                  for shot in request.draws]
         parts = []
         for rank in range(world):
             share = draws.RankShare(rank=rank, world=world)
-            mine = list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2, share=share))
-            assert len(mine) == draws.passes(plan, step, most=2, share=share)
+            mine = list(draws.training(index, plan, step, step + 1, dropout=DROPS, timesteps=1000, most=2, share=share))
+            assert len(mine) == draws.passes(index, plan, step, most=2, share=share)
             parts.append([shot for request in mine for shot in request.draws])
         assert sorted(shot.noise for part in parts for shot in part) == sorted(shot.noise for shot in whole)
         assert {shot for part in parts for shot in part} == set(whole)
@@ -105,10 +107,10 @@ def test_level_shares_have_idle_passes_beside_their_own(make, world, shuffle):
         numbers = set()
         for rank in range(world):
             shares = [draws.RankShare(rank=rank, world=world, pad_ranks=level) for level in (False, True)]
-            own, level = (list(draws.training(index, plan, step, step + 1, dropout=0.3, timesteps=1000, most=2,
+            own, level = (list(draws.training(index, plan, step, step + 1, dropout=DROPS, timesteps=1000, most=2,
                                               share=share)) for share in shares)
             assert [request for request in level if not request.padding] == own
-            assert len(level) == draws.passes(plan, step, most=2, share=shares[1])
+            assert len(level) == draws.passes(index, plan, step, most=2, share=shares[1])
             numbers.add(tuple(request.bucket for request in level))
             idle += sum(request.padding for request in level)
         assert len(numbers) == 1
@@ -144,7 +146,7 @@ def test_a_trial_has_the_most_pixels_of_any_forward_pass(make):
         found = trial(index, plan, most)
         assert (found.bucket, len(found.draws)) == wanted
         assert {int(index.samples.bucket[shot.sample]) for shot in found.draws} == {found.bucket}
-        passes = training(index, plan, 0, 2 * plan.steps_per_epoch, dropout=0.0, timesteps=1000, most=most)
+        passes = training(index, plan, 0, 2 * plan.steps_per_epoch, timesteps=1000, most=most)
         sizes = [len(one.draws) * np.prod(index.manifest.buckets[one.bucket]) for one in passes]
         assert len(found.draws) * np.prod(index.manifest.buckets[found.bucket]) == max(sizes)
 
@@ -199,6 +201,6 @@ def test_rows_of_one_length_are_taken_in_their_order(make):
 def test_whether_a_step_has_several_passes_is_known(make, counts, batch, micro, most, world, underfill):
     index = open_index(make(counts=counts, validation=0).manifest)
     plan = step_plan(index.counts, seed=3, batch_size=batch, micro_batch=micro, underfill=underfill)
-    passes = [draws.passes(plan, step, most=most, share=draws.RankShare(rank=rank, world=world))
+    passes = [draws.passes(index, plan, step, most=most, share=draws.RankShare(rank=rank, world=world))
               for step in range(plan.steps_per_epoch) for rank in range(world)]
     assert draws.accumulates(plan, most, world) == (max(passes) > 1)

@@ -83,7 +83,7 @@ def noises(made, most, noise):
     """Target's and input's noise of every showing of two epochs, by sample and key."""
     index = open_index(made.manifest)
     plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=4)
-    requests = training(index, plan, 0, 4, dropout=0.0, timesteps=1000, noise=noise, most=most)
+    requests = training(index, plan, 0, 4, timesteps=1000, noise=noise, most=most)
     found = {}
     with batches(Rows(index), requests, masked=False, pinned=False) as feed:
         for batch in feed:

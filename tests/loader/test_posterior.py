@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prep.batching.plan import step_plan
 from prep.batching.rng import draw_key, philox
 from prep.loader.batches import batches, drawn_latents
-from prep.loader.draws import training, validation
+from prep.loader.draws import Dropout, training, validation
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
 
@@ -21,7 +21,7 @@ def shown(made, *, steps, seed=0, micro_batch=2, most=None, first=0):
     """Each showing of training, by sample and number: its draw, and its latent."""
     index = open_index(made.manifest)
     plan = step_plan(index.counts, seed=seed, batch_size=4, micro_batch=micro_batch)
-    requests = training(index, plan, first, steps, dropout=0.0, timesteps=1000, most=most)
+    requests = training(index, plan, first, steps, timesteps=1000, most=most)
     found = {}
     with batches(Rows(index), requests, masked=False, pinned=False) as feed:
         for batch in feed:
@@ -106,7 +106,8 @@ def test_everything_else_is_drawn_as_from_a_cache_of_means(make, tmp_path_factor
     def shots(made):
         index = open_index(made.manifest)
         plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=2)
-        return [shot for request in training(index, plan, 0, 6, dropout=0.3, timesteps=1000) for shot in request.draws]
+        requests = training(index, plan, 0, 6, dropout=Dropout(caption=0.3), timesteps=1000)
+        return [shot for request in requests for shot in request.draws]
 
     means, drawn = shots(build(tmp_path_factory.mktemp("means"), tiny_model)), shots(make(stds=True))
     assert [(one.sample, one.view, one.text, one.timestep, one.noise) for one in means] == [
@@ -137,7 +138,7 @@ def test_drawing_is_one_product_and_one_sum_each_rounded_once(seed, count, mean,
 def test_values_that_are_not_finite_are_found_in_deviations(make):
     rows = Rows(open_index(make(stds=True).manifest))
     plan = step_plan(rows.index.counts, seed=0, batch_size=4, micro_batch=2)
-    shots = next(training(rows.index, plan, 0, 1, dropout=0.0, timesteps=1000)).draws
+    shots = next(training(rows.index, plan, 0, 1, timesteps=1000)).draws
     assert rows.not_finite(shots) == []
     fill = rows.fill
 

@@ -22,7 +22,7 @@ def test_it_is_what_the_requests_of_its_ranks_name(make, setup_of, world, nodes,
         shards = {index.shards[unconditional].digest}
         for rank in range(node * world // nodes, (node + 1) * world // nodes):
             share = draws.RankShare(rank=rank, world=world)
-            for request in draws.training(index, plan, 0, plan.steps_per_epoch, dropout=0.0, timesteps=10, share=share):
+            for request in draws.training(index, plan, 0, plan.steps_per_epoch, timesteps=10, share=share):
                 shards |= Rows(index).shards_of(request, masked)
         wanted.append(sum(map(sizes.get, shards)))
     assert bytes_by_node(index, plan, world=world, nodes=nodes, masked=masked) == wanted

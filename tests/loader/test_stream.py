@@ -62,7 +62,7 @@ def test_a_batch_has_the_values_of_its_samples(make):
 def test_it_streams_what_train_run_does(make):
     made = make()
     index, ours = open_index(made.manifest), stream(made, seed=5, caption_dropout=0.5)
-    requests = draws.training(index, ours.plan, 0, 6, dropout=0.5, timesteps=1000, most=2)
+    requests = draws.training(index, ours.plan, 0, 6, dropout=draws.Dropout(caption=0.5), timesteps=1000, most=2)
     with batches(Rows(index), requests, masked=False, pinned=False) as feed:
         found = 0
         for batch, other in zip(ours, feed, strict=True):

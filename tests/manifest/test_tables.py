@@ -25,6 +25,7 @@ from prep.manifest.samples import Sample, Text, View, build_samples, open_sample
 SHARD = digest_bytes(b"latents")
 TEXTS = digest_bytes(b"texts")
 BUCKETS = [(64, 64), (96, 64)]
+SHAPES = [(size, ()) for size in BUCKETS]
 KEYS = [digest_bytes(bytes([number])) for number in range(6)]
 REFS = {key: RowRef(shard=SHARD if row < 4 else TEXTS, row=row) for row, key in enumerate(KEYS)}
 SHARDS = {SHARD: 0, TEXTS: 1}
@@ -52,7 +53,7 @@ def flipped() -> Sample:
 
 
 def build(*samples: Sample) -> pa.Table:
-    return build_samples(samples, BUCKETS, REFS, SHARDS, {flipped().id: 0.25})
+    return build_samples(samples, SHAPES, REFS, SHARDS, {flipped().id: 0.25})
 
 
 def test_samples_as_columns() -> None:
@@ -147,7 +148,7 @@ made_samples = st.builds(
 def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sample], data: st.DataObject) -> None:
     coverage = {one.id: data.draw(parts) for one in samples if data.draw(st.booleans())}
     with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.manifest.samples.BATCH_ROWS", 4):
-        quick = tables.write_table(cache, build_samples(samples, BUCKETS, REFS, SHARDS, coverage))
+        quick = tables.write_table(cache, build_samples(samples, SHAPES, REFS, SHARDS, coverage))
         assert quick == tables.write_table(cache, plainly(samples, coverage))
 
 
@@ -159,7 +160,7 @@ def test_the_cut_of_a_table_in_memory_does_not_matter(cache: Cache) -> None:
 
 def test_a_key_without_a_place_is_our_mistake() -> None:
     with pytest.raises(KeyError):
-        build_samples([sample(0)], BUCKETS, {}, SHARDS, {})
+        build_samples([sample(0)], SHAPES, {}, SHARDS, {})
 
 
 def test_shards_and_findings_are_sorted(cache: Cache) -> None:

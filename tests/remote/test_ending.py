@@ -213,7 +213,7 @@ def test_batches_that_are_not_wanted_any_more(make, setup_of, store, tmp_path, a
     index, setup = open_index(read_manifest(Bucket.parse(f"{store.url}/m.json"))), setup_of(made, batch_size=2)
     monkeypatch.setattr("prep.loader.batches.prefetched", lambda rows, requests, **_: requests)
     asked = away("/shards/")
-    requests = draws.training(index, setup.plan, 0, 4, dropout=0.0, timesteps=1000)
+    requests = draws.training(index, setup.plan, 0, 4, timesteps=1000)
     with batches(Rows(index), requests, masked=True, pinned=False):
         assert asked.wait(30)
 

@@ -143,7 +143,7 @@ def test_processes_of_one_computer_download_each_shard_once(made, store):
 
 def fed(index, steps, setup):
     """The latents of the first steps, through the reading thread."""
-    requests = draws.training(index, setup.plan, 0, steps, dropout=0.0, timesteps=1000)
+    requests = draws.training(index, setup.plan, 0, steps, timesteps=1000)
     with batches(Rows(index), requests, masked=True, pinned=False) as feed:
         return [(batch.latent_BChw.clone(), batch.mask_B1hw.clone()) for batch in feed]
 
@@ -159,7 +159,7 @@ def test_shards_come_in_the_order_of_the_plan(made, setup_of, index, store, monk
     here, there = fed(setup.index, 4, setup), fed(index, 4, setup)
     assert all((one == other).all() for first, second in zip(here, there, strict=True)
                for one, other in zip(first, second, strict=True))
-    first = next(draws.training(index, setup.plan, 0, 1, dropout=0.0, timesteps=1000))
+    first = next(draws.training(index, setup.plan, 0, 1, timesteps=1000))
     wanted = Rows(index).shards_of(first, masked=True)
     order = list(dict.fromkeys(path.split("/shards/")[1].split("/")[1] for _, path, _ in store.proxy.asked
                                if "/shards/" in path and path.endswith("key/zarr.json")))
@@ -170,7 +170,7 @@ def test_batches_that_are_not_wanted_any_more_are_not_waited_for(made, setup_of,
     """A store that hangs, and a Ctrl-C."""
     setup = setup_of(made, batch_size=2)
     store.proxy.rule = lambda method, path, before: "hang" if "/shards/" in path else ""
-    requests = draws.training(index, setup.plan, 0, 4, dropout=0.0, timesteps=1000)
+    requests = draws.training(index, setup.plan, 0, 4, timesteps=1000)
     with batches(Rows(index), requests, masked=True, pinned=False):
         assert store.proxy.hung.wait(20)
         begun = time.monotonic()
@@ -257,7 +257,7 @@ def test_processes_of_one_computer_share_the_room(made, setup_of, index, monkeyp
     asked = []
 
     def requests():
-        for request in draws.training(index, setup.plan, 0, 8, dropout=0.0, timesteps=1000):
+        for request in draws.training(index, setup.plan, 0, 8, timesteps=1000):
             asked.append(request)
             yield request
 

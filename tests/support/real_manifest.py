@@ -21,10 +21,10 @@ from prep.cache.store import Cache, open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
 from prep.fs.place import relative_name
-from prep.geometry import Placement
+from prep.geometry import BucketShape, Placement, Size
 from prep.keys import text_key, unconditional_key
-from prep.manifest.document import FORMAT, VERSION, Manifest, write_manifest
-from prep.manifest.samples import Sample, Text, View, build_samples
+from prep.manifest.document import FORMAT, VERSION, WITH_REFERENCES, Manifest, write_manifest
+from prep.manifest.samples import Reference, Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 from prep.models.fingerprint import text_fingerprint, vae_fingerprint
 from prep.recipe.prompts import parse_prompts
@@ -97,11 +97,11 @@ def key_of(*words: object) -> str:
 
 def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation: int = 2, masks: bool = True,
           repeats: int = 1, weight: float = 1.0, texts: int = 1, views: int = 1, prediction: str = "epsilon",
-          prompts: str | None = PROMPTS, stds: bool = False,
+          prompts: str | None = PROMPTS, stds: bool = False, references: Sequence[Size] = (),
           change: Callable[[dict[str, Any]], None] | None = None) -> Made:
     """The manifest root/m.json with `counts` training samples by bucket; every third sample has no mask.
 
-    With `stds`, latents have standard deviations.
+    With `stds`, latents have standard deviations. Samples with odd numbers have references of the sizes `references`.
     """
     rng = np.random.default_rng(0)
     cache = open_cache(root / "cache", create=True)
@@ -118,7 +118,9 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
                 here[latent] = exact(rng, (4, *cells))
                 if masks and number % 3 != 2:
                     masked[mask] = rng.integers(0, 256, (1, *cells), dtype=np.uint8)
+                own = [reference(size, bucket, number, view, place) for place, size in enumerate(references)]
                 placed.append(View(latent=latent, mask=mask if mask in masked else None,
+                                   references=tuple(own) if number % 2 else (),
                                    placement=Placement(scaled=bucket, crop=(0, 0), bucket=bucket)))
             words = [f"caption {text} of {number} in {bucket[0]}" for text in range(texts)]
             captions.update({text_key(word, CONTEXT): exact(rng, (TOKENS, WIDTH)) for word in words})
@@ -134,6 +136,13 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
         deviations.update(wide)
         latents.update(here)
         mask_rows.update(masked)
+    for size in dict.fromkeys(references):
+        keys = dict.fromkeys(each.latent for sample in samples for view in sample.views for each in view.references
+                             if each.size == size)
+        rows = {key: exact(rng, (4, size[1] // 8, size[0] // 8)) for key in keys}
+        shards.put("latent", "bfloat16", latent=rows,
+                   std={key: np.abs(row) for key, row in rows.items()} if stds else {})
+        latents.update(rows)
     asked = list(parse_prompts(prompts or ""))
     for words in [caption for one in asked for caption in (one.text, one.negative) if caption is not None]:
         captions[text_key(words, CONTEXT)] = exact(rng, (TOKENS, WIDTH))
@@ -145,6 +154,13 @@ def build(root: Path, model: Path, *, counts: Sequence[int] = (4, 3), validation
                 samples=sorted(samples, key=lambda sample: sample.id))
 
 
+def reference(size: Size, *where: object) -> Reference:
+    """A reference picture of this size, which is its bucket's too."""
+    return Reference(name=f"references/{'-'.join(map(str, where[1:]))}.png", picture=key_of("reference", size, *where),
+                     size=size, placement=Placement(scaled=size, crop=(0, 0), bucket=size),
+                     latent=key_of("reference latent", size, *where))
+
+
 def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], asked, prompts: str | None, *, masks: bool,
          stds: bool, prediction: str, change: Callable[[dict[str, Any]], None] | None) -> Manifest:
     """Tables, prompt file and document."""
@@ -154,6 +170,7 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
     def row(key: str) -> dict[str, int]:
         return {"shard": numbers[shards.refs[key].shard], "row": shards.refs[key].row}
 
+    shapes = sorted({*((size, ()) for size in BUCKETS), *(sample.shape for sample in samples)})
     unconditional = unconditional_key(CONTEXT)
     if prompts is not None:
         (root / "prompts.txt").write_text(prompts)
@@ -164,13 +181,14 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
     fields = {name: {"context": CONTEXT if name == "text" else {}, "arrays": arrays[name], "rows": 1, "shards": 1,
                      "bytes": 1} for name in arrays if masks or name != "mask"}
     document = {
-        "format": FORMAT, "version": VERSION, "cache": "cache", "family": "sd15",
+        "format": FORMAT, "version": WITH_REFERENCES if any(sizes for _, sizes in shapes) else VERSION,
+        "cache": "cache", "family": "sd15",
         "model": {"path": relative_name(model, root / "m.json")},
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.5", "shift_factor": "0.125"},
         "prediction": prediction, "models": {"vae": vae_fingerprint(model), "text": text_fingerprint(model)},
         "fields": fields, "sources": ["photos"], "recipe": None, "options": ["--model", {"path": "model"}],
         "rejected": 0,
-        "buckets": [{"size": list(size), **roles(samples, size)} for size in BUCKETS], "samples": roles(samples, None),
+        "buckets": [bucket_of(shape, samples) for shape in shapes], "samples": roles(samples, None),
         "prompts": {"file": None if prompts is None else "prompts.txt", "unconditional": row(unconditional),
                     "digest": None if prompts is None else digest_bytes(prompts.encode()),
                     "samples": [{"prompt": one.text, "negative": one.negative,
@@ -179,7 +197,7 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
                                                      text_key(one.negative, CONTEXT)),
                                  **({"settings": one.settings.as_document()} if one.settings.as_document() else {})}
                                 for one in asked]},
-        "tables": {"samples": write_table(shards.cache, build_samples(samples, BUCKETS, shards.refs, numbers, {})),
+        "tables": {"samples": write_table(shards.cache, build_samples(samples, shapes, shards.refs, numbers, {})),
                    "shards": write_table(shards.cache, table),
                    "findings": write_table(shards.cache, build_findings([]))},
     }
@@ -188,6 +206,11 @@ def seal(root: Path, model: Path, shards: Shards, samples: Sequence[Sample], ask
     return write_manifest(root / "m.json", document)
 
 
-def roles(samples: Sequence[Sample], size: tuple[int, int] | None) -> dict[str, int]:
-    return {role: sum(sample.role == role and size in (None, sample.bucket) for sample in samples)
+def bucket_of(shape: BucketShape, samples: Sequence[Sample]) -> dict[str, Any]:
+    return {"size": list(shape[0]), **({"references": [list(size) for size in shape[1]]} if shape[1] else {}),
+            **roles(samples, shape)}
+
+
+def roles(samples: Sequence[Sample], shape: BucketShape | None) -> dict[str, int]:
+    return {role: sum(sample.role == role and shape in (None, sample.shape) for sample in samples)
             for role in ("train", "validation", "prior")}

@@ -119,7 +119,8 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
         "prompts": {"file": None, "digest": None, "unconditional": place(nothing),
                     "samples": [{"prompt": "a prompt", "negative": None,
                                  "positive": place(text_key("a prompt", CONTEXT)), "negative_row": place(nothing)}]},
-        "tables": {"samples": write_table(cache, build_samples(samples, buckets, refs, numbers, coverage)),
+        "tables": {"samples": write_table(cache, build_samples(samples, [(size, ()) for size in buckets], refs, numbers,
+                                                               coverage)),
                    "shards": write_table(cache, shards), "findings": write_table(cache, build_findings([finding]))},
         "rejected": 1,
     })

@@ -127,7 +127,7 @@ def seal(root: Path, cache: Cache, scale: Scale, refs: Mapping[str, RowRef], fac
     shards = build_shards(facts)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(shards["digest"])}
     buckets = [scale.size(bucket) for bucket in range(scale.buckets)]
-    table = build_samples(samples(scale), buckets, refs, numbers, {})
+    table = build_samples(samples(scale), [(size, ()) for size in buckets], refs, numbers, {})
     unconditional = refs[unconditional_key(CONTEXT)]
     return write_manifest(root / "m.json", {
         "format": FORMAT, "version": VERSION, "cache": "cache", "family": "sd15",

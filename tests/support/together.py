@@ -40,7 +40,7 @@ def damage_late_row(made):
     """Flips a bit in the latent of a sample that the first step does not show."""
     report = check(RunRequest(manifest=made.path), parse({"batch_size": 4}, ""))
     setup = report.setup
-    first, second = (next(iter(training(setup.index, setup.plan, step, step + 1, dropout=0.0, timesteps=1000)))
+    first, second = (next(iter(training(setup.index, setup.plan, step, step + 1, timesteps=1000)))
                      for step in (0, 1))
     shot = next(shot for shot in second.draws if shot.sample not in {one.sample for one in first.draws})
     damage(made, setup, (second, shot))

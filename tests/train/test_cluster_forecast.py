@@ -22,7 +22,7 @@ def read_by(index, plan, ranks, world, steps=None):
     """The bytes of all shards that these ranks read in the first epoch, or its first steps."""
     rows, seen = Rows(index), set()
     for rank in ranks:
-        for request in draws.training(index, plan, 0, steps or plan.steps_per_epoch, dropout=0.0, timesteps=10,
+        for request in draws.training(index, plan, 0, steps or plan.steps_per_epoch, timesteps=10,
                                       share=draws.RankShare(rank=rank, world=world)):
             places = rows.places(request.draws, masked=True)
             refs = (*places.latents, *places.masks, *places.texts)

@@ -942,7 +942,7 @@ def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeyp
     loop.warm_up_largest_bucket(trainee, setup, Progress(device=torch.device("cpu")))
     assert sizes == [4 * setup.model.numbers * held, 4 * setup.model.numbers] and gradients() == 0
     sizes.clear()
-    with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000),
+    with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, timesteps=1000),
                  masked=False, pinned=False) as feed:
         loop.accumulate(trainee, setup.config, feed, Progress(device=torch.device("cpu")))
     assert sizes[::2] == [0, 4 * setup.model.numbers][:1 + held]  # what a step's passes begin with

@@ -21,7 +21,7 @@ from prep.view.memory import Memory
 from prep.view.params import address, number_of, query_of
 from prep.view.pictures import Pictures, statistics
 
-BUCKETS = ((64, 64), (96, 64))
+BUCKETS = (((64, 64), ()), ((96, 64), ()))
 
 
 # ---- addresses -------------------------------------------------------------------------------------------------------

@@ -499,7 +499,7 @@ def test_the_loss_from_the_cache_is_the_loss_from_pictures(case, made, ours, pip
     """The other side in plain lines: pictures by Pillow, the pipeline's own parts, and the batch's noise."""
     found = setup(made)
     rows = Rows(found.index)
-    requests = draws.training(found.index, found.plan, 0, 2, dropout=0.0, timesteps=ours.timesteps)
+    requests = draws.training(found.index, found.plan, 0, 2, timesteps=ours.timesteps)
     model = getattr(pipe, ours.family.denoiser)
     with batches(rows, requests, masked=False, pinned=False) as feed, torch.no_grad(), tiny_pipelines.known_warnings():
         for batch in feed:

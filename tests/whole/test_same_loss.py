@@ -62,7 +62,7 @@ def test_loss_of_a_batch_from_the_cache(prep, photos, tiny_model, tmp_path, dtyp
     table = read_table(Cache(root=tmp_path / "cache"), setup.manifest.document["tables"]["samples"], SAMPLES)
     samples, trainee = table.to_pylist(), create_state(setup, torch.device("cpu"))
     assert len(open_samples(table)) == 7
-    requests = draws.training(setup.index, setup.plan, 0, setup.plan.steps_per_epoch, dropout=0.0, timesteps=1000)
+    requests = draws.training(setup.index, setup.plan, 0, setup.plan.steps_per_epoch, timesteps=1000)
     seen = 0
     with batches(Rows(setup.index), requests, masked=True, pinned=False) as feed, torch.no_grad():
         for batch in feed:

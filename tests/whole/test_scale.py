@@ -76,7 +76,7 @@ def blocks(work: Callable[[], object]) -> int:
 def first_batch(index: Index, size: int = 16) -> list[int]:
     """Reads the first step; the samples in it."""
     plan = step_plan(index.counts, seed=0, batch_size=size)
-    with batches(Rows(index), training(index, plan, 0, 1, dropout=0.0, timesteps=1000), masked=True,
+    with batches(Rows(index), training(index, plan, 0, 1, timesteps=1000), masked=True,
                  pinned=False) as made:
         return [shot.sample for batch in made for shot in batch.draws]
 

@@ -68,7 +68,7 @@ def told(made) -> list[tuple[str, bool, list[int], torch.Tensor]]:
     seen: list[Any] = []
     ours.model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
     rows = Rows(found.index)
-    requests = draws.training(found.index, found.plan, 0, 40, dropout=0.0, timesteps=ours.timesteps)
+    requests = draws.training(found.index, found.plan, 0, 40, timesteps=ours.timesteps)
     result = []
     with batches(rows, requests, masked=False, pinned=False) as feed, torch.no_grad():
         for batch in feed:

@@ -23,8 +23,9 @@ def notes_of(model: CheckedModel | None, config: Config, manifest: Manifest, ind
     """What is no fault, but worth knowing: unused tensors, settings without effect, a learning rate far from the usual
     one, latents of another program."""
     if model is not None and index is not None:
-        yield from unused(config, Facts(masked=uses_masks(index, config), held_out=any(map(len, index.validation)),
-                                        large=model.large, convolves=model.convolves, rescaled=model.rescaled))
+        yield from unused(config, Facts(masked=uses_masks(index, config), referring=index.referring,
+                                        held_out=any(map(len, index.validation)), large=model.large,
+                                        convolves=model.convolves, rescaled=model.rescaled))
     initial = None if model is None else model.initial
     if initial is not None:
         yield from initial.notes

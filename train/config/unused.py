@@ -18,6 +18,7 @@ class Facts:
     """What decides beside the settings: the data and the model."""
 
     masked: bool  # whether masks are used
+    referring: bool  # whether there are reference pictures
     held_out: bool  # whether there are validation samples
     large: bool  # whether convolutions larger than 1x1 get an adapter
     convolves: bool  # whether the denoiser has convolutions
@@ -100,6 +101,8 @@ def _of_draws(config: Config, facts: Facts) -> _Reasons:
         yield ("zero_terminal_snr",), "the model's own noise schedule ends in pure noise"
     if not facts.masked:
         yield ("loss.unmasked_weight", "loss.normalize_area"), "no masks are used"
+    if not facts.referring:
+        yield ("reference_dropout", "each_reference_dropout"), "no picture has references"
 
 
 def _of_evaluation(config: Config, facts: Facts) -> _Reasons:

@@ -153,7 +153,14 @@ def batch_of(setup: Setup, counted: Hollow, world: int = 1) -> Batch:
                  input_noise_BChw=counted.empty(tuple(latent.shape), torch.float32)
                  if config.noise.perturbation else noise,
                  sizes_B6=torch.ones(count, 6), timestep_B=torch.zeros(count, dtype=torch.int64),
-                 weight_B=torch.ones(count), draws=request.draws, slot=Slot(False), padding=False)
+                 weight_B=torch.ones(count), references=_references(setup, request, counted),
+                 draws=request.draws, slot=Slot(False), padding=False)
+
+
+def _references(setup: Setup, request: BatchRequest, counted: Hollow) -> tuple[Tensor, ...]:
+    dtype = _stored(setup.index.manifest.fields["latent"].arrays["latent"])
+    return tuple(counted.empty((len(request.draws), *shape), dtype)
+                 for shape in Rows(setup.index).reference_shapes(request.draws[0]))
 
 
 def _text(setup: Setup, request: BatchRequest, counted: Hollow) -> dict[str, Tensor]:

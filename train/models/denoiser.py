@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -143,8 +143,9 @@ def predict(denoiser: Denoiser, noised_BChw: Tensor, timestep_B: Tensor, conditi
             for name, array in conditions.text.items()}
     with autocast(denoiser.device, denoiser.dtype):
         return denoiser.family.predict(denoiser.model, noised_BChw.to(denoiser.dtype), time_B,
-                                      Conditions(text=text, sizes_B6=conditions.sizes_B6, schedule=denoiser.schedule,
-                                                 guidance_embedding=denoiser.guidance_embedding))
+                                      replace(conditions, text=text, schedule=denoiser.schedule, references=[
+                                          reference_BChw.to(denoiser.dtype) for reference_BChw in conditions.references
+                                      ], guidance_embedding=denoiser.guidance_embedding))
 
 
 @contextmanager

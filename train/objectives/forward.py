@@ -30,7 +30,8 @@ def forward(denoiser: Denoiser, batch: Batch, latents: Latents, settings: Loss) 
     latent_BChw = latents.normalize(batch.latent_BChw)
     kind, level_B = denoiser.prediction, denoiser.levels[batch.timestep_B]
     noised_BChw = loss.noised(kind, latent_BChw, batch.input_noise_BChw, level_B)
-    conditions = Conditions(text=batch.text, sizes_B6=batch.sizes_B6)
+    conditions = Conditions(text=batch.text, sizes_B6=batch.sizes_B6,
+                            references=[latents.normalize(reference_BChw) for reference_BChw in batch.references])
     predicted_BChw = predict(denoiser, noised_BChw, batch.timestep_B, conditions)
     weight_B1hw = None
     if batch.mask_B1hw is not None:

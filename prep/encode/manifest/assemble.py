@@ -24,7 +24,7 @@ from prep.errors import CacheError
 from prep.findings import Finding
 from prep.fs.memo import Memo
 from prep.fs.place import Place, relative_name
-from prep.manifest.document import Manifest, write_manifest
+from prep.manifest.document import VERSION, WITH_REFERENCES, Manifest, write_manifest
 from prep.manifest.samples import Sample, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
@@ -51,10 +51,11 @@ def assemble_manifest(resolved: ResolvedRecipe, cache: Cache, path: Place, *, fr
     with closing(Reader(cache)) as reader:
         numbers, shards = _shard_table(ledger, {ref.shard for ref in used.values()}, resolved, reader)
         means = coverage(reader, facts, samples, refs)
-    buckets = sorted({sample.bucket for sample in samples})
+    buckets = sorted({sample.shape for sample in samples})
     findings, file = [*resolved.targets.findings, *rejected, *lost], resolved.recipe.prompts
     document = {
         **frame,
+        "version": WITH_REFERENCES if any(references for _, references in buckets) else VERSION,
         "fields": fields_of(resolved, used, ledger),
         "buckets": buckets_of(buckets, samples),
         "samples": roles_of(Counter(sample.role for sample in samples)),

@@ -14,8 +14,8 @@ from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import PathError
 from prep.fs.place import Place, movable_name, relative_name
-from prep.geometry import Size
-from prep.manifest.document import FORMAT, VERSION
+from prep.geometry import BucketShape
+from prep.manifest.document import FORMAT
 from prep.manifest.samples import Sample
 from prep.models.latents import latent_facts
 from prep.models.named import recorded
@@ -30,7 +30,7 @@ def fixed_fields(resolved: ResolvedRecipe, cache: Place, path: Place) -> dict[st
     family, factors = resolved.specs.family, latent_facts(resolved.model, resolved.specs.family)
     alpha = resolved.recipe.image.alpha
     return {
-        "format": FORMAT, "version": VERSION, "cache": _cache(cache, path),
+        "format": FORMAT, "cache": _cache(cache, path),
         "family": resolved.family,
         "model": _model(resolved, path),
         "latents": {"channels": family.latent_channels, "factor": family.factor,
@@ -81,12 +81,13 @@ def fields_of(resolved: ResolvedRecipe, used: Mapping[str, RowRef], ledger: Ledg
     return documents
 
 
-def buckets_of(sizes: Iterable[Size], samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Each bucket's size, and its samples by role."""
-    counts: dict[Size, Counter[Role]] = defaultdict(Counter)
+def buckets_of(shapes: Iterable[BucketShape], samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Each bucket's size, the sizes of its references, and its samples by role."""
+    counts: dict[BucketShape, Counter[Role]] = defaultdict(Counter)
     for sample in samples:
-        counts[sample.bucket][sample.role] += 1
-    return [{"size": list(size), **roles_of(counts[size])} for size in sizes]
+        counts[sample.shape][sample.role] += 1
+    return [{"size": list(shape[0]), **({"references": [list(size) for size in shape[1]]} if shape[1] else {}),
+             **roles_of(counts[shape])} for shape in shapes]
 
 
 def roles_of(counts: Counter[Role]) -> dict[str, int]:

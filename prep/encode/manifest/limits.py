@@ -6,19 +6,19 @@ options, paths, and the number of buckets.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from prep.batching.split import Role
+from prep.batching.split import ROLES
 from prep.cache.shard_format import MAX_ROWS
 from prep.digest import canonical
+from prep.encode.manifest.document import buckets_of
 from prep.encode.resolve import ResolvedRecipe
 from prep.encode.targets import PromptTarget
 from prep.errors import ConfigError
 from prep.fs.place import Place, relative_name
-from prep.manifest.document import LIMIT
+from prep.manifest.document import LIMIT, VERSION
 from prep.manifest.schema import check_document
 from prep.parse import Unparsed
 from prep.recipe.prompts import Prompt, read_prompts
@@ -27,7 +27,6 @@ PROMPT_BYTES = 1 << 18  # the manifest contains them, and stays below 1 MiB
 _COUNT = (1 << 53) - 1  # the largest number that `prep.parse.count` accepts
 _ROW = {"shard": (1 << 31) - 1, "row": MAX_ROWS - 1}  # the tables have int32
 _DIGEST = "0" * 64
-_ROLES: tuple[Role, ...] = ("train", "validation", "prior")
 _HINTS = {
     "prompts": "remove prompts from the prompt file: it is for the few prompts of sample pictures",
     "sources": "name fewer sources: a source may be a directory that contains others",
@@ -62,15 +61,14 @@ def check_document_size(document: Mapping[str, Any], path: Place) -> None:
 
 def _largest(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) -> dict[str, Any]:
     """A document at least as long as the one that is assembled: nothing rejected, unknown numbers at their maximum."""
-    counts = Counter((sample.bucket, sample.role) for sample in resolved.targets.samples)
-    sizes = sorted({bucket for bucket, _ in counts})
-    buckets = [{"size": list(size), **{role: counts[size, role] for role in _ROLES}} for size in sizes]
+    samples = resolved.targets.samples
+    buckets = buckets_of(sorted({sample.shape for sample in samples}), samples)
     largest = dict.fromkeys(("rows", "shards", "bytes"), _COUNT)
     return {
-        **frame,
+        **frame, "version": VERSION,
         "fields": {field: {"context": context, "arrays": resolved.specs.as_manifest(field), **largest}
                    for field, context in resolved.contexts.by_field().items()},
-        "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in _ROLES},
+        "buckets": buckets, "samples": {role: sum(bucket[role] for bucket in buckets) for role in ROLES},
         "prompts": largest_prompts(resolved.recipe.prompts, path, resolved.targets.prompts),
         "tables": dict.fromkeys(("samples", "shards", "findings"), _DIGEST), "rejected": _COUNT, "self": _DIGEST,
     }

@@ -60,11 +60,15 @@ def rejected_so_far(resolved: ResolvedRecipe, ledger: Ledger) -> list[Finding]:
 def _reject_of(resolved: ResolvedRecipe, ledger: Ledger, sample: Sample, path: str) -> Finding | None:
     reject = next((reject for reject in map(ledger.rejected, keys_of(sample)) if reject is not None), None)
     return None if reject is None else Finding(path=path, code=reject.code, severity="error",
-                                               detail=f"{_mask_of(resolved, reject.key)}{reject.detail}")
+                                               detail=f"{_file_of(resolved, sample, reject.key)}{reject.detail}")
 
 
-def _mask_of(resolved: ResolvedRecipe, key: str) -> str:
-    """Names the mask file that a finding is about, as the start of its detail; empty for the picture itself."""
+def _file_of(resolved: ResolvedRecipe, sample: Sample, key: str) -> str:
+    """Names the mask or reference that a finding is about, as the start of its detail; empty for the picture itself."""
+    for view in sample.views:
+        for reference in view.references:
+            if reference.latent == key != view.latent:
+                return f"its reference {reference.name}: "
     target = resolved.targets.masks.get(key)
     own = target is None or resolved.recipe.mask_origin == "alpha"
     return "" if target is None or own else f"its mask {printable_name(target.blob.name)}: "
@@ -84,8 +88,7 @@ def _unmade(path: str, *, known: bool) -> Finding:
 
 def keys_of(sample: Sample) -> list[str]:
     """The keys of all rows of a sample."""
-    masks = [view.mask for view in sample.views if view.mask is not None]
-    return [*(view.latent for view in sample.views), *masks, *(text.key for text in sample.texts)]
+    return [key for field in ("latent", "mask", "text") for key in sample.keys(field)]
 
 
 def split_prompts(prompts: Sequence[PromptTarget],

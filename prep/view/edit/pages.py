@@ -70,7 +70,7 @@ def plan_of(site: Site, query: Query, wording: Rewording) -> ReplacePlan:
 def replace_page(site: Site, query: Query, wording: Rewording) -> str:
     """The captions that a rewording changes, before and after; nothing is saved."""
     data, planned = site.data, plan_of(site, query, wording)
-    query_string = address(query, data.buckets)
+    query_string = address(query, data.shapes)
     fields = [*query_fields(query_string), *zip(REWORDING, astuple(wording), strict=True)]
     return site.render(
         "replace.html", given=query_string, queried=query_fields(query_string), wording=wording, plan=planned,

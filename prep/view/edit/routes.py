@@ -46,7 +46,7 @@ def _replacing(site: Site, request: Request) -> tuple[Query, Rewording]:
     values = request.query_params
     data = site.data
     others = [(name, value) for name, value in values.multi_items() if name not in REWORDING]
-    return query_of(others, data.buckets, len(data.sources)), Rewording(
+    return query_of(others, data.shapes, len(data.sources)), Rewording(
         *(reworded_by(values.get(name, ""), name) for name in REWORDING))
 
 

@@ -13,9 +13,9 @@ from prep.dataset.bucketing import buckets_for, family_of
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
-from prep.formatting import counted
+from prep.formatting import counted, printable_name
 from prep.fs.labels import source_prefixes
-from prep.manifest.samples import Sample, Text, View
+from prep.manifest.samples import Reference, Sample, Text, View
 from prep.manifest.select import Selector
 from prep.manifest.unencoded import NO_KEY, Unencoded, unencoded
 from prep.pages.snapshot import name_of
@@ -74,15 +74,17 @@ def state_of(survey: Survey) -> SourceState:
                    key=lambda seat: (seat.id, seat.item.item.name))  # the order of the table
     coverage = {seat.id: survey.coverage[seat.item.item.label] for seat in seats
                 if seat.item.item.label in survey.coverage}
-    tables = unencoded([_sample(recipe, seat) for seat in seats], bucketing.buckets, coverage,
+    samples = [_sample(recipe, seat) for seat in seats]
+    crowds, roles = Counter(sample.shape for sample in samples), Counter(seat.role for seat in seats)
+    shapes = sorted(crowds)
+    tables = unencoded(samples, shapes, coverage,
                        (*survey.findings, *bucketing.findings),
                        source_prefixes([source.path for source in recipe.sources]))
     selector = Selector(tables)
     selector.prepare()
-    crowds, roles = Counter(seat.bucket for seat in seats), Counter(seat.role for seat in seats)
-    data = Data(kind="Source", name=name_of(recipe), selector=selector, buckets=bucketing.buckets,
+    data = Data(kind="Source", name=name_of(recipe), selector=selector, shapes=shapes,
                 sources=[source.path for source in recipe.sources], roles={role: roles[role] for role in ROLES},
-                crowds=[crowds[size] for size in bucketing.buckets], rejected=survey.rejected + _unplaced(bucketing),
+                crowds=[crowds[shape] for shape in shapes], rejected=survey.rejected + _unplaced(bucketing),
                 facts=_facts(recipe), describe=tables.describe, notes=_notes(survey))
     return SourceState(survey=survey, data=data, seats=seats, notices=dataset_notes(recipe, listed, bucketing),
                        tables=tables, placing=bucketing.findings)
@@ -121,8 +123,18 @@ def _sample(recipe: Recipe, seat: PlacedItem) -> Sample:
     return Sample(id=seat.id, name=item.item.name, source=item.item.source, role=seat.role, picture=item.picture,
                   size=item.size, bucket=seat.bucket, repeats=seat.repeats,
                   weight=recipe.sources[item.item.source].weight,
-                  views=tuple(View(placement=placement, latent=NO_KEY, mask=None) for placement in seat.views),
+                  views=tuple(View(placement=placement, latent=NO_KEY, mask=None,
+                                   references=_references(seat, number))
+                              for number, placement in enumerate(seat.views)),
                   texts=tuple(Text(caption=caption, weight=weight, key=NO_KEY) for caption, weight in item.captions))
+
+
+def _references(seat: PlacedItem, view: int) -> tuple[Reference, ...]:
+    if not seat.references:
+        return ()
+    return tuple(Reference(name=printable_name(reference.blob.name), picture=reference.picture, size=reference.size,
+                           placement=placement, latent=NO_KEY)
+                 for reference, placement in zip(seat.item.references, seat.references[view], strict=True))
 
 
 def _unplaced(bucketing: Assignments) -> int:

@@ -15,7 +15,7 @@ from prep.training.table import SETTINGS
 from train.config.load import load_config
 from train.config.unused import Facts, depends_on_device, unused, unused_on
 
-USUAL = Facts(masked=True, held_out=True, large=True, convolves=True, rescaled=False)
+USUAL = Facts(masked=True, referring=True, held_out=True, large=True, convolves=True, rescaled=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,8 @@ TABLE: Mapping[str, Any] = {
     "timesteps.base_side": Idle(value=512, unless={"timesteps.shift_by_size": "area"},
                                 why="timesteps.shift_by_size is 'none', expected 'area' for it"),
     "noise.pyramid_levels": Idle(value=4, unless={"noise.pyramid": 0.5}, why="noise.pyramid is 0"),
+    "reference_dropout": Idle(value=0.5, facts={"referring": False}, why="no picture has references"),
+    "each_reference_dropout": Idle(value=0.5, facts={"referring": False}, why="no picture has references"),
     "loss.unmasked_weight": Idle(value=0.5, facts={"masked": False}, why="no masks are used"),
     "loss.normalize_area": Idle(value=True, facts={"masked": False}, why="no masks are used"),
     "ema.device": Idle(value="cpu", unless={"ema.decay": 0.9}, why="ema.decay is 0"),

@@ -86,7 +86,7 @@ def test_each_sample_has_the_shift_of_its_bucket(make):
     settings = TimestepDraws(distribution="logit-normal", shift=2.0)
 
     def timesteps(settings, shifts):
-        requests = draws.training(index, plan, 0, 12, dropout=0.0, timesteps=100_000,
+        requests = draws.training(index, plan, 0, 12, timesteps=100_000,
                                   chances=chances_by_bucket(settings, shifts))
         return {(request.bucket, shot.noise): shot.timestep for request in requests for shot in request.draws}
 

@@ -31,7 +31,7 @@ def test_loss_from_the_cache_equals_the_usual_way(make, setup_of, tiny_model, pr
     trainee = create_state(setup, CPU)
     scheduler = DDPMScheduler.from_pretrained(tiny_model / "scheduler", prediction_type=prediction)
     unet = UNet2DConditionModel.from_pretrained(tiny_model / "unet", low_cpu_mem_usage=False)
-    requests = draws.training(setup.index, setup.plan, 0, 3, dropout=0.0, timesteps=1000, noise=noise)
+    requests = draws.training(setup.index, setup.plan, 0, 3, timesteps=1000, noise=noise)
     with batches(Rows(setup.index), requests, masked=False, pinned=False) as feed, torch.no_grad():
         for batch in feed:
             ours = sample_losses(forward(trainee.denoiser, batch, latents_of(made.manifest), setup.config.loss),
@@ -70,7 +70,7 @@ def gradients(setup, shots, cut, settings):
                          ids=["plain", "masked", "area"])
 def test_gradients_do_not_depend_on_the_cut(make, setup_of, settings):
     setup = setup_of(make(counts=(4, 3)), batch_size=4, loss=settings)
-    request = next(request for request in draws.training(setup.index, setup.plan, 0, 2, dropout=0, timesteps=1000)
+    request = next(request for request in draws.training(setup.index, setup.plan, 0, 2, timesteps=1000)
                    if len(request.draws) == 4)
     whole, summed = gradients(setup, request.draws, 4, settings)
     for cut in (1, 2):
@@ -85,7 +85,7 @@ def test_a_large_picture_counts_once_beside_a_small_one(make, setup_of):
     """Two buckets in one step: its gradient is the mean of each picture's own."""
     settings = {"masked": False}
     setup = setup_of(make(counts=(1, 1), validation=0), batch_size=2, micro_batch=1, loss=settings)
-    requests = list(draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000))
+    requests = list(draws.training(setup.index, setup.plan, 0, 1, timesteps=1000))
     sizes = {setup.manifest.buckets[request.bucket] for request in requests}
     assert len(sizes) == 2 and len({width * height for width, height in sizes}) == 2
     both, summed = gradients(setup, [shot for request in requests for shot in request.draws], 1, settings)
@@ -99,7 +99,7 @@ def test_a_short_step_moves_the_weights_by_its_share(make, setup_of):
     """One picture of a batch of four has the gradient that it has among four."""
     settings = {"masked": False}
     setup = setup_of(make(counts=(4, 0), validation=0), batch_size=4, loss=settings)
-    (request,) = draws.training(setup.index, setup.plan, 0, 1, dropout=0, timesteps=1000)
+    (request,) = draws.training(setup.index, setup.plan, 0, 1, timesteps=1000)
     whole, _ = gradients(setup, request.draws, 4, settings)
     parts = [gradients(setup, [shot], 1, settings)[0] for shot in request.draws]
     for name, value in whole.items():
