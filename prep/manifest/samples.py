@@ -329,4 +329,5 @@ class Sample:
     @property
     def shape(self) -> BucketShape:
         """The shape of its bucket: all its views have references of the same sizes."""
-        return self.bucket, tuple(reference.placement.bucket for reference in self.views[0].references)
+        return self.bucket, tuple(reference.placement.bucket for view in self.views[:1]
+                                  for reference in view.references)

@@ -79,7 +79,7 @@ def keys_at(cache: Cache, digests: Sequence[str], shard: Column, row: Column) ->
     ensure_headers(cache, [digests[number] for number in np.unique(shard).tolist() if number >= 0])
     order = np.argsort(shard, kind="stable")
     numbers, starts = np.unique(shard[order], return_index=True)
-    for number, own in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+    for number, own in zip(numbers.tolist(), np.split(order, starts[1:]) if len(order) else (), strict=True):
         if number >= 0:
             keys = np.frombuffer(read_keys(cache, digests[number]).tobytes(), KEY)
             if len(keys) <= row[own].max():

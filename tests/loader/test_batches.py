@@ -19,7 +19,7 @@ from prep.errors import CacheError
 from prep.keys import unconditional_key
 from prep.loader import batches as data
 from prep.loader.batches import Slot, batches
-from prep.loader.draws import NO_TEXT, training
+from prep.loader.draws import NO_TEXT, Dropout, training
 from prep.loader.index import open_index
 from prep.loader.rows import Rows
 
@@ -34,7 +34,7 @@ def feed(make):
         made = make(**differs)
         index = open_index(made.manifest)
         plan = step_plan(index.counts, seed=0, batch_size=4, micro_batch=micro_batch)
-        requests = training(index, plan, 0, steps, dropout=dropout, timesteps=1000)
+        requests = training(index, plan, 0, steps, dropout=Dropout(caption=dropout), timesteps=1000)
         return made, batches(Rows(index), requests, masked=masked, pinned=False)
 
     return go

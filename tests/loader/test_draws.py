@@ -21,7 +21,7 @@ DROPS = draws.Dropout(caption=0.3)
 
 def requests(index, first=0, total=6, *, seed=0, dropout=0.0, batch=4, micro=2):
     plan = step_plan(index.counts, seed=seed, batch_size=batch, micro_batch=micro)
-    return list(training(index, plan, first, total, dropout=dropout, timesteps=1000))
+    return list(training(index, plan, first, total, dropout=draws.Dropout(caption=dropout), timesteps=1000))
 
 
 def test_an_epoch_shows_each_training_sample_as_often_as_it_repeats(make):
@@ -180,7 +180,7 @@ def test_a_trial_has_the_longest_texts_of_its_bucket(make):
 
 def test_of_buckets_with_as_many_pixels_a_trial_takes_that_with_the_longest_text(make):
     index = open_index(make(counts=(1, 1), validation=0).manifest)
-    index = replace(index, manifest=replace(index.manifest, buckets=((64, 64), (128, 32))))
+    index = replace(index, manifest=replace(index.manifest, shapes=(((64, 64), ()), ((128, 32), ()))))
     plan = step_plan(index.counts, seed=0, batch_size=1, micro_batch=1)
     for tokens in ([5, 9], [9, 5]):
         assert trial(with_tokens(index, tokens), plan, 1).draws[0].text == np.argmax(tokens)

@@ -18,14 +18,15 @@ from prep.cache.store import Cache
 from prep.digest import digest_bytes
 from prep.errors import CacheError
 from prep.findings import Finding
-from prep.geometry import Placement
+from prep.geometry import Placement, Size
 from prep.manifest import tables
-from prep.manifest.samples import Sample, Text, View, build_samples, open_samples
+from prep.manifest.samples import Reference, Sample, Text, View, build_samples, open_samples
 
 SHARD = digest_bytes(b"latents")
 TEXTS = digest_bytes(b"texts")
 BUCKETS = [(64, 64), (96, 64)]
-SHAPES = [(size, ()) for size in BUCKETS]
+REFERENCES = ((32, 32), (64, 32))
+SHAPES = [((64, 64), ()), ((96, 64), ()), ((64, 64), REFERENCES)]
 KEYS = [digest_bytes(bytes([number])) for number in range(6)]
 REFS = {key: RowRef(shard=SHARD if row < 4 else TEXTS, row=row) for row, key in enumerate(KEYS)}
 SHARDS = {SHARD: 0, TEXTS: 1}
@@ -53,7 +54,7 @@ def flipped() -> Sample:
 
 
 def build(*samples: Sample) -> pa.Table:
-    return build_samples(samples, SHAPES, REFS, SHARDS, {flipped().id: 0.25})
+    return build_samples(samples, SHAPES[:2], REFS, SHARDS, {flipped().id: 0.25})
 
 
 def test_samples_as_columns() -> None:
@@ -111,7 +112,7 @@ def test_the_same_samples_make_the_same_bytes_in_any_order(cache: Cache) -> None
     assert digest_bytes(cache.table(digest).read_bytes()) == digest
 
 
-def plainly(samples: list[Sample], coverage: dict[str, float]) -> pa.Table:
+def plainly(samples: list[Sample], coverage: dict[str, float], schema: pa.Schema) -> pa.Table:
     """The table as Arrow makes it of one dict a sample: slow, and what `build_samples` must not differ from."""
 
     def place(key: str | None) -> tuple[int, int]:
@@ -125,31 +126,50 @@ def plainly(samples: list[Sample], coverage: dict[str, float]) -> pa.Table:
         rows.append({
             "id": bytes.fromhex(one.id), "name": one.name, "source": one.source, "role": one.role,
             "picture": bytes.fromhex(one.picture), "width": one.size[0], "height": one.size[1],
-            "bucket": BUCKETS.index(one.bucket), "repeats": one.repeats, "weight": one.weight,
+            "bucket": SHAPES.index(one.shape), "repeats": one.repeats, "weight": one.weight,
             "coverage": coverage.get(one.id), "views": [dict(zip(tables.VIEW, view, strict=True)) for view in views],
             "texts": [dict(zip(tables.TEXT, text, strict=True)) for text in texts],
+            "references": [dict(zip(tables.REFERENCE, (
+                each.name, bytes.fromhex(each.picture), *each.size, *each.placement.scaled, *each.placement.crop,
+                each.placement.flip, *place(each.latent)), strict=True))
+                for view in one.views for each in view.references],
         })
-    return pa.Table.from_pylist(rows, schema=tables.SAMPLES)
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 sides, parts = st.integers(0, 2**31 - 1), st.floats(0, 1)
 digests, keys = st.binary(min_size=32, max_size=32).map(bytes.hex), st.sampled_from(KEYS)
 pairs, words = st.tuples(sides, sides), st.text(st.characters(exclude_categories=["Cs"]))
 placings = st.builds(Placement, scaled=pairs, crop=pairs, bucket=pairs, flip=st.booleans())
-made_samples = st.builds(
+
+
+def views_with(sizes: tuple[Size, ...]) -> st.SearchStrategy[tuple[View, ...]]:
+    """Views with references of these sizes."""
+    references = st.tuples(*(st.builds(
+        Reference, name=words, picture=digests, size=pairs, latent=keys,
+        placement=st.builds(Placement, scaled=pairs, crop=pairs, bucket=st.just(size), flip=st.booleans()))
+        for size in sizes))
+    return st.lists(st.builds(View, placement=placings, latent=keys, mask=st.none() | keys, references=references),
+                    min_size=bool(sizes), max_size=3).map(tuple)
+
+
+made_samples = st.sampled_from(SHAPES).flatmap(lambda shape: st.builds(
     Sample, id=digests, name=words, source=sides, role=st.sampled_from(ROLES), picture=digests, size=pairs,
-    bucket=st.sampled_from(BUCKETS), repeats=sides, weight=parts,
-    views=st.lists(st.builds(View, placement=placings, latent=keys, mask=st.none() | keys), max_size=3).map(tuple),
-    texts=st.lists(st.builds(Text, caption=words, weight=parts, key=keys), max_size=3).map(tuple))
+    bucket=st.just(shape[0]), repeats=sides, weight=parts, views=views_with(shape[1]),
+    texts=st.lists(st.builds(Text, caption=words, weight=parts, key=keys), max_size=3).map(tuple)))
 
 
 @given(st.lists(made_samples, max_size=9), st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_columns_make_the_bytes_that_rows_make(cache: Cache, samples: list[Sample], data: st.DataObject) -> None:
+    """Without references in any bucket as before there were any, else with a column of them."""
     coverage = {one.id: data.draw(parts) for one in samples if data.draw(st.booleans())}
+    plain = [one for one in samples if not one.shape[1]]
     with mock.patch.object(tables, "BATCH_ROWS", 4), mock.patch("prep.manifest.samples.BATCH_ROWS", 4):
-        quick = tables.write_table(cache, build_samples(samples, SHAPES, REFS, SHARDS, coverage))
-        assert quick == tables.write_table(cache, plainly(samples, coverage))
+        for some, shapes, schema in ((samples, SHAPES, tables.SAMPLES_WITH_REFERENCES),
+                                     (plain, SHAPES[:2], tables.SAMPLES)):
+            quick = tables.write_table(cache, build_samples(some, shapes, REFS, SHARDS, coverage))
+            assert quick == tables.write_table(cache, plainly(some, coverage, schema))
 
 
 def test_the_cut_of_a_table_in_memory_does_not_matter(cache: Cache) -> None:
