@@ -98,6 +98,10 @@ def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int
                        *([samples.views["mask_shard"][views]] if masked else [])):
             needed |= {(node, copy, shard) for node, copy, shard in zip(
                 (ranks // (world // nodes)).tolist(), copies.tolist(), shards.tolist(), strict=True) if shard >= 0}
+        places = zip((ranks // (world // nodes)).tolist(), copies.tolist(), shown.tolist(), views.tolist(), strict=True)
+        for node, copy, sample, view in places:
+            needed |= {(node, copy, int(samples.references["latent_shard"][reference]))
+                       for reference in samples.references_of(sample, view)}
     sizes = np.zeros(nodes, np.int64)
     for node, _, shard in needed:
         sizes[node] += index.shards[shard].bytes
@@ -116,7 +120,10 @@ def _showings(index: Index, *, masked: bool) -> Column:
     weights = samples.texts["weight"].astype(np.float64)
     totals = np.add.reduceat(weights, samples.text_offsets[:-1]) if len(weights) else weights
     of_texts = np.repeat(shown / np.maximum(totals, 1e-30), text_counts) * weights
+    each = np.diff(samples.reference_offsets) // np.maximum(view_counts, 1)  # of a view
+    of_references = np.repeat(of_views, np.repeat(each, view_counts))
     for shards, counts in ((samples.views["latent_shard"], of_views), (samples.texts["shard"], of_texts),
+                           (samples.references["latent_shard"], of_references),
                            *([(samples.views["mask_shard"], of_views)] if masked else [])):
         stored = shards >= 0
         reads += np.bincount(shards[stored], counts[stored], minlength=len(reads))
@@ -128,7 +135,8 @@ def _index_bytes(index: Index) -> int:
     samples = index.samples
     columns = (samples.ids, samples.source, samples.role, samples.width, samples.height, samples.bucket,
                samples.repeats, samples.weight, samples.coverage, samples.view_offsets, samples.text_offsets,
-               *samples.views.values(), *samples.texts.values(), *index.training, *index._ends)
+               *samples.views.values(), *samples.texts.values(), *samples.references.values(),
+               *index.training, *index._ends)
     return sum(column.nbytes for column in columns)
 
 

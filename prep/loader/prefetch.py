@@ -148,7 +148,9 @@ def shards_with(index: Index, samples: Column, masked: bool) -> Column:
     table = index.samples
     views = np.repeat(samples, np.diff(table.view_offsets))
     texts = np.repeat(samples, np.diff(table.text_offsets))
+    references = np.repeat(samples, np.diff(table.reference_offsets))
     columns = [table.views["latent_shard"][views], table.texts["shard"][texts],
+               table.references["latent_shard"][references],
                np.array([index.manifest.document["prompts"]["unconditional"]["shard"]])]
     if masked:
         masks = table.views["mask_shard"][views]

@@ -25,7 +25,7 @@ def read_by(index, plan, ranks, world, steps=None):
         for request in draws.training(index, plan, 0, steps or plan.steps_per_epoch, timesteps=10,
                                       share=draws.RankShare(rank=rank, world=world)):
             places = rows.places(request.draws, masked=True)
-            refs = (*places.latents, *places.masks, *places.texts)
+            refs = tuple(places.read)
             seen |= {ref.shard for ref in refs if ref is not None}
     return sum(facts.bytes for facts in index.shards if facts.digest in seen)
 
