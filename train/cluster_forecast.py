@@ -98,8 +98,9 @@ def _to_begin(index: Index, plan: StepPlan, counts: Sequence[int], *, world: int
                        *([samples.views["mask_shard"][views]] if masked else [])):
             needed |= {(node, copy, shard) for node, copy, shard in zip(
                 (ranks // (world // nodes)).tolist(), copies.tolist(), shards.tolist(), strict=True) if shard >= 0}
-        places = zip((ranks // (world // nodes)).tolist(), copies.tolist(), shown.tolist(), views.tolist(), strict=True)
-        for node, copy, sample, view in places:
+        nodes_of = (ranks // (world // nodes)).tolist()
+        shown_places = zip(nodes_of, copies.tolist(), shown.tolist(), views.tolist(), strict=True)
+        for node, copy, sample, view in shown_places:
             needed |= {(node, copy, int(samples.references["latent_shard"][reference]))
                        for reference in samples.references_of(sample, view)}
     sizes = np.zeros(nodes, np.int64)
