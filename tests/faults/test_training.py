@@ -246,8 +246,9 @@ def test_one_rank_s_disk_is_full(training, tmp_path):
         shutil.rmtree(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("kind", ["divided", pytest.param("full", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("count", [2, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["divided", "full"])
+@pytest.mark.parametrize("count", [2, 24])
 def test_the_first_rank_fails_alone_wherever_it_writes(training, tmp_path, kind, count):
     """Its log and the news of it are nobody else's, so it alone meets the full disk; the other one waits nowhere for
     it, and says nothing. When there is room again all finished steps of a whole model are kept, and the run is

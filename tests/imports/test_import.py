@@ -427,6 +427,7 @@ def test_an_import_that_was_stopped_goes_on(run, caches, sd15, monkeypatch, tmp_
     assert (tmp_path / "m.json").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_damaged_rows_are_imported_again(run, caches, sd15, prep, tmp_path):
     caches(sd15, "sd")
     run(sd15)
@@ -487,6 +488,7 @@ def test_a_family_that_sd_scripts_does_not_train(run, folder, tmp_path):
     assert "expected one that sd-scripts caches latents of" in run(model, code=2).err
 
 
+@pytest.mark.slow
 def test_latents_that_are_no_file_or_not_finite_are_told_as_that(run, caches, folder, sd15):
     """And not as defects of the pictures, which `prep scan` would find sound."""
     for path in folder.iterdir():

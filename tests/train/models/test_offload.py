@@ -128,6 +128,7 @@ def test_the_order_may_change(setup, monkeypatch):
                 assert torch.equal(one(*given), other(*given))
 
 
+@pytest.mark.slow
 def test_a_whole_run_on_a_device_of_its_own_memory(setup, tmp_path, monkeypatch):
     """Steps, validation, pictures, a checkpoint and a resume, where tensors of host memory meet none of the device. On
     the CPU nothing is offloaded; the device of the test sums up in another order there."""
