@@ -77,7 +77,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "exif-invalid": ("info", "invalid EXIF, taken as upright", "check that the picture is upright"),
     "non-srgb-profile": ("info", "another color space, converted to sRGB", "nothing"),
     "invalid-profile": ("warning", "an unusable color profile, taken as sRGB", "compare the colors if they matter"),
-    "too-small": ("warning", "below 32 pixels on a side; an error if no bucket fits", "remove it"),
+    "too-small": ("warning", "below 32 pixels on a side, or 64 of a reference; an error if no bucket fits",
+                  "remove it"),
     "extreme-aspect": ("warning", "longer than any bucket", "crop it"),
     # pictures that one may not want
     "dark": ("info", "hardly a pixel is brighter than a third", "nothing, if intended"),
@@ -127,6 +128,11 @@ CODES: dict[str, tuple[Severity, str, str]] = {
     "second-mask": ("warning", "a second mask of a picture, not used", "keep one of the two"),
     "orphan-mask": ("warning", "mask without a picture", "remove it, or find its picture"),
     "masks-unused": ("info", "masks beside the pictures are not used", "--mask sidecar"),
+    # references
+    "missing-reference": ("error", "a picture without a reference that its recipe asks for",
+                          'add it, or [references] missing = "none"'),
+    "second-reference": ("warning", "a second reference of a name in one directory, not used", "keep one of the two"),
+    "orphan-reference": ("warning", "reference without a picture", "remove it, or find its picture"),
     # from importing latents that another program cached
     "no-latents": ("error", "a picture without a cache of latents beside it", "prep encode encodes it"),
     "stale-latents": ("error", "latents of a picture of another size", "make them again, or prep encode"),
@@ -147,7 +153,8 @@ CODES: dict[str, tuple[Severity, str, str]] = {
                            "fix what the finding says, and encode again"),
 }
 
-CHOSEN = {"duplicate-row", "duplicate-key", "stem-collision", "shared-source", "second-mask"}  # one of several is used
+CHOSEN = {"duplicate-row", "duplicate-key", "stem-collision", "shared-source", "second-mask",
+          "second-reference"}  # one of several is used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

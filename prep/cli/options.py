@@ -56,10 +56,12 @@ def _option(option: RecipeOption) -> Any:
     flags = (option.flag, *option.aliases)
     if option.choices:
         return choice(*flags, help=option.help, words=option.choices, other=option.other)
-    return typer.Option(*flags, help=option.help)
+    return typer.Option(*flags, help=option.help, metavar="DIR" if option.kind == list[Path] else None)
 
 
 Sources = Annotated[str | None, _option(BY_NAME["sources"])]
+References = Annotated[list[Path] | None, _option(BY_NAME["references"])]
+MissingReference = Annotated[str | None, _option(BY_NAME["missing_reference"])]
 
 
 CacheOrNone = Annotated[Path | None, typer.Option(

@@ -22,6 +22,8 @@ def scan(
     mask: Annotated[str | None, choice(
         help="where masks are (default: the recipe's setting, else auto)", words=("auto", "none", "sidecar", "alpha"),
         other="DIR")] = None,
+    references: opt.References = None,
+    missing_reference: opt.MissingReference = None,
     edits: Annotated[Path | None, typer.Option(help="directory of edited captions and masks, which replace those "
                                                "beside the pictures (default: that of prep view --edit, if it has "
                                                "any), or none")] = None,
@@ -44,7 +46,7 @@ def scan(
                                                 "(default: one on each node)", min=1, show_default=False)] = None,
     as_json: opt.AsJson = False, quiet: opt.Quiet = False,
 ) -> None:
-    """Check every picture, caption and mask. Pictures are decoded to the last pixel; exit 1 for errors."""
+    """Check every picture, caption, mask and reference. Pictures are decoded to the last pixel; exit 1 for errors."""
     from prep.dataset.listing import picture_places
     from prep.pages.snapshot import check_page_file, origin_of
     from prep.report.snapshots.scan import write_scan_page
@@ -55,7 +57,8 @@ def scan(
 
     quiet_pillow()
     remote = opt.is_ray(engine, {"--address": address, "--workers": workers})
-    recipe = opt.recipe_from_options(source, mask=mask, edits=edits, sources=sources)
+    recipe = opt.recipe_from_options(source, mask=mask, references=references,
+                                     missing_reference=missing_reference, edits=edits, sources=sources)
     for line in () if quiet else recipe.notes:
         say(line)
     if html is not None:

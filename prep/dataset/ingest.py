@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import PurePosixPath
 
 from prep.captions.options import CaptionOptions
@@ -49,7 +50,7 @@ def ingest(recipe: Recipe, facts: Memo, *, jobs: int, tick: Tick = lambda _: Non
     facts.preload()
     walked = list_recipe(recipe, rehash=not facts.trust) if listed is None else listed
     findings = list(walked.findings)
-    if any(waits(item.picture) for item in walked.items):
+    if any(map(waits, chain.from_iterable((item.picture, *item.references) for item in walked.items))):
         jobs = max(jobs, FETCHERS)
     if total is not None:
         total.count = len(walked.items)
@@ -119,14 +120,14 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask, failed: Failed) -> KnownI
         header = ask(item.picture, "picture-alpha" if focused and recipe.mask_of(item.source) == "alpha" else "picture")
         if header is None:
             return None
-        if "code" in header:
-            return _reject(item, str(header["code"]), str(header["detail"]))
-        if header["alpha"] and recipe.image.alpha == "reject":
-            return _reject(item, "has-alpha", 'has transparency, and [image] alpha is "reject"')
+        if (fault := _fault_of(header, recipe)) is not None:
+            return _reject(item, *fault)
+        references = _references(item, recipe, ask)
+        if not isinstance(references, tuple):
+            return references
         what = "caption", item.caption
-        words: Fact | None = {"captions": list(item.captions)}
-        if item.caption is not None:
-            words = ask(item.caption, "caption" if item.caption_format == "text" else "caption-json")
+        words = ({"captions": list(item.captions)} if item.caption is None else
+                 ask(item.caption, "caption" if item.caption_format == "text" else "caption-json"))
         if words is None:
             return None
         if "code" in words:
@@ -149,7 +150,7 @@ def _ingest_item(item: Item, recipe: Recipe, ask: Ask, failed: Failed) -> KnownI
         return _reject(item, "missing-caption", item.uncaptioned or "has no caption, or an empty one")
     return KnownItem(item=item, picture=header["digest"], size=_shared_size(header["width"], header["height"]),
                      has_alpha=header["alpha"], captions=texts, mask=None if mask is None else mask["digest"],
-                     focus=_focus(mask or header), cut="cut" in header)
+                     focus=_focus(mask or header), cut="cut" in header, references=references)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -163,6 +164,37 @@ def _ask_mask(blob: Blob, recipe: Recipe, ask: Ask) -> Fact | None:
     fact = ask(blob, "mask" if recipe.image.crop == "focus" else "file")
     size = ask(blob, "mask-size") if recipe.mask_resize == "reject" else {}
     return None if fact is None or size is None else {**fact, **size}
+
+
+def _fault_of(fact: Fact, recipe: Recipe) -> tuple[str, str] | None:
+    """Why a picture or a reference with these facts cannot be used: the code of a finding, and its detail."""
+    if "code" in fact:
+        return str(fact["code"]), str(fact["detail"])
+    if fact["alpha"] and recipe.image.alpha == "reject":
+        return "has-alpha", 'has transparency, and [image] alpha is "reject"'
+    return None
+
+
+def _references(item: Item, recipe: Recipe, ask: Ask) -> tuple[KnownReference, ...] | Finding | None:
+    """An item's references, or why it cannot be used with them; `None` if `ask` does not know one. Raises `NotRead`."""
+    if item.unreferenced:
+        return _reject(item, "missing-reference", item.unreferenced)
+    known = []
+    for blob in item.references:
+        its = f"its reference {item.name_of(blob)}"
+        try:
+            fact = ask(blob, "picture")
+        except NotRead as error:
+            raise NotRead(error.code, f"{its} {error.detail}") from None
+        except OSError as error:
+            raise NotRead(error_code(error), f"{its} cannot be read: {error.strerror or error}") from None
+        if fact is None:
+            return None
+        if (fault := _fault_of(fact, recipe)) is not None:
+            return _reject(item, fault[0], f"{its}: {fault[1]}")
+        known.append(KnownReference(blob=blob, picture=fact["digest"], has_alpha=fact["alpha"],
+                                    size=_shared_size(fact["width"], fact["height"])))
+    return tuple(known)
 
 
 def _focus(fact: Fact) -> Focus | None:

@@ -137,11 +137,14 @@ def facts_for(cache: Place, *, trust: bool) -> Memo:
 
 def check_places(recipe: Recipe, cache: Place, output: Place) -> None:
     """Raises `PathError` if sources, masks, cache and manifest overlap; before anything is written."""
-    places = picture_places(recipe)
+    pictures = picture_places(recipe)
+    places = [place for place in pictures if place.role != "references"]  # which may be pictures of a source, too
     places += [NamedPath(role="masks", path=folder) for folder in recipe.mask_folders]
     places += [NamedPath(role="edits", path=folder) for folder in (recipe.edits,) if folder is not None]
     written = [NamedPath(role="cache", path=cache), NamedPath(role="manifest", path=output)]
     check_disjoint([*places, *written])
+    for place in (place for place in pictures if place.role == "references"):
+        check_disjoint([place, *written])
     file = file_of(recipe.model.path)
     named = {"recipe": recipe.file, "prompts": recipe.prompts,
              "model": Path(recipe.model.path or "-") if file is None else file.path}

@@ -89,6 +89,18 @@ def mask_check(value: Any, where: str) -> str | Place:
     return value if isinstance(value, Place) else expect(value, str, where)
 
 
+def references_check(value: Any, where: str) -> tuple[str | Place, ...]:
+    """The directories of references, each once, in their order."""
+    if not isinstance(value, list | tuple):
+        raise Unparsed(f"{where} is {brief(value)}, expected a list of directories, like [\"control\"]")
+    folders = tuple(list_of(list(value), path_check, where))
+    if twice := [folder for number, folder in enumerate(folders) if folder in folders[:number]]:
+        raise Unparsed(f"{where} has {brief(str(twice[0]))} twice, expected each directory once")
+    if "" in folders:
+        raise Unparsed(f"{where} has '', expected directories")
+    return folders
+
+
 def globs_check(value: Any, where: str) -> tuple[str, ...]:
     """Globs of names below a source."""
     globs = texts_check(value, where)

@@ -13,8 +13,8 @@ from pathlib import Path
 from prep.batching.split import Role
 from prep.errors import PathError
 from prep.fs.paths import is_inside, resolve
+from prep.sources.companions import Companions
 from prep.sources.item import Item
-from prep.sources.mask_directory import MaskFolder
 from prep.sources.tree import folders_below, stem_of
 from prep.sources.walk import is_tars
 
@@ -100,7 +100,7 @@ def find_masks(root: Path, items: Sequence[Item], place: SourcePlace) -> FoundMa
     for folder in dict.fromkeys(_candidates(root.absolute(), place.top)):
         real = resolve(folder)
         if not is_inside(resolve(place.path), real) and resolve(root) != real:
-            masks = MaskFolder.read(folder)
+            masks = Companions.read(folder, "mask")
             inside = f"{folder.relative_to(root.absolute()).as_posix()}/" if is_inside(folder, root.absolute()) else ""
             count = sum(masks.find(stem_for_masks(item)) is not None for item in items
                         if not (inside and item.name.startswith(inside)))

@@ -87,8 +87,8 @@ def _read(path: Path) -> Recipe:
         raise PathError(f"cannot read recipe {path}: {error.strerror or error}") from None
     except Unparsed as error:
         raise ConfigError(f"{path}: {error}") from None
-    check_keys(table, ("model", "image", "caption", "mask", "edits", "scan", "source", "validation", "prompts",
-                       "cache"), "the recipe")
+    check_keys(table, ("model", "image", "caption", "mask", "references", "edits", "scan", "source", "validation",
+                       "prompts", "cache"), "the recipe")
     caption = _record("caption", table, "caption")
     sources = list_of(table.get("source", []), lambda entry, at: _source(entry, at, path.parent, caption), "source")
     if not sources:
@@ -108,6 +108,8 @@ def _own(table: Mapping[str, Any], base: Path) -> dict[str, Any]:
             value = row.spec.check(value, row.name)
             if row.field == "mask":
                 value = _mask(value, base)
+            elif row.field == "references":
+                value = tuple(place_below(base, folder) for folder in value)
             elif row.spec.check is path_check:
                 value = NONE if value == str(NONE) and row.field != "cache" else place_below(base, value)
             fields[row.field] = value
@@ -124,6 +126,8 @@ def _source(value: Any, where: str, base: Path, caption: CaptionOptions) -> Sour
         values["table"] = place_below(base, values["table"])
     if "mask" in values:
         values["mask"] = _mask(values["mask"], base)
+    if "references" in values:
+        values["references"] = tuple(place_below(base, folder) for folder in values["references"])
     if "caption" in values:
         values["caption"] = _record("caption", {f"{where}.caption": values["caption"]}, f"{where}.caption", caption)
     return Source(path=place_below(base, str(path_check(table["path"], f"{where}.path"))), **values)
@@ -221,8 +225,10 @@ def _options(base: Recipe, values: Mapping[str, Any]) -> tuple[str | Place, ...]
             continue
         value = Path(value) if name == "model.path" and Path(value).exists() else value
         value = values[name] if name == "sources" else value
-        spelled = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        words += [flag, value if isinstance(value, Place) and value != NONE else spelled]
+        several = value if name == "references" and isinstance(value, tuple) else (value,)
+        for one in several or (NONE,):
+            spelled = ",".join(map(str, one)) if isinstance(one, tuple) else str(one)
+            words += [flag, one if isinstance(one, Place) and one != NONE else spelled]
     return tuple(words)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prep.errors import UsageError
-from prep.fs.place import Place
+from prep.fs.place import Place, place_of
 from prep.recipe.checks import path_check
 from prep.recipe.schema import setting_of
 
@@ -46,6 +46,8 @@ class RecipeOption:
     @property
     def kind(self) -> type:
         """The type of the value on the command line."""
+        if self.key == "references":
+            return list[Path]
         if self.parse is not None or self.key == "mask":
             return str
         row = setting_of(self.key)
@@ -67,6 +69,10 @@ def _resolution(text: str) -> int | tuple[int, ...]:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
+
+
+def _folders(places: Sequence[Place]) -> tuple[Place, ...]:
+    return () if [str(place) for place in places] == ["none"] else tuple(map(place_of, places))
 
 
 def _upscale(text: str) -> str | float:
@@ -100,6 +106,8 @@ RECIPE_OPTIONS: tuple[RecipeOption, ...] = (
     RecipeOption(key="image.reference_resolution", flag="--reference-resolution"),
     RecipeOption(key="caption.missing", flag="--missing-caption"),
     RecipeOption(key="mask", flag="--mask"),
+    RecipeOption(key="references", flag="--references", parse=_folders, more="; repeatable, or none"),
+    RecipeOption(key="missing_reference", flag="--missing-reference"),
     RecipeOption(key="edits", flag="--edits", more=", or none"),
     RecipeOption(key="validation", flag="--validation"),
     RecipeOption(key="prompts", flag="--prompts", more="; none: without those of the manifest that is replaced"),
@@ -129,6 +137,8 @@ def overriding(values: Mapping[str, Any]) -> dict[str, Any]:
 def _given(value: Any, kind: type) -> Any:
     if kind is Path:
         return Path(value)
+    if kind == list[Path]:
+        return [value] if isinstance(value, str | Path) else list(value)
     return value if kind is not str else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -144,13 +154,16 @@ def given_by(words: Sequence[str | Place]) -> dict[str, Any]:
             raise UsageError(f"the manifest was encoded with {flag}, which is no option of this version",
                              hint="encode it again, or name its recipe")
         option = flags[str(flag)]
+        if option.kind == list[Path]:
+            values.setdefault(option.name, []).append(value)
+            continue
         values[option.name] = option.kind(str(value)) if option.kind in (int, float, Path) else str(value)
     return values
 
 
 def choices_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Maps values by parameter name to values by recipe key; None means not given. Raises `UsageError`."""
-    return {BY_NAME[name].key: None if value is None else _parsed(BY_NAME[name], value)
+    return {BY_NAME[name].key: None if value in (None, []) else _parsed(BY_NAME[name], value)
             for name, value in values.items()}
 
 

@@ -25,6 +25,7 @@ from prep.recipe.checks import (
     globs_check,
     mask_check,
     path_check,
+    references_check,
     resolution_check,
     sizes_check,
     table_check,
@@ -36,6 +37,7 @@ from prep.sources.item import MaskFrom
 
 MASKS = ("auto", "none", "sidecar", "alpha")  # where masks come from; a directory's path is also allowed
 BUCKETS = ("step", "ratio", "sdxl-40", "list", "single")
+MISSING_REFERENCE = ("reject", "none")
 STORED_DTYPES = ("bfloat16", "float16", "float32")
 MOST_WINDOWS = 3  # as in sd-scripts
 
@@ -127,6 +129,11 @@ class Source:
                                  "always read")
     mask: MaskFrom | None = setting(None, check=mask_check, values="as mask.from", example="none",
                                     help="its own masks", derived="mask.from")
+    references: tuple[Place, ...] | None = setting(None, check=references_check, values="a list of directories",
+                                                   example=(), help="its own directories of references",
+                                                   derived="references.from")
+    missing_reference: str = setting("", choices=MISSING_REFERENCE, example="reject", derived="references.missing",
+                                     help="what it does with pictures that lack a reference")
     caption: CaptionOptions | None = setting(None, check=table_check, values="a table",
                                              help="its own keys of [caption]")
 
@@ -145,6 +152,14 @@ class Recipe:
                              "transparency, or in a directory")
     mask_resize: str = setting("allow", name="mask.resize", choices=("allow", "reject"),
                                help="scale masks of another size than their picture; another shape is never used")
+    references: tuple[Place, ...] | None = setting(
+        None, name="references.from", check=references_check, values="a list of directories",
+        example=(Path("control"),),
+        help="directories of reference pictures, which are conditions of the pictures with their names, in this order: "
+        "edit training", derived="none")
+    missing_reference: str = setting("reject", name="references.missing", choices=MISSING_REFERENCE,
+                                     help="what to do with pictures that lack a reference; none: train them with those "
+                                     "that they have, or without")
     edits: Path | None = setting(None, name="edits.from", check=path_check, values="a directory",
                                  help="directory of edited captions and masks, which replace those beside the pictures",
                                  derived="that of prep view --edit, if it has any")
@@ -183,6 +198,21 @@ class Recipe:
         """The mask directories, each once."""
         masks = (self.mask_of(number) for number in range(len(self.sources)))
         return tuple(dict.fromkeys(mask for mask in masks if not isinstance(mask, str)))
+
+    def references_of(self, source: int) -> tuple[Place, ...]:
+        """The directories of a source's references, in their order."""
+        own = self.sources[source].references
+        return (self.references if own is None else own) or ()
+
+    def missing_reference_of(self, source: int) -> str:
+        """What becomes of a source's pictures that lack a reference."""
+        return self.sources[source].missing_reference or self.missing_reference
+
+    @property
+    def reference_folders(self) -> tuple[Place, ...]:
+        """The directories of references, each once."""
+        return tuple(dict.fromkeys(folder for number in range(len(self.sources))
+                                   for folder in self.references_of(number)))
 
     def caption_of(self, source: int) -> CaptionOptions:
         """The caption options of a source."""

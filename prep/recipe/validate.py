@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from prep.buckets.sizes import MOST_RESOLUTION
+from prep.fs.place import Place, real_name
 from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, one_of, within
 from prep.recipe.schema import MASKS, ImageOptions, Recipe
@@ -21,6 +23,8 @@ def validate_recipe(recipe: Recipe) -> Recipe:
         _check_family(recipe.model.family)
     for number, source in enumerate(recipe.sources):
         _check_mask(source.mask, f"source[{number}].mask")
+        where = "references.from" if source.references is None else f"source[{number}].references"
+        _check_references(recipe.references_of(number), source.path, where)
     _check_mask(recipe.mask, "mask.from")
     masks = set(map(recipe.mask_of, range(len(recipe.sources))))
     if "alpha" in masks and masks - {"alpha", "auto", "none"}:
@@ -49,6 +53,15 @@ def _check_image(image: ImageOptions) -> None:
     if image.views > 1 and image.crop != "random":
         raise Unparsed(f"image.views is {image.views} and image.crop '{image.crop}', which makes one crop, expected "
                        "crop 'random' for several")
+
+
+def _check_references(folders: Sequence[Place], source: Place, where: str) -> None:
+    for folder in folders:
+        if isinstance(folder, Path) and not folder.is_dir():
+            raise Unparsed(f"{where} is {str(folder)!r}, expected existing directories")
+        if real_name(folder) == real_name(source):
+            raise Unparsed(f"{where} is {str(folder)!r}, the source itself, whose pictures would be their own "
+                           "references, expected other directories")
 
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:

@@ -40,6 +40,7 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
              *writer.section("image", _changed(recipe.image, shown, "image")),
              *writer.section("caption", _changed(recipe.caption, shown, "caption")),
              *writer.section("mask", _masks(recipe, shown))]
+    lines += writer.section("references", _references(recipe, shown))
     lines += writer.section("edits", {} if recipe.edits is None else {"from": recipe.edits})
     lines += writer.section("cache", {} if recipe.cache is None else {"path": recipe.cache})
     scan = _changed(recipe.scan, shown, "scan")
@@ -55,6 +56,12 @@ def render_recipe(recipe: Recipe, *, base: Path, remarks: Sequence[Comment] = ()
 def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
     keys = {"from": (recipe.mask, "auto"), "resize": (recipe.mask_resize, "allow")}
     return {key: value for key, (value, usual) in keys.items() if value != usual or f"mask.{key}" in shown}
+
+
+def _references(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
+    keys = {"from": (recipe.references, None), "missing": (recipe.missing_reference, "reject")}
+    return {key: value for key, (value, usual) in keys.items()
+            if value != usual or (value is not None and f"references.{key}" in shown)}
 
 
 def _changed(record: Any, shown: Collection[str], section: str) -> dict[str, Any]:

@@ -108,9 +108,9 @@ def ray_crew(ray: Any, share: Share, places: Callable[[], dict[str, int]], note:
 
 
 def _places(recipe: Recipe) -> dict[str, int]:
-    """The sources that are one directory or file here, and when each was last changed (ns)."""
+    """The sources and references that are one directory or file here, and when each was last changed (ns)."""
     changed = {}
-    for path in (str(source.path) for source in recipe.sources):
+    for path in map(str, (*(source.path for source in recipe.sources), *recipe.reference_folders)):
         with suppress(OSError):
             changed[path] = os.stat(path).st_mtime_ns  # noqa: PTH116  # as it was typed
     return changed

@@ -1,4 +1,7 @@
-"""Examines one item in full: findings on its picture, caption and mask, and the picture's identity for duplicates."""
+"""Examines one item in full: findings on its picture, caption and mask, and the picture's identity for duplicates.
+
+A reference is an item of its own, without caption and mask.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,14 @@ from prep.sources.item import Item
 
 MANY_PIXELS = 1 << 26  # above the largest 60-megapixel cameras
 SMALL_SIDE = 32  # pixels: an icon; enlarged, it has no detail to learn
+SMALL_REFERENCE = 64  # pixels: what a family scales references to has sides of several times its step of 16 or 32
 WHITE = 240  # mean, of 255, from which part of a mask counts as white; soft edges keep it below 255
 LONGEST = 4  # to 1: the longest bucket that trainers use, 2048x512
 
 _EXTENSIONS = {"JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "PNG": {".png"}, "WEBP": {".webp"}, "GIF": {".gif"},
                "TIFF": {".tif", ".tiff"}, "BMP": {".bmp", ".dib"}, "AVIF": {".avif"},
                "HEIC": {".heic", ".heif", ".hif"}, "JXL": {".jxl"}}
+_INTENDED = {"low-bit-depth", "grayscale", "extreme-aspect"}  # of a reference
 _SEVERAL = {"TIFF": ("multi-page", "pages; the first"), "HEIC": ("multi-page", "pictures; the primary one")}
 
 
@@ -55,7 +60,7 @@ def check_item(item: Item) -> Examined:
     """Reads and decodes all files of `item`. A pure function of these files; their faults become findings."""
     findings, seen = _check_picture(item)
     captions: tuple[str, ...] = ()
-    if seen is not None or item.caption is not None:
+    if (seen is not None or item.caption is not None) and not item.is_reference:
         said, captions = _check_caption(item)
         findings += said
     findings += _check_mask(item, seen[0].size if seen else None)
@@ -102,7 +107,8 @@ def _unreadable(path: str, error: OSError | MemoryError) -> Finding:
 
 def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | None]:
     try:
-        notes, seen = _picture_findings(read_blob(item.picture), item.label)
+        notes, seen = _picture_findings(read_blob(item.picture), item.picture.name if item.is_reference else item.label,
+                                        reference=item.is_reference)
     except (OSError, MemoryError) as error:
         return [_unreadable(item.label, error)], None
     except BadPicture as error:
@@ -110,10 +116,11 @@ def _check_picture(item: Item) -> tuple[list[Finding], tuple[Identity, Thumb] | 
     return [finding(item.label, *note) for note in notes], seen
 
 
-def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identity, Thumb]]:
-    """Notes on the picture in `data`, and its identity and thumbnail."""
+def _picture_findings(data: bytes, name: str, *, reference: bool) -> tuple[list[Note], tuple[Identity, Thumb]]:
+    """Notes on the picture in `data`, and its identity and thumbnail. A `reference` may be plain, gray or blurred on
+    purpose, like a map of edges."""
     header, picture, transparency = decode_layers(data, alpha="white")
-    notes = [*header.notes, *_header_notes(header, name)]
+    notes = [*header.notes, *_header_notes(header, name, SMALL_REFERENCE if reference else SMALL_SIDE)]
     alpha = None if transparency is None else np.asarray(transparency)
     if alpha is not None and not alpha.any():
         notes.append(("fully-transparent", "entirely transparent; nothing of it will be visible"))
@@ -121,12 +128,14 @@ def _picture_findings(data: bytes, name: str) -> tuple[list[Note], tuple[Identit
         notes.append(("has-alpha", f"{float((alpha < 255).mean()):.0%} of its pixels are transparent or translucent"))
     elif len(picture.getcolors(1) or ()) == 1:
         notes.append(("blank", "all pixels are the same"))
-    if not {"fully-transparent", "blank"} & {code for code, _ in notes}:
+    if reference:
+        notes = [note for note in notes if note[0] not in _INTENDED]
+    elif not {"fully-transparent", "blank"} & {code for code, _ in notes}:
         notes += quality_notes(data, picture)
     return notes, identify(data, picture)
 
 
-def _header_notes(header: PictureHeader, name: str) -> Iterator[Note]:
+def _header_notes(header: PictureHeader, name: str, least: int) -> Iterator[Note]:
     """Notes on the facts in a header."""
     (width, height), extension = header.size, PurePosixPath(name).suffix.lower()
     if extension not in _EXTENSIONS[header.format]:
@@ -146,8 +155,8 @@ def _header_notes(header: PictureHeader, name: str) -> Iterator[Note]:
         yield "palette", "has a palette of at most 256 colors"
     if header.mode in ("1", "L", "LA", "F") or header.mode.startswith("I"):
         yield "grayscale", "has one color channel"
-    if min(width, height) < SMALL_SIDE:
-        yield "too-small", f"{width}x{height} pixels, expected at least {SMALL_SIDE} each way"
+    if min(width, height) < least:
+        yield "too-small", f"{width}x{height} pixels, expected at least {least} each way"
     if max(width, height) > LONGEST * min(width, height):
         yield "extreme-aspect", f"{width}x{height} pixels, expected at most {LONGEST}:1"
 

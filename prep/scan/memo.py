@@ -123,9 +123,11 @@ def _stamp(item: Item) -> Stamp | None:
     running = hashlib.blake2b(digest_size=16)
     said: tuple[object, ...] = (item.label, item.source, item.caption_format, item.captions)
     said += (item.uncaptioned,) if item.uncaptioned else ()
+    said += ("reference",) if item.is_reference else ()
     running.update(repr(said).encode(errors="surrogatepass"))
     changed = 0
-    for blob in (item.picture, item.caption, item.mask, item.metadata):  # not `blobs`: which is missing counts
+    # Not `blobs`: which is missing counts. References are examined as items of their own.
+    for blob in (item.picture, item.caption, item.mask, item.metadata):
         if blob is None:
             running.update(b"none")
             continue

@@ -65,18 +65,21 @@ class ItemMessage(msgspec.Struct, frozen=True, array_like=True):
     caption_format: Literal["text", "json"]
     captions: tuple[str, ...]
     uncaptioned: str
+    is_reference: bool
 
     @classmethod
     def of(cls, item: Item) -> ItemMessage:
         """The message of an item."""
         return cls(item.name, item.label, item.source, BlobMessage.of(item.picture), _message(item.caption),
-                   _message(item.mask), _message(item.metadata), item.caption_format, item.captions, item.uncaptioned)
+                   _message(item.mask), _message(item.metadata), item.caption_format, item.captions, item.uncaptioned,
+                   item.is_reference)
 
     def item(self) -> Item:
         """The item of the message."""
         return Item(name=self.name, label=self.label, source=self.source, picture=self.picture.blob(),
                     caption=_blob(self.caption), mask=_blob(self.mask), metadata=_blob(self.metadata),
-                    caption_format=self.caption_format, captions=self.captions, uncaptioned=self.uncaptioned)
+                    caption_format=self.caption_format, captions=self.captions, uncaptioned=self.uncaptioned,
+                    is_reference=self.is_reference)
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ from prep.scan.crew import on_cluster
 from prep.scan.examine import Examined
 from prep.scan.memo import ScanMemo, usual_path
 from prep.scan.protocol import BlobMessage, PreviewMessage
+from prep.scan.references import ReferencePairs, count_items
 from prep.scan.scanner import Check, ScanReport, nothing_else, scan
 from prep.scan.worker import LIMITS, PREVIEW, SERVICE
 from prep.sources.item import Item
@@ -87,7 +88,7 @@ def run_scan(call: ScanCall) -> ScanReport:
     with elsewhere as crew, closing(_memory(call)) as memory:
         report = scan(walk_recipe(recipe, rehash=call.rehash), jobs=call.jobs, progress=call.progress,
                       memory=memory, check=check, compare=compare, crew=crew,
-                      total=BackgroundTotal(lambda: sum(isinstance(item, Item) for item in walk_recipe(recipe))))
+                      total=BackgroundTotal(lambda: count_items(walk_recipe(recipe))))
     broken = {finding.path for finding in report.findings if finding.severity == "error"}
     left_out = {finding.path for finding in report.findings if _left_out(finding, recipe, owners)} - broken
     left_out |= {name for name, usable in small.items() if usable}
@@ -105,13 +106,19 @@ def recall_scan(recipe: Recipe, items: Iterable[Item]) -> tuple[tuple[Finding, .
     seen as they are). Opens no picture."""
     findings: list[Finding] = []
     owners: dict[str, int] = {}
+    pairs = ReferencePairs()
     unseen, memory = 0, ScanMemo(usual_path())
     try:
-        for item in items:
+        for item in pairs.apart(items):
+            assert isinstance(item, Item), "only items were given"
             known = memory.get(item)[1]
             unseen += known is None
+            if item.is_reference:
+                pairs.note(item, known.findings if known is not None else ())
+                continue
             owners[item.label] = item.source
             findings += known.findings if known is not None else ()
+        findings += pairs.findings()
     finally:
         memory.close()
     return apply_policy([_with_policy(finding, recipe, owners) for finding in findings], recipe.scan), unseen

@@ -1,4 +1,5 @@
-"""Scans a source: decodes every picture to its last pixel, reads every caption and mask, finds copies, and reports.
+"""Scans a source: decodes every picture to its last pixel, reads every caption, mask and reference, finds copies,
+and reports.
 
 The work is a pure function per item (`examine.check_item`), run by worker processes, so that a decoder that hangs,
 crashes or exhausts memory costs one finding. Results on unchanged files are remembered. A bounded number of items is in
@@ -22,6 +23,7 @@ from prep.scan.examine import Examined
 from prep.scan.examiner import Examiner
 from prep.scan.memo import ScanMemo, Stamp
 from prep.scan.quality import odd_lengths
+from prep.scan.references import ReferencePairs
 from prep.scan.worker import LIMITS, SERVICE
 from prep.sources.item import Item
 from prep.workers.pool import WorkerPool
@@ -54,13 +56,14 @@ def scan(items: Iterable[Item | Finding], *, jobs: int, progress: Progress = sil
     """The report on `items`, which also contains the findings among them.
 
     `jobs` of `workers` (default: a new pool) decode within `limits`, or `crew` does; they end with the scan.
-    `compare`: search for near-duplicates. `total`: the number of items, for the progress bar.
+    `compare`: search for near-duplicates. `total`: the number of items and of their references, for the progress bar.
     """
     memory = memory or ScanMemo(None)
     with crew or local_crew(Examiner(workers or WorkerPool(SERVICE), limits), jobs) as hired:
         with progress("scanning", total, "pictures") as tick:
-            findings, album, counts = _gather(_examined(items, hired, memory), check, tick)
-        return _report(findings, album, counts, Decoders(crew=hired, memory=memory), progress, compare)
+            pairs = ReferencePairs()
+            findings, album, counts = _gather(_examined(pairs.apart(items), hired, memory), pairs, check, tick)
+        return _report(findings, album, pairs, counts, Decoders(crew=hired, memory=memory), progress, compare)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,37 +85,47 @@ class _Album:
             self.thumbs.clear()
 
 
-def _gather(results: Iterable[tuple[Item, Examined] | Finding], check: Check,
+def _gather(results: Iterable[tuple[Item, Examined] | Finding], pairs: ReferencePairs, check: Check,
             tick: Tick) -> tuple[list[Finding], _Album, tuple[int, int]]:
     """(findings, album, (number of pictures, number of usable ones))."""
     findings: list[Finding] = []
     album = _Album()
     lengths: dict[str, int] = {}  # characters of the longest caption, by label
     pictures = samples = 0
+    sound: set[str] = set()  # usable pictures that have a reference, or lack one
     for result in results:
         if isinstance(result, Finding):
             findings.append(result)
             continue
         item, examined = result
+        tick(1)
+        if item.is_reference:
+            pairs.note(item, examined.findings)
+            continue
         pictures, samples = pictures + 1, samples + examined.usable
         findings += [*examined.findings, *check(item, examined)]
         album.add(item, examined)
         if examined.captions and any(examined.captions):
             lengths[item.label] = max(map(len, examined.captions))
-        tick(1)
+        if examined.usable and item.label in pairs.labels:
+            sound.add(item.label)
+    beside = list(pairs.findings())
+    samples -= len(sound & {finding.path for finding in beside if finding.severity == "error"})
+    findings += beside
     labels = list(lengths)
     findings += [finding(labels[index], "odd-length", said) for index, said in odd_lengths(list(lengths.values()))]
     return findings, album, (pictures, samples)
 
 
-def _report(findings: list[Finding], album: _Album, counts: tuple[int, int], makers: Decoders,
+def _report(findings: list[Finding], album: _Album, pairs: ReferencePairs, counts: tuple[int, int], makers: Decoders,
             progress: Progress, compare: bool) -> ScanReport:
     """The report, with findings on copies added."""
     copied, distinct = exact_copies(album.seen, lambda suspects: pixel_digests(suspects, makers))
     findings += copied
     if compare:
         with progress("comparing", len(distinct), "pictures") as tick:
-            nears = find_near(distinct, album.thumbs, makers, tick)
+            nears = [near for near in find_near(distinct, album.thumbs, makers, tick)
+                     if not pairs.joins(distinct[near.first], distinct[near.second])]
         findings += [*skipped_finding(distinct), *near_findings(nears, distinct)]
     makers.memory.save()
     ordered = sorted(findings, key=lambda finding: (finding.path, finding.code, finding.detail))

@@ -1,22 +1,24 @@
-"""Lists a directory of pictures as items, each with its caption and mask; findings name files that match nothing.
+"""Lists a directory of pictures as items, each with its caption, mask and references; findings name what
+matches nothing.
 
 Recursive, in the order of names, one directory in memory at a time. A caption is `NAME.txt`, else `NAME.caption`, else
 `NAME.json`, else a row of a table (`prep.sources.tables`); a mask is `NAME-masklabel.png` beside its picture (as in
-OneTrainer), or has the picture's stem in a directory of masks (as in kohya), or is named by the table. Hidden files,
-side files of operating systems and latent caches are skipped.
+OneTrainer), or has the picture's stem in a directory of masks (as in kohya), or is named by the table. Its
+references have its stem in directories of their own. Hidden files, side files of operating systems and latent caches
+are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prep.findings import Finding
 from prep.formatting import counted, printable_name
 from prep.fs.blob import blob_at
 from prep.fs.place import Place
+from prep.sources.companions import Companions, references_of
 from prep.sources.folders import folders_of
 from prep.sources.item import Item, MaskFrom
-from prep.sources.mask_directory import MaskFolder
 from prep.sources.tables import Tables
 from prep.sources.tree import Directory, stem_of
 from prep.workers.pool import WorkerPool
@@ -24,25 +26,27 @@ from prep.workers.pool import WorkerPool
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # not captions
 
 
-def walk(root: Place, *, source: int, mask_from: MaskFrom | MaskFolder, workers: WorkerPool,
-         table: Place | None = None, prefix: str = "") -> Iterator[Item | Finding]:
+def walk(root: Place, *, source: int, mask_from: MaskFrom | Companions, workers: WorkerPool,
+         references: Sequence[Companions] = (), table: Place | None = None, prefix: str = ""
+         ) -> Iterator[Item | Finding]:
     """Yields the items below `root`, and findings. Labels of items begin with `prefix`.
 
     `workers` read the tables found there, and `table`. Raises `PathError` for a bad root.
 
     `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
-    so does a `MaskFolder`, which several sources may share: the caller yields its orphans after walking all of them.
+    so does `Companions`, which several sources may share, as they do `references`: the caller yields their orphans
+    after walking all of them.
     """
     folders = folders_of(root)
-    own = MaskFolder.read(mask_from) if not isinstance(mask_from, str | MaskFolder) else None
-    masks = mask_from if isinstance(mask_from, MaskFolder) else own
+    own = Companions.read(mask_from, "mask") if not isinstance(mask_from, str | Companions) else None
+    masks = mask_from if isinstance(mask_from, Companions) else own
     unused, tables = 0, Tables(root=root, workers=workers)
     if table is not None:
         tables.add(blob_at(table), "", table.name)
     for folder in folders:
         for name in folder.tables:
             tables.add(folder.blob(name), folder.prefix, printable_name(folder.prefix + name))
-        yield from _pair(folder, source, prefix, masks, tables, sidecar=mask_from == "sidecar")
+        yield from _pair(folder, source, prefix, masks, references, tables, sidecar=mask_from == "sidecar")
         unused += len(folder.masks) if mask_from == "none" else 0
     yield from tables.findings
     yield from tables.leftovers()
@@ -62,8 +66,8 @@ def unused_masks(count: int) -> Iterator[Finding]:
 # ---- names to items --------------------------------------------------------------------------------------------------
 
 
-def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None, tables: Tables, *,
-          sidecar: bool) -> Iterator[Item | Finding]:
+def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
+          references: Sequence[Companions], tables: Tables, *, sidecar: bool) -> Iterator[Item | Finding]:
     """Yields the items of one directory, then its findings, also on captions and masks without a picture."""
     stems: dict[str, list[str]] = {}
     for name in folder.pictures:
@@ -73,6 +77,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
         mask = folder.blob(folder.masks[stem]) if sidecar and stem in folder.masks else None
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
+        conditions, unreferenced = references_of(references, folder.prefix + stem, others=stems)
         captions = folder.captions.get(stem, [])
         first = stems[stem][0] == name  # JSON beside the caption is checked once per stem
         row = tables.find(folder.prefix + name, captioned=bool(captions))
@@ -88,7 +93,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: MaskFolder | None,
                    captions=row.captions if row is not None and not captions else (),
                    uncaptioned="" if captions else tables.why_none(folder.prefix + name),
                    metadata=folder.blob(unused) if first and (unused := _json_of(captions[1:])) else None,
-                   mask=mask)
+                   mask=mask, references=conditions, unreferenced=unreferenced)
         if len(stems[stem]) > 1:
             others = ", ".join(printable_name(other) for other in stems[stem] if other != name)
             folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")

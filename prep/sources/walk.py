@@ -13,9 +13,9 @@ from prep.findings import Finding
 from prep.fs.blob import Blob
 from prep.fs.place import Place, is_directory, is_here
 from prep.fs.remote.bucket import SCHEMES, Bucket
+from prep.sources.companions import Companions, references_of
 from prep.sources.directory import unused_masks, walk
 from prep.sources.item import Item, MaskFrom
-from prep.sources.mask_directory import MaskFolder
 from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
 from prep.sources.tar_paths import HINT, stored_tars, tars_of
@@ -25,33 +25,41 @@ from prep.workers.pool import WorkerPool
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)  # s3://, pipe:cat; not C:
 
 
-def walk_source(path: Place, *, source: int, masks: MaskFrom | MaskFolder, table: Place | None = None,
-                rehash: bool = False, prefix: str = "", workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
-    """The items of the source at `path`, with captions from `table` if they have no caption file; `rehash`: list tars
-    again, ignoring the memory of them. Labels of items begin with `prefix`.
+def walk_source(path: Place, *, source: int, masks: MaskFrom | Companions, references: Sequence[Companions] = (),
+                table: Place | None = None, rehash: bool = False, prefix: str = "",
+                workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
+    """The items of the source at `path`, with captions from `table` if they have no caption file, and their references
+    in each of the directories `references`; `rehash`: list tars again, ignoring the memory of them. Labels of items
+    begin with `prefix`.
 
     `workers` (default: a new pool) read tables and tars. Raises `PathError` for a source that does not exist or has an
     unsupported scheme.
     """
     if workers is None:
         with readers() as pool:
-            yield from walk_source(path, source=source, masks=masks, table=table, rehash=rehash, prefix=prefix,
-                                   workers=pool)
+            yield from walk_source(path, source=source, masks=masks, references=references, table=table, rehash=rehash,
+                                   prefix=prefix, workers=pool)
         return
     if not is_tars(path):
-        yield from walk(path, source=source, mask_from=masks, table=table, prefix=prefix, workers=workers)
+        yield from walk(path, source=source, mask_from=masks, references=references, table=table, prefix=prefix,
+                        workers=workers)
         return
     own, unused = masks in ("sidecar", "none", "alpha"), 0
     with closing(Listings(trust=not rehash)) as listings:
         for tar in tars_at(path, source=source, prefix=prefix):
-            for entry in walk_tar(tar, sidecar=own, listings=listings, workers=workers):
-                if isinstance(entry, Item) and isinstance(masks, MaskFolder):
-                    yield _with_mask(entry, masks)
-                elif isinstance(entry, Item) and entry.mask is not None and masks in ("none", "alpha"):
-                    unused += masks == "none"
-                    yield replace(entry, mask=None)
-                else:
+            entries = list(walk_tar(tar, sidecar=own, listings=listings, workers=workers))
+            others = {_stems_of(entry)[-1].rpartition("/")[2] for entry in entries if isinstance(entry, Item)}
+            for entry in entries:
+                if isinstance(entry, Finding):
                     yield entry
+                    continue
+                if isinstance(masks, Companions):
+                    entry = replace(entry, mask=masks.find(*_stems_of(entry)) or entry.mask)
+                elif entry.mask is not None and masks in ("none", "alpha"):
+                    unused += masks == "none"
+                    entry = replace(entry, mask=None)
+                found, bare = references_of(references, *_stems_of(entry), others=others)
+                yield replace(entry, references=found, unreferenced=bare) if references else entry
     yield from unused_masks(unused)
 
 
@@ -92,7 +100,6 @@ def labelled(places: Sequence[Place]) -> list[tuple[Place, str]]:
     return [(place, "/".join(names[-depth:]).lstrip("/")) for place, names in zip(places, parts, strict=True)]
 
 
-def _with_mask(item: Item, masks: MaskFolder) -> Item:
-    """The item with its mask from a directory of masks, found by a name with or without the tar's name before it."""
-    mask = masks.find(*(name.rpartition(".")[0] for name in (item.name, item.picture.member)))
-    return item if mask is None else replace(item, mask=mask)
+def _stems_of(item: Item) -> tuple[str, str]:
+    """What files of a picture in a tar are called in another directory: with the tar's name before it, or without."""
+    return item.name.rpartition(".")[0], item.picture.member.rpartition(".")[0]

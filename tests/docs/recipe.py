@@ -18,9 +18,12 @@ EXAMPLES = {name: row.value for name, row in SETTINGS.items() if row.spec.exampl
 def recipe() -> str:
     """The text of the page."""
     source = Source(path=Path("photos"), table=EXAMPLES["source.table"], mask=EXAMPLES["source.mask"],
+                    references=SETTINGS["source.references"].spec.example,
+                    missing_reference=SETTINGS["source.missing_reference"].spec.example,
                     caption=CaptionOptions(prefix="a photo of "))
     whole = Recipe(
         sources=(source,), cache=EXAMPLES["cache.path"], prompts=EXAMPLES["prompts.file"],
+        references=EXAMPLES["references.from"],
         model=ModelOptions(**{name: SETTINGS[f"model.{name}"].spec.example for name in ("path", "family", "compute")}))
     shown = {name.replace("source.", "source[0].") for name in SETTINGS}
     return render_recipe(whole, base=Path(), remarks=[Comment(at="", text=HEAD)], shown=shown)

@@ -12,8 +12,11 @@ from near_ray import NearRay
 from pictures import draw, draw_mask
 
 from prep import api
+from prep.dataset.ingest import ingest
 from prep.fs.blob import MOST_FETCHED, Blob, TooLarge, read_blob
+from prep.fs.memo import Memo
 from prep.fs.remote import objects
+from prep.recipe.load import load_recipe
 
 
 @pytest.fixture
@@ -61,6 +64,35 @@ def test_keys_and_manifest_are_those_of_the_same_files_on_a_disk(store, there, t
     encode(prep, url, cache, tmp_path / "there.json", tiny_model)
     assert gets(store) == ["/bucket/" + quote(f"{store.prefix}/photos/dogs/metadata.jsonl")], "the rest is remembered"
     assert not {"a-key", "a-secret"} & set((tmp_path / "there.json").read_text().split('"'))
+
+
+@pytest.mark.parametrize("stored", ["pictures", "references", "both"])
+def test_references_in_a_store_are_those_on_a_disk(store, there, prep, tmp_path, stored):
+    """Each object is read once; a changed one is noticed, and the others are remembered."""
+    for number, name in enumerate(("a.png", "cats/b #1?.png", "cats/ü\\x 50%41.png", "dogs/c.png")):
+        data = draw(tmp_path / "control" / name, (80, 64 + 8 * number), seed=50 + number).read_bytes()
+        store.server.put(quote(f"{store.prefix}/control/{name}"), data)
+    (tmp_path / "dataset.toml").write_text(
+        f'[[source]]\npath = "{there if stored == "references" else f"{store.url}/photos"}"\n'
+        f'references = ["{tmp_path / "control" if stored == "pictures" else f"{store.url}/control"}"]\n')
+    here = ingest(load_recipe(there, choices={"references": (tmp_path / "control",)}), Memo(None), jobs=1)
+    facts, recipe = Memo(tmp_path / "facts.sqlite"), load_recipe(tmp_path / "dataset.toml", choices={})
+    store.proxy.forget()
+    found = ingest(recipe, facts, jobs=1)
+    assert [one.code for one in found.findings] == ["hidden-file"] and len(found.items) == 4
+    assert len(gets(store)) == len(set(gets(store)))
+    told = [[(item.picture, [one.picture for one in item.references]) for item in every.items]
+            for every in (here, found)]
+    assert told[0] == told[1] and all(references for _, references in told[0])
+    names = {path for path in gets(store) if "/control/" in path}
+    assert len(names) == (0 if stored == "pictures" else 4)
+    if names:
+        store.server.put(f"{store.prefix}/control/a.png", b"no picture")
+        store.proxy.forget()
+        _, error = ingest(recipe, facts, jobs=1).findings
+        assert (error.path, error.code) == ("a.png", "not-an-image") and "its reference " in error.detail
+        assert [path for path in gets(store) if "/control/" in path] == [f"/bucket/{store.prefix}/control/a.png"]
+    facts.close()
 
 
 @pytest.mark.slow

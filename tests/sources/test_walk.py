@@ -10,8 +10,8 @@ from tarred import member, tar_of
 
 from prep.errors import PathError
 from prep.sources import tar_paths
+from prep.sources.companions import Companions
 from prep.sources.item import Item
-from prep.sources.mask_directory import MaskFolder
 from prep.sources.tar_paths import tars_of
 from prep.sources.walk import is_tars, labelled, places_of, walk_source
 
@@ -88,7 +88,7 @@ def test_masks_in_tars_are_used_only_where_they_are_asked_for(tmp_path, mask):
 def test_masks_of_a_directory_go_with_keys(tars, tmp_path):
     (tmp_path / "masks").mkdir()
     (tmp_path / "masks/a0-masklabel.png").write_bytes(b"")
-    masks = MaskFolder.read(tmp_path / "masks")
+    masks = Companions.read(tmp_path / "masks", "mask")
     (item,) = walk_source(tars / "a/0.tar", source=0, masks=masks)
     assert item.mask.file == str(tmp_path / "masks/a0-masklabel.png")
     assert list(masks.orphans()) == []

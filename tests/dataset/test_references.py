@@ -1,0 +1,259 @@
+"""Reference pictures, however they are handed in: the same items; what is missing or broken is said of the picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pictures import draw
+from tarred import member, tar_of
+
+from prep.dataset.ingest import Ingested, KnownItem, ingest
+from prep.dataset.listing import list_recipe
+from prep.dataset.reading import FactReader
+from prep.errors import ConfigError
+from prep.fs import memo
+from prep.fs.memo import Memo
+from prep.recipe.load import load_recipe
+from prep.recipe.options import choices_of, given_by
+from prep.recipe.schema import Recipe
+from prep.recipe.write import render_recipe
+
+SIZES = {("kitten", 0): (80, 72), ("kitten", 1): (96, 64), ("puppy", 0): (72, 88), ("puppy", 1): (64, 112)}
+
+
+def targets(root: Path) -> Path:
+    """Two captioned pictures."""
+    for number, name in enumerate(("kitten", "puppy")):
+        draw(root / f"{name}.png", (96, 96), seed=number).with_suffix(".txt").write_text(f"a {name}")
+    return root
+
+
+def reference(path: Path, name: str, number: int) -> Path:
+    """The reference of this number of a picture."""
+    return draw(path, SIZES[name, number], seed=90 + 2 * len(name) + number)
+
+
+def folders(root: Path) -> list[Path]:
+    """A directory of first references, and one of second ones."""
+    for name, number in SIZES:
+        reference(root / f"control_{number + 1}" / f"{name}.{'jpg' if number else 'png'}", name, number)
+    return [root / "control_1", root / "control_2"]
+
+
+def source_key(root: Path) -> Recipe:
+    targets(root / "main")
+    folders(root)
+    return written(root, '[[source]]\npath = "main"\nreferences = ["control_1", "control_2"]\n')
+
+
+def recipe_key(root: Path) -> Recipe:
+    targets(root / "main")
+    folders(root)
+    return written(root, '[references]\nfrom = ["control_1", "control_2"]\n[[source]]\npath = "main"\n')
+
+
+def option(root: Path) -> Recipe:
+    return load_recipe(targets(root / "main"), choices=choices_of({"references": folders(root)}))
+
+
+def numbered(root: Path) -> Recipe:
+    """One directory, with files called as musubi-tuner calls several."""
+    targets(root / "main")
+    for name, number in SIZES:
+        reference(root / "control" / f"{name}_{number}.png", name, number)
+    return written(root, '[[source]]\npath = "main"\nreferences = ["control"]\n')
+
+
+def inside(root: Path) -> Recipe:
+    """Directories of references in the source itself, whose pictures are no samples."""
+    folders(targets(root / "all"))
+    return written(root, '[[source]]\npath = "all"\nreferences = ["all/control_1", "all/control_2"]\n')
+
+
+def tarred_targets(root: Path) -> Recipe:
+    targets(root / "main")
+    folders(root)
+    (root / "main.tar").write_bytes(tar_of([member(path.name, path.read_bytes())
+                                            for path in sorted((root / "main").iterdir())]))
+    return written(root, '[[source]]\npath = "main.tar"\nreferences = ["control_1", "control_2"]\n')
+
+
+WAYS: list[Callable[[Path], Recipe]] = [source_key, recipe_key, option, numbered, inside, tarred_targets]
+
+
+def written(root: Path, text: str) -> Recipe:
+    (root / "dataset.toml").write_text(text)
+    return load_recipe(root / "dataset.toml", choices={})
+
+
+def surveyed(recipe: Recipe) -> Ingested:
+    return ingest(recipe, Memo(None), jobs=1)
+
+
+def known(recipe: Recipe) -> dict[str, KnownItem]:
+    """The usable items by stem; no finding is made."""
+    found = surveyed(recipe)
+    assert not found.findings
+    return {Path(item.item.name).stem: item for item in found.items}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_every_way_gives_the_same_items(way, tmp_path):
+    found = known(way(tmp_path / "given"))
+    expected = known(source_key(tmp_path / "plain"))
+    assert found.keys() == expected.keys() == {"kitten", "puppy"}
+    for name, item in found.items():
+        assert [one.size for one in item.references] == [SIZES[name, 0], SIZES[name, 1]]
+        assert item.picture == expected[name].picture and item.captions == expected[name].captions
+        if way is not numbered:  # which has PNG of all
+            assert [one.picture for one in item.references] == [one.picture for one in expected[name].references]
+        assert [one.blob for one in item.references] == list(item.item.references)
+
+
+def test_subdirectories_correspond_and_a_flat_directory_serves_all_of_them(tmp_path):
+    for place in ("a", "b"):
+        draw(tmp_path / "main" / place / "0.png", (96, 96), seed=len(place)).with_suffix(".txt").write_text("words")
+        reference(tmp_path / "deep" / place / "0.png", "kitten", 0)
+    reference(tmp_path / "flat" / "0.png", "kitten", 1)
+    recipe = written(tmp_path, '[[source]]\npath = "main"\nreferences = ["deep", "flat"]\n')
+    assert {item.item.name: [one.blob.path.relative_to(tmp_path).as_posix() for one in item.references]
+            for item in surveyed(recipe).items} == {"a/0.png": ["deep/a/0.png", "flat/0.png"],
+                                                    "b/0.png": ["deep/b/0.png", "flat/0.png"]}
+    (tmp_path / "deep/a/0.png").rename(tmp_path / "deep/0.png")  # it may be that of another picture
+    assert [(said.path, said.code) for said in surveyed(recipe).findings] == [
+        ("deep/0.png", "orphan-reference"), ("a/0.png", "missing-reference")]
+
+
+def test_a_number_at_the_end_of_another_pictures_name_is_part_of_it(tmp_path):
+    for name in ("a", "a_0", "a_1"):
+        draw(tmp_path / "main" / f"{name}.png", (96, 96), seed=1).with_suffix(".txt").write_text("words")
+        reference(tmp_path / "control" / f"{name}.png", "kitten", 0)
+    reference(tmp_path / "control" / "a_1_0.png", "kitten", 1)
+    reference(tmp_path / "control" / "a_1_1.png", "puppy", 1)
+    found = known(written(tmp_path, '[[source]]\npath = "main"\nreferences = ["control"]\n'))
+    assert {name: [one.blob.name for one in item.references] for name, item in found.items()} == {
+        "a": ["a.png"], "a_0": ["a_0.png"], "a_1": ["a_1.png", "a_1_0.png", "a_1_1.png"]}
+
+
+@pytest.mark.parametrize("spoil, code, detail", [
+    (lambda path: path.write_bytes(b""), "empty-file", "its reference control_1/kitten.png: "),
+    (lambda path: path.write_bytes(path.read_bytes()[:40]), "truncated", "its reference control_1/kitten.png: "),
+    (lambda path: path.write_text("<html>"), "not-an-image", "its reference control_1/kitten.png: "),
+    (lambda path: path.unlink(), "missing-reference", "no reference of its name in control_1"),
+    (lambda path: draw(path, (80, 80), seed=1, alpha=True), "has-alpha", "its reference control_1/kitten.png: "),
+], ids=["empty", "truncated", "no picture", "missing", "transparent"])
+def test_what_is_wrong_with_a_reference_is_said_of_the_picture_which_is_not_used(tmp_path, spoil, code, detail):
+    recipe = source_key(tmp_path)
+    (tmp_path / "dataset.toml").write_text('[image]\nalpha = "reject"\n' + (tmp_path / "dataset.toml").read_text())
+    spoil(tmp_path / "control_1" / "kitten.png")
+    found = surveyed(load_recipe(recipe.file, choices={}))
+    assert [item.item.name for item in found.items] == ["puppy.png"]
+    (error,) = found.findings
+    assert (error.path, error.code, error.severity) == ("kitten.png", code, "error")
+    assert error.detail.startswith(detail)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_reference_that_cannot_be_read_may_be_readable_in_the_next_run(tmp_path):
+    recipe = source_key(tmp_path)
+    (tmp_path / "control_1" / "kitten.png").chmod(0)
+    found = surveyed(recipe)
+    (error,) = found.findings
+    assert (error.code, found.failed) == ("unreadable-file", True)
+
+
+def test_a_recipe_may_train_pictures_without_the_references_that_they_lack(tmp_path):
+    recipe = source_key(tmp_path)
+    draw(tmp_path / "main" / "plain.png", (96, 96), seed=7).with_suffix(".txt").write_text("words")
+    (tmp_path / "control_1" / "kitten.png").unlink()
+    assert {one.path for one in surveyed(recipe).findings} == {"kitten.png", "plain.png"}
+    lenient = written(tmp_path, (tmp_path / "dataset.toml").read_text() + 'missing_reference = "none"\n')
+    counts = {name: len(item.references) for name, item in known(lenient).items()}
+    assert counts == {"kitten": 1, "plain": 0, "puppy": 2}
+    assert known(load_recipe(tmp_path / "main", choices=choices_of(
+        {"references": [tmp_path / "control_1"], "missing_reference": "none"}))).keys() == counts.keys()
+    everything = written(tmp_path, '[references]\nfrom = ["control_1"]\nmissing = "none"\n[[source]]\npath = "main"\n')
+    assert known(everything).keys() == counts.keys()
+
+
+def test_references_without_a_picture_are_said_unless_another_source_has_it(tmp_path):
+    targets(tmp_path / "main")
+    folders(tmp_path)
+    draw(tmp_path / "control_1" / "other.png", (64, 64), seed=3)
+    draw(tmp_path / "control_1" / "kitten.jpg", (64, 64), seed=3)
+    one = '[[source]]\npath = "main"\nreferences = ["control_1"]\n'
+    assert [(said.path, said.code) for said in list_recipe(written(tmp_path, one)).findings] == [
+        ("control_1/other.png", "orphan-reference"), ("control_1/kitten.png", "second-reference")]
+    draw(tmp_path / "more" / "other.png", (64, 64), seed=3)
+    both = one + '[[source]]\npath = "more"\nreferences = ["control_1"]\n'
+    assert [said.code for said in list_recipe(written(tmp_path, both)).findings] == ["second-reference"]
+
+
+@pytest.mark.parametrize("change", [
+    lambda path: draw(path, (88, 88), seed=5), lambda path: path.rename(path.with_name("cat.png")),
+    lambda path: path.unlink(), lambda path: path.rename(path.with_suffix(".webp")),
+    lambda path: draw(path.with_name("kitten_1.png"), (64, 64), seed=9)],
+    ids=["edited", "renamed", "removed", "other extension", "one more"])
+def test_the_next_run_notices_a_change_of_a_reference(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(memo, "REST_NS", 0)
+    recipe = source_key(tmp_path)
+    facts = Memo(None)
+    before, first = list_recipe(recipe, stamped=True), ingest(recipe, facts, jobs=1)
+    assert before.digest == list_recipe(recipe, stamped=True).digest != ""
+    change(tmp_path / "control_1" / "kitten.png")
+    after, second = list_recipe(recipe, stamped=True), ingest(recipe, facts, jobs=1)
+    assert after.digest != before.digest
+    assert first.items[1] == second.items[-1]
+    assert [one.references for one in first.items[:1]] != [one.references for one in second.items[:-1]]
+
+
+def test_one_reference_of_several_pictures_is_read_once(tmp_path, monkeypatch):
+    targets(tmp_path / "main")
+    for name in ("kitten", "puppy"):
+        (tmp_path / "main" / name).mkdir()
+        (tmp_path / "main" / f"{name}.png").rename(tmp_path / "main" / name / "0.png")
+        (tmp_path / "main" / f"{name}.txt").rename(tmp_path / "main" / name / "0.txt")
+    reference(tmp_path / "control" / "0.png", "kitten", 0)
+    monkeypatch.setattr(memo, "REST_NS", 0)
+    recipe = written(tmp_path, '[[source]]\npath = "main"\nreferences = ["control"]\n')
+    read = FactReader.read
+    sizes: list[int] = []
+    monkeypatch.setattr(FactReader, "read", lambda self, kind, data: sizes.append(len(data)) or read(self, kind, data))
+    first, second = surveyed(recipe).items
+    assert first.references == second.references and len(first.references) == 1
+    assert sizes.count((tmp_path / "control" / "0.png").stat().st_size) == 1
+
+
+@pytest.mark.parametrize("value, error", [
+    ('"control"', "source[0].references is 'control', expected a list of directories"),
+    ('["nowhere"]', "expected existing directories"),
+    ('["main"]', "the source itself, whose pictures would be their own references"),
+    ('["control", "control"]', "'control' twice, expected each directory once"),
+    ('[""]', "source[0].references has '', expected directories"),
+    ('[1]', "source[0].references[0] is 1, expected a string")])
+def test_a_bad_setting_is_told(tmp_path, value, error):
+    targets(tmp_path / "main")
+    (tmp_path / "control").mkdir()
+    with pytest.raises(ConfigError, match=error.replace("[", r"\[").replace("]", r"\]")):
+        written(tmp_path, f'[[source]]\npath = "main"\nreferences = {value}\n')
+
+
+def test_a_recipe_and_a_command_keep_the_directories_and_their_order(tmp_path):
+    for name in ("a", "b", "main", "more"):
+        (tmp_path / name).mkdir()
+    recipe = written(tmp_path, '[references]\nfrom = ["b", "a"]\nmissing = "none"\n[[source]]\npath = "main"\n'
+                     'references = []\n[[source]]\npath = "more"\nmissing_reference = "reject"\n')
+    assert recipe.references_of(0) == () and recipe.missing_reference_of(0) == "none"
+    assert [path.name for path in recipe.references_of(1)] == ["b", "a"]
+    assert recipe.missing_reference_of(1) == "reject"
+    (tmp_path / "dataset.toml").write_text(render_recipe(recipe, base=tmp_path))
+    again = load_recipe(tmp_path / "dataset.toml", choices={})
+    assert (again.references, again.missing_reference, again.sources) == (
+        recipe.references, recipe.missing_reference, recipe.sources)
+    for named in ([tmp_path / "a", tmp_path / "b"], [Path("none")]):
+        asked = load_recipe(tmp_path / "dataset.toml", choices=choices_of({"references": named}))
+        assert given_by(asked.options)["references"] == [str(path) if path == Path("none") else path for path in named]
+        assert asked.references == (() if len(named) == 1 else tuple(named))
