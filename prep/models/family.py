@@ -110,7 +110,6 @@ class Prompted:
     latent_1Chw: Tensor  # noise
     size: Size  # of the picture, in pixels
     guidance: float
-    references: Sequence[Tensor] = ()  # [1, C, h, w] each, in the form of the latent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +136,9 @@ class References:
     # How its pipeline scales and crops a picture of this size (after orientation), given that side; None: the picture
     # is too small.
     place: Callable[[Size, int], Placement | None]
+    # The denoiser's arguments, by name, with references [B, C, h, w] in the form of the noisy latent; also where the
+    # family's pipeline makes sample pictures: it then ignores what is predicted of them.
+    append: Callable[[Mapping[str, Any], Sequence[Tensor]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prep.cache.ledger.ledger import ledger_at_hand
 from prep.cache.records import RowRef
@@ -23,6 +24,9 @@ from prep.manifest.commands import prompts_command
 from prep.manifest.document import Manifest
 from prep.models.family import TextArrays
 from prep.recipe.prompts import Prompt, PromptSettings, prompts_of, read_prompt_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WARNINGS = 20  # for single prompts; the rest are counted
 MOST_CAPTIONS = 4  # used as prompts
@@ -39,6 +43,7 @@ class PromptRows:
     positive: RowRef | TextArrays
     negative: RowRef | TextArrays
     settings: PromptSettings = field(default_factory=PromptSettings)
+    references: tuple[Tensor, ...] = ()  # latents of pictures that are conditions, normalized, [1, C, h, w] each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

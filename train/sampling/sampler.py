@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -112,12 +113,35 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
         sampling.prepare(pipeline, size)
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
-    with autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
+    references = [to_device(latent, denoiser.device) for latent in prompt.references]
+    with _conditioned(denoiser, references), autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
         made = pipeline(**sampling.call(denoiser.model, prompted), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False,
                         generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
     return sampling.unpack(denoiser.model, made.float(), size)
+
+
+@contextmanager
+def _conditioned(denoiser: Denoiser, references: Sequence[Tensor]) -> Iterator[None]:
+    """Lets the pipeline give the denoiser references, too, inside the `with` block.
+
+    Pipelines take pictures, which they scale, crop and encode as if they were new; these are encoded already.
+    """
+    facts = denoiser.family.references
+    if facts is None or not references:
+        yield
+        return
+    append = facts.append
+
+    def given(_: Any, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, dict(append(named, references))
+
+    hook = denoiser.model.register_forward_pre_hook(given, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _text(rows: Rows, part: RowRef | TextArrays, denoiser: Denoiser) -> TextArrays:

@@ -5,7 +5,8 @@ B samples, C latent channels, h w latent cells; a patch has 2 × 2 cells, its nu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prep.geometry import Size
 
@@ -40,3 +41,28 @@ def positions(like_BChw: Tensor, axes: int = 3) -> Tensor:
     found[..., 1] += found.new_tensor(range(height))[:, None]
     found[..., 2] += found.new_tensor(range(width))[None]
     return found.reshape(height * width, axes)
+
+
+def with_references(given: Mapping[str, Any], references: Sequence[Tensor], *, apart: int) -> Mapping[str, Any]:
+    """A denoiser's arguments with the patches of `references`, [B, C, h, w] each, behind those of the noise.
+
+    Their positions are those of the noise, but for axis 0, where they are `apart` from it and from each other.
+    """
+    if not references:
+        return given
+    places = [positions(latent_BChw, given["img_ids"].shape[-1]) for latent_BChw in references]
+    for number, place in enumerate(places, 1):
+        place[:, 0] = apart * number
+    return {**given, "hidden_states": _joined(given["hidden_states"], [pack(latent) for latent in references]),
+            "img_ids": _joined(given["img_ids"], places)}
+
+
+def _joined(first: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """[…, N, D], by all N: like `torch.cat`, but the facts of families are read without torch."""
+    count = first.shape[-2]
+    whole = first.new_empty((*first.shape[:-2], sum(each.shape[-2] for each in (first, *others)), first.shape[-1]))
+    whole[..., :count, :] = first
+    for each in others:
+        whole[..., count:count + each.shape[-2], :] = each
+        count += each.shape[-2]
+    return whole

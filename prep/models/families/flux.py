@@ -62,14 +62,18 @@ GUIDANCE = 3.5  # in training, unless the setting guidance_embedding says otherw
 
 def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma and guidance by 1000 itself."""
-    hidden_BLD = conditions.text["hidden"]
+    hidden_BLD, patches_BNP = conditions.text["hidden"], packing.pack(noised_BChw)
     packed = transformer(
-        hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
-        guidance=guidance_of(transformer, sigma_B, conditions),
+        **append({"hidden_states": patches_BNP, "img_ids": packing.positions(noised_BChw)}, conditions.references),
+        timestep=sigma_B, guidance=guidance_of(transformer, sigma_B, conditions),
         pooled_projections=conditions.text["pooled"], encoder_hidden_states=hidden_BLD,
-        txt_ids=hidden_BLD.new_zeros((hidden_BLD.shape[1], 3)), img_ids=packing.positions(noised_BChw),
-        return_dict=False)[0]
-    return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+        txt_ids=hidden_BLD.new_zeros((hidden_BLD.shape[1], 3)), return_dict=False)[0]
+    return packing.unpack(packed[:, :patches_BNP.shape[1]], (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+
+
+def append(given: Mapping[str, Any], references: Sequence[Tensor]) -> Mapping[str, Any]:
+    """The arguments of the transformer with references, which Kontext's has: see `flux_kontext`."""
+    return packing.with_references(given, references, apart=1)
 
 
 def guidance_of(transformer: Any, sigma_B: Tensor, conditions: Conditions) -> Tensor | None:

@@ -8,16 +8,20 @@ template included. dev pads on the left, klein on the right. `Flux2Transformer2D
 of a token is its place in the row, so padding is part of a row. It takes patches of 2 × 2 latent cells. The text
 encoder is black-forest-labs/FLUX.2-dev's; its tokenizer is inside a PixtralProcessor, whose pictures dev does not use.
 
-The transformer takes text tokens and packed latents; that of dev also takes guidance as a number.
+The transformer takes text tokens and packed latents; that of dev also takes guidance as a number. Latents of pictures
+that are conditions come behind those of the noise, 10, 20, … from it on the first axis of positions
+(`Flux2Pipeline._prepare_image_ids`); text rows are the same with and without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from prep.geometry import Placement, Size
 from prep.models.configs import Configs
 from prep.models.denoiser import packing
 from prep.models.families import flux, sd15, zimage
@@ -27,6 +31,7 @@ from prep.models.family import (
     Labels,
     LoraLayers,
     Prompted,
+    References,
     Shape,
     TextEncoding,
     TextOptions,
@@ -68,18 +73,24 @@ def _text(shapes: Callable[[Configs, TextOptions], Mapping[str, Shape]], layers:
 
 # ---- the denoiser ----------------------------------------------------------------------------------------------------
 
+FACTOR = 8  # pixels per latent cell and side
 AXES = 4  # of positions: time, row, column, place in the text
 
 
 def predict(transformer: Any, noised_BChw: Tensor, sigma_B: Tensor, conditions: Conditions) -> Tensor:
     """The transformer's velocity, unpacked. It multiplies sigma and guidance by 1000 itself."""
-    count, hidden_BLD = len(noised_BChw), conditions.text["hidden"]
+    count, hidden_BLD, patches_BNP = len(noised_BChw), conditions.text["hidden"], packing.pack(noised_BChw)
     packed = transformer(
-        hidden_states=packing.pack(noised_BChw), timestep=sigma_B,
-        guidance=flux.guidance_of(transformer, sigma_B, conditions), encoder_hidden_states=hidden_BLD,
-        txt_ids=places(hidden_BLD).expand(count, -1, -1),
-        img_ids=packing.positions(noised_BChw, AXES).expand(count, -1, -1), return_dict=False)[0]
-    return packing.unpack(packed, (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+        **append({"hidden_states": patches_BNP,
+                  "img_ids": packing.positions(noised_BChw, AXES).expand(count, -1, -1)}, conditions.references),
+        timestep=sigma_B, guidance=flux.guidance_of(transformer, sigma_B, conditions), encoder_hidden_states=hidden_BLD,
+        txt_ids=places(hidden_BLD).expand(count, -1, -1), return_dict=False)[0]
+    return packing.unpack(packed[:, :patches_BNP.shape[1]], (noised_BChw.shape[-1], noised_BChw.shape[-2]))
+
+
+def append(given: Mapping[str, Any], references: Sequence[Tensor]) -> Mapping[str, Any]:
+    """The arguments of the transformer with references."""
+    return packing.with_references(given, references, apart=10)
 
 
 def places(hidden_BLD: Tensor) -> Tensor:
@@ -117,6 +128,36 @@ def without_statistics(transformer: Any) -> SimpleNamespace:
 
 DEV_SAMPLING = replace(flux.SAMPLING, call=call_dev, guidance=4.0)  # the pipeline's default
 KLEIN_SAMPLING = replace(DEV_SAMPLING, call=call_klein, unpack=sd15.unpack, vae=without_statistics)
+
+
+# ---- pictures that are conditions ------------------------------------------------------------------------------------
+
+SHORTEST, NARROWEST = 64, 8  # pixels of a side, and longest side to shortest, that the pipelines take
+MULTIPLE = FACTOR * packing.PATCH  # pixels of a token's side
+
+
+def place(size: Size, side: int) -> Placement | None:
+    """Scaled down to the area of a square of this side, if it is larger, then cropped to whole tokens.
+
+    In the floats of `Flux2ImageProcessor._resize_to_target_area`, which make 1023 pixels of 1040, and so 63 tokens: it
+    is what the model sees when it is used. Their operations are rounded exactly, so they are the same everywhere.
+    """
+    width, height = size
+    if min(size) < SHORTEST or max(size) > NARROWEST * min(size):
+        return None
+    if width * height > side**2:
+        scale = sqrt(side**2 / (width * height))
+        width, height = int(width * scale), int(height * scale)
+    bucket = width // MULTIPLE * MULTIPLE, height // MULTIPLE * MULTIPLE
+    if 0 in bucket:
+        return None
+    return Placement(scaled=(width, height), crop=((width - bucket[0]) // 2, (height - bucket[1]) // 2), bucket=bucket)
+
+
+# The pipelines take any number; these are those of docs.bfl.ml/guides/prompting_editing_overview ("recommended max 6"
+# for dev, "up to 4" for klein).
+DEV_REFERENCES = References(most=6, resolution=1024, place=place, append=append)
+KLEIN_REFERENCES = replace(DEV_REFERENCES, most=4)
 
 
 # ---- LoRA ------------------------------------------------------------------------------------------------------------
@@ -157,9 +198,9 @@ DEV = Family(
     name="flux2", models=("FLUX.2 dev",), pipelines=("Flux2Pipeline",), denoiser="transformer",
     components={"text_encoder": (("transformers", "Mistral3ForConditionalGeneration"),),
                 "tokenizer": MISTRAL_TOKENIZERS, **PICTURES},
-    latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
+    latent_channels=32, factor=FACTOR, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), predict=predict, chooses_attention=True, takes_guidance=True,
-    text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}), sampling=DEV_SAMPLING, lora=LORA,
+    text=_text(dev_shapes, DEV_LAYERS, {"system": SYSTEM}), sampling=DEV_SAMPLING, references=DEV_REFERENCES, lora=LORA,
     labels=Labels(architecture="flux.2-dev"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )
@@ -168,9 +209,9 @@ KLEIN = Family(
     denoiser="transformer",
     components={"text_encoder": (("transformers", "Qwen3ForCausalLM"),),
                 "tokenizer": zimage.COMPONENTS["tokenizer"], **PICTURES},
-    latent_channels=32, factor=8, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
+    latent_channels=32, factor=FACTOR, patch=2, step=64, resolution=1024, scaling_factor="1", shift_factor="0",
     predictions=("flow",), predict=predict, chooses_attention=True,
-    text=_text(klein_shapes, KLEIN_LAYERS, {}), sampling=KLEIN_SAMPLING, lora=LORA,
+    text=_text(klein_shapes, KLEIN_LAYERS, {}), sampling=KLEIN_SAMPLING, references=KLEIN_REFERENCES, lora=LORA,
     labels=Labels(architecture="flux.2-klein", version="flux2"),
     config_widths={"in_channels": ("latent", 4), "joint_attention_dim": ("hidden", 1)},
 )
