@@ -54,6 +54,14 @@ def test_one_family_in_detail(prep):
     assert "rows are trimmed" in told and "--clip-skip no" in told and "--text-quantization yes" in told
 
 
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("flux2", "up to 6 pictures beside a caption, of about 1024² pixels"),
+    ("flux_kontext", "1 picture beside a caption, of about 1024² pixels")])
+def test_pictures_that_are_conditions(prep, name, wanted):
+    told = [" ".join(line.split()) for line in prep("models", name).out.splitlines()]
+    assert f"references {wanted}" in told
+
+
 def test_an_unknown_family_is_corrected(prep):
     result = prep("models", "sdlx")
     assert result.code == 2 and "did you mean 'sdxl'?" in result.err

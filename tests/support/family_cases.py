@@ -5,7 +5,7 @@ Written from the pipelines' signatures, not from the code that is tested.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,8 @@ class Case:
     encode: Callable[[Any, Tensor], Tensor] = lambda vae, image: vae.encode(image).latent_dist.mean
     mended: Callable[[Any], None] = lambda pipeline: None  # changes a pipeline that does not do what its authors say
     cut: Callable[[dict[str, Any]], dict[str, Any]] = lambda given: given  # a denoiser's arguments, without padding
+    shown: Callable[[Sequence[Any]], dict[str, Any]] = lambda pictures: {"image": list(pictures)}  # as conditions
+    sizes_shown: Sequence[tuple[int, int]] = ()  # of such pictures
     rtol: float = 0.0  # of a picture from cached rows
     surrounding: int = 0  # most tokens in a whole row besides the longest tokenizer's, and besides padding
     padded_left: bool = False
@@ -129,6 +131,8 @@ def with_layers(numbers: tuple[int, ...]) -> Callable[[dict[str, Any]], dict[str
 
 
 NO_CFG, CFG = {"guidance_scale": 1.0}, {"guidance_scale": 4.0}
+ODD = [(93, 70), (64, 130)]  # cropped to whole tokens
+SMALL_AREA = {"max_area": 64 * 64}  # that of every picture
 AS_GIVEN = {"use_resolution_binning": False, "clean_caption": False}  # sizes and captions
 CASES = [
     Case(family="sd15", build="sd15", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=scaled),
@@ -143,6 +147,9 @@ CASES = [
          normalized=shifted),
     Case(family="flux", build="flux", options={"guidance": False}, unguided={}, guided=CFG, guidance=4.0,
          packed=flux_packed, normalized=shifted),
+    Case(family="flux_kontext", build="flux_kontext", unguided={"guidance_scale": 3.5} | SMALL_AREA,
+         guided=CFG | SMALL_AREA, guidance=4.0, packed=flux_packed, normalized=shifted, sizes_shown=[(96, 64)],
+         shown=lambda pictures: {"image": pictures[0], "_auto_resize": False}),
     *(Case(family=name, build=name, options=options, unguided=NO_CFG | AS_GIVEN, guided=CFG | AS_GIVEN, guidance=4.0,
            normalized=scaled, cut=without_padding)
       for name, options in (("pixart_alpha", {}), ("pixart_alpha", {"sample_size": 64}), ("pixart_sigma", {}))),
@@ -156,9 +163,11 @@ CASES = [
          guided={"true_cfg_scale": 4.0, "negative_prompt": " "}, guidance=4.0, packed=flux_packed, encode=of_video,
          normalized=by_channel),
     Case(family="flux2", build="flux2", unguided={"guidance_scale": 3.5}, guided=CFG, guidance=4.0,
-         packed=flux2_patched, normalized=by_batch_norm, surrounding=300, padded_left=True),  # the system's message
+         packed=flux2_patched, normalized=by_batch_norm, surrounding=300, padded_left=True,  # the system's message
+         sizes_shown=ODD),
     *(Case(family="flux2_klein", build="flux2_klein", options=options, unguided=NO_CFG, guided=CFG, guidance=4.0,
-           packed=flux2_patched, normalized=by_batch_norm, surrounding=60) for options in ({}, {"distilled": True})),
+           packed=flux2_patched, normalized=by_batch_norm, surrounding=60, sizes_shown=ODD)
+      for options in ({}, {"distilled": True})),
     Case(family="lumina2", build="lumina2", unguided=NO_CFG, guided=CFG, guidance=4.0, normalized=shifted,
          cut=without_padding),
     Case(family="ovis", build="ovis", unguided=NO_CFG, guided=CFG, guidance=4.0, packed=flux_packed,

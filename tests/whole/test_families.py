@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -332,41 +333,63 @@ def test_the_denoiser_is_given_what_the_pipeline_gives_it(case, made, ours, pipe
     rows = Rows(open_index(read_manifest(made)))
     latent = noise(rows)
     theirs = getattr(pipe, ours.family.denoiser)
-    with watched(theirs) as asked, torch.no_grad(), tiny_pipelines.known_warnings():
-        pipe(prompt=caption, latents=case.packed(latent), num_inference_steps=2, height=64, width=64,
-             output_type="latent", **case.unguided)
-    flow = ours.prediction == "flow"
-    time = pipe.scheduler.sigmas[:1] if flow else pipe.scheduler.timesteps[:1]
-    sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
-    with watched(ours.model) as said, torch.no_grad(), tiny_pipelines.known_warnings():
-        ours.family.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
-                           Conditions(text=text_of(rows, caption), sizes_B6=sizes))
-    mine, usual = case.cut(said[0]), case.cut(asked[0])
-    assert mine.keys() == usual.keys()
-    for name in mine:
-        one, other = mine[name], usual[name]
-        if isinstance(one, torch.Tensor) and one.ndim == 1 and isinstance(other, torch.Tensor) and other.ndim == 0:
-            one = one[0]
-        assert same(one, other, 4e-6), (name, one, other)  # processors add in other orders
+    for shown, references in shown_of(case, made, pipe):
+        with watched(theirs) as asked, torch.no_grad(), tiny_pipelines.known_warnings():
+            pipe(prompt=caption, latents=case.packed(latent), num_inference_steps=2, height=64, width=64,
+                 output_type="latent", **case.unguided, **shown)
+        flow = ours.prediction == "flow"
+        time = pipe.scheduler.sigmas[:1] if flow else pipe.scheduler.timesteps[:1]
+        sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]])
+        with watched(ours.model) as said, torch.no_grad(), tiny_pipelines.known_warnings():
+            ours.family.predict(ours.model, latent * float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)), time,
+                               Conditions(text=text_of(rows, caption), sizes_B6=sizes, references=references))
+        mine, usual = case.cut(said[0]), case.cut(asked[0])
+        assert mine.keys() == usual.keys()
+        for name in mine:
+            one, other = mine[name], usual[name]
+            if isinstance(one, torch.Tensor) and one.ndim == 1 and isinstance(other, torch.Tensor) and other.ndim == 0:
+                one = one[0]
+            assert same(one, other, 4e-6), (name, one, other)  # processors add in other orders
+
+
+def shown_of(case: Case, made: Path, pipe: Any) -> Iterator[tuple[dict[str, Any], tuple[torch.Tensor, ...]]]:
+    """Pictures that are conditions, none first, then each with those before it: arguments of `__call__`, and latents
+    as the VAE makes them, cropped by hand, and as the cache's facts normalize them."""
+    references = FAMILIES[case.family].references
+    assert bool(case.sizes_shown) == (references is not None)
+    yield {}, ()
+    facts, pictures, latents = latents_of(read_manifest(made)), [], []
+    for number, (width, height) in enumerate(case.sizes_shown):
+        path = draw(made.parent / "shown" / f"{number}.png", (width, height), seed=50 + number)
+        pictures.append(Image.open(path).convert("RGB"))
+        pixels = pixels_of(pictures[-1], (width // 16 * 16, height // 16 * 16))
+        with torch.no_grad():
+            latents.append(facts.normalize(case.encode(pipe.vae, pixels)))
+        yield case.shown(pictures), tuple(latents)
 
 
 def test_a_picture_from_cached_rows_is_the_pipeline_s(case, made, ours, pipe):
     index = open_index(read_manifest(made))
     rows = Rows(index)
-    prompts = cached(index)
+    prompts, negatives, shown = list(cached(index)), [None, CAPTIONS[2]], [{}, {}]
     assert len(prompts) == 2
+    for given, references in shown_of(case, made, pipe):
+        if references:
+            prompts.append(replace(prompts[1], references=references))
+            negatives.append(CAPTIONS[2])
+            shown.append(given)
     with tiny_pipelines.known_warnings():
         mine = pictures(ours, rows, made.parent / "model", prompts,
                         Sampling(steps=3, guidance=case.guidance, seed=1, size=(64, 64)))
-    negatives = [None, CAPTIONS[2]]
+    assert not any(np.array_equal(one, other) for one, other in itertools.combinations(mine, 2))
     facts = index.manifest.document["latents"]
     shape = (facts["channels"], 64 // facts["factor"], 64 // facts["factor"])
-    for prompt, negative, picture in zip(prompts, negatives, mine, strict=True):
+    for prompt, negative, given, picture in zip(prompts, negatives, shown, mine, strict=True):
         latent = torch.from_numpy(_noise(prompt.prompt, shape, 1))[None]
         told = {} if negative is None else negative_of(pipe, case, negative)
         with torch.no_grad(), tiny_pipelines.known_warnings():
             wanted = pipe(prompt=prompt.prompt, latents=case.packed(latent), num_inference_steps=3, height=64, width=64,
-                          output_type="np", **{**case.guided, **told}).images[0]
+                          output_type="np", **{**case.guided, **told, **given}).images[0]
         usual = (wanted * 255).round().astype(np.int16)
         assert np.abs(usual - picture).max() <= 1, np.abs(usual - picture).max()
 
@@ -521,7 +544,11 @@ def bucket_of(found: Any, shot: Any) -> tuple[int, int]:
 def image_of(made: Path, name: str, bucket: tuple[int, int]) -> torch.Tensor:
     """[1, 3, H, W] from -1 to 1: the sizes of the test need at most a crop of the center."""
     with Image.open(made.parent / "photos" / name) as opened:
-        picture = opened.convert("RGB")
+        return pixels_of(opened.convert("RGB"), bucket)
+
+
+def pixels_of(picture: Image.Image, bucket: tuple[int, int]) -> torch.Tensor:
+    """[1, 3, H, W] of the picture's center."""
     left, top = (picture.width - bucket[0]) // 2, (picture.height - bucket[1]) // 2
     pixels = np.asarray(picture.crop((left, top, left + bucket[0], top + bucket[1])), np.float32)
     return torch.from_numpy(pixels).permute(2, 0, 1)[None] / 127.5 - 1
@@ -556,17 +583,25 @@ def options_for(ours: Any) -> Any:
     return TextOptions(max_length=ours.family.text.max_length)
 
 
-def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made, ours):
+def test_a_batch_of_unequal_captions_equals_its_samples_alone(case, made, ours, pipe):
     rows = Rows(open_index(read_manifest(made)))
     texts = [text_of(rows, caption) for caption in CAPTIONS[:2]]
     latent = noise(rows).expand(2, -1, -1, -1)
     sizes = torch.tensor([[64.0, 64.0, 0.0, 0.0, 64.0, 64.0]]).expand(2, 6)
     time = torch.tensor([300, 300])
-    with torch.no_grad(), tiny_pipelines.known_warnings():
-        together = predict(ours, latent, time, Conditions(text=text_of(rows, *CAPTIONS[:2]), sizes_B6=sizes))
-        alone = [predict(ours, latent[:1], time[:1], Conditions(text=text, sizes_B6=sizes[:1])) for text in texts]
-    assert torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(alone[0], alone[1], rtol=1e-3, atol=1e-4), "the captions make no difference"
+    *_, (_, shown) = shown_of(case, made, pipe)
+    answers = []
+    for references in {(), tuple(torch.cat([each, -each]) for each in shown)}:
+        with torch.no_grad(), tiny_pipelines.known_warnings():
+            together = predict(ours, latent, time, Conditions(text=text_of(rows, *CAPTIONS[:2]), sizes_B6=sizes,
+                                                              references=references))
+            alone = [predict(ours, latent[:1], time[:1], Conditions(
+                text=text, sizes_B6=sizes[:1], references=[each[number:number + 1] for each in references]))
+                for number, text in enumerate(texts)]
+        assert torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(alone[0], alone[1], rtol=1e-3, atol=1e-4), "the captions make no difference"
+        answers.append(together)
+    assert not torch.allclose(answers[0], answers[-1], rtol=1e-3, atol=1e-4) or not shown, "nor do the pictures"
 
 
 def test_a_denoiser_without_dropout_draws_nothing_itself(made, ours):

@@ -38,6 +38,8 @@ def describe(family: Family) -> dict[str, Any]:
             "text_windows": text.windows,
             "text_quantization": family.text_compute is not None,
         },
+        **({} if family.references is None else {
+            "references": {"most": family.references.most, "resolution": family.references.resolution}}),
         "lora_formats": list(family.lora.formats),
         "recipe": f"{RECIPES}/{family.name}.toml",
         "train": f"{RECIPES}/{family.name}.train.toml",
@@ -81,8 +83,16 @@ def family_text(family: Mapping[str, Any]) -> str:
         ("--clip-skip", "yes" if text["clip_skip"] else "no"),
         ("--text-windows", "yes" if text["text_windows"] else "no"),
         ("--text-quantization", "yes" if text["text_quantization"] else "no"),
+        *_references(family.get("references")),
         ("LoRA files", ", ".join(family["lora_formats"])),
         ("recipe", family["recipe"]),
         ("training", family["train"]),
     )
     return page(table(("", ""), ((label, value) for label, value in rows)))
+
+
+def _references(found: Mapping[str, int] | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    count = "1 picture" if found["most"] == 1 else f"up to {found['most']} pictures"
+    return [("references", f"{count} beside a caption, of about {found['resolution']}² pixels")]

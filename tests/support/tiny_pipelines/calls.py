@@ -71,6 +71,8 @@ def draw(pipeline: Any, prompt: str = "a cat", *, side: int = 64, steps: int = 2
     """
     if "use_resolution_binning" in inspect.signature(pipeline.__call__).parameters:
         options = {"use_resolution_binning": False} | options  # or pictures would have the size of trained ones
+    if "max_area" in inspect.signature(pipeline.__call__).parameters:
+        options = {"max_area": side * side} | options  # or they would have that area
     if hasattr(pipeline, "default_sample_size"):  # HiDream makes every picture as large as this, whatever is asked for
         pipeline.default_sample_size = side // pipeline.vae_scale_factor
     with known_warnings():

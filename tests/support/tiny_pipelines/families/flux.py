@@ -29,6 +29,11 @@ def flux(guidance: bool = True) -> Any:
     )
 
 
+def flux_kontext() -> Any:
+    """FLUX.1 Kontext: dev's parts, in a pipeline that also takes a picture."""
+    return _untyped.FluxKontextPipeline(**{name: part for name, part in flux().components.items() if part is not None})
+
+
 def chroma() -> Any:
     """Chroma: T5 alone, with a mask; a small network makes the modulations of all blocks."""
     tokenizer = tokenizers.t5()

@@ -1,0 +1,156 @@
+"""Pictures as conditions: their sizes, and whatever else of them can be told without a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from PIL import Image
+
+pytest.importorskip("transformers", minversion="5", reason="older tokenizers cannot be made in memory")
+pytest.importorskip("diffusers", minversion="0.42", reason="older releases lack some of the families")
+
+import tiny_pipelines
+from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel
+from diffusers.pipelines.flux import pipeline_flux_kontext
+
+from prep.geometry import Placement, Size
+from prep.models.device.hollow import META, Hollow
+from prep.models.families import flux_kontext
+from prep.models.families.registry import FAMILIES
+from prep.models.family import Conditions
+
+TAKING = [name for name, family in FAMILIES.items() if family.references]
+
+
+class Seen(Exception):
+    """What a pipeline makes of a picture before it is pixels."""
+
+
+class Blank(Image.Image):
+    """A picture that has a size and no pixels."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self._size = size
+
+    def resize(self, size: Size, *_: Any, **__: Any) -> Blank:
+        return Blank(size)
+
+    def crop(self, box: tuple[int, int, int, int]) -> Any:
+        raise Seen(self.size, box)
+
+    def tobytes(self, *_: Any, **__: Any) -> Any:
+        raise Seen(self.size, (0, 0, *self.size))
+
+
+def placed(pipeline: Any, embeddings: dict[str, torch.Tensor], size: Size) -> Placement | None:
+    """How the pipeline's own code places a picture; `None` if it refuses it."""
+    try:
+        pipeline(image=Blank(size), height=64, width=64, guidance_scale=1.0, **embeddings)
+    except Seen as seen:
+        scaled, (left, top, right, bottom) = seen.args
+        return Placement(scaled=scaled, crop=(left, top), bucket=(right - left, bottom - top))
+    except ValueError as error:
+        assert "Image too small" in str(error) or "Aspect ratio too extreme" in str(error)
+        return None
+    raise AssertionError("the pipeline made a picture")
+
+
+def embeddings(pipeline: Any) -> dict[str, torch.Tensor]:
+    found = {"prompt_embeds": torch.zeros(1, 4, pipeline.transformer.config.joint_attention_dim)}
+    pooled = pipeline.transformer.config.get("pooled_projection_dim")
+    return found | ({"pooled_prompt_embeds": torch.zeros(1, pooled)} if pooled else {})
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_pictures_are_placed_as_the_pipeline_places_them(name):
+    family, pipeline = FAMILIES[name], tiny_pipelines.build(name)
+    texts = embeddings(pipeline)
+
+    sides = st.integers(16, 9000)
+
+    @given(st.tuples(sides, sides) | st.tuples(sides, st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] * pair[1]))
+           | sides.map(lambda side: (side, side)))
+    @example((1040, 1040))  # its floats make 1023 pixels of them
+    @example((1024, 1024))
+    @example((64, 512))
+    @example((513, 64))
+    @example((63, 64))
+    def all_sizes(size: Size) -> None:
+        assert family.references.place(size, family.references.resolution) == placed(pipeline, texts, size)
+
+    all_sizes()
+
+
+@pytest.mark.parametrize("name", TAKING)
+@given(st.tuples(st.integers(1, 20000), st.integers(1, 20000)), st.integers(1, 4096))
+def test_a_placement_of_any_side_is_of_whole_tokens(name, size, side):
+    family = FAMILIES[name]
+    token, found = family.factor * family.patch, family.references.place(size, side)
+    if found is None:
+        return
+    for picture, scaled, begin, length in zip(size, found.scaled, found.crop, found.bucket, strict=True):
+        assert length > 0 and length % token == 0 and begin >= 0 and begin + length <= scaled
+        assert name == "flux_kontext" or (scaled <= picture and scaled - length < token)
+    area = found.bucket[0] * found.bucket[1]
+    assert area <= 1.06 * side**2, "of Kontext's sizes the largest has 1.051 times the area of a square"
+
+
+def test_kontext_s_sizes_are_the_pipeline_s():
+    assert list(flux_kontext.SIZES) == pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
+
+
+def test_kontext_is_given_a_latent_as_its_pipeline_gives_it():
+    """Which takes latents, too; pictures are in tests/whole/test_families.py."""
+    pipeline = tiny_pipelines.build("flux_kontext")
+    noise, shown = torch.randn(1, 16, 8, 6), torch.randn(1, 16, 4, 10)
+    texts, seen = embeddings(pipeline), []
+    pipeline.transformer.register_forward_pre_hook(lambda module, args, given: seen.append(given), with_kwargs=True)
+    pipeline(image=shown, latents=flux_kontext.packing.pack(noise), height=64, width=48, max_area=64 * 48,
+             num_inference_steps=1, output_type="latent", **texts)
+    with torch.no_grad():
+        answer = flux_kontext.FAMILY.predict(pipeline.transformer, noise, torch.tensor([1.0]), Conditions(
+            text={"hidden": texts["prompt_embeds"], "pooled": texts["pooled_prompt_embeds"]},
+            sizes_B6=torch.zeros(1, 6), references=[shown]))
+    assert answer.shape == noise.shape
+    for name in ("hidden_states", "img_ids"):
+        assert torch.equal(seen[1][name], seen[0][name]), name
+
+
+# Of the transformers' published configs what is not the default of its class, but for the number of blocks.
+BLOCKS = {"num_layers": 1, "num_single_layers": 1}
+PUBLISHED = {
+    "flux_kontext": (FluxTransformer2DModel, {"guidance_embeds": True}, {"hidden": (512, 4096), "pooled": (768,)}),
+    "flux2": (Flux2Transformer2DModel, {}, {"hidden": (512, 15360)}),
+    "flux2_klein": (Flux2Transformer2DModel, {"num_attention_heads": 24, "joint_attention_dim": 7680,
+                                              "guidance_embeds": False}, {"hidden": (512, 7680)}),
+}
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_the_memory_of_references_can_be_counted(name):
+    """A pass of blocks of the published size in bfloat16, without weights."""
+    kind, config, text = PUBLISHED[name]
+    family, peaks = FAMILIES[name], []
+    with META:
+        model = kind(**config, **BLOCKS).to(torch.bfloat16)
+    with Hollow() as counted:
+        counted.enter(model)
+        weights = sum(counted.live.values())
+        for cells in ([], [(128, 128)] * family.references.most):
+            counted.reset_peak()
+            latent, *references = (counted.empty((2, family.latent_channels, *each), torch.bfloat16)
+                                   for each in ((64, 64), *cells))
+            hidden = {array: counted.empty((2, *shape), torch.bfloat16) for array, shape in text.items()}
+            with torch.no_grad():
+                made = family.predict(model, latent, torch.tensor([0.5, 0.7]), Conditions(
+                    text=hidden, sizes_B6=torch.zeros(2, 6), references=references))
+            peaks.append(sum(counted.peak.values()) - weights)
+            assert made.shape == latent.shape
+    tokens = 512 + 32 * 32
+    more = family.references.most * 64 * 64
+    assert peaks[1] == pytest.approx(peaks[0] * (tokens + more) / tokens, rel=0.2)
