@@ -42,6 +42,7 @@ class Progress:
     saved: int = 0  # the step of the newest checkpoint
     world: int = 1  # processes that train together
     whole: bool = True  # False during an update: the weights then belong to no step
+    recomputes: bool = False  # whether gradient checkpointing is on, as far as the trial settled it
     during: str = ""  # what is computed besides steps: TRYING, or one of BETWEEN's
     draws: tuple[Draw, ...] = ()  # of the newest forward pass
 
@@ -186,7 +187,7 @@ def _less_memory(config: Config, progress: Progress) -> list[str]:
     smaller = [size for size in smaller_sizes(config.batch_size, config.micro_batch)
                if -(-size // world) < len(progress.draws)]
     options = [f"--micro-batch {smaller[0]}"] if smaller else []
-    if not config.gradient_checkpointing:
+    if not (config.recomputes or progress.recomputes):
         options.append("--set gradient_checkpointing=true")
     return [*options, *_smaller_model(config, progress)] if len(options) < 2 else options
 

@@ -32,7 +32,7 @@ from prep.training.schema import Config
 from train.card import card
 from train.evaluate import due_after, evaluate, waits_shortened
 from train.failures import TRYING, NotFinite, Progress
-from train.memory.forecast import blocks_offloaded
+from train.memory.forecast import blocks_offloaded, recomputing
 from train.models.dropout import has_dropout
 from train.models.size_shift import chances_by_bucket
 from train.parallel.errors import RankFailed
@@ -61,6 +61,7 @@ from train.state_files import (
     state_of,
     weights_name,
 )
+from train.trial import tried
 from train.update import Gathered, update_of
 
 
@@ -99,6 +100,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     first = progress.done
     with log.phase("loading the model"), killable(), ranks.collective():
         offload = blocks_offloaded(setup, progress.device, ranks.world)
+        setup, texts = recomputing(setup, progress.device, ranks)
         trainee = create_state(setup, progress.device, ranks, offload=offload, progress=log.progress)
         if start is not None:
             restore(trainee, start, setup.model.naming)
@@ -106,12 +108,13 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
                 name = weights_name(setup.family, setup.config.method)
                 naming = kept_naming(start, name, setup.model.naming)
                 setup = replace(setup, model=replace(setup.model, naming=naming))
-    with log.phase(TRYING), killable(), trainee.model.passes():
-        warm_up_largest_bucket(trainee, setup, progress)
-    set_aside, existing = list[str](), frozenset[str]()
+    with log.phase(TRYING), killable():
+        setup, tried_texts = tried(trainee, setup, progress)
+    texts += tried_texts
+    existing = frozenset[str]()
     with ranks.collective():
         if ranks.first:
-            set_aside = claim_run(storage.run, setup, step=None if start is None else first)
+            texts += claim_run(storage.run, setup, step=None if start is None else first)
             forget_failures(storage.folder)
             existing = log.rewind(first)
             storage.claim(None if start is None else first)
@@ -120,7 +123,7 @@ def train(setup: Setup, storage: OnDisk, log: Log, progress: Progress, start: St
     run = _Run(setup=setup, trainee=trainee, storage=storage, log=log, progress=progress, rows=Rows(setup.index),
                requests=requests or Requests())
     with storage:
-        _begin(run, set_aside, existing, offload)
+        _begin(run, texts, existing, offload)
         _steps(run)
         _end(run)
 
@@ -183,30 +186,6 @@ def accumulate(trainee: TrainState, config: Config, feed: Iterable[Batch], progr
             parts.append((batch.draws, part))
         since = time.perf_counter()
     return Gathered(loss=loss, samples=samples, waited=waited, parts=tuple(parts), each=tuple(each))
-
-
-def warm_up_largest_bucket(trainee: TrainState, setup: Setup, progress: Progress) -> None:
-    """One forward and backward pass over the largest bucket, with memory held for what the optimizer keeps, and for the
-    gradients of passes before it, if a step has several.
-
-    Too little memory then shows at once, and not in the step that meets this bucket first. Nothing else changes.
-    """
-    if progress.done >= setup.steps:
-        return
-    somewhere = next(iter(trainee.denoiser.parameters.values()))
-    size = setup.model.state_bytes // (trainee.ranks.world if trainee.model.sharded else 1)
-    moments = somewhere.new_empty(0 if trainee.optimizer.state or trainee.spec.paged else size, dtype=torch.uint8)
-    most, world = setup.config.micro_batch, trainee.ranks.world
-    request = draws.trial(setup.index, setup.plan, most, world)
-    if draws.accumulates(setup.plan, most, world):
-        trainee.model.hold_gradients(trainee.denoiser.parameters)
-    progress.draws, progress.during = request.draws, TRYING
-    with batches(Rows(setup.index), iter([request]), masked=setup.masked, pinned=False) as feed:
-        for batch in feed:
-            forward_backward(trainee, setup.config, batch)
-    trainee.model.drop_gradients(trainee.denoiser.parameters)
-    progress.draws, progress.during = (), ""
-    del moments
 
 
 def _is_due(setup: Setup, done: int) -> bool:
@@ -277,8 +256,8 @@ def _rescue(run: _Run, saver: Saver, error: Exception) -> None:
             saver.wait()
 
 
-def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str], offload: int) -> None:
-    """Logs what the run begins with, and evaluates the weights. `set_aside`: warnings of the run's directory;
+def _begin(run: _Run, texts: Iterable[str], existing: frozenset[str], offload: int) -> None:
+    """Logs what the run begins with, and evaluates the weights. `texts`: warnings of the trial and the run's directory;
     `existing`: events of this step that the log of a resumed run already has; `offload`: blocks in host memory."""
     setup, log, ranks, device, first = run.setup, run.log, run.ranks, run.progress.device, run.progress.done
     before, dtype = log.begun, str(run.trainee.denoiser.dtype).removeprefix("torch.")
@@ -292,7 +271,7 @@ def _begin(run: _Run, set_aside: Iterable[str], existing: frozenset[str], offloa
             "dropout draws differ, so the steps are not those that one number would have made")
     if text := waits_shortened(setup.config, ranks):
         log("warning", first, text=text)
-    for text in set_aside:
+    for text in texts:
         log("warning", first, text=text)
     if first and "checkpoint" not in existing:
         log("checkpoint", first, folder=f"checkpoints/{step_name(first)}")

@@ -91,6 +91,16 @@ def count_or_auto(value: Any, where: str) -> int | str:
         raise Unparsed(f'{error}, or "auto"') from None
 
 
+AUTO, IN_HOST = "auto", "offload"  # of gradient_checkpointing, besides true and false
+
+
+def checkpointing_check(value: Any, where: str) -> bool | str:
+    """Checks for true, false, "auto" or "offload"."""
+    if isinstance(value, bool) or value in (AUTO, IN_HOST):
+        return value if isinstance(value, bool) else str(value)
+    raise Unparsed(f'{where} is {brief(value)}, expected true, false, "{AUTO}" or "{IN_HOST}"')
+
+
 def switch_or_auto(value: Any, where: str) -> bool | str:
     """Checks for true, false or "auto"."""
     if value == "auto" or isinstance(value, bool):

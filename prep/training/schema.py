@@ -12,7 +12,10 @@ from prep.batching.policy import Shuffle, Underfill
 from prep.models.denoiser.samplers import SAMPLERS
 from prep.setting import line_check, setting
 from prep.training.checks import (
+    AUTO,
+    IN_HOST,
     PRESETS,
+    checkpointing_check,
     count_or_auto,
     layers_check,
     parts_check,
@@ -319,7 +322,11 @@ class Config:
                                          "for each row) or 4 (NF4, Dettmers et al. 2023; needs the extra bnb): larger "
                                          "models fit, steps are slower; int8: 8 bits that are also multiplied as such, "
                                          "inputs and gradients rounded to them: faster, products off by about 1 %")
-    gradient_checkpointing: bool = setting(False, resume=True, help="recompute activations: less memory, slower steps")
+    gradient_checkpointing: bool | str = setting(
+        AUTO, check=checkpointing_check, values=f'true, false, "{AUTO}" or "{IN_HOST}"', resume=True,
+        help="recompute activations: less memory, slower steps, the same numbers; auto: with offload, "
+        "and if a pass over the largest bucket runs out of memory without (with --shard, if the estimate does not "
+        "fit); offload: what the blocks are recomputed from waits in system RAM")
     offload: int | str = setting(0, check=count_or_auto, values='blocks, 0 or more, or "auto"', resume=True,
                                  help="keep the frozen weights of so many of the denoiser's blocks in system RAM, and "
                                  "copy each to the GPU ahead of its use: larger models fit, steps may be slower and "
@@ -348,3 +355,9 @@ class Config:
     parallel: Parallel = field(default_factory=Parallel)
     log: Logging = field(default_factory=Logging)
     result: Result = field(default_factory=Result)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether gradient checkpointing is on from the first pass; with "auto" a trial may turn it on."""
+        return self.gradient_checkpointing in (True, IN_HOST) or (
+            self.gradient_checkpointing == AUTO and bool(self.offload))

@@ -214,11 +214,11 @@ def fail_pass(last: int, where: str, name: str) -> None:
     import torch
     from torch.nn.modules.module import register_module_forward_hook
 
-    from train import evaluate, loop, validate
+    from train import evaluate, loop, trial, validate
 
-    module, attribute = {"validation": (validate, "forward"), "pictures": (evaluate, "pictures")}.get(
-        where, (loop, "forward_backward"))
-    left, plain = iter(range(last)), getattr(module, attribute)
+    modules, attribute = {"validation": ((validate,), "forward"), "pictures": ((evaluate,), "pictures")}.get(
+        where, ((loop, trial), "forward_backward"))
+    left, plain = iter(range(last)), getattr(modules[0], attribute)
     errors = {"memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
               "bug": RuntimeError("shapes differ"), "disk": OSError(errno.EIO, "cannot be read")}
 
@@ -240,7 +240,8 @@ def fail_pass(last: int, where: str, name: str) -> None:
             plain(*args)
         return fail()
 
-    setattr(module, attribute, passing)
+    for module in modules:
+        setattr(module, attribute, passing)
 
 
 def _trace(order: Any, commit: Any, file: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
+from train.models import recomputed
 from train.models.lora import is_stored
 from train.models.offload import Offloaded
 
@@ -23,6 +24,22 @@ def watch_residents(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         found.append((sum(map(has_weights, self.modules)), there))
 
     monkeypatch.setattr(Offloaded, "_bring", bring)
+    return found
+
+
+def watch_inputs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each tensor that goes to host memory until its block is recomputed. Small ones go, too, and so does
+    what a CPU has."""
+    found: list[int] = []
+    real = recomputed.to_host
+
+    def to_host(value: Tensor) -> Any:
+        found.append(value.nbytes)
+        return real(value)
+
+    monkeypatch.setattr(recomputed, "to_host", to_host)
+    monkeypatch.setattr(recomputed, "LEAST", 1)
+    monkeypatch.setattr(recomputed, "SHARED", ())
     return found
 
 

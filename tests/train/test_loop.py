@@ -21,8 +21,6 @@ from safetensors.torch import load_file, save_file
 
 from prep.errors import CacheError, ConfigError, ModelError, OutOfMemoryError
 from prep.fs.place import Local
-from prep.loader import draws
-from prep.loader.batches import batches
 from prep.loader.rows import Rows
 from prep.training.schema import Result
 from train import evaluate, failures, loop, update
@@ -486,17 +484,6 @@ def test_a_denoiser_that_cannot_be_read_is_said(make, setup_of, tmp_path, tiny_m
     assert caught.value.exit_code == 6
 
 
-def test_gradient_checkpointing_changes_no_weight(make, setup_of, tmp_path):
-    made = make()
-    for name, switch in (("off", False), ("on", True)):
-        setup = setup_of(made, **{**QUICK, "steps": 3}, lora={"rank": 2}, gradient_checkpointing=switch)
-        go(setup, tmp_path / name)
-    one, other = (tensors(tmp_path / name / "lora.safetensors") for name in ("off", "on"))
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.allclose(torch.tensor(value), torch.tensor(other[name]), atol=1e-5)
-
-
 def test_a_loss_that_is_no_number_ends_the_run(make, setup_of, tmp_path):
     made = make()
     setup = setup_of(made, **QUICK, method="full", optimizer={"lr": 100.0, "clip": 0.0})
@@ -892,60 +879,6 @@ def test_a_runtime_error_in_a_step_stays_what_it_is_and_keeps_the_steps(make, se
     with pytest.raises(RuntimeError, match="shapes differ"):
         go(setup, tmp_path / "run")
     assert kept(tmp_path / "run") == ["step-000002"]
-
-
-def test_the_largest_bucket_is_tried_before_the_first_step(make, setup_of, tmp_path, monkeypatch):
-    """With as many samples as a forward pass of training can have, and nothing is written if it does not fit."""
-    setup = setup_of(make(counts=(6, 3)), **QUICK, lora={"rank": 2})
-    tried = []
-
-    def too_large(trainee, setup, batch):
-        tried.append(batch.latent_BChw.shape)
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(loop, "forward_backward", too_large)
-    with pytest.raises(OutOfMemoryError) as caught:
-        go(setup, tmp_path / "run")
-    assert caught.value.message == ("cpu ran out of memory before step 1, trying the largest bucket, with 2 samples of "
-                                    "64x64 in a forward pass")
-    assert caught.value.hint == "--micro-batch 1 or --set gradient_checkpointing=true"
-    assert [tuple(shape) for shape in tried] == [(2, 4, 8, 8)] and not (tmp_path / "run").exists()
-
-
-def test_a_trial_leaves_no_gradient_and_no_moment(make, setup_of):
-    setup = setup_of(make(), **QUICK, lora={"rank": 2})
-    trainee = loop.create_state(setup, torch.device("cpu"))
-    before = {name: value.detach().clone() for name, value in trainee.denoiser.parameters.items()}
-    loop.warm_up_largest_bucket(trainee, setup, Progress(device=torch.device("cpu")))
-    for name, value in trainee.denoiser.parameters.items():
-        assert torch.equal(value, before[name]) and value.grad is None and not trainee.optimizer.state.get(value)
-
-
-@pytest.mark.parametrize(("batch", "held"), [(2, False), (4, True)])
-def test_the_trial_holds_what_passes_before_it_have_left(make, setup_of, monkeypatch, batch, held):
-    """As every pass of a step but its first: 4 bytes for each trained number, and no more when it has ended."""
-    setup = setup_of(make(), **{**QUICK, "batch_size": batch}, lora={"rank": 2})
-    trainee = loop.create_state(setup, torch.device("cpu"))
-    sizes, real = [], loop.forward_backward
-
-    def gradients():
-        found = [value.grad for value in trainee.denoiser.parameters.values() if value.grad is not None]
-        return sum(grad.numel() * grad.element_size() for grad in found)
-
-    def watched(*args):
-        sizes.append(gradients())
-        found = real(*args)
-        sizes.append(gradients())
-        return found
-
-    monkeypatch.setattr(loop, "forward_backward", watched)
-    loop.warm_up_largest_bucket(trainee, setup, Progress(device=torch.device("cpu")))
-    assert sizes == [4 * setup.model.numbers * held, 4 * setup.model.numbers] and gradients() == 0
-    sizes.clear()
-    with batches(Rows(setup.index), draws.training(setup.index, setup.plan, 0, 1, timesteps=1000),
-                 masked=False, pinned=False) as feed:
-        loop.accumulate(trainee, setup.config, feed, Progress(device=torch.device("cpu")))
-    assert sizes[::2] == [0, 4 * setup.model.numbers][:1 + held]  # what a step's passes begin with
 
 
 def test_a_full_disk_says_where_the_run_goes_on(make, setup_of, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from family_cases import CASES, Case, named, same
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from pictures import draw
 from PIL import Image
-from residents import watch_residents
+from residents import watch_inputs, watch_residents
 from runs import go
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -681,19 +681,24 @@ def trained(found: Any, offload: int) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def test_steps_with_blocks_in_host_memory_are_those_without(case, made, monkeypatch):
-    """Each family has blocks, and of no more than two of them there are weights at a time."""
-    found = setup(made, optimizer={"lr": 0.05}, lora={"rank": 2, "targets": "all-linear"},
-                  gradient_checkpointing=True)
-    resident = watch_residents(monkeypatch)
-    wanted, whole = trained(found, 0)
+    """Each family has blocks, and of no more than two of them there are weights at a time. What they are recomputed
+    from is in host memory, too; the steps are those without gradient checkpointing."""
+    settings = {"optimizer": {"lr": 0.05}, "lora": {"rank": 2, "targets": "all-linear"}}
+    resident, away = watch_residents(monkeypatch), watch_inputs(monkeypatch)
+    wanted, whole = trained(setup(made, **settings, gradient_checkpointing=False), 0)
+    assert not away
+    found = setup(made, **settings, gradient_checkpointing="offload")
     blocks = offload.repeated_blocks(whole)
     assert blocks and not resident
     given, model = trained(found, len(blocks))
     assert offload.repeated_blocks(model) == [one for one in model.modules() if "forward" in vars(one)]
     assert {count for count, _ in resident} <= {1, 2} and len(resident) % len(blocks) == 0
-    assert len(resident) >= 2 * 2 * len(blocks)
+    assert len(resident) >= 2 * 2 * len(blocks) and len(away) >= 2 * len(blocks)
     for name, value in wanted.items():
-        assert torch.equal(given[name], value), name
+        if case.family == "chroma":  # which recomputes texts of one length at a time: its sums are rounded otherwise
+            assert torch.allclose(given[name], value, atol=1e-4), name
+        else:
+            assert torch.equal(given[name], value), name
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

@@ -69,7 +69,7 @@ TRAIN_FLOORS = (
     {"objectives", "setup"},
     {"runs", "sampling", "failures"},
     {"metadata", "trackers", "validate", "state"},
-    {"check", "state_files", "prompts", "cluster_forecast", "card"},
+    {"check", "state_files", "prompts", "cluster_forecast", "card", "trial"},
     {"memory", "evaluate", "merging", "show_step", "update"},
     {"loop", "sample", "report"},
     {"cli"},

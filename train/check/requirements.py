@@ -38,7 +38,7 @@ def _check_offloaded(config: Config) -> None:
     """Raises `ConfigError` for settings that need all of the model on the device."""
     for name, wrong, why, way in (
             ("method", config.method == "full", "is 'full', which trains them", "--method lora"),
-            ("gradient_checkpointing", not config.gradient_checkpointing, "is off, which keeps weights on the GPU from "
+            ("gradient_checkpointing", not config.recomputes, "is off, which keeps weights on the GPU from "
              "the forward to the backward pass", "--set gradient_checkpointing=true"),
             ("compile", config.compile, "is on, which needs weights that stay where they are", "--no-compile"),
             ("parallel.shard", config.parallel.shard, "is on, which divides the weights among the GPUs", "--no-shard")):

@@ -51,7 +51,7 @@ def shares_of(setup: Setup) -> Shares:
     areas = [width * height for width, height in setup.manifest.buckets]
     shown = sum(setup.plan.counts)
     area = sum(count * size for count, size in zip(setup.plan.counts, areas, strict=True)) / max(shown, 1)
-    trained = steps * float(setup.plan.sizes(0).mean()) * area * (TRAINED + config.gradient_checkpointing)
+    trained = steps * float(setup.plan.sizes(0).mean()) * area * (TRAINED + config.recomputes)
     held_out = [len(members) for members in index.validation]
     available = sum(held_out)
     validated = min(config.validation.most or available, available)

@@ -21,7 +21,7 @@ _NAMES: Mapping[str, str] = {
     "caption_dropout": "caption_dropout_rate caption_dropout_probability proportion_empty_prompts",
     "zero_terminal_snr": "rescale_noise_scheduler_to_zero_terminal_snr rescale_betas_zero_snr",
     "guidance_embedding": "flux_guidance_value flux_guidance_embedding",
-    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing": "activation_checkpointing cpu_offload_checkpointing",
     "offload": "blocks_to_swap block_swap layer_offload_fraction group_offload musubi_blocks_to_swap",
     "quantization": "fp8_base base_model_precision quantize qtype fp8 nf4 int8",
     "lora.rank": "network_dim lora_rank network_rank dim",

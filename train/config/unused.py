@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prep.formatting import listed
+from prep.training.checks import IN_HOST
 from prep.training.schema import Config
 from prep.training.table import SETTINGS
 from train.config.load import by_name
@@ -33,7 +34,9 @@ def unused(config: Config, facts: Facts) -> Iterator[str]:
 
 def unused_on(config: Config, device: str | None, world: int | None) -> Iterator[str]:
     """The same for the kind of device and the number of processes; None: not known."""
-    return _told(config, _of_computer(config, device, world))
+    yield from _told(config, _of_computer(config, device, world))
+    if device in ("cpu", "mps") and config.gradient_checkpointing == IN_HOST:
+        yield f"gradient_checkpointing '{IN_HOST}' is as true: the device is {device}, whose memory is the system's"
 
 
 def depends_on_device(config: Config) -> bool:

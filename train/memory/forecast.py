@@ -19,6 +19,7 @@ from prep.errors import ConfigError, first_line
 from prep.formatting import format_bytes
 from prep.models.device.counting import ACTIVATIONS
 from prep.models.device.offload import SHARED
+from prep.training.checks import AUTO, IN_HOST
 from prep.training.schema import Config
 from prep.training.table import spell
 from train.check.data import planned_by
@@ -27,6 +28,7 @@ from train.config.load import as_table, parse
 from train.memory.room import Room, room_of
 from train.memory.step import INPUTS, count
 from train.models.offload import fewest, saved, spread
+from train.parallel.ranks import Ranks
 from train.setup import Setup
 
 SURELY = 0.9  # of a forecast
@@ -45,6 +47,7 @@ class Forecast:
     samples: int = 1  # of a pass
     blocks: tuple[int, ...] = ()  # bytes of the frozen weights of each block that may be in host memory
     offloaded: int = 0  # of them
+    unrecomputed: int = 0  # bytes at the peak without gradient checkpointing, if "auto" turns it on
 
     @property
     def peak(self) -> int:
@@ -69,7 +72,14 @@ class Forecast:
         there = "" if self.room.total is None else f"; {self.room.name} has {format_bytes(self.room.total)}"
         if self.room.free is not None and self.room.free != self.room.total:
             there += f", of which {format_bytes(self.room.free)} are free"
-        return f"estimated memory at the peak: {format_bytes(self.peak)} ({', '.join(parts)}){self.elsewhere}{there}"
+        return (f"estimated memory at the peak: {format_bytes(self.peak)} ({', '.join(parts)}){self.elsewhere}"
+                f"{self._why}{there}")
+
+    @property
+    def _why(self) -> str:
+        """Why activations are recomputed, if "auto" decides so."""
+        return (f", with gradient checkpointing, since it would take {format_bytes(self.unrecomputed)} without"
+                if self.unrecomputed else "")
 
     @property
     def elsewhere(self) -> str:
@@ -103,11 +113,22 @@ def forecast(setup: Setup, room: Room, settings: Mapping[str, Any] | None = None
         config = changed_by(setup.config, settings)
         begun = setup.plan.micro_batch != setup.config.micro_batch  # a resumed run keeps its plan
         changed = replace(setup, config=config, plan=setup.plan if begun else planned_by(config, setup.index.counts))
-    taken = count(changed, room, world)
+    found, config = _counted(changed, room, settings or {}, world), changed.config
+    auto = config.gradient_checkpointing == AUTO and not config.recomputes
+    part = FILLED if config.parallel.shard else 1.0  # where nothing else decides
+    if not auto or room.free is None or room.kind == "cpu" or found.peak <= part * room.free:
+        return found  # on a CPU no pass fails that takes too much
+    recomputing = replace(changed, config=replace(changed.config, gradient_checkpointing=True))
+    return replace(_counted(recomputing, room, settings or {}, world), unrecomputed=found.peak)
+
+
+def _counted(setup: Setup, room: Room, settings: Mapping[str, Any], world: int) -> Forecast:
+    """The memory of each of `world` processes; `settings`: what to say of the setup."""
+    taken = count(setup, room, world)
     found = {**taken.parts, "libraries": room.libraries}
-    whole = Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings or {},
+    whole = Forecast(parts={name: found.get(name, 0) for name in PARTS}, room=room, settings=settings,
                      samples=taken.samples, blocks=taken.blocks)
-    wanted = changed.config.offload
+    wanted = setup.config.offload
     return whole.offloading(wanted if isinstance(wanted, int) else whole.fewest(FILLED))
 
 
@@ -123,6 +144,25 @@ def blocks_offloaded(setup: Setup, device: torch.device, world: int = 1) -> int:
     except Exception as error:  # a library may need data that a model without weights has not
         raise ConfigError("offload is 'auto', but the memory of this run cannot be estimated: "
                           f"{first_line(error)[:200]}", hint="name a number of blocks: --set offload=N") from None
+
+
+def recomputing(setup: Setup, device: torch.device, ranks: Ranks) -> tuple[Setup, list[str]]:
+    """The setup with gradient checkpointing on, and why, if processes divide the model and the forecast needs it. A
+    trial (`train.trial`) cannot say so: they meet within each pass, and one that lacks memory cannot try again."""
+    config, why = setup.config, ""
+    if not config.parallel.shard or ranks.world == 1 or config.gradient_checkpointing != AUTO or device.type == "cpu":
+        return setup, []
+    try:
+        found = forecast(setup, room_of(str(device)), world=ranks.world)
+        if found.unrecomputed:
+            taken, free = (format_bytes(size or 0) for size in (found.unrecomputed, found.room.free))
+            why = f"a step would take about {taken} without, of {free}"
+    except Exception as error:  # a library may need data that a model without weights has not
+        why = f"the memory of a step cannot be estimated: {first_line(error)[:200]}"
+    if not ranks.any(bool(why)):
+        return setup, []
+    return (replace(setup, config=replace(config, gradient_checkpointing=True)),
+            [f"gradient checkpointing is on, since {why or 'another process has less memory'}"])
 
 
 def ways(setup: Setup, first: Forecast, world: int = 1) -> Iterator[Forecast]:
@@ -154,7 +194,12 @@ def _average_elsewhere(config: Config, now: Forecast) -> Mapping[str, Any]:
 
 
 def _recomputed(config: Config, now: Forecast) -> Mapping[str, Any]:
-    return {} if config.gradient_checkpointing else {"gradient_checkpointing": True}
+    return {} if config.recomputes or now.unrecomputed else {"gradient_checkpointing": True}
+
+
+def _recomputed_from_host(config: Config, now: Forecast) -> Mapping[str, Any]:
+    there = now.room.has_own_memory and config.gradient_checkpointing != IN_HOST
+    return {"gradient_checkpointing": IN_HOST} if there else {}
 
 
 def _fewer_at_once(config: Config, now: Forecast) -> Mapping[str, Any]:
@@ -169,7 +214,8 @@ def _fewer_at_once(config: Config, now: Forecast) -> Mapping[str, Any]:
 
 def _offloaded(config: Config, now: Forecast) -> Mapping[str, Any]:
     more = now.fewest()
-    return {"gradient_checkpointing": True, "offload": more} if more > now.offloaded else {}
+    on = {} if config.recomputes else {"gradient_checkpointing": True}
+    return {**on, "offload": more} if more > now.offloaded else {}
 
 
 def _smaller_moments(config: Config, now: Forecast) -> Mapping[str, Any]:
@@ -190,8 +236,8 @@ def _smaller_rank(config: Config, now: Forecast) -> Mapping[str, Any]:
 
 
 # In the order of what they cost: nothing, time, and then a little of the result.
-_changes = (_average_elsewhere, _recomputed, _fewer_at_once, _offloaded, _smaller_moments, _in_8_bits, _in_4_bits,
-            _smaller_rank)
+_changes = (_average_elsewhere, _recomputed, _fewer_at_once, _recomputed_from_host, _offloaded, _smaller_moments,
+            _in_8_bits, _in_4_bits, _smaller_rank)
 
 
 def changed_by(config: Config, settings: Mapping[str, Any]) -> Config:

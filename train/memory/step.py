@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from prep.cache.records import RowRef
 from prep.fs.place import is_here
@@ -25,11 +27,14 @@ from prep.loader.rows import DTYPES, Rows
 from prep.models.device.counting import tensors_in
 from prep.models.device.hollow import Hollow
 from prep.models.family import ATTENTION_MASK
+from prep.training.checks import IN_HOST
 from prep.training.schema import Config
 from train.memory.autocast import OfGpu, recomputed
 from train.memory.room import Room
 from train.models.denoiser import Denoiser, quiet
 from train.models.offload import block_bytes
+from train.models.recomputed import LEAST
+from train.models.recomputed import recomputed as recomputed_here
 from train.models.unloaded import unloaded
 from train.optim.ema import WeightAverage
 from train.optim.loss_scale import LossScale
@@ -112,8 +117,11 @@ def _update(trainee: TrainState, setup: Setup, counted: Hollow) -> None:
 def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
     """What `train.state.create_state` makes, without data."""
     config, on_gpu = setup.config, room.kind != "cpu"
+    way = recomputed if on_gpu else recomputed_here
+    if config.gradient_checkpointing == IN_HOST and room.has_own_memory:
+        way = partial(_recomputed_from_host, counted)
     denoiser = unloaded(setup.model.path, config, setup.prediction, room.dtype(config.precision), setup.family, counted,
-                        recomputed if on_gpu else None)
+                        way)
     counted.add(WEIGHTS, weights_of(denoiser))
     if config.method == "lora":
         counted.add(ADAPTERS, denoiser.parameters.values())
@@ -126,6 +134,13 @@ def _trainee(setup: Setup, room: Room, counted: Hollow) -> TrainState:
                       optimizer=spec.build(groups(denoiser, config), chosen, room.kind == "cuda"),
                       latents=latents_of(setup.manifest),
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
+
+
+def _recomputed_from_host(counted: Hollow, block: Any, *args: Any) -> Any:
+    """What `train.models.recomputed` does, where tensors in host memory are not counted."""
+    with saved_tensors_hooks(lambda value: value if value.nbytes < LEAST else (tuple(value.shape), value.dtype),
+                             lambda kept: kept if isinstance(kept, Tensor) else counted.empty(*kept)):
+        return recomputed(block, *args)
 
 
 def weights_of(denoiser: Denoiser) -> Iterator[Tensor]:

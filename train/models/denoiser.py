@@ -27,6 +27,7 @@ from prep.training.schema import Config, Quantization
 from train.models import lora
 from train.models.offload import Offloaded
 from train.models.quantized import LEAST, quantized
+from train.models.recomputed import way_of
 from train.models.speed import speed_up
 from train.models.targets import unfrozen
 
@@ -82,9 +83,10 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
         denoiser.requires_grad_(False)
         if adapt:
             lora.attach(denoiser, config.lora, config.seed, facts.lora.presets)
-    blocks = Offloaded(denoiser, offload, device) if offload else None
-    if config.gradient_checkpointing:
-        denoiser.enable_gradient_checkpointing(None if blocks is None else blocks.recompute)
+    way = way_of(config, device)
+    blocks = Offloaded(denoiser, offload, device, way) if offload else None
+    if config.recomputes:
+        denoiser.enable_gradient_checkpointing(way if blocks is None else blocks.recompute)
     place(denoiser, device)
     speed_up(denoiser, config, device)
     denoiser.train(adapt)

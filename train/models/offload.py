@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from prep.errors import ConfigError
 from train.models import lora
+from train.models.recomputed import recomputed
 
 BUFFERS = 2
 PIECE = 1 << 26  # bytes that are pinned together: torch rounds what it pins up to a power of two
@@ -153,13 +153,15 @@ class _Buffer:
 class Offloaded:
     """Blocks of a model in host memory, from which their weights come to the device for their turn."""
 
-    def __init__(self, model: nn.Module, count: int, device: torch.device) -> None:
-        """Takes the frozen weights of `count` blocks out of `model`, which is in host memory. Raises `ConfigError`."""
+    def __init__(self, model: nn.Module, count: int, device: torch.device,
+                 way: Callable[..., Any] = recomputed) -> None:
+        """Takes the frozen weights of `count` blocks out of `model`, which is in host memory. `way`: how a block is
+        called that is computed again in the backward pass. Raises `ConfigError`."""
         blocks = repeated_blocks(model)
         if not blocks:
             raise ConfigError(f"offload is {count}, but {type(model).__name__} has no repeated blocks to keep in host "
                               "memory", hint="--set offload=0")
-        self._device = device
+        self._device, self._way = device, way
         stream: Any = torch.cuda.Stream  # which torch does not type
         self._stream = stream(device) if device.type == "cuda" else None
         chosen = [_Block(blocks[number], device) for number in spread(len(blocks), count)]
@@ -178,17 +180,16 @@ class Offloaded:
         """Calls a module with gradient checkpointing, as diffusers does; offloaded blocks do so themselves."""
         if any(part in self.modules for part in module.modules()):
             return module(*args)
-        return checkpoint(module.__call__, *args, use_reentrant=False)
+        return self._way(module, *args)
 
     def _run(self, block: _Block, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A block's forward pass."""
-        def brought(*args: Any, **kwargs: Any) -> Any:
+        def brought(*given: Any) -> Any:
             self._bring(block)
-            return forward(*args, **kwargs)
+            return forward(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
-        if torch.is_grad_enabled():
-            return checkpoint(brought, *args, use_reentrant=False, **kwargs)
-        return brought(*args, **kwargs)
+        given = *args, *kwargs.values()
+        return self._way(brought, *given) if torch.is_grad_enabled() else brought(*given)
 
     def _bring(self, block: _Block) -> None:
         """Has the weights of a block on the device for what is computed from now on, and begins to copy the next ones.

@@ -19,12 +19,12 @@ from train.models.quantized import quantized
 
 
 def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, family: Family, mode: Hollow,
-             recompute: Callable[..., Any] | None = None) -> Denoiser:
+             way: Callable[..., Any]) -> Denoiser:
     """The denoiser that `train.models.denoiser.load` makes of the weights below `model`, within `mode` and without
     them.
 
-    `dtype` is that of the forward pass; `recompute` calls a block with gradient checkpointing, `None`: as diffusers
-    does. Values of adapters are not drawn. Raises `ModelError`.
+    `dtype` is that of the forward pass; `way` calls a block with gradient checkpointing. Values of adapters are not
+    drawn. Raises `ModelError`.
     """
     kind, files = source_of(model, family)
     with META:
@@ -37,8 +37,8 @@ def unloaded(model: Model, config: Config, prediction: str, dtype: torch.dtype, 
             lora.inject(denoiser, config.lora, family.lora.presets)
         for value in lora.stored(denoiser).values():
             value.data = value.data.float()
-    if config.gradient_checkpointing:
-        denoiser.enable_gradient_checkpointing(recompute)
+    if config.recomputes:
+        denoiser.enable_gradient_checkpointing(way)
     mode.enter(denoiser)
     denoiser.train()
     return with_noise(denoiser, model, family, config, prediction, CPU, dtype)

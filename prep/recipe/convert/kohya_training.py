@@ -195,7 +195,8 @@ def _rest(config: ToolConfig, training: Training) -> None:
     if precision not in known:
         training.note("mixed_precision", precision, "no counterpart; auto uses bf16 if the device supports it")
     if config.any("gradient_checkpointing"):
-        training.put("gradient_checkpointing", True, "gradient_checkpointing")
+        away = config.any("cpu_offload_checkpointing") is True
+        training.put("gradient_checkpointing", "offload" if away else True, "gradient_checkpointing")
     if config.any("fp8_base") and training.settings.get("method") == "lora":
         training.put("quantization", "fp8", "fp8_base")
     alpha = any(source.mask == "alpha" for source in config.draft.sources)  # sd-scripts then needs no masked_loss

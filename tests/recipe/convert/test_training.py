@@ -583,7 +583,7 @@ SAVES = {"save_every": 2, "save_every_unit": "EPOCH"}
     ({"rolling_backup": True}, "checkpoint.keep", 3), ({}, "gradient_checkpointing", True),
     ({"unet": {"gradient_checkpointing": False}}, "gradient_checkpointing", False),
     ({"gradient_checkpointing": "OFF"}, "gradient_checkpointing", False),
-    ({"gradient_checkpointing": "CPU_OFFLOADED"}, "gradient_checkpointing", True),
+    ({"gradient_checkpointing": "CPU_OFFLOADED"}, "gradient_checkpointing", "offload"),
     ({"force_epsilon_prediction": True}, "prediction", "epsilon"),
     ({"layer_filter": "attn"}, "lora.targets", "attention"),
     ({"layer_filter": "attentions"}, "lora.targets", "kohya"), ({}, "lora.targets", "kohya-conv"),

@@ -24,7 +24,7 @@ def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path
             return plain(denoiser, batch, *rest)
 
         monkeypatch.setattr(module, "forward", counted)
-    monkeypatch.setattr("train.loop.warm_up_largest_bucket", lambda *_: None)
+    monkeypatch.setattr("train.trial.warm_up_largest_bucket", lambda *_: None)
     found = shares_of(setup)
     go(setup, tmp_path / "run")
     assert found.validation / found.training == pytest.approx(

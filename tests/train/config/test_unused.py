@@ -128,6 +128,13 @@ def test_what_has_no_effect_is_named_with_the_reason(name):
     assert len(said) == 1, said
 
 
+@pytest.mark.parametrize(("device", "said"), [
+    ("cpu", ["gradient_checkpointing 'offload' is as true: the device is cpu, whose memory is the system's"]),
+    ("cuda", [])])
+def test_what_is_recomputed_from_lies_where_it_may(device, said):
+    assert notes({"gradient_checkpointing": "offload"}, device=device) == said
+
+
 @pytest.mark.parametrize("name", IDLE)
 def test_what_has_an_effect_is_not_named(name):
     case = IDLE[name]

@@ -11,9 +11,10 @@ import torch
 from prep.errors import ConfigError
 from prep.models.device.counting import Counted
 from train.memory import forecast as module
-from train.memory.forecast import blocks_offloaded, changed_by, forecast, spelled, ways
+from train.memory.forecast import blocks_offloaded, changed_by, forecast, recomputing, spelled, ways
 from train.memory.room import room_of
 from train.memory.step import Taken
+from train.parallel.ranks import Ranks
 
 GIB = 1 << 30
 
@@ -21,7 +22,8 @@ GIB = 1 << 30
 @pytest.fixture
 def setup(make, setup_of):
     """The checked setup of the demo's model."""
-    return setup_of(make(), precision="auto", steps=2, batch_size=2, ema={"decay": 0.9})
+    return setup_of(make(), precision="auto", steps=2, batch_size=2, ema={"decay": 0.9},
+                    gradient_checkpointing=False)
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def figured(monkeypatch):
         config = setup.config
         found = {"weights": {"none": 8, "fp8": 4, "nf4": 2}[config.quantization] * GIB,
                  "adapters": config.lora.rank * GIB // 16, "optimizer": config.lora.rank * GIB // 8,
-                 "activations": config.micro_batch * (1 if config.gradient_checkpointing else 6) * GIB}
+                 "activations": config.micro_batch * (1 if config.recomputes else 6) * GIB}
         if config.optimizer.name == "adamw-8bit":
             found["optimizer"] //= 4
         if config.ema.device == "model":
@@ -57,13 +59,57 @@ def test_settings_are_tried_by_what_they_cost_until_one_fits(setup, figured):
     assert not least[2] and least[0]["quantization"] == "nf4" and least[0]["lora.rank"] == 4
 
 
+def test_auto_recomputes_where_a_pass_would_fail_without(make, setup_of, figured):
+    """By what is free on a GPU; a CPU has no pass that fails."""
+    setup = setup_of(make(), precision="auto", steps=2, batch_size=2, ema={"decay": 0.9})
+    assert setup.config.gradient_checkpointing == "auto"
+
+    def peak(size, device="auto", world=1, **settings):
+        found = forecast(setup, replace(room_of(device, size), libraries=0), settings, world=world)
+        return found.peak // GIB, found.unrecomputed // GIB
+
+    assert peak(24 * GIB) == (24, 0) and peak(23 * GIB) == (14, 24) and peak(23 * GIB, "cpu")[1] == 0
+    assert peak(24 * GIB, gradient_checkpointing=True) == (14, 0)
+    assert peak(24 * GIB, offload=4) == (14, 0)
+    assert told(setup, 14 * GIB) == [] and told(setup, 13 * GIB) == [({"ema.device": "cpu"}, 13 * GIB, True)]
+    assert told(setup, 12 * GIB)[1:] == [({"ema.device": "cpu", "micro_batch": 1}, 12 * GIB, True)]
+
+
+def test_processes_that_divide_a_model_ask_the_forecast(make, setup_of, figured, monkeypatch):
+    """It is turned on if nine tenths of the memory of one of them are too little, or if nothing is known."""
+    made, there = make(), torch.device("cuda")
+    settings = {"precision": "auto", "steps": 2, "batch_size": 2, "parallel": {"shard": True}}
+    setup = setup_of(made, **settings)
+
+    def on(setup, size, world=2, device=there):
+        monkeypatch.setattr(module, "room_of", lambda name: replace(room_of("auto", size), libraries=0))
+        found, said = recomputing(setup, device, Alike(world=world))
+        return found.config.gradient_checkpointing, said
+
+    why = "gradient checkpointing is on, since a step would take about 24.0 GiB without, of 26.0 GiB"
+    assert on(setup, 26 * GIB) == (True, [why]) and on(setup, 27 * GIB) == ("auto", [])
+    assert on(setup, GIB, world=1) == on(setup, GIB, device=torch.device("cpu")) == ("auto", [])
+    assert on(setup_of(made, **settings, gradient_checkpointing=False), GIB) == (False, [])
+    monkeypatch.setattr(Alike, "any", lambda self, flag: True)
+    assert on(setup, 27 * GIB)[1] == ["gradient checkpointing is on, since another process has less memory"]
+    monkeypatch.setattr(module, "count", lambda *_: 1 / 0)
+    assert on(setup, 27 * GIB)[0] is True
+
+
+class Alike(Ranks):
+    """Processes that have the same to say."""
+
+    def any(self, flag):
+        return flag
+
+
 @pytest.fixture
 def in_blocks(monkeypatch):
     """Bytes by settings of a model with eight blocks, which are nearly all of it."""
     def count(setup, room, world=1):
         unit = {"none": 4, "fp8": 2, "nf4": 1}[setup.config.quantization] * GIB
         parts = {"weights": 8 * unit + GIB, "adapters": GIB, "optimizer": 2 * GIB,
-                 "activations": GIB if setup.config.gradient_checkpointing else 2 * GIB}
+                 "activations": GIB if setup.config.recomputes else 2 * GIB}
         return Taken(parts=parts, samples=1, blocks=(unit,) * 8)
 
     monkeypatch.setattr(module, "count", count)
@@ -71,7 +117,8 @@ def in_blocks(monkeypatch):
 
 def test_blocks_in_host_memory_cost_less_than_other_numbers(make, setup_of, in_blocks):
     """They come after what costs nothing or time elsewhere, as few as are enough, and fewer of a quantized base."""
-    setup = setup_of(make(), precision="auto", steps=2, batch_size=1, optimizer={"name": "lion"})
+    setup = setup_of(make(), precision="auto", steps=2, batch_size=1, optimizer={"name": "lion"},
+                     gradient_checkpointing=False)
     assert told(setup, 36 * GIB) == [({"gradient_checkpointing": True}, 37 * GIB, False),
                                      ({"gradient_checkpointing": True, "offload": 3}, 33 * GIB, True)]
     *_, (settings, peak, fits) = told(setup, 20 * GIB)
@@ -181,10 +228,22 @@ def test_what_settings_save_is_counted(setup):
     usual = parts()
     assert parts(gradient_checkpointing=True)["activations"] < 0.8 * usual["activations"]
     assert parts(micro_batch=1)["activations"] < 0.7 * usual["activations"]
+    recomputed = parts(gradient_checkpointing=True)["activations"]
+    assert parts(gradient_checkpointing="offload")["activations"] == recomputed  # in the same memory
     assert parts(**{"lora.rank": 4})["adapters"] * 4 == usual["adapters"]
     assert parts(quantization="fp8")["weights"] == parts(quantization="int8")["weights"] < usual["weights"]
     assert parts(**{"ema.decay": 0.0})["average"] == 0
     assert parts(method="full")["adapters"] == 0
+
+
+def test_what_blocks_are_recomputed_from_is_not_counted_in_host_memory(setup, monkeypatch):
+    def activations(way):
+        found = forecast(setup, room_of("auto", 1 << 40), {"gradient_checkpointing": way})
+        return found.parts["activations"]
+
+    assert activations("offload") == activations(True)  # of the tiny model: its tensors are small
+    monkeypatch.setattr("train.memory.step.LEAST", 1 << 10)
+    assert activations("offload") < activations(True)
 
 
 def test_what_moves_to_host_memory_by_itself_is_not_counted(setup):
@@ -244,8 +303,9 @@ def test_a_run_that_cannot_fit_is_a_fault_with_the_settings_that_help(make, trai
     assert found.code == 9 and not found.json["ok"]
     (fault,), memory = found.json["faults"], found.json["memory"]
     assert re.fullmatch("a step of this run takes about [0-9.]+ MiB of memory, but a GPU has 100.0 KiB", fault["what"])
-    assert not memory["fits"] and memory["ways"][0]["settings"] == {"gradient_checkpointing": True}
+    assert not memory["fits"] and memory["ways"][0]["settings"] == {"micro_batch": 1}
     said = train("check", made.path, "--steps", 2, "--memory", "100KB")
+    assert ", with gradient checkpointing, since it would take " in said.out
     assert said.code == 9 and "those that cost least first" in said.out
     assert "hint: a device with more memory" in said.err
 
@@ -258,9 +318,9 @@ def test_a_size_that_is_none_is_refused(make, train):
 def test_init_writes_settings_with_which_a_run_fits(make, train, tmp_path, figured, monkeypatch):
     made, file = make(), tmp_path / "made.toml"
     monkeypatch.setattr("train.memory.room.CONTEXT", 0)
-    assert train("init", made.path, "--memory", "16GB", "-o", file).code == 0
-    assert "\ngradient_checkpointing = true" in file.read_text()
-    assert train("check", made.path, "-c", file, "--memory", "16GB", "--json").json["memory"]["fits"]
+    assert train("init", made.path, "--memory", "15GB", "-o", file).code == 0
+    assert '\ngradient_checkpointing = "auto"' in file.read_text() and "\nmicro_batch = 2" in file.read_text()
+    assert train("check", made.path, "-c", file, "--memory", "15GB", "--json").json["memory"]["fits"]
     least = train("init", made.path, "--memory", "1GB", "-o", tmp_path / "none.toml")
     assert least.code == 9 and "no settings make a run of " in least.err and not (tmp_path / "none.toml").exists()
     alone = train("init", "--memory", "12GB", "-o", tmp_path / "none.toml")

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from residents import has_weights, watch_residents
+from residents import has_weights, watch_inputs, watch_residents
 from runs import events, go
 from safetensors.torch import load_file
 from second_device import There, playing
@@ -131,13 +131,14 @@ def test_the_order_may_change(setup, monkeypatch):
 @pytest.mark.slow
 def test_a_whole_run_on_a_device_of_its_own_memory(setup, tmp_path, monkeypatch):
     """Steps, validation, pictures, a checkpoint and a resume, where tensors of host memory meet none of the device. On
-    the CPU nothing is offloaded; the device of the test sums up in another order there."""
-    resident, found = watch_residents(monkeypatch), setup(offload=7)
+    the CPU no weights are offloaded; the device of the test sums up in another order there."""
+    resident, found = watch_residents(monkeypatch), setup(offload=7, gradient_checkpointing="offload")
     go(found, tmp_path / "without")
+    away = watch_inputs(monkeypatch)
     assert not resident
     with playing() as there:
         go(found, tmp_path / "with", device=there)
-    assert {number for number, _ in resident} == {1, 2}
+    assert {number for number, _ in resident} == {1, 2} and away
     one, other = (load_file(tmp_path / name / "lora.safetensors") for name in ("without", "with"))
     assert all(torch.allclose(one[name], value, atol=1e-3) for name, value in other.items())
     said = [[event for event in events(tmp_path / name) if event["event"] != "step"] for name in ("without", "with")]

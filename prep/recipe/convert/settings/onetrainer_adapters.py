@@ -54,7 +54,9 @@ def put_method(config: ToolConfig, training: Training) -> None:
     checkpointing = config.any("gradient_checkpointing")  # of older files; since version 11 each model part has its own
     if not config.has("gradient_checkpointing"):
         checkpointing = part_of(config, denoiser_of(config)).get("gradient_checkpointing", True)
-    training.put("gradient_checkpointing", checkpointing not in (False, "OFF"), "gradient_checkpointing")
+    training.put("gradient_checkpointing",
+                 "offload" if checkpointing == "CPU_OFFLOADED" else checkpointing not in (False, "OFF"),
+                 "gradient_checkpointing")
     if config.any("compile") is True:
         training.put("compile", True, "compile")
     for kind in ("v", "epsilon"):
