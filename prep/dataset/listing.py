@@ -131,9 +131,10 @@ def _walk_one(recipe: Recipe, number: int, companions: _Kept, *, rehash: bool, p
     """The items of one source, without those that are only references, and its findings."""
     source, mask, folders = recipe.sources[number], recipe.mask_of(number), recipe.references_of(number)
     masks = companions["mask", mask] if isinstance(mask, Place) else "sidecar" if mask == "auto" else mask
-    only_references, strict = _inside(source.path, folders), recipe.missing_reference_of(number) == "reject"
-    for entry in walk_source(source.path, source=number, masks=masks, table=source.table, rehash=rehash, prefix=prefix,
-                             references=[companions["reference", path] for path in folders], workers=workers):
+    only_references, strict = _inside(source.path, folders or ()), recipe.missing_reference_of(number) == "reject"
+    conditions = None if folders is None else [companions["reference", path] for path in folders]
+    for entry in walk_source(source.path, source=number, masks=masks, references=conditions, table=source.table,
+                             rehash=rehash, prefix=prefix, workers=workers):
         if isinstance(entry, Finding) or not entry.name.startswith(only_references):
             yield entry if isinstance(entry, Finding) or strict else replace(entry, unreferenced="")
 

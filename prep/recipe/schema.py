@@ -156,7 +156,7 @@ class Recipe:
         None, name="references.from", check=references_check, values="a list of directories",
         example=(Path("control"),),
         help="directories of reference pictures, which are conditions of the pictures with their names, in this order: "
-        "edit training", derived="none")
+        "edit training; []: none are used", derived="those that tables, tars and NAME.source files give")
     missing_reference: str = setting("reject", name="references.missing", choices=MISSING_REFERENCE,
                                      help="what to do with pictures that lack a reference; none: train them with those "
                                      "that they have, or without")
@@ -199,10 +199,10 @@ class Recipe:
         masks = (self.mask_of(number) for number in range(len(self.sources)))
         return tuple(dict.fromkeys(mask for mask in masks if not isinstance(mask, str)))
 
-    def references_of(self, source: int) -> tuple[Place, ...]:
-        """The directories of a source's references, in their order."""
+    def references_of(self, source: int) -> tuple[Place, ...] | None:
+        """The directories of a source's references, in their order; `None`: those that it has itself are used."""
         own = self.sources[source].references
-        return (self.references if own is None else own) or ()
+        return self.references if own is None else own
 
     def missing_reference_of(self, source: int) -> str:
         """What becomes of a source's pictures that lack a reference."""
@@ -212,7 +212,7 @@ class Recipe:
     def reference_folders(self) -> tuple[Place, ...]:
         """The directories of references, each once."""
         return tuple(dict.fromkeys(folder for number in range(len(self.sources))
-                                   for folder in self.references_of(number)))
+                                   for folder in self.references_of(number) or ()))
 
     def caption_of(self, source: int) -> CaptionOptions:
         """The caption options of a source."""

@@ -24,7 +24,7 @@ def validate_recipe(recipe: Recipe) -> Recipe:
     for number, source in enumerate(recipe.sources):
         _check_mask(source.mask, f"source[{number}].mask")
         where = "references.from" if source.references is None else f"source[{number}].references"
-        _check_references(recipe.references_of(number), source.path, where)
+        _check_references(recipe.references_of(number) or (), source.path, where)
     _check_mask(recipe.mask, "mask.from")
     masks = set(map(recipe.mask_of, range(len(recipe.sources))))
     if "alpha" in masks and masks - {"alpha", "auto", "none"}:

@@ -23,11 +23,12 @@ from prep.sources.tables import Tables
 from prep.sources.tree import Directory, stem_of
 from prep.workers.pool import WorkerPool
 
+_SOURCE = ".source"  # at the end of a stem: of what the picture was edited from
 _PROSE = ("readme", "license", "licence", "notice", "credits", "prompts", "sample_prompts")  # not captions
 
 
 def walk(root: Place, *, source: int, mask_from: MaskFrom | Companions, workers: WorkerPool,
-         references: Sequence[Companions] = (), table: Place | None = None, prefix: str = ""
+         references: Sequence[Companions] | None = None, table: Place | None = None, prefix: str = ""
          ) -> Iterator[Item | Finding]:
     """Yields the items below `root`, and findings. Labels of items begin with `prefix`.
 
@@ -35,7 +36,8 @@ def walk(root: Place, *, source: int, mask_from: MaskFrom | Companions, workers:
 
     `mask_from`: `sidecar` looks beside the pictures, `none` and `alpha` look nowhere, a path looks in that directory;
     so does `Companions`, which several sources may share, as they do `references`: the caller yields their orphans
-    after walking all of them.
+    after walking all of them. `references` of `None`: those that tables name, or that lie beside each picture of a
+    directory as `NAME.source.jpg`.
     """
     folders = folders_of(root)
     own = Companions.read(mask_from, "mask") if not isinstance(mask_from, str | Companions) else None
@@ -67,17 +69,21 @@ def unused_masks(count: int) -> Iterator[Finding]:
 
 
 def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
-          references: Sequence[Companions], tables: Tables, *, sidecar: bool) -> Iterator[Item | Finding]:
+          references: Sequence[Companions] | None, tables: Tables, *, sidecar: bool) -> Iterator[Item | Finding]:
     """Yields the items of one directory, then its findings, also on captions and masks without a picture."""
     stems: dict[str, list[str]] = {}
-    for name in folder.pictures:
+    beside = _sources_beside(folder.pictures)
+    conditional = set(beside.values())
+    pictures = [name for name in folder.pictures if name not in conditional and (
+        stem_of(name) in folder.captions or not tables.only_refers_to(folder.prefix + name))]
+    for name in pictures:
         stems.setdefault(stem_of(name), []).append(name)
-    for name in folder.pictures:
+    for name in pictures:
         stem = stem_of(name)
         mask = folder.blob(folder.masks[stem]) if sidecar and stem in folder.masks else None
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
-        conditions, unreferenced = references_of(references, folder.prefix + stem, others=stems)
+        conditions, unreferenced = references_of(references or (), folder.prefix + stem, others=stems)
         captions = folder.captions.get(stem, [])
         first = stems[stem][0] == name  # JSON beside the caption is checked once per stem
         row = tables.find(folder.prefix + name, captioned=bool(captions))
@@ -86,6 +92,8 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
                        f"{row.where} of {row.table}")
         elif row is not None and sidecar:
             mask = row.mask or mask
+        if references is None:
+            conditions = (folder.blob(beside[stem]),) if stem in beside else row.references if row is not None else ()
         called = printable_name(folder.prefix + name)
         yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name),
                    caption=folder.blob(captions[0]) if captions else None,
@@ -99,6 +107,14 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
             folder.say(name, "stem-collision", "warning", f"shares its caption and mask with {others}")
     _leftovers(folder, set(stems), sidecar=sidecar)
     yield from folder.findings
+
+
+def _sources_beside(pictures: Sequence[str]) -> dict[str, str]:
+    """The references of a directory that are called `NAME.source.jpg`, by stem of their picture; none unless each
+    picture has one, since these may be the pictures' own names."""
+    stems = {stem_of(name): name for name in pictures}
+    beside = {stem.removesuffix(_SOURCE): name for stem, name in stems.items() if stem.endswith(_SOURCE)}
+    return beside if beside.keys() == {stem for stem in stems if not stem.endswith(_SOURCE)} else {}
 
 
 def _json_of(names: list[str]) -> str | None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -22,7 +23,13 @@ from prep.parse import Repeated, keep_repeated
 
 KINDS = (".json", ".jsonl", ".csv", ".parquet")
 _FILE, _MASK = ("file_name", "image_path", "image", "file"), ("mask_file_name", "mask_path", "mask")
-_COLUMNS = {*_FILE, *_MASK, "captions", "texts", "caption", "text", "prompt", "tags"}
+# Columns of references: ours, musubi-tuner's, those of data sets on the Hub (with _file_name as its image folders have
+# it), DiffSynth's. Each has a path, or a list; the first that a row has counts. With a number behind it, each has one.
+_REFERENCES = ("references", "reference", "control_path", "conditioning_image", "conditioning_image_file_name",
+               "edit_image", "edit_image_file_name")
+_NUMBERED = re.compile(rf"({'|'.join(_REFERENCES)})_(\d{{1,3}})")
+MOST_REFERENCES = 100  # of a row
+_COLUMNS = {*_FILE, *_MASK, *_REFERENCES, "captions", "texts", "caption", "text", "prompt", "tags"}
 _MORE = "\0"  # the values of a row beyond its columns
 MOST_SAID = 20  # faults of one table that are reported; further ones are only counted
 MOST_ROWS = 10_000_000
@@ -46,6 +53,7 @@ class ParsedRow(msgspec.Struct, frozen=True, array_like=True):
     captions: tuple[str, ...] = ()
     mask: str | None = None  # as the table spells it
     fault: str | None = None  # with its position
+    references: tuple[str, ...] = ()  # as the table spells them
 
 
 class TableMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -107,19 +115,43 @@ def _row(where: str, table: Mapping[str, Any] | str) -> ParsedRow:
     named = next((table[key] for key in _FILE if table.get(key)), None)
     known = named if isinstance(named, str) and not HALF.search(named) else ""
     try:
-        if isinstance(table, Repeated) and (twice := sorted(table.repeated & _COLUMNS)):
+        if isinstance(table, Repeated) and (twice := sorted(filter(_is_column, table.repeated))):
             raise BadTable(f"has {twice[0]!r} twice, expected once")
         if table.get(_MORE):
             return ParsedRow(where, known, fault=f"{where} has more values than there are columns")
         if not isinstance(named, str):
             raise BadTable(f"has no file_name, expected a string in one of {', '.join(_FILE)}")
         mask = next((table[key] for key in _MASK if isinstance(table.get(key), str) and table[key]), None)
-        for text in (named, mask):
+        references = _references(table)
+        for text in (named, mask, *references):
             if text is not None and HALF.search(text):
                 raise outside(text)
-        return ParsedRow(where, named, judge_captions(captions_of(table))[0], mask)
+        return ParsedRow(where, named, judge_captions(captions_of(table))[0], mask, references=references)
     except (BadTable, BadCaption) as error:
         return ParsedRow(where, known, fault=_clean(f"{where}: {error}"))
+
+
+def _references(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The references that a row names, in order. Raises `BadTable`."""
+    values = [table[key] for key in _REFERENCES if table.get(key)][:1]
+    if not values:
+        numbered = sorted((int(found[2]), str(key)) for key in table if (found := _NUMBERED.fullmatch(str(key))))
+        values = [table[key] for _, key in numbered if table[key]]
+    texts: list[str] = []
+    for value in values:
+        if isinstance(value, str) and value[:1] == "[" and value[-1:] == "]":  # a list in a CSV
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        texts += [value] if isinstance(value, str) else value if isinstance(value, list) else [value]
+    if bad := [text for text in texts if not isinstance(text, str) or not text]:
+        raise BadTable(f"names {str(bad[0])[:SHOWN]!r} as a reference, expected a path")
+    if len(texts) > MOST_REFERENCES:
+        raise BadTable(f"names {len(texts)} references, expected at most {MOST_REFERENCES}")
+    return tuple(texts)
+
+
+def _is_column(name: str) -> bool:
+    return name in _COLUMNS or _NUMBERED.fullmatch(name) is not None
 
 
 def outside(named: str) -> BadTable:
@@ -208,7 +240,7 @@ def _csv(data: bytes) -> Iterator[Numbered]:
     if isinstance(heads, str):
         raise BadTable(f"{where} {heads}")
     names = [name.strip() for name in heads]
-    if twice := sorted(name for name in _COLUMNS if names.count(name) > 1):
+    if twice := sorted(name for name in set(names) if _is_column(name) and names.count(name) > 1):
         raise BadTable(f"has two columns {twice[0]!r}, expected one")
     for where, row in rows:
         yield where, row if isinstance(row, str) else {**dict(zip(names, row, strict=False)), _MORE: row[len(names):]}
@@ -258,7 +290,7 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        wanted = [column.name for column in file.schema_arrow if column.name in _COLUMNS and _is_text(column)]
+        wanted = [column.name for column in file.schema_arrow if _is_column(column.name) and _is_text(column)]
         if twice := sorted({name for name in wanted if wanted.count(name) > 1}):
             raise BadTable(f"has two columns {twice[0]!r}, expected one")
         leaves = [file.schema.column(number).path for number in range(len(file.schema))]
@@ -306,7 +338,8 @@ def _characters(column: Any) -> int:
 def _is_text(column: Any) -> bool:
     """Whether a column has text, or lists of text. Raises `BadTable` if a caption column has anything else.
 
-    Columns of names and masks with other content are ignored: some tables have the picture itself in a column `image`.
+    Columns of names, masks and references with other content are ignored: some tables have the picture itself in a
+    column `image`.
     """
     import pyarrow as pa
 
@@ -315,6 +348,6 @@ def _is_text(column: Any) -> bool:
         kind = kind.value_type if whole(kind) else kind
     if any(plain(kind) for plain in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)):
         return True
-    if column.name in (*_FILE, *_MASK):
+    if column.name in (*_FILE, *_MASK, *_REFERENCES) or _NUMBERED.fullmatch(column.name):
         return False
     raise BadTable(f"column {column.name!r} is {str(column.type)[:SHOWN]}, expected text or lists of text")

@@ -1,9 +1,9 @@
 """Looks up captions in tables: Hugging Face's `metadata.{jsonl,csv,parquet}`, kohya's JSON, others' JSON lines.
 
 A row names its picture by `file_name` (a POSIX path below the table's directory; also `image_path`, `image` or `file`),
-gives its caption as in a JSON caption (`prep.captions.read`), and may name a mask by `mask_file_name`. A path that
-leads out of the source is a finding. A worker reads the file (`prep.sources.table_files`); this module checks the paths
-in its rows.
+gives its caption as in a JSON caption (`prep.captions.read`), and may name a mask by `mask_file_name` and references by
+`references`, `control_path` and others. A path that leads out of the source is a finding. A worker reads the file
+(`prep.sources.table_files`); this module checks the paths in its rows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from prep.workers.pool import WorkerLost, WorkerPool
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableRow:
-    """Captions and mask of one picture, from a table."""
+    """Captions, mask and references of one picture, from a table."""
 
     name: str  # of the picture, as it is looked up
     captions: tuple[str, ...]
     mask: Blob | None
     table: str  # for messages
     where: str  # its position in the table
+    references: tuple[Blob, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,6 +46,7 @@ class Tables:
     rows: dict[str, TableRow] = field(default_factory=dict)
     stems: dict[str, TableRow] = field(default_factory=dict)  # rows without an extension, as kohya allows
     used: set[str] = field(default_factory=set)
+    referred: set[str] = field(default_factory=set)  # names below the root that rows name as references
     faulty: dict[str, TableRow] = field(default_factory=dict)  # rows that cannot be used, if their picture is known
     unused: dict[str, list[str]] = field(default_factory=dict)  # by table: pictures whose caption files go before it
     read: list[tuple[str, str]] = field(default_factory=list)  # the directory of each table, and its name
@@ -89,6 +91,10 @@ class Tables:
                 self.unused.setdefault(row.table, []).append(name)
         return row
 
+    def only_refers_to(self, name: str) -> bool:
+        """Whether rows name the picture `name` as a reference, and none is its own: then it is no sample."""
+        return name in self.referred and name not in self.rows and name.rpartition(".")[0] not in self.stems
+
     def why_none(self, name: str) -> str:
         """Returns why no table has a caption of the picture `name`; "" if no table names it."""
         row = self.rows.get(name) or self.stems.get(stem := name.rpartition(".")[0])
@@ -125,7 +131,10 @@ class Tables:
             raise BadTable(row.fault)
         mask = None if row.mask is None else blob_at(self.root, self._below(row.mask, prefix))
         place = self.rows if PurePosixPath(name).suffix.lower() in PICTURES else self.stems
-        added = TableRow(name=name, captions=row.captions, mask=mask, table=label, where=row.where)
+        references = [self._below(named, prefix) for named in row.references]
+        self.referred.update(references)
+        added = TableRow(name=name, captions=row.captions, mask=mask, table=label, where=row.where,
+                         references=tuple(blob_at(self.root, named) for named in references))
         first = place.setdefault(name, added)
         return None if first is added else first
 

@@ -1,12 +1,13 @@
 """Lists WebDataset tars as items: members that share a key are one sample, read in place and never unpacked.
 
 A key is a member's path up to the first dot of its name; the rest determines its kind: a picture's extension, `txt`,
-`caption` or `json`, `mask.png` or (key`-masklabel`) `png`. A worker lists the members (`prep.sources.tar_members`);
-`webdataset` only groups that list and opens nothing.
+`caption` or `json`, `mask.png` or (key`-masklabel`) `png`, and for references `ref0.png`, `ref1.jpg` … or `source.jpg`.
+A worker lists the members (`prep.sources.tar_members`); `webdataset` only groups that list and opens nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from prep.workers.pool import WorkerLost, WorkerPool
 
 CAPTIONS = ("txt", "caption", "json")  # the first found counts
 MASKS = ("mask.png", "masklabel.png")
+_REFERENCE = re.compile(r"(?:ref(?:erence)?_?(\d{1,3})|source)\.(\w+)")  # NAME.ref0.png, NAME.source.jpg
 _PICTURES = tuple(extension[1:] for extension in PICTURES)
 _NOT_READ = f"not a picture: after the first dot of its name, expected one of {' '.join(_PICTURES)}"
 _SAID = {"duplicate-key": "warning", "special-file": "warning", "unsupported-format": "info",
@@ -114,12 +116,13 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, TarMember], masks: Mapping[s
     beside = [parts[suffix] for suffix in MASKS if suffix in parts] + ([masks["png"]] if "png" in masks else [])
     mask = beside[0] if beside else None
     metadata = parts["json"] if caption != "json" and "json" in parts else None
+    references = tuple(_blob(tar, parts[suffix]) for suffix in sorted(filter(_is_reference, parts), key=_order))
     for suffix in pictures:
         name = _name(tar, parts[suffix])
         yield Item(name=name, label=tar.prefix + name, source=tar.source, picture=_blob(tar, parts[suffix]),
                    caption=None if caption is None else _blob(tar, parts[caption]),
                    caption_format="json" if caption == "json" else "text",
-                   mask=None if mask is None else _blob(tar, mask),
+                   mask=None if mask is None else _blob(tar, mask), references=references,
                    metadata=None if metadata is None or suffix != pictures[0] else _blob(tar, metadata))
     if pictures and "txt" in parts and "caption" in parts:
         yield Finding(path=_name(tar, parts["caption"]), code="second-caption", severity="info",
@@ -135,6 +138,17 @@ def _sample(tar: Tar, key: str, parts: Mapping[str, TarMember], masks: Mapping[s
         yield Finding(path=first, code="orphan-caption", severity="warning", detail="caption without a picture")
     elif not pictures:
         yield Finding(path=first, code="unsupported-format", severity="info", detail=_NOT_READ)
+
+
+def _is_reference(suffix: str) -> bool:
+    found = _REFERENCE.fullmatch(suffix)
+    return found is not None and found[2] in _PICTURES
+
+
+def _order(suffix: str) -> int:
+    """The number in the suffix of a reference; -1 of one without."""
+    found = _REFERENCE.fullmatch(suffix)
+    return -1 if found is None or found[1] is None else int(found[1])
 
 
 def _name(tar: Tar, member: TarMember) -> str:

@@ -25,12 +25,12 @@ from prep.workers.pool import WorkerPool
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)  # s3://, pipe:cat; not C:
 
 
-def walk_source(path: Place, *, source: int, masks: MaskFrom | Companions, references: Sequence[Companions] = (),
-                table: Place | None = None, rehash: bool = False, prefix: str = "",
-                workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
+def walk_source(path: Place, *, source: int, masks: MaskFrom | Companions,
+                references: Sequence[Companions] | None = None, table: Place | None = None, rehash: bool = False,
+                prefix: str = "", workers: WorkerPool | None = None) -> Iterator[Item | Finding]:
     """The items of the source at `path`, with captions from `table` if they have no caption file, and their references
-    in each of the directories `references`; `rehash`: list tars again, ignoring the memory of them. Labels of items
-    begin with `prefix`.
+    in each of the directories `references` (`None`: those that the source itself has); `rehash`: list tars again,
+    ignoring the memory of them. Labels of items begin with `prefix`.
 
     `workers` (default: a new pool) read tables and tars. Raises `PathError` for a source that does not exist or has an
     unsupported scheme.
@@ -58,8 +58,10 @@ def walk_source(path: Place, *, source: int, masks: MaskFrom | Companions, refer
                 elif entry.mask is not None and masks in ("none", "alpha"):
                     unused += masks == "none"
                     entry = replace(entry, mask=None)
-                found, bare = references_of(references, *_stems_of(entry), others=others)
-                yield replace(entry, references=found, unreferenced=bare) if references else entry
+                if references is not None:
+                    found, bare = references_of(references, *_stems_of(entry), others=others)
+                    entry = replace(entry, references=found, unreferenced=bare)
+                yield entry
     yield from unused_masks(unused)
 
 

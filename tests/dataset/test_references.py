@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +83,75 @@ def tarred_targets(root: Path) -> Recipe:
     return written(root, '[[source]]\npath = "main.tar"\nreferences = ["control_1", "control_2"]\n')
 
 
-WAYS: list[Callable[[Path], Recipe]] = [source_key, recipe_key, option, numbered, inside, tarred_targets]
+def rows(root: Path) -> list[tuple[str, list[str]]]:
+    """A data set of one directory without captions: the name of each picture, and those of its references."""
+    targets(root)
+    folders(root)
+    for path in root.glob("*.txt"):
+        path.unlink()
+    return [(name, [f"control_1/{name}.png", f"control_2/{name}.jpg"]) for name in ("kitten", "puppy")]
+
+
+def json_lines(root: Path, row: Callable[[str, list[str]], dict[str, object]]) -> Recipe:
+    lines = [json.dumps(row(name, paths)) for name, paths in rows(root / "all")]
+    (root / "all" / "metadata.jsonl").write_text("\n".join(lines))
+    return load_recipe(root / "all", choices={})
+
+
+def musubi_lines(root: Path) -> Recipe:
+    return json_lines(root, lambda name, paths: {"image_path": f"{name}.png", "caption": f"a {name}",
+                                                 "control_path_0": paths[0], "control_path_1": paths[1]})
+
+
+def edit_image_list(root: Path) -> Recipe:
+    return json_lines(root, lambda name, paths: {"image": f"{name}.png", "prompt": f"a {name}", "edit_image": paths})
+
+
+def absolute_paths(root: Path) -> Recipe:
+    return json_lines(root, lambda name, paths: {
+        "image_path": str(root / "all" / f"{name}.png"), "caption": f"a {name}",
+        "references": [str(root / "all" / path) for path in paths]})
+
+
+def csv_columns(root: Path) -> Recipe:
+    found = rows(root / "all")
+    (root / "all" / "metadata.csv").write_text("file_name,text,conditioning_image_0,conditioning_image_1\n" + "".join(
+        f"{name}.png,a {name},{','.join(paths)}\n" for name, paths in found))
+    return load_recipe(root / "all", choices={})
+
+
+def csv_list(root: Path) -> Recipe:
+    found = rows(root / "all")
+    with (root / "all" / "metadata.csv").open("w") as file:
+        csv.writer(file).writerows([("image", "prompt", "edit_image"), *(
+            (f"{name}.png", f"a {name}", json.dumps(paths)) for name, paths in found)])
+    return load_recipe(root / "all", choices={})
+
+
+def parquet_lists(root: Path) -> Recipe:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = rows(root / "all")
+    pq.write_table(pa.table({"file_name": [f"{name}.png" for name, _ in found],
+                             "text": [f"a {name}" for name, _ in found],
+                             "references": [paths for _, paths in found]}), root / "all" / "metadata.parquet")
+    return load_recipe(root / "all", choices={})
+
+
+def tar_members(root: Path) -> Recipe:
+    targets(root / "main")
+    first, second = folders(root)
+    files = {path.name: path for path in (root / "main").iterdir()}
+    for name in ("kitten", "puppy"):
+        files |= {f"{name}.ref1.jpg": second / f"{name}.jpg", f"{name}.ref0.png": first / f"{name}.png"}
+    (root / "all.tar").write_bytes(tar_of([member(name, path.read_bytes()) for name, path in sorted(files.items())]))
+    return load_recipe(root / "all.tar", choices={})
+
+
+WAYS: list[Callable[[Path], Recipe]] = [
+    source_key, recipe_key, option, numbered, inside, tarred_targets, musubi_lines, edit_image_list, absolute_paths,
+    csv_columns, csv_list, parquet_lists, tar_members]
 
 
 def written(root: Path, text: str) -> Recipe:
@@ -136,6 +206,79 @@ def test_a_number_at_the_end_of_another_pictures_name_is_part_of_it(tmp_path):
     found = known(written(tmp_path, '[[source]]\npath = "main"\nreferences = ["control"]\n'))
     assert {name: [one.blob.name for one in item.references] for name, item in found.items()} == {
         "a": ["a.png"], "a_0": ["a_0.png"], "a_1": ["a_1.png", "a_1_0.png", "a_1_1.png"]}
+
+
+def test_a_source_beside_each_picture_is_its_reference(tmp_path):
+    """Where some picture has none, these may be pictures themselves: nothing is guessed."""
+    root = targets(tmp_path / "pairs")
+    for name in ("kitten", "puppy"):
+        reference(root / f"{name}.source.jpg", name, 1)
+    assert {name: [one.size for one in item.references] for name, item in known(load_recipe(root, choices={})).items()
+            } == {"kitten": [SIZES["kitten", 1]], "puppy": [SIZES["puppy", 1]]}
+    (root / "puppy.source.jpg").unlink()
+    names = {item.name: len(item.references) for item in list_recipe(load_recipe(root, choices={})).items}
+    assert names == {"kitten.png": 0, "kitten.source.jpg": 0, "puppy.png": 0}
+    lone = [member(path.name, path.read_bytes()) for path in sorted(root.iterdir())]
+    (tmp_path / "pairs.tar").write_bytes(tar_of(lone))  # where no member of such a name was ever a picture
+    names = {item.name: len(item.references) for item in list_recipe(load_recipe(tmp_path / "pairs.tar", choices={})
+                                                                     ).items}
+    assert names == {"pairs.tar/kitten.png": 1, "pairs.tar/puppy.png": 0}
+
+
+@pytest.mark.parametrize("way", [musubi_lines, tar_members], ids=lambda way: way.__name__)
+def test_directories_of_the_recipe_go_before_what_a_source_has_and_an_empty_list_before_both(way, tmp_path):
+    path = way(tmp_path).sources[0].path
+    (tmp_path / "own").mkdir()
+    for name in ("kitten", "puppy"):
+        draw(tmp_path / "own" / f"{name}.png", (70, 70), seed=4)
+    for folders_, sizes in ((("own",), [[(70, 70)], [(70, 70)]]), ((), [[], []])):
+        recipe = load_recipe(path, choices={"references": tuple(tmp_path / name for name in folders_)})
+        assert [[one.size for one in item.references] for item in known(recipe).values()] == sizes
+
+
+def test_a_picture_that_a_row_names_as_reference_is_a_sample_only_with_a_row_or_caption_of_its_own(tmp_path):
+    root = targets(tmp_path / "all")
+    reference(root / "before.png", "kitten", 0)
+    row = {"file_name": "kitten.png", "text": "words", "control_path": "before.png"}
+    (root / "metadata.jsonl").write_text(json.dumps(row))
+    recipe = load_recipe(root, choices={})
+    assert set(known_despite_captions(recipe)) == {"kitten", "puppy"}
+    own = json.dumps({"file_name": "before.png", "text": "too"})
+    (root / "metadata.jsonl").write_text(f"{json.dumps(row)}\n{own}")
+    assert set(known_despite_captions(recipe)) == {"before", "kitten", "puppy"}
+    (root / "metadata.jsonl").write_text(json.dumps(row))
+    (root / "before.txt").write_text("a sample")
+    assert set(known_despite_captions(recipe)) == {"before", "kitten", "puppy"}
+
+
+def known_despite_captions(recipe: Recipe) -> dict[str, KnownItem]:
+    """The usable items by stem; captions of rows may be unused."""
+    found = surveyed(recipe)
+    assert {said.code for said in found.findings} <= {"second-caption"}
+    return {Path(item.item.name).stem: item for item in found.items}
+
+
+@pytest.mark.parametrize("value, said", [
+    ("../other.png", "names '../other.png', expected a path inside the source"),
+    ("/etc/other.png", "names '/etc/other.png', expected a path inside the source"),
+    (["a.png", 5], "names '5' as a reference, expected a path"),
+    ({"path": "a.png"}, "as a reference, expected a path"),
+    ([f"{number}.png" for number in range(101)], "names 101 references, expected at most 100")])
+def test_a_row_with_a_bad_reference_is_a_finding_and_its_picture_not_used(tmp_path, value, said):
+    root = targets(tmp_path / "all")
+    (root / "kitten.txt").unlink()
+    (root / "metadata.jsonl").write_text(json.dumps({"file_name": "kitten.png", "text": "words", "references": value}))
+    found = surveyed(load_recipe(root, choices={"caption.missing": "reject"}))
+    assert [item.item.name for item in found.items] == ["puppy.png"]
+    assert {one.code for one in found.findings} == {"bad-table", "missing-caption"} and said in found.findings[0].detail
+
+
+def test_a_reference_that_a_row_names_and_that_does_not_exist_is_told(tmp_path):
+    recipe = musubi_lines(tmp_path)
+    (tmp_path / "all" / "control_2" / "puppy.jpg").unlink()
+    (error,) = surveyed(recipe).findings
+    assert (error.path, error.code) == ("puppy.png", "unreadable-file")
+    assert error.detail == "its reference control_2/puppy.jpg cannot be read: No such file or directory"
 
 
 @pytest.mark.parametrize("spoil, code, detail", [
