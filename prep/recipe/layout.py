@@ -1,6 +1,7 @@
-"""Finds the parts of a dataset: sources, projects of kohya's GUI, and mask directories.
+"""Finds the parts of a dataset: sources, projects of kohya's GUI, and directories of masks and references.
 
 A project of kohya's GUI has `img`, and optionally `reg` and `mask`, side by side, with directories named N_class below.
+A set of edits has `main` and `control_1`, `control_2` … side by side.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ PRIOR = ("reg", "regularization", "regularisation")
 MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # {}: the name of the picture directory
 REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is repeated ten times an epoch
 _MASKED = ("mask", "masks")
+EDITED = ("main", "target", "targets")  # pictures beside directories of references
+# Directories of references, after the name of the picture directory or without: control_1, photos-control.
+REFERENCES = r"(?:{}[_-])?(?:control|conditioning|references?|refs?)s?[_-]?(\d{{0,3}})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +35,7 @@ class SourcePlace:
 
     path: Path
     role: Role = "train"
-    top: Path  # the highest directory that may hold its masks
+    top: Path  # the highest directory that may hold its masks and references
     siblings: tuple[str, ...] = ()  # of a project: directories beside it whose pictures are not read
 
 
@@ -43,13 +47,22 @@ class FoundMasks:
     count: int = 0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundReferences:
+    """Directories of references, in order, and how many pictures have one in each."""
+
+    folders: tuple[Path, ...] = ()
+    count: int = 0
+
+
 def places_in(sources: Sequence[Path]) -> list[SourcePlace]:
     """The places of the given sources. Directories named like kohya's get the role that kohya gives them.
 
     Raises `PathError` if the sources have only masks or regularization pictures.
     """
     if len(sources) == 1:
-        return _project(sources[0]) or [SourcePlace(path=sources[0], top=_above(sources[0]))]
+        found = _project(sources[0]) or _edits(sources[0])
+        return found or [SourcePlace(path=sources[0], top=_above(sources[0]))]
     named = [path for path in sources if path.name.lower() not in _MASKED or is_tars(path)]
     places: list[SourcePlace] = []
     for path in named:
@@ -86,6 +99,20 @@ def _project(root: Path) -> list[SourcePlace]:
     return places
 
 
+def _edits(root: Path) -> list[SourcePlace]:
+    """The part of a set of edits that trains; empty for any other directory."""
+    if is_tars(root) or not root.is_dir():
+        return []
+    names = {folder.name.lower(): folder for folder in sorted(root.iterdir()) if folder.is_dir()}
+    main = next((names[name] for name in (*EDITED, *TRAIN) if name in names), None)
+    beside = [] if main is None else _reference_folders(root, main.name)
+    if main is None or not any(map(_has_pictures, beside)) or _has_pictures(root, below=False):
+        return []
+    siblings = tuple(folder.name for folder in names.values()
+                     if folder not in (main, *beside) and folder.name not in _MASKED and _has_pictures(folder))
+    return [SourcePlace(path=main, top=root.absolute(), siblings=siblings)]
+
+
 def _has_pictures(root: Path, below: bool = True) -> bool:
     folders = folders_below(root)
     return any(folder.pictures for folder in folders) if below else bool(next(iter(folders)).pictures)
@@ -108,9 +135,46 @@ def find_masks(root: Path, items: Sequence[Item], place: SourcePlace) -> FoundMa
     return best if best.count else FoundMasks()
 
 
-def _candidates(root: Path, top: Path) -> Iterator[Path]:
+def find_references(root: Path, items: Sequence[Item], place: SourcePlace) -> FoundReferences:
+    """The directories inside or beside `root`, up to `place.top`, that have references for at least half of `items`.
+
+    References have the same relative paths as below `root`, either directly in it or in a subdirectory named like
+    `root`.
+    """
+    for base in _bases(root.absolute(), place.top):
+        found: dict[Path, set[str]] = {}
+        for folder in _reference_folders(base, root.name):
+            folder = folder / root.name if (folder / root.name).is_dir() else folder
+            inside = f"{folder.relative_to(root.absolute()).as_posix()}/" if is_inside(folder, root.absolute()) else ""
+            stems = {stem_for_masks(item) for item in items if not (inside and item.name.startswith(inside))}
+            others = {stem.rpartition("/")[2] for stem in stems}
+            if is_inside(resolve(place.path), resolve(folder)) or resolve(root) == resolve(folder):
+                continue
+            pictures = Companions.read(folder, "reference")
+            paired = {stem for stem in stems if pictures.find_all(stem, others=others)}
+            if paired and 2 * len(paired) >= len(stems):
+                found[folder] = paired
+        if found:
+            return FoundReferences(folders=tuple(found), count=len(set.intersection(*found.values())))
+    return FoundReferences()
+
+
+def _reference_folders(base: Path, name: str) -> list[Path]:
+    """The directories in `base` that are called as those of references of the pictures in a directory `name` are."""
+    pattern = re.compile(REFERENCES.format(re.escape(name)), re.IGNORECASE)
+    found = [(folder, match) for folder in sorted(base.iterdir())
+             if (match := pattern.fullmatch(folder.name)) and folder.is_dir()]
+    return [folder for folder, _ in sorted(found, key=lambda each: int(each[1][1] or 0))]
+
+
+def _bases(root: Path, top: Path) -> list[Path]:
+    """The directories that may hold directories of masks and references of `root`, the nearest first."""
     bases = [root, *root.parents]
-    for base in bases[:bases.index(top) + 1] if top in bases else bases[:1]:
+    return bases[:bases.index(top) + 1] if top in bases else bases[:1]
+
+
+def _candidates(root: Path, top: Path) -> Iterator[Path]:
+    for base in _bases(root, top):
         for pattern in MASKS:
             folder = base / pattern.format(root.name)
             yield from (path for path in (folder / root.name, folder) if path.is_dir())

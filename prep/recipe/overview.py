@@ -27,7 +27,15 @@ from prep.images.decode import read_header
 from prep.images.formats.parts import BadPicture
 from prep.images.header import PictureHeader
 from prep.progress import Tick
-from prep.recipe.layout import REPEATED, FoundMasks, SourcePlace, find_masks, places_in
+from prep.recipe.layout import (
+    REPEATED,
+    FoundMasks,
+    FoundReferences,
+    SourcePlace,
+    find_masks,
+    find_references,
+    places_in,
+)
 from prep.sources.item import Item
 from prep.sources.readers import readers
 from prep.sources.table_files import KINDS
@@ -51,6 +59,7 @@ class RepeatFolder:
     words: str
     pictures: int
     masks: FoundMasks
+    references: FoundReferences
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,6 +88,8 @@ class SourceOverview:
     missing: int  # pictures without a caption
     sidecars: int  # pictures with a mask beside them
     masks: FoundMasks  # for the pictures in none of `folders`
+    references: FoundReferences  # for the same
+    paired: int  # pictures with references in a table, in their tar or beside them
     spoken: int  # pictures without a caption whose name could be one
     folders: tuple[RepeatFolder, ...]
     outside: int  # pictures in none of `folders`
@@ -96,6 +107,12 @@ class SourceOverview:
         """The source's mask directories, each once."""
         folders = (match.folder for match in (self.masks, *(folder.masks for folder in self.folders)))
         return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
+
+    @property
+    def reference_folders(self) -> tuple[Path, ...]:
+        """The source's directories of references, each once."""
+        every = (self.references, *(folder.references for folder in self.folders))
+        return tuple(dict.fromkeys(folder for found in every for folder in found.folders))
 
     @property
     def masked(self) -> int:
@@ -158,16 +175,18 @@ def _overview(place: SourcePlace, jobs: int, tick: Tick) -> SourceOverview:
     if not items:
         _raise_empty(path, unread)
     named = {} if is_tars(path) else _by_folder(items)
-    places = {name: _masks_for(path / name, inside, name, place) for name, inside in named.items()}
-    rest = [item for item in items if item.name.partition("/")[0] not in named]
-    whole = _masks_for(path, rest, "", place)
-    mine = _below(path, [whole, *places.values()])
+    named[""] = [item for item in items if item.name.partition("/")[0] not in named]
+    masks = {name: _masks_for(path / name, inside, name, place) for name, inside in named.items()}
+    references = {name: _references_for(path / name, inside, name, place) for name, inside in named.items()}
+    mine = _below(path, [*(match.folder for match in masks.values()),
+                         *(folder for found in references.values() for folder in found.folders)])
     items = [item for item in items if not item.name.startswith(mine)]
     bare = [item for item in items if _bare(item)]
-    folders = tuple(_folders(items, places))
+    folders = tuple(_folders(items, masks, references)) if len(named) > 1 else ()
     return SourceOverview(place=place, pictures=len(items),
                           captions=dict(Counter(_kind(item) for item in items if not _bare(item))),
-                          missing=len(bare), sidecars=sum(item.mask is not None for item in items), masks=whole,
+                          missing=len(bare), sidecars=sum(item.mask is not None for item in items), masks=masks[""],
+                          references=references[""], paired=sum(bool(item.references) for item in items),
                           spoken=sum(_speaks(item.name) for item in bare), folders=folders,
                           outside=len(items) - sum(folder.pictures for folder in folders),
                           table=None if table is None else table.absolute(), opened=_open(items, jobs, tick),
@@ -188,15 +207,27 @@ def _masks_for(root: Path, items: Sequence[Item], name: str, place: SourcePlace)
     """The mask directory for the items in `root`, called `name` in the place; empty if masks lie beside pictures."""
     if not items or any(item.mask is not None for item in items):
         return FoundMasks()
+    return find_masks(root, _named_below(items, name), place)
+
+
+def _references_for(root: Path, items: Sequence[Item], name: str, place: SourcePlace) -> FoundReferences:
+    """The directories of references for the items in `root`, as `_masks_for` finds masks."""
+    if not items or any(item.references for item in items) or is_tars(place.path):
+        return FoundReferences()
+    return find_references(root, _named_below(items, name), place)
+
+
+def _named_below(items: Iterable[Item], name: str) -> list[Item]:
+    """The items of the directory `name` of a source, named below it."""
     start = f"{name}/" if name else ""
-    return find_masks(root, [replace(item, name=item.name.removeprefix(start)) for item in items], place)
+    return [replace(item, name=item.name.removeprefix(start)) for item in items]
 
 
-def _below(path: Path, masks: Iterable[FoundMasks]) -> tuple[str, ...]:
-    """Name prefixes of the mask directories inside the source."""
+def _below(path: Path, folders: Iterable[Path | None]) -> tuple[str, ...]:
+    """Name prefixes of the directories of masks and references inside the source."""
     root = path.absolute()
-    folders = (match.folder for match in masks if match.folder is not None and match.folder.is_relative_to(root))
-    return tuple(f"{folder.relative_to(root).as_posix()}/" for folder in folders)
+    return tuple(f"{folder.relative_to(root).as_posix()}/" for folder in folders
+                 if folder is not None and folder.is_relative_to(root))
 
 
 def _walked(path: Path, table: Path | None, workers: WorkerPool) -> tuple[list[Item], list[Finding]]:
@@ -229,12 +260,14 @@ def _speaks(name: str) -> bool:
     return len(re.findall(r"[^\W\d_]{3,}", stem_of(name.rpartition("/")[2]))) >= 2
 
 
-def _folders(items: Iterable[Item], masks: Mapping[str, FoundMasks]) -> Iterator[RepeatFolder]:
+def _folders(items: Iterable[Item], masks: Mapping[str, FoundMasks],
+             references: Mapping[str, FoundReferences]) -> Iterator[RepeatFolder]:
     """The directories named N_class directly in the source, in name order."""
-    for name, inside in _by_folder(items).items() if masks else ():
+    for name, inside in _by_folder(items).items():
         match = REPEATED.fullmatch(name)
         assert match is not None, "_by_folder groups by this pattern"
-        yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=len(inside), masks=masks[name])
+        yield RepeatFolder(name=name, repeats=int(match[1]), words=match[2], pictures=len(inside), masks=masks[name],
+                           references=references[name])
 
 
 def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | None:

@@ -16,6 +16,7 @@ from prep.models.family import Family
 from prep.models.hub import checked_id, locate
 from prep.models.named import is_local
 from prep.models.pipeline import infer_family
+from prep.recipe.layout import FoundReferences
 from prep.recipe.overview import Overview, RepeatFolder, SampledFiles, SourceOverview
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.write import Comment
@@ -124,7 +125,7 @@ def _some(count: int, opened: SampledFiles) -> str:
 
 
 def _sources(seen: Overview) -> tuple[list[Source], list[Comment]]:
-    """The sources of all places, each with its own mask directory."""
+    """The sources of all places, each with its own directories of masks and references."""
     sources: list[Source] = []
     remarks: list[Comment] = []
     for part in seen.parts:
@@ -145,7 +146,9 @@ def _add_sources(part: SourceOverview, caption: CaptionOptions, sources: list[So
         if part.folders:
             remarks.append(Comment(at=here, text=f"{len(part.folders)} directories are named N_class; their "
                                    "repeats are ignored, since a table names pictures relative to this path"))
+        _explain(part, part.references, part.pictures, len(sources), remarks)
         sources.append(Source(path=part.path, role=role, table=part.table, mask=part.masks.folder,
+                              references=part.references.folders or None,
                               exclude=_inside(part.path, part.mask_folders)))
         return
     for folder in part.folders:
@@ -154,18 +157,34 @@ def _add_sources(part: SourceOverview, caption: CaptionOptions, sources: list[So
             continue
         path = part.path / folder.name
         remarks.append(_of_folder(folder, len(sources)))
+        _explain(part, folder.references, folder.pictures, len(sources), remarks)
         sources.append(Source(path=path, repeats=min(folder.repeats, MOST_REPEATS), role=role, mask=folder.masks.folder,
-                              exclude=_inside(path, part.mask_folders),
+                              references=folder.references.folders or None, exclude=_inside(path, part.mask_folders),
                               caption=replace(caption, missing="constant", constant=folder.words)))
     if part.outside or all(folder.repeats < 1 for folder in part.folders):
         remarks.append(Comment(at=f"source[{len(sources)}]", text=f"{part.outside} pictures in no such directory"))
         names = tuple(f"{_literal(folder.name)}/**" for folder in part.folders)
+        _explain(part, part.references, part.outside, len(sources), remarks)
+        hidden = _inside(part.path, (*part.mask_folders, *part.reference_folders))
         sources.append(Source(path=part.path, role=role, mask=part.masks.folder,
-                              exclude=(*names, *_inside(part.path, part.mask_folders))))
+                              references=part.references.folders or None, exclude=(*names, *hidden)))
+
+
+def _explain(part: SourceOverview, found: FoundReferences, pictures: int, number: int, remarks: list[Comment]) -> None:
+    """Adds the comment on the references of a source."""
+    if found.folders:
+        others = "" if found.count == pictures else ('; the others are errors and not used: missing_reference = "none" '
+                                                     "trains them with the references that they have, or without")
+        remarks.append(Comment(at=f"source[{number}].references", text="conditions of the pictures, for edit training: "
+                               f"{found.count} of {pictures} have one in each directory{others}"))
+    elif part.paired:
+        remarks.append(Comment(at=f"source[{number}]", text=f"{part.paired} of {part.pictures} pictures have "
+                               "references, conditions for edit training, in a table, in their tar or beside them; "
+                               "references = [] trains without"))
 
 
 def _inside(root: Path, folders: Iterable[Path]) -> tuple[str, ...]:
-    """Globs that exclude the mask directories in a source, whose files are not pictures."""
+    """Globs that exclude directories of masks and references in a source, whose files are not its pictures."""
     inner = (folder.relative_to(root) for folder in folders if folder.is_relative_to(root))
     return tuple(f"{_literal(folder.as_posix())}/**" for folder in inner)
 

@@ -174,3 +174,65 @@ def test_every_training_setting_has_one_place_unless_a_recipe_has_its_name():
     assert [training_places()[key] for key in ("lr", "rank", "tf32", "timesteps")] == [
         "[optimizer] lr", "[lora] rank", "tf32", "[timesteps]"]
     assert not training_places().keys() & (ours | {"every", "name", "size"})
+
+
+def edits(root, *references, count=3):
+    """Captioned pictures in `main`, and as many in each of the directories."""
+    draw_captioned(root / "main", count)
+    for place in references:
+        draw_captioned(root / place, count, captions=False)
+
+
+@pytest.mark.parametrize("source, places", [
+    ("a/main", ("control_1", "control_2", "control_10")), ("a", ("control_1", "control_2", "control_10")),
+    ("a/main", ("main_control",)), ("a/main", ("main/control_1", "main/control_2")), ("a", ("conditioning/main",)),
+    ("a/main", ("references",))], ids=str)
+def test_directories_of_references_are_found_and_explained(written, folder, prep, source, places):
+    edits(folder / "a", *places)
+    recipe = written(source)
+    assert [one.path for one in recipe.sources] == [folder / "a/main"]
+    assert [path.relative_to(folder / "a").as_posix() for path in recipe.references_of(0)] == list(places)
+    assert "# conditions of the pictures, for edit training: 3 of 3 have one in each directory\n" in written.text
+    assert "# captions: 3 .txt" in written.text, "references are no pictures without a caption"
+    found = prep("scan", "dataset.toml", "--json").json
+    assert (found["pictures"], found["samples"]) == (3, 3)
+    assert not {one["code"] for one in found["findings"]} & {"missing-reference", "orphan-reference"}
+
+
+def test_pictures_without_a_reference_are_counted_and_directories_of_others_are_none(written, folder, prep):
+    edits(folder / "a", "control_1", "control_2", count=4)
+    (folder / "a/control_1/3.png").unlink()
+    for number in range(1, 4):
+        (folder / f"a/control_2/{number}.png").unlink()
+    draw_captioned(folder / "a/other", 1)
+    recipe = written("a")
+    assert [path.name for path in recipe.references_of(0)] == ["control_1"]
+    assert '3 of 4 have one in each directory; the others are errors and not used: missing_reference = "none"' in (
+        " ".join(written.text.replace("#", "").split()))
+    assert "# Not read, though they hold pictures: other." in written.text
+    assert prep("scan", "dataset.toml", "--json").json["samples"] == 3
+
+
+def test_directories_called_n_class_have_their_own_references(written, folder):
+    draw_captioned(folder / "img/3_cat", 2)
+    draw_captioned(folder / "img/1_dog", 2)
+    draw_captioned(folder / "img/control/3_cat", 2, captions=False)
+    recipe = written("img")
+    assert {one.path.name: one.references and [path.relative_to(folder).as_posix() for path in one.references]
+            for one in recipe.sources} == {"1_dog": None, "3_cat": ["img/control/3_cat"]}
+
+
+@pytest.mark.parametrize("way", ["table", "tar", "beside"])
+def test_references_that_the_source_itself_has_are_said(written, folder, way):
+    root = folder / "pairs"
+    draw_captioned(root, 2)
+    for number in range(2):
+        draw(root / (f"before/{number}.png" if way == "table" else f"{number}.source.png"), (96, 96), seed=number)
+    if way == "table":
+        (root / "metadata.jsonl").write_text("\n".join(
+            f'{{"file_name": "{number}.png", "control_path": "before/{number}.png"}}' for number in range(2)))
+    (folder / "pairs.tar").write_bytes(tar_of([member(path.name, path.read_bytes()) for path in sorted(root.iterdir())
+                                               if path.is_file()]))
+    recipe = written("pairs.tar" if way == "tar" else "pairs")
+    assert recipe.references_of(0) is None
+    assert "# 2 of 2 pictures have references, conditions for edit training" in written.text
