@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 
 from prep.batching.split import Role
@@ -24,9 +25,8 @@ PRIOR = ("reg", "regularization", "regularisation")
 MASKS = ("masks", "mask", "{}_masks", "{}-masks")  # {}: the name of the picture directory
 REPEATED = re.compile(r"(\d{1,9})_(.+)", re.DOTALL)  # kohya's directories: 10_cat is repeated ten times an epoch
 _MASKED = ("mask", "masks")
+REFERENCES = ("control", "controls", "conditioning", "references", "reference", "refs", "ref")
 EDITED = ("main", "target", "targets")  # pictures beside directories of references
-# Directories of references, after the name of the picture directory or without: control_1, photos-control.
-REFERENCES = r"(?:{}[_-])?(?:control|conditioning|references?|refs?)s?[_-]?(\d{{0,3}})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,11 +160,17 @@ def find_references(root: Path, items: Sequence[Item], place: SourcePlace) -> Fo
 
 
 def _reference_folders(base: Path, name: str) -> list[Path]:
-    """The directories in `base` that are called as those of references of the pictures in a directory `name` are."""
-    pattern = re.compile(REFERENCES.format(re.escape(name)), re.IGNORECASE)
-    found = [(folder, match) for folder in sorted(base.iterdir())
-             if (match := pattern.fullmatch(folder.name)) and folder.is_dir()]
-    return [folder for folder, _ in sorted(found, key=lambda each: int(each[1][1] or 0))]
+    """The directories in `base` that are called as those of references of the pictures in a directory `name` are, in
+    their order: the first of control, photos-control, references …, or control_1, control_2 and so on."""
+    for start in (f"{prefix}{word}" for word in REFERENCES for prefix in ("", f"{name}_", f"{name}-")):
+        for dash in ("_", "-", ""):
+            first = 0 if (base / f"{start}{dash}0").is_dir() else 1
+            numbered = [*takewhile(Path.is_dir, (base / f"{start}{dash}{number}" for number in count(first)))]
+            if numbered:
+                return [*([base / start] if (base / start).is_dir() else []), *numbered]
+        if (base / start).is_dir():
+            return [base / start]
+    return []
 
 
 def _bases(root: Path, top: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, takewhile
@@ -14,6 +15,8 @@ from prep.fs.place import Place
 from prep.sources.folders import folders_of
 from prep.sources.tree import stem_of
 
+_NUMBERED = re.compile(r"(.+)_(\d{1,4})", re.DOTALL)
+
 
 @dataclass(kw_only=True, slots=True)
 class Companions:
@@ -22,6 +25,7 @@ class Companions:
     root: Place
     kind: Literal["mask", "reference"]
     by_stem: dict[str, Blob]  # "cat/cat_00" → file; of masks with and without -masklabel, the former first
+    numbered: dict[str, dict[int, str]] = field(default_factory=dict)  # "cat/cat" → its stems cat_0, cat_0001 …
     flat: bool = True  # whether all files lie directly in it
     names: dict[str, str] = field(default_factory=dict)  # of each file, below the root
     used: set[str] = field(default_factory=set)
@@ -36,9 +40,12 @@ class Companions:
             masks = folder.masks if kind == "mask" else {}
             second = folder.second_masks if kind == "mask" else {}
             for stem, name in [*masks.items(), *((stem_of(name), name) for name in folder.pictures)]:
-                first = whole.by_stem.setdefault(printable_name(folder.prefix + stem), blob := folder.blob(name))
+                spelled, blob = printable_name(folder.prefix + stem), folder.blob(name)
+                first = whole.by_stem.setdefault(spelled, blob)
                 if first is not blob:
                     whole.second[blob] = first
+                elif match := _NUMBERED.fullmatch(spelled):
+                    whole.numbered.setdefault(match[1], {}).setdefault(int(match[2]), spelled)
             whole.names |= {folder.base + name: folder.prefix + name
                             for name in (*masks.values(), *folder.pictures, *second)}
             whole.second |= {folder.blob(name): folder.blob(first) for name, first in second.items()}
@@ -58,8 +65,8 @@ class Companions:
         return next((self._use(stem) for stem in self._spelled(stems) if stem in self.by_stem), None)
 
     def find_all(self, *stems: str, others: Container[str] = ()) -> tuple[Blob, ...]:
-        """The files for a picture's name, found as by `find`, in order: NAME, then NAME_0, NAME_1 and so on, as far as
-        these are not the stems of `others`, which are pictures, too."""
+        """The files for a picture's name, found as by `find`, in order: NAME, then NAME_0 (or NAME_0000), NAME_1 and so
+        on, as far as these are not the stems of `others`, which are pictures, too."""
         found = next(filter(None, (self._numbered(stem, others) for stem in self._spelled(stems))), [])
         return tuple(map(self._use, found))
 
@@ -79,10 +86,10 @@ class Companions:
 
     def _numbered(self, stem: str, others: Container[str]) -> list[str]:
         """The stems of the files for a picture."""
-        start, last = 0 if f"{stem}_0" in self.by_stem else 1, stem.rpartition("/")[2]
-        numbers = takewhile(lambda number: f"{stem}_{number}" in self.by_stem and f"{last}_{number}" not in others,
-                            count(start))
-        return [*([stem] if stem in self.by_stem else []), *(f"{stem}_{number}" for number in numbers)]
+        numbered = self.numbered.get(stem, {})
+        names = takewhile(lambda name: name and name.rpartition("/")[2] not in others,
+                          (numbered.get(number, "") for number in count(0 if 0 in numbered else 1)))
+        return [*([stem] if stem in self.by_stem else []), *names]
 
     def _use(self, stem: str) -> Blob:
         self.used.add(self.by_stem[stem].file)

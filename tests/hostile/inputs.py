@@ -226,7 +226,8 @@ def recipe(bench: Bench, rng: Random) -> bool:
             return True
         except OSError:  # of which the console makes a problem
             return True
-    named = [*found.mask_folders, *(one for source in found.sources for one in (source.path, source.table) if one)]
+    named = [*found.mask_folders, *found.reference_folders,
+             *(one for source in found.sources for one in (source.path, source.table) if one)]
     if not all(_inside(one, place) for one in named):  # its owner may name any place; here nobody is to go there
         return False
     ours = [f"{event} '{bench.root}/remembered/" for event in onlookers.OPENING]

@@ -184,7 +184,7 @@ def edits(root, *references, count=3):
 
 
 @pytest.mark.parametrize("source, places", [
-    ("a/main", ("control_1", "control_2", "control_10")), ("a", ("control_1", "control_2", "control_10")),
+    ("a/main", tuple(f"control_{number}" for number in range(1, 11))), ("a", ("control_1", "control_2")),
     ("a/main", ("main_control",)), ("a/main", ("main/control_1", "main/control_2")), ("a", ("conditioning/main",)),
     ("a/main", ("references",))], ids=str)
 def test_directories_of_references_are_found_and_explained(written, folder, prep, source, places):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from prep.errors import ConfigError, PathError
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import kohya, kohya_training, onetrainer, onetrainer_training, simpletuner
+from prep.recipe.convert import kohya, kohya_training, musubi, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import ConvertedRecipe
 
 MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has less than a hundredth
@@ -41,6 +41,8 @@ def _read(path: Path, *, regular: bool = True) -> Any:
 
 def _converted(document: Any, base: Path) -> ConvertedRecipe:
     if isinstance(document, dict) and isinstance(document.get("datasets"), list):
+        if any(isinstance(entry, dict) and musubi.MARKS & entry.keys() for entry in document["datasets"]):
+            return musubi.convert(document, base)
         return kohya.convert(document, base)
     if isinstance(document, dict) and "source" in document:
         raise Unparsed("it is a recipe already, expected another tool's file")

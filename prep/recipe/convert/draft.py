@@ -89,6 +89,14 @@ class Draft:
             self.note(key, text, "this path does not exist", self.here)
         return path or self.base / text
 
+    def reference_folders(self, texts: Sequence[str], key: str) -> tuple[Path, ...] | None:
+        """The directories of references that these texts mean, those that exist; `None` if there are none. Raises
+        `Unparsed`."""
+        folders = [path for text in texts if (path := self.place(text, key)).is_dir()]
+        if len(folders) < len(texts):
+            self.note(key, texts, "no references are read from what is not a directory", self.here)
+        return tuple(dict.fromkeys(folders)) or None
+
     def existing(self, text: str) -> Path | None:
         """The path in the file's directory, the current directory, or the parent of the file's directory, if it exists.
 

@@ -95,7 +95,7 @@ def _subset(config: ToolConfig, own: Layer, image: ImageOptions) -> None:
         config.note("metadata_file", "a NAME.txt beside a picture takes precedence over the table; "
                     "pictures with neither are skipped")
     caption = _caption(config, tabled)
-    mask = _mask(config)
+    mask, references = _beside(config)
     role: Role = "prior" if config.get("is_reg", bool, False) else "train"
     config.note("is_reg", f'role = "prior": {BALANCED}, as in sd-scripts; prior_loss_weight is the weight of the '
                 "source")
@@ -105,8 +105,8 @@ def _subset(config: ToolConfig, own: Layer, image: ImageOptions) -> None:
     ToolConfig(draft=draft, layers=[own]).note_unread()
     draft.images.append((own.where, replace(image, crop="random" if crop else "centre", views=VIEWS if crop else 1,
                                             flip="both" if flip else "none")))
-    draft.sources.append(Source(path=path, repeats=repeats, role=role, table=table, mask=mask, caption=caption,
-                                exclude=() if tabled else FLAT))
+    draft.sources.append(Source(path=path, repeats=repeats, role=role, table=table, mask=mask, references=references,
+                                caption=caption, exclude=() if tabled else FLAT))
 
 
 def _caption(config: ToolConfig, tabled: bool) -> CaptionOptions:
@@ -136,16 +136,23 @@ def _caption(config: ToolConfig, tabled: bool) -> CaptionOptions:
         together=config.get("secondary_separator", str, ""))
 
 
-def _mask(config: ToolConfig) -> MaskFrom | None:
+def _beside(config: ToolConfig) -> tuple[MaskFrom | None, tuple[Path, ...] | None]:
+    """The masks of a subset, and its references: sd-scripts reads `conditioning_data_dir` as masks with masked_loss,
+    and as conditions where it trains a ControlNet."""
     alpha = config.get("alpha_mask", bool, False)
     if not config.has("conditioning_data_dir"):
-        return "alpha" if alpha else None
-    path = config.draft.place(config.get("conditioning_data_dir", str, ""), config.key("conditioning_data_dir"))
-    config.note("conditioning_data_dir", "read as masks; pictures for a ControlNet have no counterpart" if path.is_dir()
-                else "no masks are read: it is not a directory")
+        return ("alpha" if alpha else None), None
+    text, key = config.get("conditioning_data_dir", str, ""), config.key("conditioning_data_dir")
+    path = config.draft.place(text, key)
+    if config.draft.trains and not config.any("masked_loss"):
+        config.note("conditioning_data_dir", "read as references, since masked_loss is not set: conditions, as of an "
+                    "edit model; a ControlNet itself has no counterpart")
+        return ("alpha" if alpha else None), config.draft.reference_folders([text], key)
+    config.note("conditioning_data_dir", "read as masks; if they are conditions, as for a ControlNet or an edit model, "
+                "write references = [...] instead" if path.is_dir() else "no masks are read: it is not a directory")
     if alpha:
         config.note("alpha_mask", "the masks of conditioning_data_dir are used instead")
-    return path if path.is_dir() else None  # a recipe may only name an existing mask directory
+    return (path if path.is_dir() else None), None  # a recipe may only name an existing mask directory
 
 
 def _image(config: ToolConfig) -> ImageOptions:
@@ -154,14 +161,14 @@ def _image(config: ToolConfig) -> ImageOptions:
         config.draft.batches += [count for count in [config.get("batch_size", int, 0)] if count > 0]
     else:
         config.note("batch_size", f"{_TRAIN} batch_size", at="")
-    sides = _resolution(config)
+    sides = resolution_of(config, (512, 512), "sd-scripts reads it from --resolution; 512 is written")
     resolution, step = isqrt(sides[0] * sides[1]), config.get("bucket_reso_steps", int, 64)
     bucketed, small = config.get("enable_bucket", bool, False), config.get("bucket_no_upscale", bool, False)
     least, most = config.get("min_bucket_reso", int, 256), config.get("max_bucket_reso", int, 1024)
     if not bucketed:
         for name in ("bucket_no_upscale", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"):
             config.note(name, "no effect without enable_bucket", at="image")
-        return _one_size(config, sides)
+        return one_size(config, sides)
     if sides[0] != sides[1]:
         config.note("resolution", "a bucket's area is about the square of one number", at="image")
     if small:
@@ -173,7 +180,7 @@ def _image(config: ToolConfig) -> ImageOptions:
     return ImageOptions(resolution=resolution, step=step, shortest=least, longest=most, upscale="allow")
 
 
-def _one_size(config: ToolConfig, sides: Size) -> ImageOptions:
+def one_size(config: ToolConfig, sides: Size) -> ImageOptions:
     """Options that bring every picture to one size, enlarging smaller ones; sides are multiples of a latent cell's."""
     if sides[0] == sides[1]:
         return ImageOptions(resolution=sides[0], buckets="single", upscale="allow")
@@ -185,11 +192,12 @@ def _one_size(config: ToolConfig, sides: Size) -> ImageOptions:
                         step=gcd(64, width, height), upscale="allow")
 
 
-def _resolution(config: ToolConfig) -> Size:
+def resolution_of(config: ToolConfig, usual: Size, said: str) -> Size:
+    """The resolution, width first; `usual` if the file has none, with a note that ends with what is `said`."""
     value, key = config.any("resolution"), config.key("resolution")
     if value is None:
-        config.draft.note(key, None, "not in the file: sd-scripts reads it from --resolution; 512 is written", "image")
-        return 512, 512
+        config.draft.note(key, None, f"not in the file: {said}", "image")
+        return usual
     if isinstance(value, str) and re.fullmatch(r"\d{1,6}(,\d{1,6})?", value.replace(" ", "")):  # from a command line
         value = [int(word) for word in value.split(",")]
         value = value[0] if len(value) == 1 else value

@@ -22,6 +22,7 @@ from prep.recipe.schema import ImageOptions, Source
 from prep.sources.item import MaskFrom
 
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds")
+_REFERENCES = ("reference_strict", "reference_loose")  # conditioning_type; the former have the size of their picture
 _CACHE = "prep manages caches: nothing to set"
 _KEPT = "nothing is ever deleted from a source"
 _WHEN = "all sources are trained on from the first step to the last: no counterpart"
@@ -46,7 +47,7 @@ _LEFT: Mapping[str, str] = {
     "max_num_samples": "all samples are used; include and exclude select them by name",
     "slider_strength": "no counterpart", "timestep_sampling_offset": "no counterpart",
     "conditioning": "no conditioning pictures are made: no counterpart",
-    "source_dataset_id": "a mask belongs to the picture with its name",
+    "source_dataset_id": "a mask or a reference belongs to the picture with its name",
 }
 
 
@@ -55,13 +56,17 @@ def convert(document: Sequence[Any], base: Path) -> ConvertedRecipe:
     draft = Draft(tool="simpletuner", base=base)
     layers = [Layer(table=expect(value, dict, f"backends[{number}]"), where=f"backends[{number}]")
               for number, value in enumerate(document)]
-    masks = {str(layer.table.get("id")): layer for layer in layers if layer.table.get("conditioning_type") == "mask"}
+    kinds = {"mask": "mask", **dict.fromkeys(_REFERENCES, "reference")}
+    beside: dict[str, dict[str, Layer]] = {"mask": {}, "reference": {}}
+    for layer in layers:
+        if (kind := kinds.get(str(layer.table.get("conditioning_type")))) is not None:
+            beside[kind][str(layer.table.get("id"))] = layer
     for layer in layers:
         config = ToolConfig(draft=draft, layers=[layer])
         if why := _why_not(config):
             draft.note(layer.where, layer.table.get("id"), f"skipped: {why}", "")
         else:
-            _backend(draft, config, masks)
+            _backend(draft, config, beside)
     return draft.finish()
 
 
@@ -74,14 +79,16 @@ def _why_not(config: ToolConfig) -> str:
         return _CACHE
     if kind == "conditioning" and config.get("conditioning_type", str, "") == "mask":
         return "its pictures are the masks of those that name it"
+    if kind == "conditioning" and config.get("conditioning_type", str, "") in _REFERENCES:
+        return "its pictures are the references of those that name it"
     if kind == "conditioning":
-        return "conditioning pictures other than masks have no counterpart"
+        return "conditioning pictures other than masks and references have no counterpart"
     if kind not in ("image", "eval"):
         return f"its pictures are {kind}, expected image"
     return "" if place == "local" else f"its type is {place}, expected local; download the pictures first"
 
 
-def _backend(draft: Draft, config: ToolConfig, masks: Mapping[str, Layer]) -> None:
+def _backend(draft: Draft, config: ToolConfig, beside: Mapping[str, Mapping[str, Layer]]) -> None:
     config.get("id", str, "")
     if not config.has("instance_data_dir"):
         raise Unparsed(f"{config.layers[0].where} has no instance_data_dir, expected the directory of its pictures")
@@ -95,26 +102,35 @@ def _backend(draft: Draft, config: ToolConfig, masks: Mapping[str, Layer]) -> No
             role = "prior"
     table = _table(config)
     caption = _caption(config)
-    mask = _mask(config, masks)
+    mask, references = _beside(config, beside)
     image = _image(config)
     config.note_unread(_LEFT)
     draft.images.append((config.layers[0].where, image))
-    draft.sources.append(Source(path=path, repeats=again + 1, role=role, table=table, mask=mask, caption=caption))
+    draft.sources.append(Source(path=path, repeats=again + 1, role=role, table=table, mask=mask, references=references,
+                                caption=caption))
 
 
-def _mask(config: ToolConfig, masks: Mapping[str, Layer]) -> MaskFrom | None:
+def _beside(config: ToolConfig, beside: Mapping[str, Mapping[str, Layer]]
+            ) -> tuple[MaskFrom | None, tuple[Path, ...] | None]:
+    """The directory of masks of a backend, and its directories of references, in their order."""
     named = config.any("conditioning_data")
     names = [name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)]
-    layers = [masks[name] for name in names if name in masks]
-    if not layers or not isinstance(layers[0].table.get("instance_data_dir"), str):
-        config.note("conditioning_data", "only masks have a counterpart: no backend with this id has them")
-        return None
-    path = config.draft.place(layers[0].table["instance_data_dir"], layers[0].key("instance_data_dir"))
+    masks, references = ([layer for name in names if (layer := layers.get(name)) is not None
+                          and isinstance(layer.table.get("instance_data_dir"), str)]
+                         for layers in (beside["mask"], beside["reference"]))
+    if not masks and len(references) < max(1, len(names)):
+        config.note("conditioning_data", "only masks and references have a counterpart: "
+                    f"{'not every' if references else 'no'} backend with this id has them")
+    folders = config.draft.reference_folders([layer.table["instance_data_dir"] for layer in references],
+                                             config.key("conditioning_data"))
+    if not masks:
+        return None, folders
+    path = config.draft.place(masks[0].table["instance_data_dir"], masks[0].key("instance_data_dir"))
     if not path.is_dir():
         config.note("conditioning_data", "no masks are read: the directory does not exist")
-    elif isinstance(named, list) and len(named) > 1:
+    elif len(names) > 1 + len(references):
         config.note("conditioning_data", "the first of these that has masks is used")
-    return path if path.is_dir() else None
+    return (path if path.is_dir() else None), folders
 
 
 def _caption(config: ToolConfig) -> CaptionOptions:
