@@ -72,6 +72,7 @@ class Begun:
     facts: Memo
     prompts: Sequence[Prompt]
     prompt_bytes: bytes | None
+    prompt_folder: Path  # what the references of prompts are relative to
     replaces: Manifest | None  # that the new one replaces
     listed: Listed
 
@@ -103,13 +104,23 @@ def begin(call: EncodeCall) -> Begun:
     with call.progress("listing", None, "pictures") as tick:
         listed = list_recipe(resolved.recipe, rehash=not facts.trust, stamped=call.is_plain, tick=tick)
     return Begun(call=call, output=output, model=resolved, facts=facts, prompts=prompts, prompt_bytes=prompt_bytes,
+                 prompt_folder=_prompt_folder(recipe, old),
                  replaces=old, listed=listed)
+
+
+def _prompt_folder(recipe: Recipe, old: Manifest | None) -> Path:
+    """The directory of the prompt file, also of one that is gone."""
+    if recipe.prompts is not None:
+        return recipe.prompts.absolute().parent
+    named = None if old is None else old.document["prompts"]["file"]
+    return Path() if old is None else Path(old.folder, named or "-").parent
 
 
 def complete(begun: Begun) -> Prepared:
     """Reads pictures and captions, and resolves the recipe; writes nothing."""
     call, facts = begun.call, begun.facts
-    resolved = resolve_recipe(begun.model, begun.listed, facts, begun.prompts, jobs=call.options.jobs,
+    resolved = resolve_recipe(begun.model, begun.listed, facts, begun.prompts, folder=begun.prompt_folder,
+                              jobs=call.options.jobs,
                               latents_from=call.latents_from, progress=call.progress)
     masks_asked = call.recipe.mask_origin != "none"
     call = replace(call, recipe=resolved.recipe)

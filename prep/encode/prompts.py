@@ -6,7 +6,7 @@ manifest is what `prep encode` with these prompts would write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from prep.cache.ledger.ledger import load_ledger
+from prep.cache.ledger.ledger import Ledger, load_ledger
 from prep.cache.reader import Reader
-from prep.cache.records import RowRef, Shard
+from prep.cache.records import RowRef
 from prep.cache.remote.opening import open_to_encode
 from prep.cache.store import Cache
+from prep.dataset.prompt_references import PromptReferences, prompt_references
 from prep.dataset.texts import TextReading, text_options_of
 from prep.digest import canonical
 from prep.encode.engines.job import Job
@@ -31,10 +32,10 @@ from prep.encode.plan import EncodePlan, drop_plan, plan
 from prep.encode.prepare import facts_for
 from prep.encode.report import shortened
 from prep.encode.resolve import remembered_digest, text_context_of
-from prep.encode.targets import Targets, prompt_targets
+from prep.encode.targets import Contexts, Targets, prompt_targets
 from prep.encode.text_groups import TextGroups
 from prep.encode.truncation import PROMPT, Truncated, find_truncated
-from prep.errors import CacheError, ManifestError, ModelError
+from prep.errors import CacheError, ConfigError, ManifestError, ModelError
 from prep.findings import Finding
 from prep.formatting import counted, grouped, printable
 from prep.fs.lock import PATIENCE, lock_directory
@@ -51,11 +52,11 @@ from prep.models.configs import Configs
 from prep.models.device.named import require_device
 from prep.models.families.registry import FAMILIES
 from prep.models.family import options_of
-from prep.models.fields import FieldSpecs
+from prep.models.fields import STD, FieldSpecs
 from prep.models.files import Model
-from prep.models.fingerprint import Expected, bytes_of, text_files, ticking
+from prep.models.fingerprint import Expected, FileDigest, bytes_of, text_files, ticking
 from prep.models.hub import locate
-from prep.parse import brief
+from prep.parse import RGB, brief
 from prep.progress import BackgroundTotal, Progress
 from prep.recipe.schema import STORED_DTYPES, ModelOptions
 
@@ -81,7 +82,7 @@ class PromptsReport:
     file: Path
     manifest: Place
     prompts: int  # in the manifest
-    encoded: int  # text rows
+    encoded: int  # rows of text, and of references
     reused: int
     truncated: Truncated
     lost: tuple[Finding, ...]  # prompts that could not be encoded
@@ -100,7 +101,7 @@ class PromptsReport:
         if hint := self.truncated.hint:
             lines.append(f"hint: {'prep encode ' if hint.startswith('--') else ''}{hint}")
         return "\n".join([*lines, f"{printable(str(self.manifest))}: {counted(self.prompts, 'prompt')} in "
-                          f"{seconds:.1f} s; text rows: {grouped(self.encoded)} encoded, "
+                          f"{seconds:.1f} s; rows: {grouped(self.encoded)} encoded, "
                           f"{grouped(self.reused)} reused"])
 
 
@@ -113,20 +114,26 @@ class _Wanted:
     text_groups: TextGroups
 
     def group_of(self, field: str, key: str) -> tuple[int, int]:
-        return 0, self.text_groups.tokens(key)
+        return self.targets.bucket_of(field, key) or (0, self.text_groups.tokens(key))
 
     def row_bytes(self, field: str, key: str) -> int:
-        return self.specs.row_bytes(field, None, self.text_groups.tokens(key))
+        bucket = self.targets.bucket_of(field, key)
+        return self.specs.row_bytes(field, bucket, None if bucket else self.text_groups.tokens(key))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Text:
-    """How the manifest's text rows were encoded, and are again."""
+class _Encoding:
+    """How the manifest's rows were encoded, and are again."""
 
     reading: TextReading
-    context: Mapping[str, Any]
+    contexts: Contexts
     specs: FieldSpecs
-    expected: Expected
+    file_digest: FileDigest
+    alpha: RGB | None  # the color below transparent pixels; None: such pictures are refused
+
+    def expected(self, field: str, name: str) -> Expected:
+        """The fingerprint `name` in the context of `field`."""
+        return Expected(digest=str(self.contexts.by_field()[field][name]), file_digest=self.file_digest)
 
 
 def run_prompts(call: PromptsCall) -> PromptsReport:
@@ -143,23 +150,36 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
     opened = open_manifest(manifest)
     _ = opened.samples  # errors in the tables show before anything is encoded
     facts = facts_for(manifest.cache, trust=True)
-    text = _text_of(call, manifest, facts)
-    targets = prompt_targets(prompts, text.context)
+    encoding = _encoding_of(call, manifest, facts)
+    references = prompt_references(prompts, call.file.absolute().parent, encoding.specs.family, facts)
+    _require_latents(manifest, references)
+    targets = prompt_targets(prompts, references, encoding.contexts, encoding.alpha)
     check_document_size({**manifest.document, "prompts": largest_prompts(call.file, path, targets.prompts),
                          "options": _options(manifest, call.file)}, path)
-    truncated = find_truncated(targets, text.reading, facts, call.progress)
+    truncated = find_truncated(targets, encoding.reading, facts, call.progress)
     cache = open_to_encode(manifest.cache, create=False)
     with lock_directory(cache.root, exclusive=False, patience=PATIENCE):
-        planned, encoded = _encode(call, cache, targets, text)
+        planned, encoded = _encode(call, cache, targets, encoding)
         lost, kept = _rewrite(call, opened, cache, targets, data, truncated)
         drop_plan(cache, planned, path)
     facts.save()
     return PromptsReport(file=call.file, manifest=call.manifest, prompts=kept, encoded=encoded,
-                         reused=len(targets.texts) - encoded, truncated=truncated, lost=lost)
+                         reused=targets.rows - encoded, truncated=truncated, lost=lost)
 
 
-def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
-    """How text rows are encoded. Raises `ModelError` unless they would be as those of the manifest."""
+def _require_latents(manifest: Manifest, references: PromptReferences) -> None:
+    """Raises `ConfigError` for transparent pictures that the manifest's recipe refuses, and for imported latents."""
+    latents = manifest.document["latents"]
+    if references and "imported" in latents:
+        raise ConfigError(f"the latents of {manifest.path} were imported, so prompts can have no references",
+                          hint="remove --ref from the prompts")
+    for name, reference in references.items():
+        if reference.known.has_alpha and latents.get("alpha") is None:
+            raise ConfigError(f'the reference {printable(name)} has transparency, and [image] alpha is "reject"')
+
+
+def _encoding_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Encoding:
+    """How rows are encoded. Raises `ModelError` unless they would be as those of the manifest."""
     check_model_named(manifest, call.model)
     model = locate(call.model or manifest.model, download=call.download)
     context, family = manifest.fields["text"].context, FAMILIES[manifest.family]
@@ -180,9 +200,13 @@ def _text_of(call: PromptsCall, manifest: Manifest, facts: Memo) -> _Text:
     with call.progress("hashing the model", total, "bytes") as tick:
         made = text_context_of(model, family, options, ticking(file_digest, tick), compute=compute, stored=stored)
     _require_same(made, context, model, manifest, call.file)
-    specs = FieldSpecs(family=family, dtype=stored, text=family.text.shapes(Configs(model), options))
-    return _Text(reading=TextReading(model=model, family=family, options=options), context=context, specs=specs,
-                 expected=Expected(digest=str(context["text"]), file_digest=file_digest))
+    latent = manifest.fields["latent"]
+    specs = FieldSpecs(family=family, dtype=stored, text=family.text.shapes(Configs(model), options),
+                       with_std=STD in latent.arrays)
+    color = manifest.document["latents"].get("alpha")
+    return _Encoding(reading=TextReading(model=model, family=family, options=options), specs=specs,
+                     contexts=Contexts(latent=latent.context, mask=None, text=context), file_digest=file_digest,
+                     alpha=None if color is None else tuple(color))
 
 
 def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Model, manifest: Manifest,
@@ -201,20 +225,23 @@ def _require_same(made: Mapping[str, Any], context: Mapping[str, Any], model: Mo
                      f"made with {brief(made.get(name))}", hint=again)
 
 
-def _encode(call: PromptsCall, cache: Cache, targets: Targets, text: _Text) -> tuple[EncodePlan, int]:
+def _encode(call: PromptsCall, cache: Cache, targets: Targets, encoding: _Encoding) -> tuple[EncodePlan, int]:
     """Encodes the rows that the cache lacks: the plan, and how many rows were made."""
-    reading = text.reading
+    reading, contexts = encoding.reading, encoding.contexts
     groups = TextGroups(reading.model, reading.family, reading.options, targets.texts)
-    planned = plan(_Wanted(targets=targets, specs=text.specs, text_groups=groups), cache, retry=True)
+    planned = plan(_Wanted(targets=targets, specs=encoding.specs, text_groups=groups), cache, retry=True)
     if not planned.tasks:
         return planned, 0
     from prep.encode.engines.local import run  # here: a run with nothing to do loads no engine and no torch
 
-    job = Job(cache=cache, model=reading.model, vae=text.expected, text=text.expected, specs=text.specs,
-              targets=targets, tasks=planned.tasks, text_options=reading.options, text_groups=groups, alpha="reject",
-              origin="none", compute={"text": str(text.context["compute"])}, device=call.device, batch_size=1,
-              jobs=1, max_rejects=MOST_REJECTS)
-    return planned, run(job, call.progress).encoded.get("text", 0)
+    job = Job(cache=cache, model=reading.model, specs=encoding.specs, targets=targets, tasks=planned.tasks,
+              vae=encoding.expected("latent", "vae") if targets.latents else encoding.expected("text", "text"),
+              text=encoding.expected("text", "text"), text_options=reading.options, text_groups=groups, origin="none",
+              alpha="reject" if encoding.alpha is None else "#{:02x}{:02x}{:02x}".format(*encoding.alpha),
+              compute={field: str(contexts.by_field()[field].get("compute", "")) for field in ("latent", "text")},
+              tile=int(contexts.latent.get("tile", 0)), device=call.device, batch_size=1, jobs=1,
+              max_rejects=MOST_REJECTS)
+    return planned, sum(run(job, call.progress).encoded.values())
 
 
 def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: Targets, data: bytes,
@@ -222,13 +249,12 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     """Writes the manifest with these prompts: findings on those that have no rows, and the number of the others."""
     manifest, samples, own = opened.manifest, opened.samples, _own_rows(opened)
     ledger = load_ledger(cache)
-    refs = {**ledger.resolve(sorted(targets.texts)), **{key: own[key] for key in targets.texts if key in own}}
+    refs = {**ledger.resolve(targets.keys()), **{key: own[key] for key in targets.texts if key in own}}
     if targets.unconditional not in refs:
         raise CacheError("the unconditional text row could not be encoded", hint="run the same command again")
     prompts, lost = split_prompts(targets.prompts, refs)
-    of_prompts = {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
-    of_prompts.add(targets.unconditional)
-    shards = _shards(opened, cache, {refs[key].shard for key in of_prompts}, ledger.shards)
+    of_prompts = {key for prompt in prompts for key in prompt.keys} | {targets.unconditional}
+    shards = _shards(opened, cache, {refs[key].shard for key in of_prompts}, ledger)
     require_commits(cache, manifest.path, {shard["digest"] for shard in shards}, ledger)
     table = build_shards(shards)
     numbers = {digest.as_py().hex(): number for number, digest in enumerate(table["digest"])}
@@ -239,10 +265,13 @@ def _rewrite(call: PromptsCall, opened: OpenedManifest, cache: Cache, targets: T
     tables["shards"] = write_table(cache, table)
     findings = [Finding(**record) for record in opened.findings if record["code"] not in (PROMPT, NOT_ENCODED)]  # type: ignore[arg-type]
     tables["findings"] = write_table(cache, build_findings([*findings, *lost, *truncated.findings]))
-    texts = [shard for shard in shards if shard["field"] == "text"]
-    fields = {**manifest.document["fields"], "text": {
-        **manifest.document["fields"]["text"], "rows": len(of_prompts | own.keys()), "shards": len(texts),
-        "bytes": sum(shard["bytes"] for shard in texts)}}
+    shown = {refs[reference.latent] for prompt in prompts for reference in prompt.references}
+    counts = {"text": len(of_prompts - targets.latents.keys() | own.keys()), "latent": _latent_rows(opened, shown)}
+    fields = {**manifest.document["fields"], **{
+        name: {**manifest.document["fields"][name], "rows": rows,
+               "shards": sum(shard["field"] == name for shard in shards),
+               "bytes": sum(shard["bytes"] for shard in shards if shard["field"] == name)}
+        for name, rows in counts.items()}}
     place = relative_name(call.file, manifest.path)
     document = {name: value for name, value in manifest.document.items() if name != "self"}
     write_new(cache, manifest.path, {
@@ -260,15 +289,27 @@ def _own_rows(opened: OpenedManifest) -> dict[str, RowRef]:
             zip(captions, texts["shard"].tolist(), texts["row"].tolist(), strict=True)}
 
 
-def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], known: Sequence[Shard]) -> list[dict[str, Any]]:
+def _latent_rows(opened: OpenedManifest, shown: set[RowRef]) -> int:
+    """How many rows of latents the manifest's samples have, and `shown` besides."""
+    samples = opened.samples
+    shard, row = (np.append(samples.views[name], samples.references[name]).astype(np.int64)
+                  for name in ("latent_shard", "latent_row"))
+    numbers = {shard["digest"]: number for number, shard in enumerate(opened.shards)}
+    more = [(numbers[ref.shard] << 32) + ref.row for ref in shown if ref.shard in numbers]
+    return len(np.union1d((shard << 32) + row, np.array(more, np.int64))) + sum(ref.shard not in numbers
+                                                                                 for ref in shown)
+
+
+def _shards(opened: OpenedManifest, cache: Cache, needed: set[str], ledger: Ledger) -> list[dict[str, Any]]:
     """The rows of the table of shards: those that samples use, and those `needed` for prompts."""
     used = {int(number) for column in opened.samples.shard_columns for number in np.unique(column) if number >= 0}
     rows = [_spelled(shard) for number, shard in enumerate(opened.shards)
             if number in used or shard["digest"] in needed]
     added = needed - {shard["digest"] for shard in rows}
-    arrays = opened.manifest.fields["text"].arrays
+    fields = opened.manifest.fields
     with closing(Reader(cache)) as reader:
-        return rows + [shard_row(shard, "text", arrays, reader) for shard in known if shard.digest in added]
+        return rows + [shard_row(shard, field, fields[field].arrays, reader)
+                       for shard, field in zip(ledger.shards, ledger.fields, strict=True) if shard.digest in added]
 
 
 def _spelled(shard: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, rules_of
 from prep.dataset.ingest import Ingested, ingest
 from prep.dataset.listing import Listed
+from prep.dataset.prompt_references import prompt_references
 from prep.dataset.samples import settle_masks
 from prep.dataset.texts import text_options_of
 from prep.encode.targets import Contexts, LatentSource, Targets, targets_of
@@ -116,11 +118,13 @@ def resolve_model(recipe: Recipe, model: Model, facts: Memo, progress: Progress 
                          contexts=contexts, denoiser=denoiser, missing=tuple(missing), file_digest=file_digest)
 
 
-def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Sequence[Prompt], *, jobs: int,
+def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Sequence[Prompt], *,
+                   folder: Path = Path(), jobs: int,
                    latents_from: LatentSource | None = None, progress: Progress = silent) -> ResolvedRecipe:
-    """Resolves what was listed of a recipe, and `prompts`, to keys and rows; empties the list of items. Raises
-    `ConfigError`, `ModelError`."""
+    """Resolves what was listed of a recipe, and `prompts`, to keys and rows; empties the list of items. `folder`: the
+    directory that the references of prompts are relative to. Raises `ConfigError`, `ModelError`."""
     recipe, model, specs, contexts = base.recipe, base.model, base.specs, base.contexts
+    references = prompt_references(prompts, folder, specs.family, facts)
     total = DeferredTotal()
     with progress("reading", total, "pictures") as tick:
         surveyed = ingest(recipe, facts, jobs=jobs, tick=tick, total=total, listed=listed)
@@ -139,7 +143,7 @@ def resolve_recipe(base: ResolvedModel, listed: Listed, facts: Memo, prompts: Se
             surveyed = replace(surveyed, masks=sum(item.has_alpha for item in surveyed.items))
         if latents_from is None:
             surveyed = replace(surveyed, items=list(surveyed.items))
-        targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from)
+        targets = targets_of(recipe, surveyed, buckets, contexts, prompts, latents_from, references)
         buckets = replace(buckets, pictures=())  # which are samples now
         targets = replace(targets, notices=(*targets.notices, *notes, *_untrainable(model, base.missing)))
     if base.denoiser is not None:

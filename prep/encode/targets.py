@@ -5,8 +5,8 @@ Pure: computed from surveyed items, buckets and contexts, without touching files
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from prep.arrays import DType
 from prep.buckets.assign import Assignments
 from prep.cache.records import Reject
 from prep.dataset.ingest import Ingested, KnownItem, KnownReference
+from prep.dataset.prompt_references import NO_REFERENCES, PromptReferences
 from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
@@ -62,11 +63,21 @@ class PromptTarget:
     positive_key: str
     negative_key: str
     settings: PromptSettings  # of its pictures; not part of the keys
+    references: tuple[Reference, ...] = ()
 
-    def as_document(self) -> dict[str, Any]:
-        """Its entry in a manifest, without the places of its rows; a prompt without settings has no such key."""
+    @property
+    def keys(self) -> list[str]:
+        """The keys of all its rows."""
+        return [self.positive_key, self.negative_key, *(reference.latent for reference in self.references)]
+
+    def as_document(self, row: Callable[[str], Mapping[str, int]]) -> dict[str, Any]:
+        """Its entry in a manifest; `row` says where the row of a key is. A prompt without settings or references has no
+        such key."""
         settings = self.settings.as_document()
-        return {"prompt": self.prompt, "negative": self.negative, **({"settings": settings} if settings else {})}
+        references = [{**reference.as_document(), **row(reference.latent)} for reference in self.references]
+        return {"prompt": self.prompt, "negative": self.negative, **({"settings": settings} if settings else {}),
+                **({"references": references} if references else {}),
+                "positive": row(self.positive_key), "negative_row": row(self.negative_key)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +172,8 @@ class LatentSource(Protocol):
 
 
 def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, contexts: Contexts,
-               prompts: Sequence[Prompt], latents_from: LatentSource | None = None) -> Targets:
+               prompts: Sequence[Prompt], latents_from: LatentSource | None = None,
+               prompt_references: PromptReferences = NO_REFERENCES) -> Targets:
     """The targets of a recipe; `bucketing` numbers its items in the survey's order.
 
     A survey's list of items is emptied, of a recipe with one resolution while its samples are made: both together would
@@ -176,42 +188,28 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
-        name = seat.item.item.label
-        masked = recipe.mask_of(seat.item.item.source) != "none"
-        views: list[View] = []
-        for number, placement in enumerate(seat.views):
-            latent = _latent_work(seat.item, placement, name, keys)
-            mask = _mask_work(seat.item, placement, name, keys) if masked else None
-            latents.setdefault(latent.key, latent)
-            if mask is not None:
-                masks.setdefault(mask.key, mask)
-            references = []
-            for reference, placed in zip(seat.item.references, seat.references[number] if seat.references else (),
-                                         strict=bool(seat.references)):
-                work = _reference_work(reference, placed, name, keys)
-                latents.setdefault(work.key, work)
-                references.append(Reference(name=printable_name(reference.blob.name), picture=reference.picture,
-                                            size=reference.size, placement=placed, latent=work.key))
-            views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key,
-                              references=tuple(references)))
-        samples.append(_sample(seat, recipe, tuple(views), keys.text))
-        labels.append(name)
+        views = _views(seat, keys if recipe.mask_of(seat.item.item.source) != "none" else replace(keys, mask=None),
+                       latents, masks)
+        samples.append(_sample(seat, recipe, views, keys.text))
+        labels.append(seat.item.item.label)
     if items is not None:
         items.clear()
-    rows = tuple(_prompt(prompt, keys.text) for prompt in prompts)
+    rows, shown = _of_prompts(prompts, prompt_references, keys)
     return Targets(samples=tuple(samples), labels=tuple(labels), prompts=rows,
-                   unconditional=keys.text.unconditional, latents=latents, masks=masks,
+                   unconditional=keys.text.unconditional, latents=shown | latents, masks=masks,
                    texts=_text_targets(samples, rows, keys.text),
                    findings=(*survey.findings, *bucketing.findings),
                    notices=notices)
 
 
-def prompt_targets(prompts: Sequence[Prompt], context: Mapping[str, Any]) -> Targets:
-    """The targets of prompts alone, and of the unconditional row; `context` is that of text rows."""
-    keys = TextKeys(context)
-    rows = tuple(_prompt(prompt, keys) for prompt in prompts)
-    return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.unconditional, latents={}, masks={},
-                   texts=_text_targets((), rows, keys), findings=())
+def prompt_targets(prompts: Sequence[Prompt], references: PromptReferences, contexts: Contexts,
+                   alpha: RGB | None) -> Targets:
+    """The targets of prompts alone, and of the unconditional row; `alpha`: the color below transparent pixels."""
+    keys = _Keys(latent=LatentKeys(contexts.latent), mask=None, text=TextKeys(contexts.text), origin=None, alpha=alpha,
+                 imported=None)
+    rows, latents = _of_prompts(prompts, references, keys)
+    return Targets(samples=(), labels=(), prompts=rows, unconditional=keys.text.unconditional, latents=latents,
+                   masks={}, texts=_text_targets((), rows, keys.text), findings=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,6 +232,26 @@ class _Keys:
                    alpha=None if alpha == "reject" else color_of(alpha))
 
 
+def _views(seat: PlacedItem, keys: _Keys, latents: dict[str, PictureTarget],
+           masks: dict[str, PictureTarget]) -> tuple[View, ...]:
+    """The views of a placed item; adds the targets of their rows to `latents` and `masks`."""
+    item, name, views = seat.item, seat.item.item.label, []
+    known = item.references if seat.references else ()
+    for placement, placed in zip(seat.views, seat.references or [()] * len(seat.views), strict=True):
+        latent = _latent_work(item, placement, name, keys)
+        mask = _mask_work(item, placement, name, keys)
+        works = [_reference_work(each, place, name, keys) for each, place in zip(known, placed, strict=True)]
+        for work in (latent, *works):
+            latents.setdefault(work.key, work)
+        if mask is not None:
+            masks.setdefault(mask.key, mask)
+        references = tuple(_reference(each, printable_name(each.blob.name), work)
+                           for each, work in zip(known, works, strict=True))
+        views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key,
+                          references=references))
+    return tuple(views)
+
+
 def _latent_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget:
     if keys.imported is not None:
         latents_from, own = keys.imported
@@ -248,6 +266,10 @@ def _reference_work(reference: KnownReference, placement: Placement, name: str, 
     key = keys.latent.key(reference.picture, placement, keys.alpha if reference.has_alpha else None)
     return PictureTarget(key=key, name=name, file=f"{name}: its reference {printable_name(reference.blob.name)}",
                          blob=reference.blob, digest=reference.picture, placement=placement)
+
+
+def _reference(known: KnownReference, name: str, work: PictureTarget) -> Reference:
+    return Reference(name=name, picture=known.picture, size=known.size, placement=work.placement, latent=work.key)
 
 
 def _mask_work(item: KnownItem, placement: Placement, name: str, keys: _Keys) -> PictureTarget | None:
@@ -276,10 +298,18 @@ def _sample(seat: PlacedItem, recipe: Recipe, views: tuple[View, ...], keys: Tex
                   weight=source.weight)
 
 
-def _prompt(prompt: Prompt, keys: TextKeys) -> PromptTarget:
-    negative_key = keys.unconditional if prompt.negative is None else keys.negative(prompt.negative)
-    return PromptTarget(prompt=prompt.text, negative=prompt.negative, positive_key=keys.key(prompt.text),
-                        negative_key=negative_key, settings=prompt.settings)
+def _of_prompts(prompts: Sequence[Prompt], references: PromptReferences, keys: _Keys
+                ) -> tuple[tuple[PromptTarget, ...], dict[str, PictureTarget]]:
+    """The targets of prompts, and those of the pictures that they name, by key."""
+    works = {name: _reference_work(each.known, each.placement, f"reference of the prompt in line {each.line}", keys)
+             for name, each in references.items()}
+    text = keys.text
+    rows = tuple(PromptTarget(
+        prompt=prompt.text, negative=prompt.negative, positive_key=text.key(prompt.text), settings=prompt.settings,
+        negative_key=text.unconditional if prompt.negative is None else text.negative(prompt.negative),
+        references=tuple(_reference(references[name].known, name, works[name]) for name in prompt.references))
+        for prompt in prompts)
+    return rows, {work.key: work for work in works.values()}
 
 
 def _text_targets(samples: Iterable[Sample], prompts: Sequence[PromptTarget], keys: TextKeys) -> dict[str, TextTarget]:

@@ -134,7 +134,7 @@ def _name(begun: Begun) -> bytes | None:
     cache. `None` for a run that does something else (`EncodeCall.is_plain`), or whose files may change without a trace.
     """
     call, model = begun.call, begun.model
-    if not begun.listed.digest:
+    if not begun.listed.digest or any(prompt.references for prompt in begun.prompts):
         return None
     inputs = (begun.listed.digest, call.recipe, call.cache, begun.output, call.output, model.recipe, model.model,
               model.options, model.prediction, model.contexts, model.denoiser, model.missing, begun.prompts,

@@ -156,8 +156,7 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     latent, mask = take("latent", "latent"), take("mask", "mask") if masked else None
     posterior = [draw.posterior for draw in draws if draw.posterior is not None]  # of all draws, or of none
     std = take("latent", STD) if posterior else None
-    references = tuple(slot.take(_reference(number), (count, *shape), latent.dtype)
-                       for number, shape in enumerate(rows.reference_shapes(draws[0])))
+    references = _take_references(slot, [(count, *shape) for shape in rows.reference_shapes(draws[0])], latent.dtype)
     buffers = _Buffers(latent=latent, std=std, mask=mask, references=references, slot=slot,
                        text=partial(_take_text, rows, slot))
     noise, drawn = (slot.take(name, latent.shape, torch.float32) for name in ("noise", "drawn"))
@@ -186,11 +185,6 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
                  input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight, references=references,
                  draws=draws, slot=slot, padding=request.padding)
-
-
-def _reference(number: int) -> str:
-    """The name of a reference's buffer."""
-    return f"reference{number}"
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, input_BChw: Tensor, keys: Sequence[tuple[int, int]],
@@ -347,6 +341,15 @@ def _take_text(rows: Rows, slot: Slot, tokens: Sequence[int] | None, count: int)
             for name, shape in rows.text_shapes(tokens).items()}
 
 
+def _take_references(slot: Slot, shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return tuple(slot.take(_reference(number), shape, dtype) for number, shape in enumerate(shapes))
+
+
+def _reference(number: int) -> str:
+    """The name of a reference's buffer."""
+    return f"reference{number}"
+
+
 def _fill(rows: Rows, places: RowPlaces, out: _Buffers) -> dict[str, Tensor]:
     """Reads rows of all fields, and returns those of text; a missing mask is all 255."""
     latents, texts = places.latents, places.texts
@@ -369,8 +372,7 @@ def _is_bad(rows: Rows, draw: Draw, out: _Buffers) -> bool:
     slot = Slot(False)
     mask = None if out.mask is None else slot.take("mask", (1, *out.mask.shape[1:]), out.mask.dtype)
     std = None if out.std is None else slot.take(STD, (1, *out.std.shape[1:]), out.std.dtype)
-    references = [slot.take(_reference(number), (1, *reference.shape[1:]), reference.dtype)
-                  for number, reference in enumerate(out.references)]
+    references = _take_references(slot, [(1, *each.shape[1:]) for each in out.references], out.latent.dtype)
     buffers = _Buffers(latent=slot.take("latent", (1, *out.latent.shape[1:]), out.latent.dtype), std=std, mask=mask,
                        references=references, slot=slot, text=partial(_take_text, rows, slot))
     try:

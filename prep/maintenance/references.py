@@ -99,6 +99,8 @@ class References:
     def _keys_of(self, kind: int, number: int, owner: int) -> tuple[str, ...]:
         if kind == PROMPT:
             prompt = self._prompts[number]
+            if prompt.reference is not None:
+                return self._keys.latent(*prompt.reference)
             return self._keys.prompt(prompt.caption, negative=prompt.negative)
         if kind == TEXT:
             return self._keys.text(self._samples.captions(owner)[number - int(self._samples.text_offsets[owner])])
@@ -117,8 +119,9 @@ class References:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prompt:
     who: str
-    caption: str | None  # None: the unconditional row
+    caption: str | None = None  # None: the unconditional row, or a reference
     negative: bool = False
+    reference: tuple[str, Placement] | None = None  # the digest of a picture, and how it is placed
     shard: int
     row: int
 
@@ -129,6 +132,10 @@ def _prompts(document: Mapping[str, Any]) -> Iterator[_Prompt]:
         who = f"(prompt) {sample['prompt']}"
         yield _Prompt(who=who, caption=sample["prompt"], **sample["positive"])
         yield _Prompt(who=who, caption=sample["negative"], negative=True, **sample["negative_row"])
+        for each in sample.get("references", ()):
+            scaled, crop, bucket = (tuple(each[name]) for name in ("scaled", "crop", "bucket"))
+            yield _Prompt(who=who, shard=each["shard"], row=each["row"],
+                          reference=(each["picture"], Placement(scaled=scaled, crop=crop, bucket=bucket)))
 
 
 class _SampleKeys:

@@ -242,6 +242,14 @@ class _Places:
                 raise CacheError(f"the manifest has a prompt in row {place['row']} of shard number {place['shard']}, "
                                  "which is not a text row of the expected shape", hint=HINT)
 
+        for reference in (each for prompt in prompts["samples"] for each in prompt.get("references", ())):
+            facts = self.shards[reference["shard"]] if reference["shard"] < len(self.shards) else None
+            wanted = row_shapes(self.manifest, self.shards, "latent", tuple(reference["bucket"]))
+            if (facts is None or facts.field != "latent" or reference["row"] >= facts.rows
+                    or facts.shapes != wanted or facts.dtypes != self._dtypes("latent")):
+                raise CacheError(f"the manifest has a prompt's reference in row {reference['row']} of shard number "
+                                 f"{reference['shard']}, which is not a latent of the expected shape", hint=HINT)
+
     def _fits(self, facts: ShardFacts, wanted: Mapping[str, tuple[int, ...]]) -> bool:
         return is_shape_of(self.manifest, facts.field, facts.shapes, wanted)
 

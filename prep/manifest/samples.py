@@ -291,6 +291,12 @@ class Reference:
     placement: Placement
     latent: str
 
+    def as_document(self) -> dict[str, Any]:
+        """Its entry in a manifest, without the place of its row."""
+        place = self.placement
+        return {"name": self.name, "picture": self.picture, "size": list(self.size), "scaled": list(place.scaled),
+                "crop": list(place.crop), "bucket": list(place.bucket)}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:

@@ -7,6 +7,7 @@ most once, so other modules need no further checks. Everything here raises `Unpa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from prep.arrays import ITEM_BYTES
@@ -59,7 +60,7 @@ def check_document(document: Mapping[str, Any], where: str) -> None:
     _check_fields(expect(document["fields"], dict, "fields"), family)
     _check_buckets(document, family.factor)
     count(document["rejected"], "rejected")
-    _check_prompts(expect(document["prompts"], dict, "prompts"))
+    _check_prompts(expect(document["prompts"], dict, "prompts"), family.factor)
     for place in [*expect(document["sources"], list, "sources"), document["recipe"]]:
         if place is not None:
             _check_place(expect(place, str, "sources"), "sources")
@@ -240,20 +241,24 @@ def _check_counts(value: Any, where: str, keys: tuple[str, ...]) -> None:
         count(table[role], f"{where}.{role}")
 
 
-def _check_prompts(prompts: dict[str, Any]) -> None:
+def _check_prompts(prompts: dict[str, Any], factor: int) -> None:
     _exactly(prompts, ("file", "digest", "unconditional", "samples"), "prompts")
     if prompts["file"] is not None:
         relative(expect(prompts["file"], str, "prompts.file"), "prompts.file")
     if prompts["file"] is not None or prompts["digest"] is not None:
         digest_of(prompts["digest"], "prompts.digest")
     _check_row(prompts["unconditional"], "prompts.unconditional")
-    list_of(prompts["samples"], _check_prompt, "prompts.samples")
+    list_of(prompts["samples"], partial(_check_prompt, factor=factor), "prompts.samples")
 
 
-def _check_prompt(value: Any, where: str) -> None:
+def _check_prompt(value: Any, where: str, factor: int) -> None:
     table = expect(value, dict, where)
-    _exactly({name: each for name, each in table.items() if name != "settings"},
+    _exactly({name: each for name, each in table.items() if name not in ("settings", "references")},
              ("prompt", "negative", "positive", "negative_row"), where)
+    if "references" in table:
+        references = list_of(table["references"], partial(_check_reference, factor=factor), f"{where}.references")
+        if not 0 < len(references) <= MOST_REFERENCES:
+            raise Unparsed(f"{where}.references has {len(references)} members, expected 1 to {MOST_REFERENCES}")
     if "settings" in table:
         _check_prompt_settings(expect(table["settings"], dict, f"{where}.settings"), f"{where}.settings")
     expect(table["prompt"], str, f"{where}.prompt")
@@ -261,6 +266,23 @@ def _check_prompt(value: Any, where: str) -> None:
         expect(table["negative"], str, f"{where}.negative")
     _check_row(table["positive"], f"{where}.positive")
     _check_row(table["negative_row"], f"{where}.negative_row")
+
+
+def _check_reference(value: Any, where: str, factor: int) -> None:
+    """Checks a reference of a prompt: the picture, how it is placed, and where its row is."""
+    table = expect(value, dict, where)
+    _exactly(table, ("name", "picture", "size", "scaled", "crop", "bucket", "shard", "row"), where)
+    expect(table["name"], str, f"{where}.name")
+    digest_of(table["picture"], f"{where}.picture")
+    _check_size(table["bucket"], f"{where}.bucket", factor)
+    for name in ("size", "scaled", "crop"):
+        pair = list_of(table[name], count, f"{where}.{name}")
+        if len(pair) != 2 or max(pair) > MOST_SIDE or (name != "crop" and min(pair) < 1):
+            raise Unparsed(f"{where}.{name} is {brief(pair)}, expected two sides of at most {MOST_SIDE}")
+    for whole, first, side in zip(table["scaled"], table["crop"], table["bucket"], strict=True):
+        if first + side > whole:
+            raise Unparsed(f"{where}.crop is {table['crop']}, expected a crop within the scaled picture")
+    _check_row({name: table[name] for name in ("shard", "row")}, where)
 
 
 def _check_prompt_settings(settings: dict[str, Any], where: str) -> None:

@@ -3,8 +3,9 @@ r"""Prompt files: one prompt per line, with kohya's options after it. Blank line
     a red circle on a table --n blurry, dark --w 512 --h 768 --d 42 --s 30 --l 7.5
 
 `--n` is the negative prompt, `--w` and `--h` the size in pixels, `--d` the seed, `--s` the sampler steps, `--l` the
-guidance scale, as in sd-scripts (`line_to_prompt_dict` in library/train_util.py). sd-scripts drops unknown options.
-Here they are errors, since their text would be neither prompt nor option. `\--x` is the text `--x`.
+guidance scale, as in sd-scripts (`line_to_prompt_dict` in library/train_util.py). `--ref` is the path of a reference
+picture, relative to the prompt file; several are given in their order. sd-scripts drops unknown options. Here they are
+errors, since their text would be neither prompt nor option. `\--x` is the text `--x`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class Prompt:
     negative: str | None  # None: none given
     settings: PromptSettings
     line: int  # from 1
+    references: tuple[str, ...] = ()  # paths of pictures, as given
 
 
 def read_prompts(path: Path, named: str) -> tuple[bytes, list[Prompt]]:
@@ -130,9 +132,13 @@ def parse_prompt(line: str, where: str, number: int = 1, *, echo: bool = True) -
     """One prompt with its options. Raises `ConfigError`."""
     marks = list(_OPTION.finditer(line))
     values: dict[str, Any] = {}
+    references: list[str] = []
     for mark, after in zip(marks, [*marks[1:], None], strict=False):
         name, value = mark[1].lower(), line[mark.end() : after.start() if after else len(line)].strip()
         target = _WORDS.get(name) or (_NUMBERS[name][0] if name in _NUMBERS else None)
+        if name == "ref":
+            references.append(_path(value, where))
+            continue
         if target is None:
             raise _unknown(mark[0], where, echo)
         if target in values:
@@ -142,7 +148,13 @@ def parse_prompt(line: str, where: str, number: int = 1, *, echo: bool = True) -
     if not prompt.strip():
         raise ConfigError(f"{where}: there is no prompt before the options", hint="for example: a red circle --w 512")
     return Prompt(text=_plain(prompt), negative=values.pop("negative", None), settings=PromptSettings(**values),
-                  line=number)
+                  line=number, references=tuple(references))
+
+
+def _path(value: str, where: str) -> str:
+    if not value:
+        raise ConfigError(f"{where}: --ref has no path", hint="--ref PICTURE")
+    return _plain(value)
 
 
 def _plain(text: str) -> str:
@@ -164,5 +176,5 @@ def _number(name: str, value: str, where: str, echo: bool) -> int | float:
 def _unknown(mark: str, where: str, echo: bool) -> ConfigError:
     seen = f"unknown option '{mark[:BRIEF]}'" if echo else "unknown option"
     literal = f"\\{mark[:BRIEF]}" if echo else "\\--x"
-    return ConfigError(f"{where}: {seen}, expected --n, --w, --h, --d, --s or --l",
+    return ConfigError(f"{where}: {seen}, expected --n, --w, --h, --d, --s, --l or --ref",
                        hint=f"write {literal} if it is part of the prompt")

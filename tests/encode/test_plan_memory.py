@@ -28,13 +28,8 @@ class OneView:
     id: str
     name: str = ""
 
-    @property
-    def views(self) -> tuple[OneView]:
-        return (self,)
-
-    @property
-    def latent(self) -> str:
-        return self.id
+    def keys(self, field: str) -> list[str]:
+        return [self.id]
 
 
 @contextmanager

@@ -209,7 +209,7 @@ def test_prompts_that_are_too_long(encode, prompts, prep, place):
     assert "warning: word word" in result.out
     assert re.search(r"prompt-over-limit: CLIP reads 75 of \d+ tokens, and not 'w", result.out)
     assert "hint: prep encode --text-windows 3 reads up to 225 tokens of a caption\n" in result.out
-    assert "m.json: 2 prompts in " in result.out and "text rows: 2 encoded, 1 reused" in result.out
+    assert "m.json: 2 prompts in " in result.out and "rows: 2 encoded, 1 reused" in result.out
     codes = ["caption-over-limit", "prompt-over-limit"]
     assert sorted(one.code for one in findings_of(read_manifest(place / "m.json"))) == codes
     (place / "prompts.txt").write_text("a cat\n")

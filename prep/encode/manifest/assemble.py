@@ -87,7 +87,7 @@ def _used(resolved: ResolvedRecipe, samples: Iterable[Sample], prompts: Iterable
     if len(refs) == resolved.targets.rows:
         return refs
     keys = {key for sample in samples for key in keys_of(sample)}
-    keys |= {key for prompt in prompts for key in (prompt.positive_key, prompt.negative_key)}
+    keys |= {key for prompt in prompts for key in prompt.keys}
     return {key: refs[key] for key in keys | {resolved.targets.unconditional}}
 
 

@@ -105,6 +105,5 @@ def prompt_document(file: str | None, data: bytes | None, unconditional: str, pr
         "file": file,
         "digest": None if data is None else digest_bytes(data),
         "unconditional": row(unconditional),
-        "samples": [{**prompt.as_document(), "positive": row(prompt.positive_key),
-                     "negative_row": row(prompt.negative_key)} for prompt in prompts],
+        "samples": [prompt.as_document(row) for prompt in prompts],
     }

@@ -77,11 +77,7 @@ def _largest(resolved: ResolvedRecipe, frame: Mapping[str, Any], path: Place) ->
 def largest_prompts(file: Path | None, path: Place, prompts: Sequence[PromptTarget]) -> dict[str, Any]:
     """The prompts of the manifest at `path`, all encoded, with the places of their rows at maximum."""
     return {"file": None if file is None else relative_name(file, path), "digest": _DIGEST,
-            "unconditional": _ROW, "samples": [_prompt(prompt) for prompt in prompts]}
-
-
-def _prompt(prompt: PromptTarget) -> dict[str, Any]:
-    return {**prompt.as_document(), "positive": _ROW, "negative_row": _ROW}
+            "unconditional": _ROW, "samples": [prompt.as_document(lambda _: _ROW) for prompt in prompts]}
 
 
 def read_small_prompts(path: Path, named: str) -> tuple[bytes, list[Prompt]]:

@@ -93,9 +93,11 @@ def keys_of(sample: Sample) -> list[str]:
 
 def split_prompts(prompts: Sequence[PromptTarget],
                   refs: Mapping[str, RowRef]) -> tuple[list[PromptTarget], list[Finding]]:
-    """The prompts with both rows in the cache, and a finding for each other prompt."""
-    encoded = [prompt for prompt in prompts if prompt.positive_key in refs and prompt.negative_key in refs]
-    lost = [Finding(path=prompt.prompt, code=NOT_ENCODED, severity="warning",
-                    detail="this sample prompt has no text row, so no picture is made for it")
+    """The prompts with all rows in the cache, and a finding for each other prompt."""
+    encoded = [prompt for prompt in prompts if all(key in refs for key in prompt.keys)]
+    lost = [Finding(path=prompt.prompt, code=NOT_ENCODED, severity="warning", detail=(
+        "this sample prompt has no text row, so no picture is made for it"
+        if prompt.positive_key not in refs or prompt.negative_key not in refs else
+        "a reference of this sample prompt could not be encoded, so no picture is made for it"))
             for prompt in prompts if prompt not in encoded]
     return encoded, lost
