@@ -44,12 +44,12 @@ def buckets_for(recipe: Recipe, surveyed: Ingested) -> Assignments:
 
 def reference_rules(recipe: Recipe) -> ReferenceRules | None:
     """How the recipe's reference pictures are fitted; `None` if its family is not known, or takes none."""
-    family, image = family_of(recipe.model), recipe.image
+    family = family_of(recipe.model)
     if family is None or family.references is None:
         return None
     own = family.references
-    return ReferenceRules(fit=image.reference_fit, step=least_step(family), most=own.most,  # type: ignore[arg-type]
-                          resolution=image.reference_resolution or own.resolution, place=own.place)
+    return ReferenceRules(fit=recipe.reference_fit, step=least_step(family), most=own.most,  # type: ignore[arg-type]
+                          resolution=recipe.reference_resolution or own.resolution, place=own.place)
 
 
 def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownItem]) -> Assignments:

@@ -180,11 +180,9 @@ def read(rows: Rows, request: BatchRequest, places: RowPlaces, slot: Slot, drawe
     sizes.numpy()[:] = sizes_of(rows.index, draws)
     for part in drawing:
         part.result()
-    if std is not None:
-        latent = drawn_latents(latent, std, drawn)
-    return Batch(latent_BChw=latent, mask_B1hw=mask, text=text, sizes_B6=sizes, noise_BChw=noise,
-                 input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight, references=references,
-                 draws=draws, slot=slot, padding=request.padding)
+    return Batch(latent_BChw=latent if std is None else drawn_latents(latent, std, drawn), mask_B1hw=mask, text=text,
+                 sizes_B6=sizes, noise_BChw=noise, input_noise_BChw=input_noise, timestep_B=timestep, weight_B=weight,
+                 references=references, draws=draws, slot=slot, padding=request.padding)
 
 
 def _draw_noise(how: Noise, noise_BChw: Tensor, input_BChw: Tensor, keys: Sequence[tuple[int, int]],

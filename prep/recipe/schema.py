@@ -98,12 +98,6 @@ class ImageOptions:
                          help="color that replaces transparency, or reject")
     min_bucket: int = setting(1, low=1, high=1 << 30,
                               help="merge buckets with fewer pictures than this into their nearest neighbor")
-    reference_fit: str = setting("family", choices=FITS, help="how reference pictures are scaled: as the family's "
-                                 "pipeline does, each at its own size; to the bucket and crop of their picture; or not "
-                                 "at all (exact: cut to whole steps)")
-    reference_resolution: int = setting(0, high=MOST_RESOLUTION, help="side of the square whose area larger reference "
-                                        "pictures are scaled down to, with reference_fit family",
-                                        derived="the family's")
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -160,6 +154,13 @@ class Recipe:
     missing_reference: str = setting("reject", name="references.missing", choices=MISSING_REFERENCE,
                                      help="what to do with pictures that lack a reference; none: train them with those "
                                      "that they have, or without")
+    reference_fit: str = setting("family", name="references.fit", choices=FITS,
+                                 help="how reference pictures are scaled: as the family's pipeline does, each at its "
+                                 "own size; to the bucket and crop of their picture; or not at all (exact: cut to "
+                                 "whole steps)")
+    reference_resolution: int = setting(0, name="references.resolution", high=MOST_RESOLUTION,
+                                        help="side of the square whose area larger reference pictures are scaled down "
+                                        "to, with fit family", derived="the family's")
     edits: Path | None = setting(None, name="edits.from", check=path_check, values="a directory",
                                  help="directory of edited captions and masks, which replace those beside the pictures",
                                  derived="that of prep view --edit, if it has any")

@@ -59,7 +59,8 @@ def _masks(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
 
 
 def _references(recipe: Recipe, shown: Collection[str]) -> dict[str, Any]:
-    keys = {"from": (recipe.references, None), "missing": (recipe.missing_reference, "reject")}
+    keys = {"from": (recipe.references, None), "missing": (recipe.missing_reference, "reject"),
+            "fit": (recipe.reference_fit, "family"), "resolution": (recipe.reference_resolution, 0)}
     return {key: value for key, (value, usual) in keys.items()
             if value != usual or (value is not None and f"references.{key}" in shown)}
 
