@@ -151,6 +151,13 @@ class Rows:
         self.fill_text(out, refs, tokens)
         return out
 
+    def latent(self, ref: RowRef) -> Tensor:
+        """A latent `[1, C, h, w]` as it is stored, in new memory, for sampling. Raises `CacheError`."""
+        spec, _ = self.reader.array_info(ref.shard, "latent")
+        row = torch.empty((1, *spec.shape), dtype=DTYPES[spec.dtype])
+        self.fill(row, "latent", "latent", [ref])
+        return row
+
     def text_dtype(self, array: str) -> torch.dtype:
         """The dtype of an array of text."""
         return DTYPES[str(self.index.manifest.fields["text"].arrays[array]["dtype"])]

@@ -111,6 +111,14 @@ class SampleColumns:
         """How a reference is scaled, cropped and mirrored to its size."""
         return _placement(self.references, reference, size)
 
+    @property
+    def reference_digests(self) -> list[str]:
+        """The SHA-256 of each reference's picture file, in the order of `references`; read from the table each time."""
+        if "references" not in self.table.column_names:
+            return []
+        pictures = pc.struct_field(pc.list_flatten(self.table["references"]), "picture")
+        return [digest.hex() for digest in pictures.to_pylist()]
+
     def references_of(self, sample: int, view: int) -> range:
         """The references of a view of a sample, as numbers in the columns of `references`."""
         first, past = (int(self.reference_offsets[sample + at]) for at in (0, 1))

@@ -34,6 +34,14 @@ def grid_png(pictures: Sequence[np.ndarray], labels: Sequence[str], columns: int
     return out.getvalue()
 
 
+def beside(pictures: Sequence[np.ndarray], height: int) -> np.ndarray:
+    """Pictures (uint8 [H, W, 3]) side by side as one, all scaled to this height."""
+    scaled = [picture if picture.shape[0] == height else np.asarray(Image.fromarray(picture).resize(
+        (max(1, round(picture.shape[1] * height / picture.shape[0])), height), Image.Resampling.LANCZOS))
+        for picture in pictures]
+    return scaled[0] if len(scaled) == 1 else np.concatenate(scaled, axis=1)
+
+
 def _fit(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:
     """`text` in the built-in font's characters, truncated to `width` pixels."""
     spelled = text.encode("latin-1", "replace").decode("latin-1")[:200]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from prep.cache.records import RowRef
 from prep.digest import digest_bytes
 from prep.errors import ConfigError, Problem
 from prep.fs.paths import is_inside, resolve
+from prep.fs.untrusted import read_regular
 from prep.keys import negative_key, text_key
 from prep.loader.index import Index
 from prep.manifest.commands import prompts_command
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 WARNINGS = 20  # for single prompts; the rest are counted
 MOST_CAPTIONS = 4  # used as prompts
+MOST_PICTURE = 1 << 30  # bytes of a file that a prompt names
 
 
 Kept = Callable[[Iterable[str]], Mapping[str, TextArrays]]  # text rows by their keys, as far as there are any
@@ -43,7 +46,9 @@ class PromptRows:
     positive: RowRef | TextArrays
     negative: RowRef | TextArrays
     settings: PromptSettings = field(default_factory=PromptSettings)
-    references: tuple[Tensor, ...] = ()  # latents of pictures that are conditions, normalized, [1, C, h, w] each
+    # Latents of pictures that are conditions: places in the cache, or as they are stored, [1, C, h, w] each.
+    references: tuple[RowRef | Tensor, ...] = ()
+    target: RowRef | None = None  # the latent of the sample whose caption and references these are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,14 +66,17 @@ def cached(index: Index) -> tuple[PromptRows, ...]:
     if not samples and index.manifest.document["prompts"]["file"] is None:
         return of_captions(index)[0]
     return tuple(PromptRows(prompt=each["prompt"], positive=index.ref(**each["positive"]),
-                            negative=index.ref(**each["negative_row"]),
+                            negative=index.ref(**each["negative_row"]), references=tuple(
+                                index.ref(reference["shard"], reference["row"])
+                                for reference in each.get("references", ())),
                             settings=PromptSettings.of_document(each.get("settings", {}))) for each in samples)
 
 
 def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
-    """Up to four distinct captions as prompts, and their role: "validation", or "training" if no sample is held out."""
+    """Up to four distinct captions as prompts, with the references of their samples, and their role: "validation", or
+    "training" if no sample is held out."""
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
-    texts, prompts = index.samples.texts, dict[str, PromptRows]()
+    texts, prompts = index.samples.texts, dict[tuple[str, tuple[RowRef, ...]], PromptRows]()
     held_out = any(len(members) for members in index.validation)
     for members in index.validation if held_out else index.training:
         for sample in members[: 16 * MOST_CAPTIONS].tolist():
@@ -76,8 +84,21 @@ def of_captions(index: Index) -> tuple[tuple[PromptRows, ...], str]:
             captions = index.samples.captions(sample)
             if captions and captions[0].strip() and len(prompts) < MOST_CAPTIONS:
                 place = index.ref(int(texts["shard"][first]), int(texts["row"][first]))
-                prompts.setdefault(captions[0], PromptRows(prompt=captions[0], positive=place, negative=unconditional))
+                target, references = _pictures_of(index, sample)
+                prompts.setdefault((captions[0], references), PromptRows(
+                    prompt=captions[0], positive=place, negative=unconditional, references=references,
+                    target=target if references else None))
     return tuple(prompts.values()), "validation" if held_out else "training"
+
+
+def _pictures_of(index: Index, sample: int) -> tuple[RowRef, tuple[RowRef, ...]]:
+    """The latent of a sample's first view, and those of its references."""
+    samples, view = index.samples, int(index.samples.view_offsets[sample])
+    own = samples.references_of(sample, view)
+    columns = samples.views, samples.references
+    latents, references = (index.refs(columns[number]["latent_shard"][some], columns[number]["latent_row"][some])
+                           for number, some in enumerate((slice(view, view + 1), slice(own.start, own.stop))))
+    return latents[0], tuple(references)
 
 
 def current(index: Index, encoded: Kept | None = None) -> CurrentPrompts:
@@ -143,18 +164,49 @@ def look_up(index: Index, prompts: Iterable[Prompt], path: Path, encoded: Kept |
     if encoded is not None:
         rows |= encoded([key for key in wanted if key not in rows])
     unconditional = index.ref(**index.manifest.document["prompts"]["unconditional"])
+    references = {prompt: references_of(index, prompt, path.parent) for prompt in prompts}
+    lacks = {prompt: "no text row yet" if not texts[prompt].keys() <= rows.keys() else "a reference that is not encoded"
+             for prompt in prompts if not texts[prompt].keys() <= rows.keys() or None in references[prompt]}
     complete = [PromptRows(prompt=prompt.text, positive=rows[text_key(prompt.text, context)], settings=prompt.settings,
                            negative=unconditional if prompt.negative is None
-                           else rows[negative_key(prompt.negative, context)])
-                for prompt in prompts if texts[prompt].keys() <= rows.keys()]
-    lacking = [prompt for prompt in prompts if not texts[prompt].keys() <= rows.keys()]
+                           else rows[negative_key(prompt.negative, context)],
+                           references=tuple(ref for ref in references[prompt] if ref is not None))
+                for prompt in prompts if prompt not in lacks]
     command = prompts_command(index.manifest, path)
-    warnings = [f"the prompt in line {prompt.line} of {path} has no text row yet and is skipped; to encode it, run "
-                f"{command}" for prompt in lacking[:WARNINGS]]
-    if len(lacking) > WARNINGS:
-        warnings.append(f"{len(lacking) - WARNINGS} more prompts of {path} have no text row yet")
+    warnings = [f"the prompt in line {prompt.line} of {path} has {what} and is skipped; to encode it, run {command}"
+                for prompt, what in list(lacks.items())[:WARNINGS]]
+    if len(lacks) > WARNINGS:
+        warnings.append(f"{len(lacks) - WARNINGS} more prompts of {path} have rows that are not encoded yet")
     return CurrentPrompts(prompts=tuple(complete), warnings=tuple(warnings),
                           lacking={key: text for key, text in wanted.items() if key not in rows})
+
+
+def references_of(index: Index, prompt: Prompt, folder: Path) -> list[RowRef | None]:
+    """The rows of the pictures that a prompt names, relative to `folder`: of those that the manifest's prompts and
+    samples have as references, told by their bytes; `None` for each other. No picture is decoded here."""
+    if not prompt.references:
+        return []
+    known = {each["picture"]: index.ref(each["shard"], each["row"])
+             for sample in index.manifest.document["prompts"]["samples"] for each in sample.get("references", ())}
+    digests = [_digest(folder / name) for name in prompt.references]
+    if any(digest not in known for digest in digests):
+        known = _shown_to_samples(index) | known
+    return [known.get(digest) for digest in digests]
+
+
+def _digest(path: Path) -> str:
+    """The digest of a picture; "" if it cannot be read."""
+    with suppress(OSError):
+        return digest_bytes(read_regular(path, MOST_PICTURE))
+    return ""
+
+
+def _shown_to_samples(index: Index) -> dict[str, RowRef]:
+    """The rows of all references of samples, as they are and not mirrored, by the digest of the picture."""
+    columns = index.samples.references
+    places = index.refs(columns["latent_shard"], columns["latent_row"])
+    return {digest: place for digest, place, mirrored in zip(index.samples.reference_digests, places,
+                                                             columns["flip"].tolist(), strict=True) if not mirrored}
 
 
 def _of_manifest(index: Index, why: str) -> CurrentPrompts:

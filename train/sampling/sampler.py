@@ -24,7 +24,7 @@ from prep.cache.records import RowRef
 from prep.geometry import Size
 from prep.loader.device import autocast, module_to_device, to_device, to_host
 from prep.loader.index import Index
-from prep.loader.latents import Latents, latents_of
+from prep.loader.latents import latents_of
 from prep.loader.rows import Rows
 from prep.models.denoiser.samplers import diffusion_options, flow_options, require_steps
 from prep.models.family import ATTENTION_MASK, Prompted, TextArrays
@@ -35,12 +35,14 @@ from prep.models.text.pipeline import assemble
 from prep.models.vae import decode, load_vae
 from prep.training.schema import Sampling
 from train.models.denoiser import Denoiser, evaluating, load_scheduler, rescaled
+from train.sampling.grid import beside
 from train.sampling.prompts import PromptRows
 
 
 def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[PromptRows],
              settings: Sampling) -> list[np.ndarray]:
-    """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`.
+    """One picture per prompt, uint8 [H, W, 3]; a prompt's own settings override `settings`. With references, these are
+    left of what is made, and the sample that they belong to is right of it.
 
     The same seed, prompt and size always start from the same noise. Raises `CacheError`, `ModelError`, `ConfigError`.
     """
@@ -51,12 +53,14 @@ def pictures(denoiser: Denoiser, rows: Rows, model: Model, prompts: Sequence[Pro
         for prompt in prompts:  # before the first is drawn
             scheduler = pipeline.scheduler
             require_steps(type(scheduler).__name__, scheduler.config, _settings_of(prompt, settings).steps)
-        latents = []
+        facts, shown = latents_of(rows.index.manifest), list[list[Tensor]]()
         for prompt in prompts:
             wanted = prompt.settings.width or usual[0], prompt.settings.height or usual[1]
-            latents.append(_denoise(denoiser, pipeline, rows, prompt, _whole(denoiser, wanted),
-                                    _settings_of(prompt, settings)))
-        return _decode(model, latents, latents_of(rows.index.manifest), denoiser.device)
+            made = _denoise(denoiser, pipeline, rows, prompt, _whole(denoiser, wanted), _settings_of(prompt, settings))
+            target = [] if prompt.target is None else [rows.latent(prompt.target).float()]
+            shown.append([*(_stored(rows, place).float() for place in prompt.references), facts.restore(made), *target])
+        decoded = _decode(model, shown, denoiser.device)
+        return [beside(row, row[len(prompt.references)].shape[0]) for prompt, row in zip(prompts, decoded, strict=True)]
 
 
 def _whole(denoiser: Denoiser, size: Size) -> Size:
@@ -113,13 +117,19 @@ def _denoise(denoiser: Denoiser, pipeline: Any, rows: Rows, prompt: PromptRows, 
         sampling.prepare(pipeline, size)
     if hasattr(pipeline.scheduler, "noise_sampler_seed"):  # it draws noise without the generator
         pipeline.scheduler.noise_sampler_seed = settings.seed
-    references = [to_device(latent, denoiser.device) for latent in prompt.references]
+    latents = latents_of(rows.index.manifest)
+    references = [to_device(latents.normalize(_stored(rows, place)), denoiser.device) for place in prompt.references]
     with _conditioned(denoiser, references), autocast(denoiser.device, denoiser.dtype), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Should have t[ab]")  # of torchsde, about rounded ends of an interval
         made = pipeline(**sampling.call(denoiser.model, prompted), width=size[0], height=size[1],
                         num_inference_steps=settings.steps, output_type="latent", return_dict=False,
                         generator=torch.Generator().manual_seed(settings.seed))[0]  # some samplers draw noise
     return sampling.unpack(denoiser.model, made.float(), size)
+
+
+def _stored(rows: Rows, place: RowRef | Tensor) -> Tensor:
+    """A latent `[1, C, h, w]` as it is stored."""
+    return rows.latent(place) if isinstance(place, RowRef) else place
 
 
 @contextmanager
@@ -156,13 +166,13 @@ def _noise(prompt: str, shape: tuple[int, int, int], seed: int) -> np.ndarray:
     return philox(key).standard_normal(shape, dtype=np.float32)
 
 
-def _decode(model: Model, latents: Sequence[Tensor], facts: Latents, device: torch.device) -> list[np.ndarray]:
-    """Decodes scaled latents one by one; the VAE is in memory only during this call."""
+def _decode(model: Model, latents: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[np.ndarray]]:
+    """Decodes latents one by one, as the VAE makes them; it is in memory only during this call."""
     if not latents:
         return []
     vae = load_vae(model, torch.float32)
     module_to_device(vae, device).eval()
-    return [_pixels(decode(vae, facts.restore(latent))) for latent in latents]
+    return [[_pixels(decode(vae, to_device(latent, device))) for latent in row] for row in latents]
 
 
 def _pixels(decoded: Tensor) -> np.ndarray:
