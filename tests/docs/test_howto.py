@@ -50,5 +50,7 @@ def test_the_page_works_from_its_beginning_to_its_end(tmp_path):
     assert "046" in told["prep diff demo.json corrected.json"]
     assert (here / "merged" / "model_index.json").is_file() and (here / "heart.png").is_file()
     assert list((here / "tars").glob("*.tar")) and list((here / "files").rglob("*.safetensors"))
+    assert (here / "fast.png").is_file()
+    assert "warning: the denoiser of model differs" in told[next(line for line in told if line.endswith("fast.png"))]
     masked = json.loads((here / "masked.json").read_text())
     assert "mask" in masked["fields"]
