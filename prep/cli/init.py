@@ -18,7 +18,8 @@ def init(
         help="directories of pictures, .tar files (braces and globs), or kohya's project (img, reg, mask)")] = None,
     other: Annotated[Path | None, typer.Option("--from", metavar="FILE", help="convert another tool's file instead: "
                                                "kohya's dataset TOML or training configuration, OneTrainer's concepts "
-                                               "or main configuration, SimpleTuner's multidatabackend.json")] = None,
+                                               "or main configuration, SimpleTuner's multidatabackend.json, "
+                                               "musubi-tuner's dataset TOML, ai-toolkit's YAML")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", show_default=False, help="the recipe to write "
                                                 "(default: dataset.toml; recipe.toml if FILE is that)")] = None,
     model: Annotated[str | None, typer.Option(help="a diffusers directory, a single file, or a Hub id")] = None,

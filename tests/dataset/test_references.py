@@ -18,6 +18,7 @@ from prep.dataset.reading import FactReader
 from prep.errors import ConfigError
 from prep.fs import memo
 from prep.fs.memo import Memo
+from prep.recipe.init import init_from_file, init_from_sources
 from prep.recipe.load import load_recipe
 from prep.recipe.options import choices_of, given_by
 from prep.recipe.schema import Recipe
@@ -149,9 +150,77 @@ def tar_members(root: Path) -> Recipe:
     return load_recipe(root / "all.tar", choices={})
 
 
+def found_by_init(root: Path) -> Recipe:
+    targets(root / "main")
+    folders(root)
+    init_from_sources([root], root / "dataset.toml", model=None, jobs=1, tick=lambda _: None)
+    return load_recipe(root / "dataset.toml", choices={})
+
+
+def converted(root: Path, text: str, name: str) -> Recipe:
+    """The recipe that `prep init --from` writes of another tool's file beside `main` and directories of references."""
+    (root / name).write_text(text)
+    init_from_file(root / name, root / "dataset.toml")
+    return load_recipe(root / "dataset.toml", choices={})
+
+
+def kohya_conditions(root: Path) -> Recipe:
+    """A ControlNet's: one directory, and no masked_loss."""
+    recipe = numbered(root)
+    text = json.dumps({"dataset_config": "set.toml", "max_train_steps": 10, "network_module": "networks.lora"})
+    (root / "set.toml").write_text('[[datasets]]\nresolution = 64\n[[datasets.subsets]]\nimage_dir = "main"\n'
+                                   'conditioning_data_dir = "control"\n')
+    assert recipe.file is not None
+    recipe.file.unlink()
+    return converted(root, text, "kohya.json")
+
+
+def musubi_directory(root: Path) -> Recipe:
+    numbered(root)
+    for path in sorted((root / "control").iterdir()):  # as it spells numbers, too
+        path.rename(path.with_stem(path.stem[:-1] + "000" + path.stem[-1]))
+    (root / "dataset.toml").unlink()
+    return converted(root, '[general]\nresolution = [96, 96]\nenable_bucket = true\n[[datasets]]\n'
+                     'image_directory = "main"\ncontrol_directory = "control"\ncache_directory = "cache"\n', "set.toml")
+
+
+def musubi_json_lines(root: Path) -> Recipe:
+    """Absolute paths of pictures and references in directories side by side."""
+    targets(root / "main")
+    folders(root)
+    (root / "rows.jsonl").write_text("".join(json.dumps({
+        "image_path": str(root / "main" / f"{name}.png"), "caption": f"a {name}",
+        "control_path_0": str(root / "control_1" / f"{name}.png"),
+        "control_path_1": str(root / "control_2" / f"{name}.jpg")}) + "\n" for name in ("kitten", "puppy")))
+    for path in (root / "main").glob("*.txt"):
+        path.unlink()
+    return converted(root, '[[datasets]]\nresolution = 96\nimage_jsonl_file = "rows.jsonl"\n'
+                     'cache_directory = "cache"\n', "set.toml")
+
+
+def simpletuner_conditioning(root: Path) -> Recipe:
+    targets(root / "main")
+    folders(root)
+    beside = [{"id": name, "dataset_type": "conditioning", "conditioning_type": kind, "instance_data_dir": name,
+               "type": "local"} for name, kind in (("control_2", "reference_loose"), ("control_1", "reference_strict"))]
+    images = {"id": "main", "type": "local", "instance_data_dir": "main", "resolution": 64, "resolution_type": "pixel",
+              "caption_strategy": "textfile", "conditioning_data": ["control_1", "control_2"]}
+    return converted(root, json.dumps([images, *beside]), "multidatabackend.json")
+
+
+def ai_toolkit_controls(root: Path) -> Recipe:
+    targets(root / "main")
+    folders(root)
+    return converted(root, "job: extension\nconfig:\n  process:\n    - type: sd_trainer\n      datasets:\n"
+                     "        - folder_path: main\n          resolution: [64, 96]\n"
+                     "          control_path:\n            - control_1\n            - control_2\n", "edit.yaml")
+
+
 WAYS: list[Callable[[Path], Recipe]] = [
     source_key, recipe_key, option, numbered, inside, tarred_targets, musubi_lines, edit_image_list, absolute_paths,
-    csv_columns, csv_list, parquet_lists, tar_members]
+    csv_columns, csv_list, parquet_lists, tar_members, found_by_init, kohya_conditions, musubi_directory,
+    musubi_json_lines, simpletuner_conditioning, ai_toolkit_controls]
+ALL_PNG = (numbered, kohya_conditions, musubi_directory)
 
 
 def written(root: Path, text: str) -> Recipe:
@@ -178,7 +247,7 @@ def test_every_way_gives_the_same_items(way, tmp_path):
     for name, item in found.items():
         assert [one.size for one in item.references] == [SIZES[name, 0], SIZES[name, 1]]
         assert item.picture == expected[name].picture and item.captions == expected[name].captions
-        if way is not numbered:  # which has PNG of all
+        if way not in ALL_PNG:
             assert [one.picture for one in item.references] == [one.picture for one in expected[name].references]
         assert [one.blob for one in item.references] == list(item.item.references)
 

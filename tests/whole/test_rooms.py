@@ -106,6 +106,7 @@ LIBRARIES = {
     "bitsandbytes": {"train.optim.optimizers", "train.models.quantized"}, "prodigyopt": {"train.optim.optimizers"},
     "schedulefree": {"train.optim.optimizers"}, "lion_pytorch": {"train.optim.optimizers"},
     "regex": {"train.models.targets"},
+    "yaml": {"prep.recipe.convert.detect"},
     "safetensors": {"prep.demo.*"}, "tensorboard": {"train.trackers.tensorboard"}, "wandb": {"train.trackers.wandb"},
     "ray": {"prep.workers.ray"}, "datasets": {"prep.api"}, "playwright": set(),
     "starlette": {"prep.view.app", "prep.view.routes", "prep.view.edit.routes"}, "uvicorn": {"prep.view.serve"},

@@ -8,17 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+
 from prep.errors import ConfigError, PathError
 from prep.fs.text import TooLarge, decode_text, parse_toml, read_small
 from prep.parse import Unparsed, brief
-from prep.recipe.convert import kohya, kohya_training, musubi, onetrainer, onetrainer_training, simpletuner
+from prep.recipe.convert import aitoolkit, kohya, kohya_training, musubi, onetrainer, onetrainer_training, simpletuner
 from prep.recipe.convert.draft import ConvertedRecipe
 
 MOST_BYTES = 1 << 24  # of a file; a file that lists every directory by hand has less than a hundredth
 MOST_SOURCES = 10_000
 KNOWN = ("a kohya dataset TOML ([[datasets]]) or training configuration (dataset_config, train_data_dir), OneTrainer's "
-         "concepts JSON (a list with 'path') or main configuration, or SimpleTuner's multidatabackend.json (a list "
-         "with 'instance_data_dir')")
+         "concepts JSON (a list with 'path') or main configuration, SimpleTuner's multidatabackend.json (a list with "
+         "'instance_data_dir'), musubi-tuner's dataset TOML, or ai-toolkit's YAML (job, config.process)")
+MOST_YAML = 1 << 20  # bytes; its parser is slow
 
 
 def convert(path: Path) -> ConvertedRecipe:
@@ -44,6 +47,8 @@ def _converted(document: Any, base: Path) -> ConvertedRecipe:
         if any(isinstance(entry, dict) and musubi.MARKS & entry.keys() for entry in document["datasets"]):
             return musubi.convert(document, base)
         return kohya.convert(document, base)
+    if aitoolkit.processes_of(document):
+        return aitoolkit.convert(document, base)
     if isinstance(document, dict) and "source" in document:
         raise Unparsed("it is a recipe already, expected another tool's file")
     if isinstance(document, dict) and ("concept_file_name" in document or "concepts" in document):
@@ -70,11 +75,28 @@ def _document(data: bytes, path: Path) -> Any:
             raise
         except (ValueError, RecursionError) as error:  # also for numbers with more digits than Python parses
             fault = str(error)
+    if _YAML.search(text):
+        return _yaml(text)
     if not _JSON.match(text) and _TOML.search(text):  # a TOML file may begin with a section, as a JSON list does
         return parse_toml(text, str(path))
     raise Unparsed(f"it is neither JSON nor TOML: {fault[:200]}")
 
 
+def _yaml(text: str) -> Any:
+    """The document of a YAML file without aliases, of which few bytes may stand for very many. Raises `Unparsed`."""
+    if len(text) > MOST_YAML:
+        raise Unparsed(f"it is YAML of more than {MOST_YAML} characters")
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise Unparsed("it has aliases (*name), expected YAML without")
+        return yaml.safe_load(text)
+    except Unparsed:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise Unparsed(f"it is not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+_YAML = re.compile(r"^job\s*:", re.MULTILINE)
 _JSON = re.compile(r"\s*(\{|\[\s*\{)")
 _TOML = re.compile(r"""^[ \t]*(\[\[?[\w ."'-]+\]\]?[ \t]*(#.*)?$|[\w."'-]+[ \t]*=)""", re.MULTILINE)
 
