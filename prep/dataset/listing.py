@@ -65,8 +65,10 @@ def _add(seen: hashlib.blake2b, item: Item) -> int:
     """Adds an item and the stamps of its files to a digest; when they last changed (ns). Raises `OSError`."""
     newest, words = 0, [item.name, item.label, str(item.source), item.caption_format, item.uncaptioned, *item.captions]
     words += ["unreferenced", item.unreferenced] if item.unreferenced else []
-    for kind, blob in (("picture", item.picture), ("caption", item.caption), ("mask", item.mask),
-                       *(("reference", blob) for blob in item.references)):
+    blobs = [("picture", item.picture), ("caption", item.caption), ("mask", item.mask)]
+    if item.references:
+        blobs += [("reference", blob) for blob in item.references]
+    for kind, blob in blobs:
         if blob is not None:
             stamp, changed = blob_stamp(blob)
             newest = max(newest, changed)
@@ -133,8 +135,12 @@ def _walk_one(recipe: Recipe, number: int, companions: _Kept, *, rehash: bool, p
     masks = companions["mask", mask] if isinstance(mask, Place) else "sidecar" if mask == "auto" else mask
     only_references, strict = _inside(source.path, folders or ()), recipe.missing_reference_of(number) == "reject"
     conditions = None if folders is None else [companions["reference", path] for path in folders]
-    for entry in walk_source(source.path, source=number, masks=masks, references=conditions, table=source.table,
-                             rehash=rehash, prefix=prefix, workers=workers):
+    entries = walk_source(source.path, source=number, masks=masks, references=conditions, table=source.table,
+                          rehash=rehash, prefix=prefix, workers=workers)
+    if strict and not only_references:
+        yield from entries
+        return
+    for entry in entries:
         if isinstance(entry, Finding) or not entry.name.startswith(only_references):
             yield entry if isinstance(entry, Finding) or strict else replace(entry, unreferenced="")
 

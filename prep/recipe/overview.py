@@ -1,6 +1,6 @@
 """Inspects sources: counts pictures, captions, masks and tables, reading headers but decoding no pixels.
 
-It walks all names. Of many files it opens only an evenly spread sample, so that it takes seconds.
+It walks all names; files are opened by `prep.recipe.sampled`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,13 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 from typing import NoReturn
 
-from prep.captions.read import BadCaption, read_caption
-from prep.captions.variants import TRIGGER, has_wildcards
 from prep.errors import PathError
 from prep.findings import Finding
-from prep.fs.blob import Blob, read_blob
-from prep.geometry import Size
-from prep.images.decode import read_header
-from prep.images.formats.parts import BadPicture
-from prep.images.header import PictureHeader
+from prep.fs.blob import Blob
 from prep.progress import Tick
 from prep.recipe.layout import (
     REPEATED,
@@ -36,6 +26,7 @@ from prep.recipe.layout import (
     find_references,
     places_in,
 )
+from prep.recipe.sampled import SampledFiles, open_some
 from prep.sources.item import Item
 from prep.sources.readers import readers
 from prep.sources.table_files import KINDS
@@ -44,10 +35,7 @@ from prep.sources.tree import PICTURES, TABLES, stem_of
 from prep.sources.walk import is_tars, tars_in, walk_source
 from prep.workers.pool import WorkerPool
 
-MOST_OPENED = 5000  # pictures whose header and caption it reads
 MOST_TABLE = 1 << 26  # bytes of a file that may be a table of captions
-_SEPARATOR = "|||"
-TAGS, WORDS = 4, 4  # a caption is tags if it has at least 4 parts between commas, of at most 4 words on average
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,22 +48,6 @@ class RepeatFolder:
     pictures: int
     masks: FoundMasks
     references: FoundReferences
-
-
-@dataclass(kw_only=True, slots=True)
-class SampledFiles:
-    """Counts from the opened files."""
-
-    count: int = 0
-    sizes: list[Size] = field(default_factory=list)
-    unreadable: int = 0
-    alpha: int = 0
-    empty: int = 0  # captions without text
-    several: int = 0  # captions with several lines
-    wildcards: int = 0
-    tags: int = 0  # captions that look like tags
-    separated: int = 0  # captions with |||
-    triggers: int = 0  # captions with [trigger]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +161,7 @@ def _overview(place: SourcePlace, jobs: int, tick: Tick) -> SourceOverview:
                           references=references[""], paired=sum(bool(item.references) for item in items),
                           spoken=sum(_speaks(item.name) for item in bare), folders=folders,
                           outside=len(items) - sum(folder.pictures for folder in folders),
-                          table=None if table is None else table.absolute(), opened=_open(items, jobs, tick),
+                          table=None if table is None else table.absolute(), opened=open_some(items, jobs, tick),
                           unread=tuple(unread))
 
 
@@ -284,51 +256,3 @@ def _table_of(root: Path, items: Sequence[Item], workers: WorkerPool) -> Path | 
         fits = sum(1 for name in bare if (row := table.find(name)) is not None and row.captions)
         best = max(best, (fits, path), key=lambda candidate: candidate[0])
     return best[1]
-
-
-# ---- file contents ---------------------------------------------------------------------------------------------------
-
-
-def _open(items: Sequence[Item], jobs: int, tick: Tick) -> SampledFiles:
-    """Reads headers and captions of at most `MOST_OPENED` items, evenly spread."""
-    every = -(-len(items) // MOST_OPENED)
-    opened = SampledFiles()
-    pool, stop = ThreadPoolExecutor(jobs), Event()
-    try:
-        for item, header, lines in pool.map(partial(_read, stop=stop), items[::every]):
-            tick(1)
-            opened.count += 1
-            if header is None:
-                opened.unreadable += 1
-            else:
-                opened.sizes.append(header.size)
-                opened.alpha += header.has_alpha
-            if not _bare(item):
-                _count(lines, opened)
-    finally:
-        stop.set()  # threads may wait for a store
-        pool.shutdown(cancel_futures=True)
-    return opened
-
-
-def _read(item: Item, stop: Event) -> tuple[Item, PictureHeader | None, tuple[str, ...]]:
-    header, lines = None, item.captions
-    with suppress(BadPicture, OSError):  # counted; prep scan gives the reason
-        header = read_header(read_blob(item.picture, stop=stop))
-    if item.caption is not None:
-        try:
-            lines = read_caption(read_blob(item.caption, stop=stop), item.caption_format)
-        except (BadCaption, OSError):
-            lines = ()
-    return item, header, lines
-
-
-def _count(lines: Sequence[str], opened: SampledFiles) -> None:
-    text = "\n".join(lines)
-    opened.empty += not lines
-    opened.several += len(lines) > 1
-    opened.wildcards += has_wildcards(text)
-    opened.separated += _SEPARATOR in text
-    opened.triggers += TRIGGER in text
-    parts = [part.split() for part in text.split(",")]
-    opened.tags += len(lines) == 1 and len(parts) >= TAGS and sum(map(len, parts)) <= WORDS * len(parts)

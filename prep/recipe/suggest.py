@@ -17,7 +17,8 @@ from prep.models.hub import checked_id, locate
 from prep.models.named import is_local
 from prep.models.pipeline import infer_family
 from prep.recipe.layout import FoundReferences
-from prep.recipe.overview import Overview, RepeatFolder, SampledFiles, SourceOverview
+from prep.recipe.overview import Overview, RepeatFolder, SourceOverview
+from prep.recipe.sampled import SampledFiles
 from prep.recipe.schema import ImageOptions, ModelOptions, Recipe, Source
 from prep.recipe.write import Comment
 from prep.sources.item import MaskFrom

@@ -72,10 +72,7 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
           references: Sequence[Companions] | None, tables: Tables, *, sidecar: bool) -> Iterator[Item | Finding]:
     """Yields the items of one directory, then its findings, also on captions and masks without a picture."""
     stems: dict[str, list[str]] = {}
-    beside = _sources_beside(folder.pictures)
-    conditional = set(beside.values())
-    pictures = [name for name in folder.pictures if name not in conditional and (
-        stem_of(name) in folder.captions or not tables.only_refers_to(folder.prefix + name))]
+    pictures, beside = _samples(folder, tables)
     for name in pictures:
         stems.setdefault(stem_of(name), []).append(name)
     for name in pictures:
@@ -83,7 +80,6 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
         mask = folder.blob(folder.masks[stem]) if sidecar and stem in folder.masks else None
         if masks is not None:
             mask = masks.find(folder.prefix + stem)
-        conditions, unreferenced = references_of(references or (), folder.prefix + stem, others=stems)
         captions = folder.captions.get(stem, [])
         first = stems[stem][0] == name  # JSON beside the caption is checked once per stem
         row = tables.find(folder.prefix + name, captioned=bool(captions))
@@ -92,8 +88,9 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
                        f"{row.where} of {row.table}")
         elif row is not None and sidecar:
             mask = row.mask or mask
-        if references is None:
-            conditions = (folder.blob(beside[stem]),) if stem in beside else row.references if row is not None else ()
+        own = (folder.blob(beside[stem]),) if stem in beside else row.references if row is not None else ()
+        conditions, unreferenced = ((own, "") if references is None else
+                                    references_of(references, folder.prefix + stem, others=stems))
         called = printable_name(folder.prefix + name)
         yield Item(name=called, label=prefix + called, source=source, picture=folder.blob(name),
                    caption=folder.blob(captions[0]) if captions else None,
@@ -109,12 +106,21 @@ def _pair(folder: Directory, source: int, prefix: str, masks: Companions | None,
     yield from folder.findings
 
 
-def _sources_beside(pictures: Sequence[str]) -> dict[str, str]:
-    """The references of a directory that are called `NAME.source.jpg`, by stem of their picture; none unless each
-    picture has one, since these may be the pictures' own names."""
-    stems = {stem_of(name): name for name in pictures}
-    beside = {stem.removesuffix(_SOURCE): name for stem, name in stems.items() if stem.endswith(_SOURCE)}
-    return beside if beside.keys() == {stem for stem in stems if not stem.endswith(_SOURCE)} else {}
+def _samples(folder: Directory, tables: Tables) -> tuple[list[str], dict[str, str]]:
+    """The pictures of a directory that are samples, and those called `NAME.source.jpg`, by stem of their picture.
+
+    The latter are references only if each picture has one, since these may be the pictures' own names.
+    """
+    beside: dict[str, str] = {}
+    if any(f"{_SOURCE}." in name for name in folder.pictures):
+        stems = {stem_of(name): name for name in folder.pictures}
+        found = {stem.removesuffix(_SOURCE): name for stem, name in stems.items() if stem.endswith(_SOURCE)}
+        beside = found if found.keys() == {stem for stem in stems if not stem.endswith(_SOURCE)} else {}
+    if not beside and not tables.referred:
+        return folder.pictures, beside
+    sources = set(beside.values())
+    return [name for name in folder.pictures if name not in sources and (
+        stem_of(name) in folder.captions or not tables.only_refers_to(folder.prefix + name))], beside
 
 
 def _json_of(names: list[str]) -> str | None:

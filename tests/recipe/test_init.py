@@ -166,10 +166,10 @@ def test_tars(written, tmp_path):
 
 
 def test_few_of_many_are_opened(written, tmp_path, monkeypatch):
-    from prep.recipe import overview as init
+    from prep.recipe import sampled
 
     draw_captioned(tmp_path / "photos", 7)
-    monkeypatch.setattr(init, "MOST_OPENED", 3)
+    monkeypatch.setattr(sampled, "MOST_OPENED", 3)
     written(tmp_path / "photos", "--json")
     assert written.result.json["seen"]["opened"] == 3
     assert "read from 3 of them, evenly spread" in written.text

@@ -36,7 +36,7 @@ from prep.manifest.opened import open_manifest
 from prep.masks.generate import make_masks
 from prep.masks.methods import MaskOptions
 from prep.recipe.load import load_recipe
-from prep.recipe.overview import _open
+from prep.recipe.sampled import open_some
 from prep.scan.scanner import scan
 from prep.sources.item import Item
 from prep.sources.readers import read_table, read_tar, readers
@@ -161,7 +161,7 @@ def test_an_error_while_a_source_is_looked_at(photos, away, soon):
         raise Broken
 
     with pytest.raises(Broken):
-        _open(photos, 2, tick)
+        open_some(photos, 2, tick)
 
 
 @pytest.fixture
