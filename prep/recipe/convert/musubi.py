@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -18,42 +19,71 @@ from typing import Any
 from prep.captions.options import CaptionOptions
 from prep.errors import PathError
 from prep.fs.text import TooLarge, read_small
-from prep.parse import Unparsed, expect, list_of
+from prep.parse import Unparsed, expect, list_of, within
 from prep.recipe.convert.draft import FLAT, ConvertedRecipe, Draft, Layer, ToolConfig
 from prep.recipe.convert.kohya import one_size, resolution_of
-from prep.recipe.schema import ImageOptions, Source
+from prep.recipe.schema import SETTINGS, ImageOptions, Source
 
 MARKS = {"image_directory", "image_jsonl_file", "video_directory", "video_jsonl_file"}  # of a dataset
 MOST_LINES = 1 << 26  # bytes of a file of JSON lines that is read for the directory of its pictures
 STEP = 16  # pixels between bucket sides, for most of its models
 _USUAL = (960, 544)  # pixels, width first
-_SCALED = "references keep their shape, in the size of the model's own pipeline: nothing to set"
 _LEFT: Mapping[str, str] = {
     "cache_directory": "prep manages caches: nothing to set",
     "batch_size": "belongs to training: in train.toml, it is batch_size",
     "multiple_target": "pictures of layers have no counterpart",
-    **dict.fromkeys(("no_resize_control", "control_resolution", "flux_kontext_no_resize_control",
-                     "qwen_image_edit_no_resize_control", "qwen_image_edit_control_resolution"), _SCALED),
 }
+# Earlier names of these settings come after them.
+_WHOLE = ("no_resize_control", "flux_kontext_no_resize_control", "qwen_image_edit_no_resize_control")
+_SCALED = ("control_resolution", "qwen_image_edit_control_resolution")
 
 
 def convert(document: Mapping[str, Any], base: Path) -> ConvertedRecipe:
     """The recipe for a dataset file in the directory `base`. Raises `Unparsed`."""
     draft = Draft(tool="musubi-tuner", base=base)
     general = Layer(table=expect(document.get("general", {}), dict, "general"), where="general")
+    fits: dict[str, tuple[str, int]] = {}  # how references are scaled, by dataset
     for number, table in enumerate(list_of(document["datasets"], lambda value, at: expect(value, dict, at),
                                            "datasets")):
         own = Layer(table=table, where=f"datasets[{number}]")
         config = ToolConfig(draft=draft, layers=[own, general])
         if config.has("image_directory") or config.has("image_jsonl_file"):
+            fit = _fit(config)
             _dataset(config, own)
+            if config.has("control_directory") or config.has("image_jsonl_file"):
+                fits[own.where] = fit
         else:
             draft.note(own.where, None, "skipped: it has neither image_directory nor image_jsonl_file; videos have no "
                        "counterpart", "")
     ToolConfig(draft=draft, layers=[general]).note_unread(_LEFT, at="")
     ToolConfig(draft=draft, layers=[Layer(table=document, where="", keys_read={"general", "datasets"})]
                ).note_unread(at="")
-    return draft.finish()
+    return _finish(draft, fits)
+
+
+def _finish(draft: Draft, fits: Mapping[str, tuple[str, int]]) -> ConvertedRecipe:
+    """The recipe with one way to scale references: that of the first dataset that has any."""
+    first = next(iter(fits.values()), ("family", 0))
+    for where in [where for where, fit in fits.items() if fit != first]:
+        draft.note(f"{where}: control pictures", None, "a recipe has one [references] fit and resolution, those of the "
+                   "first dataset with such pictures", "references")
+    side = draft.within("control_resolution", first[1], SETTINGS["references.resolution"].bounds, "references")
+    converted = draft.finish()
+    return replace(converted, recipe=replace(converted.recipe, reference_fit=first[0], reference_resolution=side))
+
+
+def _fit(config: ToolConfig) -> tuple[str, int]:
+    """How control pictures are scaled, as [references] fit and resolution: to their picture's size, unless a setting
+    says to an area, or not at all."""
+    value = next((config.any(name) for name in _SCALED if config.has(name)), None)
+    for name in (*_SCALED, *_WHOLE):
+        config.any(name)
+    if value is not None:
+        sides = value if isinstance(value, list) and len(value) == 2 else [value, value]
+        width, height = (expect(side, int, config.key(_SCALED[0])) for side in sides)
+        within(width * height, 1, 1 << 32, config.key(_SCALED[0]))
+        return "family", isqrt(width * height)
+    return ("exact" if any(config.get(name, bool, False) for name in _WHOLE) else "bucket"), 0
 
 
 def _dataset(config: ToolConfig, own: Layer) -> None:

@@ -46,9 +46,9 @@ def test_a_whole_file(convert_text, tmp_path):
         Source(path=tmp_path / "more", exclude=("*/*",)))
     assert found.recipe.caption == CAPTION
     assert found.recipe.image == ImageOptions(resolution=886, step=16, upscale="never")
-    assert set(said(found)) == {
-        "general.batch_size", "datasets[0].cache_directory", "datasets[0].control_resolution",
-        "datasets[0].no_resize_control", "datasets[1].multiple_target", "datasets[2]"}
+    assert (found.recipe.reference_fit, found.recipe.reference_resolution) == ("family", 1024)
+    assert set(said(found)) == {"general.batch_size", "datasets[0].cache_directory", "datasets[1].multiple_target",
+                                "datasets[2]"}
     assert "videos have no counterpart" in said(found)["datasets[2]"]
 
 
@@ -62,6 +62,27 @@ def test_sizes(convert_text, lines, image):
     found = convert_text(f'[[datasets]]\nimage_directory = "photos"\n{lines}\n')
     assert found.recipe.image == image
     assert ("datasets[0].resolution" in said(found)) == (not lines)
+
+
+@pytest.mark.parametrize(("lines", "fit"), [
+    ('control_directory = "masks"', ("bucket", 0)),
+    ('control_directory = "masks"\nno_resize_control = true', ("exact", 0)),
+    ('control_directory = "masks"\nqwen_image_edit_no_resize_control = true', ("exact", 0)),
+    ('control_directory = "masks"\ncontrol_resolution = 512', ("family", 512)),
+    ('control_directory = "masks"\ncontrol_resolution = [512, 2048]\nno_resize_control = true', ("family", 1024)),
+    ("control_resolution = 512", ("family", 0))])
+def test_how_control_pictures_are_scaled(convert_text, lines, fit):
+    found = convert_text(f'[[datasets]]\nimage_directory = "photos"\nresolution = 64\n{lines}\n')
+    assert (found.recipe.reference_fit, found.recipe.reference_resolution) == fit and not found.notes
+
+
+def test_datasets_that_scale_control_pictures_differently(convert_text):
+    both = '[[datasets]]\nimage_directory = "photos"\ncontrol_directory = "masks"\nresolution = 64\n'
+    found = convert_text(f"{both}{both}no_resize_control = true\n")
+    assert found.recipe.reference_fit == "bucket"
+    assert "a recipe has one [references] fit" in said(found)["datasets[1]: control pictures"]
+    with pytest.raises(ConfigError, match="control_resolution is 'large', expected a whole number"):
+        convert_text(f"{both}control_resolution = 'large'\n")
 
 
 @pytest.mark.parametrize(("key", "says"), [
