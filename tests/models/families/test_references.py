@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -18,6 +19,7 @@ from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel
 from diffusers.pipelines.flux import pipeline_flux_kontext
 
 from prep.geometry import Placement, Size
+from prep.images.decode import scale_and_crop
 from prep.models.device.hollow import META, Hollow
 from prep.models.families import flux_kontext
 from prep.models.families.registry import FAMILIES
@@ -84,6 +86,25 @@ def test_pictures_are_placed_as_the_pipeline_places_them(name):
         assert family.references.place(size, family.references.resolution) == placed(pipeline, texts, size)
 
     all_sizes()
+
+
+@pytest.mark.parametrize("name", TAKING)
+def test_the_vae_is_given_the_pipeline_s_pixels(name, monkeypatch):
+    """As `prep encode` scales and crops pictures."""
+    family, pipeline = FAMILIES[name], tiny_pipelines.build(name)
+    texts = embeddings(pipeline)
+
+    def seen(pixels: torch.Tensor) -> Any:
+        raise Seen(pixels)
+
+    monkeypatch.setattr(pipeline.vae, "encode", seen)
+    for size in ((1400, 1111), (300, 111)):
+        picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8))
+        with pytest.raises(Seen) as caught:
+            pipeline(image=picture, height=64, width=64, guidance_scale=1.0, **texts)
+        given = ((caught.value.args[0][0].permute(1, 2, 0) + 1) * 127.5).round().to(torch.uint8).numpy()
+        assert np.array_equal(scale_and_crop(picture, family.references.place(size, family.references.resolution)),
+                              given)
 
 
 @pytest.mark.parametrize("name", TAKING)
