@@ -30,7 +30,7 @@ from train.optim.ema import Shadow, WeightAverage
 from train.optim.loss_scale import LossScale
 from train.optim.optimizers import TABLE, OptimizerSpec
 from train.parallel.ranks import ALONE, Ranks
-from train.parallel.shards import Sharded, Whole
+from train.parallel.shards import OwnRows, Sharded, Whole
 from train.runs.checkpoint_files import copy_into
 from train.runs.safetensors.reader import STORED, read_joined
 from train.runs.safetensors.writer import data_digest
@@ -61,9 +61,10 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
     the model's files changed since they were checked."""
     config, chosen = setup.config, setup.config.optimizer
     kind = Sharded if config.parallel.shard and ranks.world > 1 else Whole
+    own = OwnRows(ranks) if kind.sharded and not (config.method == "lora" and lora.reads_base(config.lora)) else None
     denoiser = load(setup.model.path, config, setup.prediction, device, family=setup.family.name,
-                    weights_on=torch.device("cpu") if kind.sharded else None,
-                    offload=offload, place=partial(_place, config, kind, ranks), progress=progress)
+                    weights_on=torch.device("cpu") if kind.sharded else None, keep=own, parts=ranks.world,
+                    offload=offload, place=partial(_place, config, kind, ranks, own), progress=progress)
     with remembered_digests() as digest:
         found = base_fingerprints(setup.model.path, setup.family, digest)
     if found != setup.model.base:
@@ -83,12 +84,16 @@ def create_state(setup: Setup, device: torch.device, ranks: Ranks = ALONE, *, of
                       scale=LossScale() if denoiser.dtype == torch.float16 else None)
 
 
-def _place(config: Config, kind: type[Whole], ranks: Ranks, model: Any, device: torch.device) -> None:
-    """Brings a model to the device, whole or this rank's part of it."""
+def _place(config: Config, kind: type[Whole], ranks: Ranks, own: OwnRows | None, model: Any, device: torch.device
+           ) -> None:
+    """Brings a model to the device, whole or this rank's part of it, which was kept of it where it was read."""
     if config.method == "lora" and config.lora.init == "pissa":  # decomposed by each rank: other processors may round
         ranks.require_equal({"first weights": data_digest({
             name: value for name, value in model.named_parameters() if lora.is_stored(name)})})
-    (ranks.divide if kind.sharded else module_to_device)(model, device)
+    if kind.sharded:
+        ranks.divide(model, device, None if own is None else own.rows)
+    else:
+        module_to_device(model, device)
 
 
 def groups(denoiser: Denoiser, config: Config) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from prep.models.checkpoints.bounds import build, known_warnings, of_diffusers, 
 from prep.models.checkpoints.converted import weights_of, weights_to_give
 from prep.models.checkpoints.staging import staged
 from prep.models.checkpoints.stored import DTYPES
-from prep.models.checkpoints.streaming import Settle, compared, fill, names_in, without_weights
+from prep.models.checkpoints.streaming import Keep, Settle, compared, fill, names_in, without_weights
 from prep.models.device.allocator import blocks_apart
 from prep.models.device.host import available
 from prep.models.device.memory import is_out_of_memory
@@ -29,9 +29,9 @@ from prep.models.weights import shapes_in
 from prep.progress import Progress, silent
 
 
-def as_it_is(_name: str, layer: Any) -> Any:
-    """Leaves each layer as it is."""
-    return layer
+def as_it_is(_name: str, value: Any) -> Any:
+    """Leaves each layer, or each parameter, as it is."""
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +42,14 @@ class Form:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     settle: Settle = as_it_is
     least: float | None = None  # bytes of a number of a matrix at least, where `settle` makes them fewer
+    keep: Keep = as_it_is
+    parts: int = 1  # of which `keep` keeps one
 
     def size(self, model: Any) -> int:
         """Bytes that `model` has at least in this form."""
         whole = self.dtype.itemsize
         return int(sum(value.numel() * (self.least if self.least and value.ndim == 2 else whole)
-                       for value in model.parameters()))
+                       for value in model.parameters())) // self.parts
 
 
 def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form, progress: Progress = silent) -> Any:
@@ -65,7 +67,7 @@ def load_diffusers(kind: Any, files: ComponentFiles, what: str, form: Form, prog
         if form.device.type in SHARED:
             _require_memory(form.size(model), files, what)
         with progress(f"{doing} the {what}", sum(map(stored.size, names.values())), "bytes") as tick:
-            fill(model, stored, names, form.dtype, form.device, form.settle, tick)
+            fill(model, stored, names, form.dtype, form.device, form.settle, form.keep, tick)
     return model.eval()
 
 

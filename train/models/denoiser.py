@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from prep.errors import ModelError, first_line
 from prep.loader.device import autocast, compute_dtype, module_to_device, to_device
+from prep.models.checkpoints.streaming import Keep
 from prep.models.components import class_of
 from prep.models.denoiser.levels import check_timesteps
 from prep.models.families.registry import FAMILIES
@@ -55,11 +56,13 @@ class Denoiser:
 
 
 def load(model: Model, config: Config, prediction: str, device: torch.device, *, adapt: bool = True,
-         family: str = "", weights_on: torch.device | None = None, offload: int = 0,
-         place: Callable[[Any, torch.device], object] = module_to_device, progress: Progress = silent) -> Denoiser:
+         family: str = "", weights_on: torch.device | None = None, keep: Keep | None = None, parts: int = 1,
+         offload: int = 0, place: Callable[[Any, torch.device], object] = module_to_device,
+         progress: Progress = silent) -> Denoiser:
     """Loads the denoiser below `model` to `device`, ready to train as `config` says; `adapt=False`: only to sample.
 
-    Its weights are read to `weights_on`, `None`: the device itself; `place` brings it there with its adapters.
+    Its weights are read to `weights_on`, `None`: the device itself; `place` brings it there with its adapters. `keep`
+    is given each parameter, also of adapters, and keeps one of so many `parts`; until `place` the model has none.
     `family` is the manifest's; "": that of the pipeline's class. Of so many of its blocks as `offload` says the frozen
     weights stay in host memory: see `train.models.offload`.
 
@@ -76,13 +79,14 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
         settle = partial(_settled_there, device, config.quantization)
     form = (Form(dtype=torch.float32, device=on) if whole else
             Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization]))
+    form = form if keep is None else replace(form, keep=keep, parts=parts)
     denoiser = load_diffusers(*source_of(model, facts), "denoiser", form, progress)
     if whole:
         unfreeze(denoiser, config)
     else:
         denoiser.requires_grad_(False)
         if adapt:
-            lora.attach(denoiser, config.lora, config.seed, facts.lora.presets)
+            lora.attach(denoiser, config.lora, config.seed, facts.lora.presets, keep)
     way = way_of(config, device)
     blocks = Offloaded(denoiser, offload, device, way) if offload else None
     if config.recomputes:

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from prep.batching.rng import draw_key
 from prep.errors import ConfigError
 from prep.loader.device import to_device
+from prep.models.checkpoints.streaming import Keep
 from prep.models.lora.kohya import LayerSlice
 from prep.training.schema import Lora
 from train.models.adapters.stored import contents_of, table_of
@@ -41,15 +43,21 @@ _ENDS = {".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
 _ZERO = ("up", "hada_w2_b", "lokr_w1")  # so that nothing is added at first
 
 
-def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict[str, nn.Parameter]:
+def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets,
+           keep: Keep | None = None) -> dict[str, nn.Parameter]:
     """Adds adapters (initially without effect) to `denoiser`; returns their float32 parameters by name.
 
     Freezes all other parameters. The same seed gives the same weights on any device and for any dtype of the base;
-    DoRA's lengths are those of the base's rows. Raises `ConfigError` if no module is targeted.
+    DoRA's lengths are those of the base's rows. `keep` is given each of them, and they are on the meta device, as the
+    base is: not for what `reads_base`. Raises `ConfigError` if no module is targeted.
     """
-    adapters, layers = inject(denoiser, lora, presets)
+    with nullcontext() if keep is None else torch.device("meta"):
+        adapters, layers = inject(denoiser, lora, presets)
     parameters = stored(denoiser)
     for name, value in parameters.items():
+        if keep is not None:
+            value.data = keep(name, _drawn(name, value, seed))
+            continue
         first = _length(name, value) if _split(name)[1] == "magnitude" else _drawn(name, value, seed)
         value.data = to_device(first, value.device)
     if lora.init == "pissa":
@@ -57,6 +65,11 @@ def attach(denoiser: nn.Module, lora: Lora, seed: int, presets: Presets) -> dict
             require_directions(name, layers[name], adapter, lora)
             _begin_with_principal(denoiser.get_submodule(name), name, adapter, seed)
     return {name: value for name, value in parameters.items() if value.requires_grad}
+
+
+def reads_base(lora: Lora) -> bool:
+    """Whether adapters begin with values that come from the weights of the base."""
+    return lora.dora or lora.init == "pissa"
 
 
 def inject(denoiser: nn.Module, lora: Lora, presets: Presets) -> tuple[dict[str, Adapter], Shapes]:

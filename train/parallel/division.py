@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import get_world_size
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -15,8 +15,11 @@ from torch.utils._pytree import tree_map_only
 from prep.errors import ConfigError, first_line
 
 
-def divide(model: nn.Module, device: torch.device) -> None:
+def divide(model: nn.Module, device: torch.device, rows: dict[str, Tensor] | None = None) -> None:
     """Divides the parameters of `model` among the ranks, on `device`; the model is in host memory before.
+
+    `rows`, which this empties: the values that this rank has of each parameter, by names before adapters were added;
+    the parameters are then on the meta device before. `None`: they have their values.
 
     Its blocks are those that diffusers does not split over devices, else the members of its lists of modules. Raises
     `ConfigError`.
@@ -34,6 +37,21 @@ def divide(model: nn.Module, device: torch.device) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    if rows is not None:
+        _fill(model, device, rows)
+
+
+def _fill(model: nn.Module, device: torch.device, rows: dict[str, Tensor]) -> None:
+    """Gives the parameters memory on the device, and their values."""
+    buffers = [(module._buffers, name, value) for module in model.modules() for name, value in module._buffers.items()]
+    model.to_empty(device=device)
+    for values, name, value in buffers:  # which had theirs
+        values[name] = value
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            divided: Any = parameter  # a DTensor, which torch types as a parameter
+            divided.to_local().copy_(rows.pop(name.replace(".base_layer.", ".")))
+    assert not rows, "the model lacks some of its parameters"
 
 
 def _without_views(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -117,14 +117,15 @@ class Ranks:
         with self._connected():
             collectives.add(buckets, collectives.room_for(buckets))
 
-    def divide(self, model: nn.Module, device: torch.device) -> None:
-        """Divides the parameters of a model among the ranks, on `device`. Raises `ConfigError`."""
+    def divide(self, model: nn.Module, device: torch.device, rows: dict[str, Tensor] | None = None) -> None:
+        """Divides the parameters of a model among the ranks, on `device`; `rows` as in `train.parallel.division`.
+        Raises `ConfigError`."""
         try:
             from train.parallel.division import divide
         except ImportError as error:  # it needs what torch keeps under names of its own
             raise ConfigError(f"this torch cannot divide a model among processes: {first_line(error)}",
                               hint="--no-shard, or another torch") from None
-        divide(model, device)
+        divide(model, device, rows)
 
     def save_rows(self, rows: Mapping[str, Tensor], divided: Mapping[str, Any],
                   write: Callable[[Mapping[str, Tensor], Mapping[str, str]], None]) -> None:

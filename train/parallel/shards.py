@@ -25,6 +25,20 @@ Tensors = Mapping[str, Tensor]
 Write = Callable[[Tensors, Mapping[str, str]], None]
 
 
+class OwnRows:
+    """What this rank keeps of a model that is read a parameter at a time: its rows of each, in host memory."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.rows: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, whole: Tensor) -> Tensor:
+        """Keeps a copy of the rows; returns the parameter's shape and dtype, on the meta device."""
+        own = span(len(whole) if whole.ndim else 0, self.ranks)  # FSDP refuses numbers without dimensions
+        self.rows[name] = whole[own.start : own.stop].clone() if whole.ndim else whole
+        return whole.to("meta")
+
+
 class Whole:
     """Each rank has all weights, `own`."""
 

@@ -21,6 +21,8 @@ from prep.progress import Tick
 
 # Is given a layer's name and the layer with its weights, where they are used, and returns what takes its place.
 Settle = Callable[[str, nn.Module], nn.Module]
+# Is given a parameter's name and its whole value, and returns what the model gets in its place.
+Keep = Callable[[str, Tensor], Tensor]
 
 
 def without_weights(kind: Any, files: ComponentFiles) -> Any:
@@ -62,11 +64,12 @@ def compared(model: Any, stored: Stored, names: Mapping[str, str]) -> dict[str, 
 
 
 def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtype, device: torch.device,
-         settle: Settle, tick: Tick) -> None:
+         settle: Settle, keep: Keep, tick: Tick) -> None:
     """Gives the model its weights as `dtype`, a layer at a time in the order of the files. Raises `ModelError`.
 
     Parameters that its class keeps in float32 are so. `settle` is given the other layers on `device`, where a GPU
-    quantizes in a fraction of the time. `tick` counts the bytes of each layer's weights, as `Stored.size` says them.
+    quantizes in a fraction of the time. What `keep` returns may be on the meta device, and stays there.
+    `tick` counts the bytes of each layer's weights, as `Stored.size` says them.
     """
     in_float32 = kept_in_float32(model)
     layers = dict(model.named_modules())
@@ -80,8 +83,8 @@ def fill(model: Any, stored: Stored, names: Mapping[str, str], dtype: torch.dtyp
         layer = layers[name]
         for each in own[name]:
             of_weights = torch.float32 if in_float32(each) else dtype
-            _put(layer, each.rpartition(".")[2], stored, names.get(each), of_weights, dtype)
-        layer._apply(lambda value: value.to(device), recurse=False)
+            _put(layer, each, stored, names.get(each), of_weights, dtype, keep)
+        layer._apply(lambda value: value if value.is_meta else value.to(device), recurse=False)
         settled = layer if in_float32(name) else settle(name, layer)
         if settled is not layer:
             parent, _, last = name.rpartition(".")
@@ -102,13 +105,14 @@ def _own(layer: nn.Module) -> Iterator[str]:
         yield from (name for name, value in values.items() if value is not None)
 
 
-def _put(layer: nn.Module, name: str, stored: Stored, source: str | None, dtype: torch.dtype,
-         of_buffers: torch.dtype) -> None:
+def _put(layer: nn.Module, full_name: str, stored: Stored, source: str | None, dtype: torch.dtype,
+         of_buffers: torch.dtype, keep: Keep) -> None:
     """Puts one tensor in its place: from the files if these have it, else as the constructor made it."""
+    name = full_name.rpartition(".")[2]
     parameter = layer._parameters.get(name)
     if parameter is not None:
         assert source is not None, f"{name} has no weights"
-        value = stored.cast(source, _as(parameter, dtype))
+        value = keep(full_name, stored.cast(source, _as(parameter, dtype)))
         layer._parameters[name] = nn.Parameter(value, requires_grad=parameter.requires_grad)
         return
     buffer = layer._buffers[name]

@@ -21,15 +21,17 @@ from torch import nn
 from torchrun import environment, torchrun
 
 from prep.errors import ConfigError, ModelError
+from prep.models.hub import locate
 from train import evaluate
 from train.check import check
 from train.config.load import parse
 from train.failures import Progress, explanation
+from train.models.denoiser import load
 from train.optim import ema
 from train.parallel import division
 from train.parallel.errors import RankFailed, RankLost
 from train.parallel.ranks import ALONE, Ranks
-from train.parallel.shards import span
+from train.parallel.shards import OwnRows, span
 from train.runs.checkpoint import read_state
 from train.setup import RunRequest
 
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo on Windows
 COMMON = ("--device", "cpu", "--precision", "fp32", "--batch-size", 6, "--micro-batch", 3, "--lr", "1e-3", "--steps", 4,
           "--set", "checkpoint.every=2", "--set", "sample.steps=2", "--set", "validation.timesteps=2",
           "--set", "ema.decay=0.9")  # four processes divide a micro-batch of three: one is idle
+CPU = torch.device("cpu")
 KINDS = {"lora": ("--rank", 2, "--set", "gradient_checkpointing=true"),
          "full": ("--method", "full", "--set", "optimizer.clip=0.1")}
 
@@ -207,6 +210,46 @@ def test_rows_are_those_of_fsdp(count, wanted):
     """As `torch.chunk` divides; later ranks may have none."""
     found = [list(span(count, Ranks(rank=rank, world=3))) for rank in range(3)]
     assert found == wanted
+
+
+LOADED = [{"lora": {"rank": 2, "targets": "kohya-conv"}, "precision": "bf16"}, {"lora": {"kind": "lokr"}},
+          {"method": "full", "full": {"freeze": ["attn2"]}}]
+
+
+@pytest.mark.parametrize("settings", LOADED, ids=str)
+def test_a_rank_keeps_only_its_rows_of_what_is_read(tiny_model, settings):
+    """Also of adapters, whose values do not depend on the base; of the model there are shapes and dtypes."""
+    config = parse(settings, "")
+    whole = dict(load(locate(tiny_model), config, "epsilon", CPU).model.named_parameters())
+    own = OwnRows(Ranks(rank=1, world=3))
+    given = load(locate(tiny_model), config, "epsilon", CPU, weights_on=CPU, keep=own, parts=3,
+                 place=lambda model, device: None)
+    assert given.model.state_dict().keys() == load(locate(tiny_model), config, "epsilon", CPU).model.state_dict().keys()
+    for name, value in given.model.named_parameters():
+        assert value.is_meta and (value.shape, value.dtype) == (whole[name].shape, whole[name].dtype), name
+        assert value.requires_grad == whole[name].requires_grad, name
+        rows = span(len(value), own.ranks)
+        assert torch.equal(own.rows.pop(name.replace(".base_layer.", ".")), whole[name][rows.start : rows.stop]), name
+    assert not own.rows
+
+
+@pytest.mark.parametrize("settings", LOADED, ids=str)
+def test_a_model_is_divided_without_being_whole(tiny_model, settings):
+    config, own = parse(settings, ""), OwnRows(ALONE)
+    whole = load(locate(tiny_model), config, "epsilon", CPU).model
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        model = load(locate(tiny_model), config, "epsilon", CPU, weights_on=CPU, keep=own,
+                     place=lambda model, device: division.divide(model, device, own.rows)).model
+        values = {name: value.full_tensor() for name, value in model.named_parameters()}
+        assert not own.rows and values.keys() == dict(whole.named_parameters()).keys()
+        assert all(torch.equal(values[name], value) for name, value in whole.named_parameters())
+        assert all(torch.equal(dict(model.named_buffers())[name], value) for name, value in whole.named_buffers())
+        given = torch.randn(1, 4, 8, 8), torch.tensor([5]), torch.randn(1, 8, 32)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, config.precision == "bf16"):
+            assert torch.equal(model(*given).sample, whole(*given).sample)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("error", "ends"), [
