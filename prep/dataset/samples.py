@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
@@ -14,12 +17,16 @@ from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
 from prep.findings import CHOSEN, Finding, apply_policy
-from prep.formatting import grouped, join_names, shell_name
+from prep.formatting import grouped, join_names, printable_name, shell_name
+from prep.fs.blob import Blob
+from prep.fs.place import Place, name_from
+from prep.fs.remote.bucket import Bucket, is_object
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
 from prep.recipe.layout import REPEATED
 from prep.recipe.schema import Recipe
 from prep.recipe.validate import NO_FOCUS
+from prep.sources.item import Item
 from prep.sources.walk import is_tars
 
 
@@ -110,6 +117,23 @@ def _references(item: KnownItem, views: Sequence[Placement],
         return ()
     placed = [[rules.placement(reference.size, view) for reference in item.references] for view in views]
     return tuple(tuple(place for place in places if place is not None) for places in placed)
+
+
+def reference_name(item: Item, reference: Blob, source: Place) -> str:
+    """The name of an item's reference in a table: its path from the item's source, perhaps with `..`; in the same tar,
+    below the tar's name, as those of pictures. The file's own name if no path leads there."""
+    if reference.member:
+        tar = item.name.removesuffix(item.picture.member) if reference.file == item.picture.file else ""
+        return printable_name(f"{tar}{reference.member}" if tar else reference.name)
+    folder = reference.file[:-len(reference.name)].rstrip("/" if is_object(reference.file) else os.sep)
+    return printable_name(f"{_way(folder, source)}{reference.name}")
+
+
+@lru_cache(maxsize=1 << 14)
+def _way(folder: str, source: Place) -> str:
+    """The path from a source to a directory, with a slash at its end; "" for the source itself, or if there is none."""
+    way = name_from(source, Bucket.listed(folder) if is_object(folder) else Path(folder or os.sep))
+    return "" if way in (None, ".") else f"{way}/"
 
 
 def _chosen(recipe: Recipe, surveyed: Ingested) -> Iterator[str]:

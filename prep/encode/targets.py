@@ -16,11 +16,12 @@ from prep.buckets.assign import Assignments
 from prep.cache.records import Reject
 from prep.dataset.ingest import Ingested, KnownItem, KnownReference
 from prep.dataset.prompt_references import NO_REFERENCES, PromptReferences
-from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
+from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, reference_name, roles_of
 from prep.findings import Finding
 from prep.formatting import printable_name
 from prep.fs.blob import Blob
 from prep.fs.memo import Memo
+from prep.fs.place import Place
 from prep.geometry import Placement, Size
 from prep.keys import ImportedLatentKeys, LatentKeys, MaskKeys, TextKeys
 from prep.manifest.samples import Reference, Sample, Text, View
@@ -188,8 +189,9 @@ def targets_of(recipe: Recipe, survey: Ingested, bucketing: Assignments, context
     latents: dict[str, PictureTarget] = {}
     masks: dict[str, PictureTarget] = {}
     for seat in placed_items(recipe, survey.items, roles, bucketing, taken_from=items if once else None):
-        views = _views(seat, keys if recipe.mask_of(seat.item.item.source) != "none" else replace(keys, mask=None),
-                       latents, masks)
+        source = seat.item.item.source
+        views = _views(seat, recipe.sources[source].path,
+                       keys if recipe.mask_of(source) != "none" else replace(keys, mask=None), latents, masks)
         samples.append(_sample(seat, recipe, views, keys.text))
         labels.append(seat.item.item.label)
     if items is not None:
@@ -232,9 +234,9 @@ class _Keys:
                    alpha=None if alpha == "reject" else color_of(alpha))
 
 
-def _views(seat: PlacedItem, keys: _Keys, latents: dict[str, PictureTarget],
+def _views(seat: PlacedItem, source: Place, keys: _Keys, latents: dict[str, PictureTarget],
            masks: dict[str, PictureTarget]) -> tuple[View, ...]:
-    """The views of a placed item; adds the targets of their rows to `latents` and `masks`."""
+    """The views of a placed item of a source; adds the targets of their rows to `latents` and `masks`."""
     item, name, views = seat.item, seat.item.item.label, []
     known = item.references if seat.references else ()
     for placement, placed in zip(seat.views, seat.references or [()] * len(seat.views), strict=True):
@@ -245,7 +247,7 @@ def _views(seat: PlacedItem, keys: _Keys, latents: dict[str, PictureTarget],
             latents.setdefault(work.key, work)
         if mask is not None:
             masks.setdefault(mask.key, mask)
-        references = tuple(_reference(each, printable_name(each.blob.name), work)
+        references = tuple(_reference(each, reference_name(item.item, each.blob, source), work)
                            for each, work in zip(known, works, strict=True))
         views.append(View(placement=placement, latent=latent.key, mask=None if mask is None else mask.key,
                           references=references))

@@ -1,4 +1,4 @@
-"""Finds the pictures of a manifest's samples in its sources: files, objects in stores, members of tars."""
+"""Finds the pictures of a manifest's samples, and their references: files, objects in stores, members of tars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from prep.fs.blob import Blob, blob_at
-from prep.fs.place import Place
+from prep.fs.place import Place, place_from
 from prep.sources.item import Item
 from prep.sources.readers import readers
 from prep.sources.tar_index import Listings
@@ -38,13 +38,26 @@ class PictureFiles:
             label = next((start for start in _starts(name) if start in tars), None)
             return None if label is None else self._inside(tars[label]).get(name)
 
+    def find_reference(self, source: int, name: str) -> Blob | None:
+        """The file of a reference of a picture of the source, which may be in another directory; `None` as in `find`.
+
+        Whoever reads it must compare its digest: a name in a manifest may lead to any file, as the place of a source.
+        Raises as `find`.
+        """
+        if (own := self.find(source, name)) is not None:
+            return own
+        root = self._sources[source] if source < len(self._sources) else None
+        place = None if root is None else place_from(root, name)
+        return None if place is None else blob_at(place)
+
     def _inside(self, tar: Tar) -> Mapping[str, Blob]:
-        """The pictures of a tar by name."""
+        """The pictures and references of a tar by name."""
         if tar.whole.file not in self._members:
             with readers() as workers:
                 entries = walk_tar(tar, sidecar=False, listings=Listings(), workers=workers)
                 self._members[tar.whole.file] = {
-                    entry.name: entry.picture for entry in entries if isinstance(entry, Item)}
+                    f"{tar.label}/{blob.member}": blob for entry in entries if isinstance(entry, Item)
+                    for blob in (entry.picture, *entry.references)}
         return self._members[tar.whole.file]
 
 

@@ -15,6 +15,7 @@ from typing import TypeGuard
 
 from prep.errors import PathError, Problem
 from prep.fs.remote.bucket import Bucket, names_bucket
+from prep.parse import Unparsed, relative
 
 Place = Path | Bucket
 ANYWHERE = ("name one; what is to be read can be downloaded first, a dataset by prep pull MANIFEST DIR, and what is "
@@ -107,6 +108,30 @@ def movable_name(target: Place, document: Place) -> str | None:
     if isinstance(target, Bucket) and isinstance(document, Bucket):
         return document.parent.leads_to(target)
     return relative_name(target, document)
+
+
+def name_from(source: Place, target: Place) -> str | None:
+    """How a source of pictures names a place that may be outside of it: by a relative path, as `place_from` reads it.
+
+    Of tars it is relative to their directory. `None` as in `relative_name`.
+    """
+    return movable_name(target, _directory_of(source) / "-")
+
+
+def place_from(source: Place, name: str) -> Place | None:
+    """The place that a source names; `None` for a name that no relative path could have, or that leaves its bucket."""
+    try:
+        if not names_bucket(name):
+            relative(name, "name")
+        place = place_below(_directory_of(source), name)
+        return place if isinstance(place, Bucket) else Path(os.path.realpath(place.parent), place.name)
+    except (Unparsed, PathError):
+        return None
+
+
+def _directory_of(source: Place) -> Place:
+    """The directory of a source: where its tars are, or itself."""
+    return source.parent if source.suffix == ".tar" and not is_directory(source) else source
 
 
 def may_name(document: Place, target: Place) -> bool:

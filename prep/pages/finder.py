@@ -13,10 +13,12 @@ from typing import Any
 from prep.findings import Finding
 from prep.formatting import printable
 from prep.pages.overlay import Overlay, Shot
-from prep.pages.parts import Caption, Card
+from prep.pages.parts import Caption, Card, CardReference
 
 EXAMPLE = Card(  # has every part of a card: the page's script fills copies of it
     shot=Shot(name="", address="data:,", size=(1, 1), overlays=(Overlay(shade="data:,", outlined=True),)),
+    references=(CardReference(number=1, shot=Shot(name="", address="data:,", size=(1, 1),
+                                                  overlays=(Overlay(outlined=True),)), fact=""),),
     beside=Shot(name="", address="data:,"), facts=("",), captions=(Caption(text="", letters=1),), more_captions=2,
     findings=(Finding(path="", code="", severity="info", detail=""),), part=0.0)
 _PREFIX, _BASE64 = "data:image/", ";base64,"
@@ -77,10 +79,13 @@ def _caption(caption: Caption) -> list[Any]:
 
 
 def _drawn(card: Card) -> dict[str, Any]:
-    """t tone, m more captions, x facts, p part, d the picture beside; a, i, z and b of the picture itself."""
+    """t tone, m more captions, x facts, p part, d the picture beside, r references (k their numbers); a, i, z and b of
+    the picture itself."""
     return {"t": card.tone, "m": card.more_captions, "x": list(map(printable, card.facts)),
             "p": None if card.part is None else round(card.part, 3) or 1e-9, **_shot(card.shot),
-            "d": None if card.beside is None else {"n": printable(card.beside.name), **_shot(card.beside)}}
+            "d": None if card.beside is None else {"n": printable(card.beside.name), **_shot(card.beside)},
+            "r": [{"k": each.number, "n": printable(each.shot.name), "x": each.fact, **_shot(each.shot)}
+                  for each in card.references]}
 
 
 def _shot(shot: Shot) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Reads those of a manifest's source pictures that still exist, from directories and tars.
 
-A picture is returned only if its digest is the sample's, so that a hostile manifest cannot put other files on a page.
+A picture is returned only if its digest is the sample's, so that a hostile manifest cannot put other files on a page;
+so is a reference, whose name may lead out of its sample's source.
 """
 
 from __future__ import annotations
@@ -28,21 +29,25 @@ class Originals:
         color = opened.manifest.document["latents"].get("alpha")
         self._alpha = "white" if color is None else "#{:02x}{:02x}{:02x}".format(*color)
 
-    def read(self, sample: Mapping[str, Any]) -> bytes | None:
-        """Returns the bytes of a described sample's picture; `None` if it is missing or has changed."""
+    def read(self, sample: Mapping[str, Any], reference: Mapping[str, Any] | None = None) -> bytes | None:
+        """Returns the bytes of a described sample's picture, or of a described reference of it; `None` if it is
+        missing or has changed."""
+        wanted, find = (sample, self._files.find) if reference is None else (reference, self._files.find_reference)
         try:
-            blob = self._files.find(sample["source"], sample["name"])
+            blob = find(sample["source"], wanted["name"])
             data = None if blob is None or is_too_large(blob) else read_blob(blob)
         except (OSError, ValueError, PathError, StoreError):
             return None
-        return data if data is not None and digest_bytes(data) == sample["picture"] else None
+        return data if data is not None and digest_bytes(data) == wanted["picture"] else None
 
-    def picture(self, sample: Mapping[str, Any], *, alpha: str = "") -> Picture | None:
-        """A described sample's picture, decoded; `None` as in `read`, or if it cannot be decoded.
+    def picture(self, sample: Mapping[str, Any], *, reference: Mapping[str, Any] | None = None, alpha: str = ""
+                ) -> Picture | None:
+        """A described sample's picture, or a described reference of it, decoded; `None` as in `read`, or if it cannot
+        be decoded.
 
         Transparency is flattened onto the color `alpha`; by default onto that of the latents.
         """
-        data = self.read(sample)
+        data = self.read(sample, reference)
         try:
             return None if data is None else decode_picture(data, alpha=alpha or self._alpha)
         except BadPicture:

@@ -81,6 +81,15 @@ class CaptionForm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CardReference:
+    """A reference of a card's sample."""
+
+    number: int  # from 1
+    shot: Shot
+    fact: str  # its size, and that of its latent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
     """A picture with its captions, facts and findings."""
 
@@ -93,6 +102,7 @@ class Card:
     findings: tuple[Finding, ...] = ()
     part: float | None = None  # fraction that trains, 0 to 1
     beside: Shot | None = None  # another picture, to compare with
+    references: tuple[CardReference, ...] = ()  # the first ones, in order
     words: Words = ()
     form: CaptionForm | None = None
 

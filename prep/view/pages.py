@@ -37,6 +37,7 @@ CHANNELS = 64  # of a latent
 ORDERS = {"name": "name", "id": "id (random)", "mask": "how much of it trains", "weight": "weight of its loss",
           "caption": "length of its caption", "pixels": "pixels", "loss": "loss, for its timesteps"}
 assert tuple(ORDERS) == SORTS
+NOT_HERE = "The original was not found, has changed, or cannot be decoded."
 
 
 def list_page(site: Site, query: Query, page: int) -> str:
@@ -130,15 +131,32 @@ def _readings(site: Site, row: Mapping[str, Any]) -> Iterator[list[Reading]]:
 def _view(site: Site, number: int, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
     view, latent = row["views"][place], None if site.rows is None else site.rows.latent(number, place)
     channels = [] if latent is None else statistics(latent[:CHANNELS])
-    (wide, high), (left, top) = view["scaled"], view["crop"]
-    width, height = row["bucket"]
-    whole = wide * high
     return {"place": place, "latent": view["latent"], "mask": view["mask"], "channels": channels,
             "shape": None if latent is None else "×".join(map(str, latent.shape)),
             "more": 0 if latent is None else len(latent) - len(channels),
-            "how": f"scaled to {wide}x{high}, cropped to {width}x{height} at {left}, {top}"
-                   + (", mirrored" if view["flip"] else "")
-                   + f"; {1 - width * height / whole:.1%} of the picture is cut off"}
+            "references": _references(site, number, view),
+            "how": _how(view, row["bucket"])}
+
+
+def _how(view: Mapping[str, Any], bucket: Sequence[int]) -> str:
+    """How a picture is placed in a bucket."""
+    (wide, high), (left, top), (width, height) = view["scaled"], view["crop"], bucket
+    return (f"scaled to {wide}x{high}, cropped to {width}x{height} at {left}, {top}"
+            + (", mirrored" if view["flip"] else "")
+            + f"; {1 - width * height / (wide * high):.1%} of the picture is cut off")
+
+
+def _references(site: Site, number: int, view: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The references of a described view, each with its picture and crop."""
+    shown = []
+    for place, each in enumerate(view.get("references", ())):
+        whole = site.pictures.whole(number, place) not in (None, UNDECODABLE)
+        shown.append({"name": each["name"], "size": format_size(each["size"]), "how": _how(each, each["bucket"]),
+                      "latent": each["latent"], "picture": each["picture"], "shot": Shot(
+                          name=f"Reference {place + 1} with its crop", size=each["size"], instead=NOT_HERE,
+                          address=f"{site.base}/picture/{number}/{place}" if whole else "",
+                          overlays=(crop_overlay(each, each["bucket"], ""),))})
+    return shown
 
 
 def _picture(site: Site, number: int, row: Mapping[str, Any]) -> Shot:
@@ -149,7 +167,7 @@ def _picture(site: Site, number: int, row: Mapping[str, Any]) -> Shot:
         for place, view in enumerate(row["views"][:VIEWS]))
     return Shot(name="The original with its crops and masks" if whole else "The crops; the original cannot be shown",
                 address=f"{site.base}/picture/{number}" if whole else "", size=row["size"], overlays=overlays,
-                instead="The original was not found, has changed, or cannot be decoded.")
+                instead=NOT_HERE)
 
 
 def _percent(part: float | None) -> str:

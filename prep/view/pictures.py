@@ -18,6 +18,7 @@ from prep.images.decode import encode_png, scale_and_crop
 from prep.images.thumbnail import encode_jpeg, encode_shade, shrink
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
+from prep.pages.cards import references_of
 from prep.pages.originals import Originals
 from prep.view.memory import Memory
 
@@ -58,13 +59,14 @@ class Pictures:
         """The sample as a document, without keys."""
         return describe(self._opened, sample)
 
-    def thumbnail(self, sample: int) -> bytes | None:
-        """A small JPEG of the whole picture; `None` if the original is missing, has changed, or cannot be decoded."""
-        return self._memory.get(("thumbnail", sample), lambda: self._small(sample, THUMBNAIL))
+    def thumbnail(self, sample: int, reference: int | None = None) -> bytes | None:
+        """A small JPEG of the whole picture, or of a reference; `None` if the original is missing, has changed, or
+        cannot be decoded."""
+        return self._memory.get(("thumbnail", sample, reference), lambda: self._small(sample, reference, THUMBNAIL))
 
-    def whole(self, sample: int) -> bytes | None:
-        """A JPEG of the whole picture, of at most `WHOLE` pixels a side; `None` as above."""
-        return self._memory.get(("whole", sample), lambda: self._small(sample, WHOLE))
+    def whole(self, sample: int, reference: int | None = None) -> bytes | None:
+        """A JPEG of the whole picture, or of a reference, of at most `WHOLE` pixels a side; `None` as above."""
+        return self._memory.get(("whole", sample, reference), lambda: self._small(sample, reference, WHOLE))
 
     def view(self, sample: int, view: int) -> bytes | None:
         """The bucket's pixels as training sees them, a PNG; `None` as above."""
@@ -101,20 +103,24 @@ class Pictures:
 
         return self._memory.get(("latent", sample, view, channel), make)
 
-    def decoded(self, sample: int, view: int, decode: Callable[[Array], bytes]) -> bytes | None:
-        """The picture that `decode` makes of a view's latent; `None` if the latent cannot be read."""
+    def decoded(self, sample: int, view: int, reference: int | None, decode: Callable[[Array], bytes]) -> bytes | None:
+        """The picture that `decode` makes of the latent of a view, or of a reference of it; `None` if the latent cannot
+        be read."""
         def make() -> bytes | None:
-            latent = self.latent(sample, view)
+            latent = self.latent(sample, view, reference)
             return None if latent is None else decode(latent)
 
-        return self._memory.get(("decoded", sample, view), make)
+        return self._memory.get(("decoded", sample, view, reference), make)
 
-    def latent(self, sample: int, view: int) -> Array | None:
+    def latent(self, sample: int, view: int, reference: int | None = None) -> Array | None:
         """float32 [C, h, w], as stored; `None` if it cannot be read (`prep verify` says why)."""
-        return read_values(self._reader, self.describe(sample)["views"][view]["latent"], "latent")
+        described = self.describe(sample)["views"][view]
+        row = described if reference is None else described["references"][reference]
+        return read_values(self._reader, row["latent"], "latent")
 
-    def _small(self, sample: int, side: int) -> bytes | None:
-        picture = self._originals.picture(self.describe(sample))
+    def _small(self, sample: int, reference: int | None, side: int) -> bytes | None:
+        row = self.describe(sample)
+        picture = self._originals.picture(row, reference=None if reference is None else references_of(row)[reference])
         return None if picture is None else encode_jpeg(shrink(picture, side))
 
 

@@ -103,11 +103,11 @@ def _cell(site: Site, request: Request) -> Response:
 
 
 def _thumbnail(site: Site, request: Request) -> Response:
-    return picture_of(site.pictures.thumbnail(sample_of(site, request)))
+    return picture_of(site.pictures.thumbnail(*_file(site, request)))
 
 
 def _whole(site: Site, request: Request) -> Response:
-    return picture_of(site.pictures.whole(sample_of(site, request)))
+    return picture_of(site.pictures.whole(*_file(site, request)))
 
 
 def _view(site: Site, request: Request) -> Response:
@@ -133,7 +133,7 @@ def _decode(site: Site, request: Request) -> Response:
     number, view = _place(site, request)
     if site.model is None or site.rows is None:
         raise HTTPException(404)
-    return picture_of(site.rows.decoded(number, view, site.model.decode))
+    return picture_of(site.rows.decoded(number, view, _file(site, request)[1], site.model.decode))
 
 
 def _static(_site: Site, request: Request) -> Response:
@@ -146,8 +146,10 @@ def _static(_site: Site, request: Request) -> Response:
 _ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/": _list, "/sample/{number}": _sample, "/findings": _findings, "/run": _run,
     "/cell/{grid}/{cell}": _cell, "/thumbnail/{number}": _thumbnail,
-    "/picture/{number}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,
+    "/thumbnail/{number}/{reference}": _thumbnail, "/picture/{number}": _whole,
+    "/picture/{number}/{reference}": _whole, "/view/{number}/{view}": _view, "/mask/{number}/{view}": _mask,
     "/shade/{number}/{view}": _shade, "/latent/{number}/{view}/{channel}": _latent, "/decode/{number}/{view}": _decode,
+    "/decode/{number}/{view}/{reference}": _decode,
     "/static/{name}": _static,
 }
 
@@ -167,6 +169,15 @@ def _place(site: Site, request: Request) -> tuple[int, int]:
     """The sample and the view of an address."""
     number, offsets = sample_of(site, request), site.selector.samples.view_offsets
     return number, _part(request, "view", int(offsets[number + 1] - offsets[number]))
+
+
+def _file(site: Site, request: Request) -> tuple[int, int | None]:
+    """The sample of an address, and which of its references, if it names one."""
+    number = sample_of(site, request)
+    if "reference" not in request.path_params:
+        return number, None
+    samples = site.selector.samples
+    return number, _part(request, "reference", len(samples.references_of(number, int(samples.view_offsets[number]))))
 
 
 def _part(request: Request, name: str, count: int) -> int:

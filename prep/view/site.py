@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prep.batching.split import ROLES
+from prep.manifest.describe import describe_columns
 from prep.manifest.select import Selector
-from prep.pages.cards import sample_card
+from prep.pages.cards import REFERENCES, described_references, more_references, sample_card
 from prep.pages.layout import render
 from prep.pages.overlay import Shot
-from prep.pages.parts import Card
+from prep.pages.parts import Card, CardReference
 from prep.pages.run import loss_facts
 from prep.runs.losses import Hardness
 from prep.view.data import Data, Shows
@@ -71,12 +72,19 @@ class Site:
 def card_of(site: Site, data: Data, number: int, *, query: str = "", facts: Sequence[str] = ()) -> Card:
     """Makes the card of a sample, with a link to its page; `query` is the query string of the list."""
     samples = data.selector.samples
-    coverage = float(samples.coverage[number])
+    coverage, shape = float(samples.coverage[number]), data.shapes[samples.bucket[number]]
+    references: tuple[CardReference, ...] = ()
+    if shape[1]:
+        row = describe_columns(samples, data.shapes, number, lambda *_: None)
+        facts = (*facts, *more_references(row, REFERENCES))
+        references = described_references(
+            row, [f"{site.base}/thumbnail/{number}/{place}" for place in range(REFERENCES)], cropped=False)
     return sample_card(
         Shot(name=samples.name(number), address=f"{site.base}/thumbnail/{number}", lazy=True),
         role=ROLES[samples.role[number]], size=(int(samples.width[number]), int(samples.height[number])),
-        bucket=data.shapes[samples.bucket[number]][0], captions=samples.captions(number), most=1, letters=LETTERS,
-        coverage=None if np.isnan(coverage) else coverage, facts=facts, link=f"{site.base}/sample/{number}{query}")
+        bucket=shape[0], captions=samples.captions(number), most=1, letters=LETTERS,
+        coverage=None if np.isnan(coverage) else coverage, facts=facts, references=references,
+        link=f"{site.base}/sample/{number}{query}")
 
 
 def loss_of(hard: Hardness | None, number: int) -> tuple[str, ...]:

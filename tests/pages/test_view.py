@@ -33,16 +33,17 @@ PATHS = ("", "sample/0", "sample/1", "findings", "findings?code=truncated",
          "sample/0?q=%22%20onfocus%3D%22alert(1)")
 
 
-def png(color):
+def png(color, size=(128, 144)):
     stream = io.BytesIO()
-    Image.new("RGB", (128, 144), color).save(stream, "PNG")
+    Image.new("RGB", size, color).save(stream, "PNG")
     return stream.getvalue()
 
 
 @pytest.fixture(scope="module")
 def small(browser, tmp_path_factory):
-    """Three samples with hostile texts, two of them with their pictures."""
-    path = write_small(tmp_path_factory.mktemp("small"), HOSTILE, {})
+    """Three samples with hostile texts and names of references, without their pictures."""
+    path = write_small(tmp_path_factory.mktemp("small"), HOSTILE, {}, {
+        f"../{number}{name}": png("red") for number, name in enumerate(HOSTILE)})
     with viewing_here(path) as running:
         yield running
 
@@ -50,7 +51,10 @@ def small(browser, tmp_path_factory):
 @pytest.fixture(scope="module")
 def usual(browser, tmp_path_factory):
     pictures = {"a.png": png("green"), "sub/b.png": png("navy")}
-    with viewing_here(write_small(tmp_path_factory.mktemp("usual"), pictures=pictures)) as running:
+    references = {"../control_1/a.png": png("olive"), "wide.png": png("teal", (144, 64)), "../gone.png": png("red")}
+    path = write_small(tmp_path_factory.mktemp("usual"), pictures=pictures, references=references)
+    (path.parent / "gone.png").unlink()
+    with viewing_here(path) as running:
         yield running
 
 

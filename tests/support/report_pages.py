@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -94,16 +95,22 @@ def mask_html(texts: Sequence[str], root: Path) -> str:
 
 
 def manifest_html(texts: Sequence[str], root: Path) -> str:
-    """Three samples with their pictures, and captions of one length."""
+    """Three samples with their pictures, one of them with references, and captions of one length."""
     captions = [text[:200].ljust(200, ".") for text in texts[3:6]]
-    opened = open_manifest(read_manifest(write_small(root, [*texts[:3], *captions, texts[6]])))
+    references = {f"{number}{text}": jpeg(number) for number, text in enumerate(texts)}
+    opened = open_manifest(read_manifest(write_small(root, [*texts[:3], *captions, texts[6]], references=references)))
     measured = Measurements(latents=latent_statistics(opened, lambda _: None),
                             decoded={1: Decoded(picture=jpeg(3), psnr=12.3)},
                             tokens=CaptionTokens(encoder="CLIP", limit=75, counts=(3, 60, 99), samples=3),
                             outliers=[Outlier(sample=number, channel=0, what="mean", value=1.0, usual=0.1, score=9.0)
                                       for number in range(3)])
-    return manifest_page(opened, MADE, cards=10, thumbnail=lambda sample: jpeg(sample["name"] == texts[1]),
-                         measured=measured)
+
+    def thumbnail(sample: Mapping[str, Any], reference: Mapping[str, Any] | None = None, /) -> bytes | None:
+        if reference is None:
+            return jpeg(sample["name"] == texts[1])
+        return None if reference["name"] == f"1{texts[1]}" else references[reference["name"]]
+
+    return manifest_page(opened, MADE, cards=10, thumbnail=thumbnail, measured=measured)
 
 
 @dataclass

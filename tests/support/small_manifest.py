@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from one_key import latent_key, mask_key
+from PIL import Image
 
 from prep.arrays import ArraySpec
 from prep.cache.ledger.ledger import write_commit
@@ -17,11 +20,11 @@ from prep.cache.store import open_cache
 from prep.cache.writer import ShardWriter
 from prep.digest import canonical, digest_bytes, digest_json
 from prep.findings import Finding
-from prep.geometry import Placement
+from prep.geometry import Placement, cover
 from prep.keys import text_key, unconditional_key
 from prep.manifest.document import read_manifest, write_manifest
 from prep.manifest.opened import OpenedManifest, open_manifest
-from prep.manifest.samples import Sample, Text, View, build_samples
+from prep.manifest.samples import Reference, Sample, Text, View, build_samples
 from prep.manifest.tables import build_findings, build_shards, write_table
 
 CONTEXT = {"meaning": 1}
@@ -29,6 +32,7 @@ MASKED = {"meaning": 1, "origin": "alpha"}  # of masks
 WHITE = (255, 255, 255)
 SQUARE = Placement(scaled=(64, 72), crop=(0, 4), bucket=(64, 64))
 WIDE = Placement(scaled=(96, 64), crop=(0, 0), bucket=(96, 64))
+REFERENCE = (48, 32)  # of each reference, in pixels
 NASTY = "<script>alert('caption')</script> & \x1b[31mred"
 
 
@@ -66,8 +70,11 @@ PLACED = {"a.png": SQUARE, "sub/b.png": SQUARE, "c.png": WIDE}
 CAPTIONS = {"a.png": NASTY, "sub/b.png": "shared", "c.png": "shared"}
 
 
-def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, bytes] | None = None) -> Path:
+def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, bytes] | None = None,
+                references: Mapping[str, bytes] | None = None) -> Path:
     """A cache and manifest below `root`; returns the manifest's path.
+
+    `references`: files of references of a.png, in their order, by names below `photos`, which may leave it.
 
     `texts`: the three samples' names, their captions, and the rejected picture's name, where they are other ones.
     `pictures`: files of samples, by the names in PLACED, of 128x144 and (the last) 96x64 pixels.
@@ -77,7 +84,8 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
     cache = open_cache(root / "cache", create=True)
     nothing = unconditional_key(CONTEXT)
     words = {text_key(caption, CONTEXT) for caption in [*captions.values(), "a prompt"]}
-    rows = [MASK, *(latent(name, placement) for name, placement in PLACED.items()),
+    placed = {name: cover(Image.open(BytesIO(data)).size, REFERENCE) for name, data in (references or {}).items()}
+    rows = [MASK, *(latent(name, placement) for name, placement in {**placed, **PLACED}.items()),
             *(text(key) for key in words | {nothing})]
     refs, facts = write_shards(cache, rows)
     shards = build_shards(facts)
@@ -89,7 +97,17 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
         samples[place] = replace(samples[place], picture=digest_bytes(data))
-    buckets = sorted({sample.bucket for sample in samples})
+    for name, data in (references or {}).items():
+        file = root / "photos" / name
+        with suppress(OSError, ValueError):  # a name that this disk does not take
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+    if placed:
+        samples[0] = replace(samples[0], views=(replace(samples[0].views[0], references=tuple(
+            Reference(name=name, picture=digest_bytes(data), size=Image.open(BytesIO(data)).size,
+                      placement=placed[name], latent=latent(name, placed[name]).key)
+            for name, data in (references or {}).items())),))
+    buckets = sorted({sample.shape for sample in samples})
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
 
     def place(key):
@@ -109,18 +127,18 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
     finding = Finding(path=bad, code="truncated", severity="error", detail="ends <early>")
     path = root / "manifest.json"
     write_manifest(path, {
-        "format": "latentry/manifest", "version": 1, "cache": "cache", "model": {"hub": "some/model"},
+        "format": "latentry/manifest", "version": 2 if placed else 1, "cache": "cache", "model": {"hub": "some/model"},
         "family": "sd15", "prediction": "epsilon",
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0",
                     "alpha": list(WHITE)},
         "models": {"vae": key_of("vae"), "text": key_of("text")}, "fields": fields,
-        "buckets": [{"size": list(size), **roles([one for one in samples if one.bucket == size])} for size in buckets],
+        "buckets": [{"size": list(size), **roles([one for one in samples if one.shape == (size, sizes)]),
+                     **({"references": [list(side) for side in sizes]} if sizes else {})} for size, sizes in buckets],
         "samples": roles(samples), "sources": ["photos"], "recipe": None, "options": [],
         "prompts": {"file": None, "digest": None, "unconditional": place(nothing),
                     "samples": [{"prompt": "a prompt", "negative": None,
                                  "positive": place(text_key("a prompt", CONTEXT)), "negative_row": place(nothing)}]},
-        "tables": {"samples": write_table(cache, build_samples(samples, [(size, ()) for size in buckets], refs, numbers,
-                                                               coverage)),
+        "tables": {"samples": write_table(cache, build_samples(samples, buckets, refs, numbers, coverage)),
                    "shards": write_table(cache, shards), "findings": write_table(cache, build_findings([finding]))},
         "rejected": 1,
     })

@@ -14,7 +14,14 @@ from prep.fs.place import Place
 from prep.images.thumbnail import small_jpeg
 from prep.manifest.describe import describe
 from prep.manifest.opened import open_manifest
-from prep.pages.cards import described_card, source_thumbnails
+from prep.pages.cards import (
+    REFERENCES,
+    described_card,
+    described_references,
+    more_references,
+    references_of,
+    source_thumbnails,
+)
 from prep.pages.overlay import Shot
 from prep.pages.parts import Card
 from prep.pages.run import Film, Prompt, films_of, loss_facts
@@ -73,8 +80,10 @@ def hardest(run: Run, count: int, manifest: Place | None, pictures: EmbeddedPict
         return Hardest(cards=(), why=f"{first_line(error)}. {error.hint}".strip())
     thumbnail, cards = source_thumbnails(opened), []
     for hard, sample in zip(worst.samples, described, strict=True):
+        address = pictures.add(thumbnail(sample))
+        referred = [pictures.add(thumbnail(sample, each)) for each in references_of(sample)[:REFERENCES]]
         cards.append(described_card(
-            sample, Shot(name=hard.name, address=pictures.add(thumbnail(sample)),
-                         instead="The original picture was not found."),
-            facts=loss_facts(hard.ratio, hard.loss, hard.showings)))
+            sample, Shot(name=hard.name, address=address, instead="The original picture was not found."),
+            facts=(*loss_facts(hard.ratio, hard.loss, hard.showings), *more_references(sample, REFERENCES)),
+            references=described_references(sample, referred)))
     return Hardest(cards=tuple(cards))

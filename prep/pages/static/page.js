@@ -124,6 +124,14 @@
     });
     if (card.m) part(".more").textContent = `and ${numbers.format(card.m)} more captions`;
     else part(".more").remove();
+    each(part(".references li"), card.r, (line, one) => {
+      set(line, {value: one.k});
+      line.querySelector(".label").textContent = `Reference ${one.k}`;
+      fillShot(line.querySelector(".shot"), one);
+      line.querySelector("bdi").replaceWith(breakable(one.n));
+      line.querySelector(".facts").textContent = one.x;
+    });
+    if (!card.r) part(".references").remove();
     each(part(".findings li"), card.e, (line, [severity, code, detail]) => {
       line.className = severity;
       set(line.querySelector("use"), {href: `#icon-${severity}`});
@@ -133,7 +141,7 @@
     });
     if (!card.e) part(".findings").remove();
     const facts = (card.x || []).flatMap((fact, number) => [number ? " · " : "", make("span", "", fact)]);
-    part(".facts:not(.more, .trains)").replaceChildren(...facts);
+    part(".about > .facts:not(.more, .trains)").replaceChildren(...facts);
     if (card.p === undefined) part(".trains").remove();
     else {
       const percent = Math.round(100 * card.p);

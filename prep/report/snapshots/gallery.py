@@ -19,7 +19,19 @@ from prep.fs.labels import labels_of
 from prep.images.thumbnail import encode_shade, small_shade
 from prep.manifest.describe import describe
 from prep.manifest.opened import OpenedManifest
-from prep.pages.cards import CAPTIONS, LETTERS, SIDE, Thumbnail, described_card, source_thumbnails
+from prep.pages.cards import (
+    CAPTIONS,
+    LETTERS,
+    REFERENCES,
+    SIDE,
+    Thumbnail,
+    described_bucket,
+    described_card,
+    described_references,
+    more_references,
+    references_of,
+    source_thumbnails,
+)
 from prep.pages.finder import CardOrder, FoundCard, cards_json
 from prep.pages.overlay import Shot, crop_overlay
 from prep.pages.parts import Card
@@ -98,30 +110,40 @@ def gallery(audit: OpenedManifest, chosen: Sequence[int], about: About, *, thumb
         fewer = {ordered[place] for place in spread(len(ordered), len(ordered) // 2)} | set(about.decoded)
         return gallery(audit, sorted(fewer), about, thumbnail=thumbnail, tick=tick)
     pictures = EmbeddedPictures(None if len(samples) <= FEW else max(0, MOST_TEXT - OTHER_TEXT - text))
-    made = thumbnail or source_thumbnails(audit, _side(len(samples), pictures.room))
-    whole = [(entry, sample, small) for entry, (_, sample), small in zip(
+    referred = sum(len(_references_on(sample)) for _, sample in samples)
+    made = thumbnail or source_thumbnails(audit, _side(len(samples), pictures.room, referred))
+    whole = [(entry, sample, smalls) for entry, (_, sample), smalls in zip(
         entries, samples, _thumbnails([sample for _, sample in samples], made), strict=True) if not tick(1)]
     reader = Reader(audit.cache)
-    cards = tuple(_with_pictures(entry, sample, small, reader, about.decoded.get(number), pictures, len(samples) > FEW)
-                  for (entry, sample, small), number in zip(whole, ordered, strict=True))
+    cards = tuple(_with_pictures(entry, sample, smalls, reader, about.decoded.get(number), pictures, len(samples) > FEW)
+                  for (entry, sample, smalls), number in zip(whole, ordered, strict=True))
     reader.close()
     return Gallery(entries=cards, refused=pictures.refused)
 
 
-def _side(count: int, room: int) -> int:
-    """The side at which `count` thumbnails fit into `room` bytes in base64, with their masks."""
-    each = room * 3 // 4 // max(count, 1) - SHADE_BYTES
+def _references_on(sample: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The references of a sample that its card shows."""
+    return references_of(sample)[:REFERENCES]
+
+
+def _side(count: int, room: int, referred: int = 0) -> int:
+    """The side at which the thumbnails of `count` samples, and of `referred` references, fit into `room` bytes in
+    base64, with masks."""
+    each = (room * 3 // 4 - count * SHADE_BYTES) // max(count + referred, 1)
     return SIDE if count <= FEW else next((side for side, size in SIDES if size <= each), SIDES[-1][0])
 
 
-def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> Iterator[bytes | None]:
-    """The thumbnail of each sample in turn, a few ahead."""
+def _thumbnails(samples: Sequence[Mapping[str, Any]], thumbnail: Thumbnail) -> Iterator[list[bytes | None]]:
+    """The thumbnails of each sample in turn, a few ahead: its own, then those of its references on its card."""
+    def small(sample: Mapping[str, Any]) -> list[bytes | None]:
+        return [thumbnail(sample), *(thumbnail(sample, each) for each in _references_on(sample))]
+
     rest = iter(samples)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        ahead = [pool.submit(thumbnail, sample) for sample in islice(rest, 64)]
+        ahead = [pool.submit(small, sample) for sample in islice(rest, 64)]
         while ahead:
             yield ahead.pop(0).result()
-            ahead += [pool.submit(thumbnail, sample) for sample in islice(rest, 1)]
+            ahead += [pool.submit(small, sample) for sample in islice(rest, 1)]
 
 
 def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about: About, *, many: bool) -> FoundCard:
@@ -139,9 +161,10 @@ def _found(audit: OpenedManifest, number: int, sample: Mapping[str, Any], about:
     shot = Shot(name=sample["name"], address="", size=sample["size"],
                 instead=f"{format_size(sample['size'])}: the original picture was not found")
     card = described_card(sample, shot, most=1 if many else CAPTIONS, letters=LETTERS_OF_MANY if many else LETTERS,
-                          facts=more, findings=findings)
+                          facts=more, findings=findings,
+                          references=described_references(sample, [""] * len(_references_on(sample))))
     return FoundCard(
-        card=card, groups=(sample["role"], format_size(sample["bucket"]), "none" if coverage is None else "a mask",
+        card=card, groups=(sample["role"], described_bucket(sample), "none" if coverage is None else "a mask",
                            ", ".join(sorted({finding.code for finding in findings})) or "none"),
         values=(None, 100 * max(losses, default=0.0), coverage, letters, score,
                 None if decoded is None or decoded.psnr is None else min(decoded.psnr, 1e6)))
@@ -154,20 +177,21 @@ def _rank(decoded: Decoded | None) -> tuple[int, float]:
     return (1, 0.0) if decoded.psnr is None else (0, decoded.psnr)
 
 
-def _with_pictures(entry: FoundCard, sample: Mapping[str, Any], small: bytes | None, reader: Reader,
+def _with_pictures(entry: FoundCard, sample: Mapping[str, Any], smalls: Sequence[bytes | None], reader: Reader,
                    decoded: Decoded | None, pictures: EmbeddedPictures, many: bool) -> FoundCard:
     """The card with its pictures, as far as the page has room."""
     views = sample["views"][: 1 if many else VIEWS]
-    address = pictures.add(small)
+    address, *referred = map(pictures.add, smalls)
     overlays = tuple(crop_overlay(view, sample["bucket"], pictures.add(_mask(
         reader, view["mask"], SHADE if many else None))) for view in views)
     count = len(sample["views"])
-    more = (f"{count:,} views, {len(overlays)} shown",) if count > len(overlays) else ()
+    more = (*((f"{count:,} views, {len(overlays)} shown",) if count > len(overlays) else ()),
+            *more_references(sample, REFERENCES))
     card, shot = entry.card, entry.card.shot
     beside = None if decoded is None else Shot(
         name=f"{shot.name}, its latent decoded", address=pictures.add(decoded.picture), instead="no room")
     return replace(entry, card=replace(card, shot=replace(shot, address=address, overlays=overlays), beside=beside,
-                                       facts=(*card.facts, *more)))
+                                       references=described_references(sample, referred), facts=(*card.facts, *more)))
 
 
 def _mask(reader: Reader, place: Mapping[str, Any] | None, side: int | None) -> bytes | None:

@@ -77,7 +77,8 @@ def replace_page(site: Site, query: Query, wording: Rewording) -> str:
         edit_token=site.edit_token, action=f"{site.base}/replace?{urlencode(fields)}",
         undo=f"{site.base}/replace/undo",
         cards=[replace(card_of(site, data, change.sent.number), captions=(), more_captions=0, facts=(), part=None,
-                       words=compared(change.before, change.after)) for change in planned.changes[:ROWS]])
+                       references=(), words=compared(change.before, change.after))
+               for change in planned.changes[:ROWS]])
 
 
 def query_fields(query: str) -> list[tuple[str, str]]:

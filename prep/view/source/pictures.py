@@ -25,13 +25,15 @@ class SourcePictures:
         """Ends the workers."""
         self._pool.close()
 
-    def thumbnail(self, sample: int) -> bytes | None:
-        """A small JPEG of the whole picture, or `UNDECODABLE`; `None` if it is missing or has changed."""
-        return self._small(sample, THUMBNAIL)
+    def thumbnail(self, sample: int, reference: int | None = None) -> bytes | None:
+        """A small JPEG of the whole picture, or of a reference, or `UNDECODABLE`; `None` if it is missing or has
+        changed."""
+        return self._small(sample, reference, THUMBNAIL)
 
-    def whole(self, sample: int) -> bytes | None:
-        """A JPEG of the whole picture, of at most `WHOLE` pixels a side; `UNDECODABLE` or `None` as above."""
-        return self._small(sample, WHOLE)
+    def whole(self, sample: int, reference: int | None = None) -> bytes | None:
+        """A JPEG of the whole picture, or of a reference, of at most `WHOLE` pixels a side; `UNDECODABLE` or `None` as
+        above."""
+        return self._small(sample, reference, WHOLE)
 
     def view(self, sample: int, view: int) -> bytes | None:
         """The bucket's pixels as training would see them, a PNG; `UNDECODABLE` or `None` as above."""
@@ -65,9 +67,12 @@ class SourcePictures:
             return None
         return made or None
 
-    def _small(self, sample: int, side: int) -> bytes | None:
+    def _small(self, sample: int, reference: int | None, side: int) -> bytes | None:
         item = self._source.state.seats[sample].item
-        return self._made(PictureRequest("small", BlobMessage.of(item.item.picture), item.picture, self._alpha, side))
+        blob, digest = item.item.picture, item.picture
+        if reference is not None:
+            blob, digest = item.references[reference].blob, item.references[reference].picture
+        return self._made(PictureRequest("small", BlobMessage.of(blob), digest, self._alpha, side))
 
     def _placed(self, what: str, sample: int, view: int, blob: Blob, digest: str) -> bytes | None:
         place = self._source.state.seats[sample].views[view]

@@ -11,9 +11,9 @@ from prep.batching.split import ROLES
 from prep.buckets.assign import Assignments
 from prep.dataset.bucketing import buckets_for, family_of
 from prep.dataset.ingest import Ingested, KnownItem
-from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, roles_of
+from prep.dataset.samples import PlacedItem, dataset_notes, placed_items, reference_name, roles_of
 from prep.findings import Finding
-from prep.formatting import counted, printable_name
+from prep.formatting import counted
 from prep.fs.labels import source_prefixes
 from prep.manifest.samples import Reference, Sample, Text, View
 from prep.manifest.select import Selector
@@ -115,7 +115,8 @@ def edited(state: SourceState, survey: Survey) -> SourceState | None:
 
 def _placed_by(item: KnownItem) -> tuple[object, ...]:
     """The facts that decide which samples a picture makes, and where they are in the table."""
-    return item.item.label, item.item.source, item.item.name, item.picture, item.size, item.focus
+    references = tuple((reference.blob, reference.picture, reference.size) for reference in item.references)
+    return item.item.label, item.item.source, item.item.name, item.picture, item.size, item.focus, references
 
 
 def _sample(recipe: Recipe, seat: PlacedItem) -> Sample:
@@ -124,16 +125,17 @@ def _sample(recipe: Recipe, seat: PlacedItem) -> Sample:
                   size=item.size, bucket=seat.bucket, repeats=seat.repeats,
                   weight=recipe.sources[item.item.source].weight,
                   views=tuple(View(placement=placement, latent=NO_KEY, mask=None,
-                                   references=_references(seat, number))
+                                   references=_references(recipe, seat, number))
                               for number, placement in enumerate(seat.views)),
                   texts=tuple(Text(caption=caption, weight=weight, key=NO_KEY) for caption, weight in item.captions))
 
 
-def _references(seat: PlacedItem, view: int) -> tuple[Reference, ...]:
+def _references(recipe: Recipe, seat: PlacedItem, view: int) -> tuple[Reference, ...]:
     if not seat.references:
         return ()
-    return tuple(Reference(name=printable_name(reference.blob.name), picture=reference.picture, size=reference.size,
-                           placement=placement, latent=NO_KEY)
+    item = seat.item.item
+    return tuple(Reference(name=reference_name(item, reference.blob, recipe.sources[item.source].path),
+                           picture=reference.picture, size=reference.size, placement=placement, latent=NO_KEY)
                  for reference, placement in zip(seat.item.references, seat.references[view], strict=True))
 
 
