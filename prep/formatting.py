@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _SPECIAL = re.compile(r"[^\w@%+=:,./-]")  # as in `shlex.quote`, except that letters of any language need no quotes
 _LABEL = re.compile(r"^source\[\d+\]/")
@@ -26,6 +27,11 @@ def format_size(size: Sequence[int]) -> str:
 def format_bucket(shape: tuple[Sequence[int], Sequence[Sequence[int]]]) -> str:
     """The shape of a bucket, like 512x768, or 512x768+512x512 with one reference."""
     return "+".join(map(format_size, (shape[0], *shape[1])))
+
+
+def bucket_name(bucket: Mapping[str, Any]) -> str:
+    """The shape of a bucket as documents have it: its size, and the sizes of its references if it has any."""
+    return format_bucket((bucket["size"], bucket.get("references", ())))
 
 
 def format_bytes(count: int) -> str:

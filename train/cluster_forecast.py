@@ -61,7 +61,7 @@ def outlook_of(index: Index, plan: StepPlan, *, world: int, nodes: int, masked: 
     parts = sum(bytes_by_part(index, nodes, masked=masked)) / nodes * times if plan.partitioned else None
     counts = plan.counts
     plan = replace(plan, counts=tuple(round(count * times) for count in counts))
-    require_steps(plan, index.manifest.buckets)
+    require_steps(plan, index.manifest.shapes)
     showings = _showings(index, masked=masked)
     sizes = np.array([facts.bytes for facts in index.shards], np.float64)
     used = showings > 0

@@ -16,7 +16,7 @@ import torch
 from prep.batching.short import smaller_sizes
 from prep.cache.remote.quota import NotFetched
 from prep.errors import CacheError, ConfigError, OutOfMemoryError, Problem, first_line, from_system
-from prep.formatting import join_texts
+from prep.formatting import format_bucket, join_texts
 from prep.fs.remote.copies import more_room
 from prep.fs.remote.errors import StoreError
 from prep.loader.draws import Draw
@@ -137,11 +137,11 @@ def _out_of_memory(setup: Setup, progress: Progress) -> OutOfMemoryError:
     if not progress.draws:
         return OutOfMemoryError(f"{progress.device} has too little memory for the model",
                                 hint=resume + " or ".join(_smaller_model(config, progress)))
-    bucket = setup.manifest.buckets[int(setup.index.samples.bucket[progress.draws[0].sample])]
+    shape = setup.manifest.shapes[int(setup.index.samples.bucket[progress.draws[0].sample])]
     step = progress.done + 1
     when = f"before step {step}, {progress.during}" if progress.during else f"in step {step}"
     return OutOfMemoryError(
-        f"{progress.device} ran out of memory {when}, with {len(progress.draws)} samples of {bucket[0]}x{bucket[1]} "
+        f"{progress.device} ran out of memory {when}, with {len(progress.draws)} samples of {format_bucket(shape)} "
         "in a forward pass", hint=resume + " or ".join(_less_memory(config, progress)))
 
 

@@ -23,8 +23,8 @@ from prep.batching.permutation import permute, permute_each
 from prep.batching.policy import Shuffle, Underfill
 from prep.batching.rng import plan_key, plan_number
 from prep.errors import ConfigError, EmptyPlanError
-from prep.formatting import join_names
-from prep.geometry import Size
+from prep.formatting import format_bucket, join_names
+from prep.geometry import BucketShape
 
 Indices = NDArray[np.int64]
 _Made = tuple[Indices, Indices, Indices | None]  # occurrences, turns and places of a micro-batch
@@ -250,14 +250,14 @@ def step_plan(
                     underfill=underfill, shuffle=shuffle)
 
 
-def require_steps(plan: StepPlan, sizes: Sequence[Size], names: Sequence[str] = ()) -> None:
+def require_steps(plan: StepPlan, shapes: Sequence[BucketShape], names: Sequence[str] = ()) -> None:
     """Raises `EmptyPlanError`, with policy, counts by bucket and some sample `names`, if the plan has no step."""
     if plan.steps_per_epoch:
         return
     if not sum(plan.counts):
         raise EmptyPlanError("there is no training sample, expected at least 1",
                              hint="see why with: prep scan SOURCE, or lower validation.fraction")
-    buckets = [f"{width}x{height}: {count}" for (width, height), count in zip(sizes, plan.counts, strict=True) if count]
+    buckets = [f"{format_bucket(shape)}: {count}" for shape, count in zip(shapes, plan.counts, strict=True) if count]
     who = f" ({join_names(names, 10)})" if names else ""
     raise EmptyPlanError(
         f"underfill '{plan.underfill}' drops all {sum(plan.counts)} samples{who}, expected at least one step of "

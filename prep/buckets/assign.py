@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from prep.buckets.sizes import Rules, buckets_of
 from prep.findings import Finding
-from prep.geometry import Placement, Size, cover, crop_loss, enlarges, nearest
+from prep.geometry import BucketShape, Placement, Size, cover, crop_loss, enlarges, nearest
 
 Group = tuple[int, Size]  # number of pictures, and the smallest width and height among them
 
@@ -29,11 +29,17 @@ class Assignment:
     size: Size
     resolution: int  # the resolution of the rules that assigned this bucket
     views: tuple[Placement, ...]  # all in one bucket and at one scale; at least one
+    references: tuple[tuple[Placement, ...], ...] = ()  # of each view, in the order of the picture's; (): it has none
 
     @property
     def placement(self) -> Placement:
         """The first view."""
         return self.views[0]
+
+    @property
+    def shape(self) -> BucketShape:
+        """The bucket, and the sizes of the references."""
+        return self.placement.bucket, tuple(place.bucket for place in self.references[0]) if self.references else ()
 
     @property
     def scale(self) -> float:
@@ -72,6 +78,11 @@ class Assignments:
     pictures: tuple[Assignment, ...]  # in input order; of several resolutions one after the other
     findings: tuple[Finding, ...]
     merges: tuple[Merge, ...]
+
+    @property
+    def shapes(self) -> tuple[BucketShape, ...]:
+        """The buckets, each once for each list of sizes of references, sorted."""
+        return tuple(sorted({assignment.shape for assignment in self.pictures}))
 
 
 def assign_buckets(pictures: Iterable[tuple[str, Size]], rules: Rules, *more: Rules) -> Assignments:

@@ -82,4 +82,4 @@ def bucket(
     else:
         put("\n".join([outlook_tables(view, width=screen_width(), every=every), *rejected_lines(rejected, every=every),
                        *([suggestion_table(suggestions, batch_size, width=screen_width())] if suggest else [])]))
-    require_steps(view.plan, bucketing.buckets, view.left_out)
+    require_steps(view.plan, view.shapes, view.left_out)

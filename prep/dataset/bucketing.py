@@ -13,7 +13,7 @@ from prep.buckets.views import Framing, views_of
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.errors import ConfigError, ModelError
 from prep.findings import Finding
-from prep.formatting import counted, format_size, printable_name
+from prep.formatting import counted, format_size
 from prep.geometry import Placement, Size
 from prep.models.families.registry import FAMILIES
 from prep.models.family import Family
@@ -71,15 +71,23 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
     bad: dict[str, Finding] = {}
     fitting = []
     for assignment in result.pictures:
-        why = None
+        placed = assignment
         if assignment.index in referring:
-            why = _unfit(referring[assignment.index], assignment.views, rules, family)
-        if why is None:
-            fitting.append(assignment)
-        else:
-            bad[assignment.name] = Finding(path=assignment.name, code=why[0], severity="error", detail=why[1])
+            item = referring[assignment.index]
+            why = _unfit(item, assignment.views, rules, family)
+            if why is not None:
+                bad[assignment.name] = Finding(path=assignment.name, code=why[0], severity="error", detail=why[1])
+                continue
+            placed = replace(assignment, references=tuple(_placements(item, view, rules) for view in assignment.views))
+        fitting.append(placed)
     buckets = tuple(sorted({assignment.placement.bucket for assignment in fitting}))
     return replace(result, pictures=tuple(fitting), buckets=buckets, findings=(*result.findings, *bad.values()))
+
+
+def _placements(item: KnownItem, view: Placement, rules: ReferenceRules) -> tuple[Placement, ...]:
+    """The placements of an item's references, which all fit."""
+    placed = (rules.placement(reference.size, view) for reference in item.references)
+    return tuple(place for place in placed if place is not None)
 
 
 def _unfit(item: KnownItem, views: Sequence[Placement], rules: ReferenceRules, family: Family
@@ -90,7 +98,7 @@ def _unfit(item: KnownItem, views: Sequence[Placement], rules: ReferenceRules, f
                                        f"as family '{family.name}' takes")
     for reference in item.references:
         if any(rules.placement(reference.size, view) is None for view in views):
-            return "too-small", (f"its reference {printable_name(reference.blob.name)} is "
+            return "too-small", (f"its reference {item.item.name_of(reference.blob)} is "
                                  f"{format_size(reference.size)}, which family '{family.name}' does not take")
     return None
 

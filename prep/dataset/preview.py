@@ -20,7 +20,7 @@ from prep.dataset.ingest import KnownItem
 from prep.dataset.prior import balance_prior
 from prep.dataset.samples import placed_items, roles_of
 from prep.findings import Finding
-from prep.geometry import Size
+from prep.geometry import BucketShape, Size
 from prep.recipe.schema import Recipe
 
 
@@ -33,6 +33,12 @@ class TrainSample:
     bucket: Size
     repeats: int
     views: int = 1
+    references: tuple[Size, ...] = ()  # of their latents' pictures
+
+    @property
+    def shape(self) -> BucketShape:
+        """The bucket, and the sizes of the references."""
+        return self.bucket, self.references
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,8 @@ class EpochPreview:
     """A bucketing and the step plan over its training samples."""
 
     bucketing: Assignments
-    showings: tuple[tuple[TrainSample, ...], ...]  # by bucket of `bucketing`, sorted by id as `train` counts them
+    shapes: tuple[BucketShape, ...]  # of the buckets
+    showings: tuple[tuple[TrainSample, ...], ...]  # by bucket, sorted by id as `train` counts them
     plan: StepPlan
     world: int  # ranks
 
@@ -72,7 +79,8 @@ def train_samples(recipe: Recipe, items: Sequence[KnownItem], bucketing: Assignm
     """The training samples that `encode` will make of a bucketing of `items`, with the same ids."""
     seats = placed_items(recipe, items, roles_of(recipe, items)[0], bucketing)
     return tuple(TrainSample(id=seat.id, name=seat.item.item.label, bucket=seat.bucket,
-                             repeats=seat.repeats, views=len(seat.views))
+                             repeats=seat.repeats, views=len(seat.views),
+                             references=tuple(place.bucket for place in seat.references[0]) if seat.references else ())
                  for seat in seats if seat.role != "validation")  # fmt: skip
 
 
@@ -104,30 +112,31 @@ def preview_epoch(
     world: int = 1,
 ) -> EpochPreview:
     """The preview of training on `showings`. Raises `ConfigError` for sizes that make no steps."""
-    by_bucket: dict[Size, list[TrainSample]] = defaultdict(list)
+    by_bucket: dict[BucketShape, list[TrainSample]] = defaultdict(list)
     for showing in showings:
-        by_bucket[showing.bucket].append(showing)
-    members = tuple(tuple(sorted(by_bucket[bucket], key=lambda sample: sample.id)) for bucket in bucketing.buckets)
+        by_bucket[showing.shape].append(showing)
+    shapes = bucketing.shapes
+    members = tuple(tuple(sorted(by_bucket[shape], key=lambda sample: sample.id)) for shape in shapes)
     counts = [sum(member.repeats for member in inside) for inside in members]
     plan = step_plan(counts, seed=seed, batch_size=batch_size, micro_batch=micro_batch, underfill=underfill)
-    return EpochPreview(bucketing=bucketing, showings=members, plan=plan, world=world)
+    return EpochPreview(bucketing=bucketing, shapes=shapes, showings=members, plan=plan, world=world)
 
 
 def preview_as_json(preview: EpochPreview) -> dict[str, Any]:
     """The document of `prep bucket --json`; scales are factors, crop losses percent of the area."""
     plan, bucketing = preview.plan, preview.bucketing
-    inside: dict[Size, list[Assignment]] = defaultdict(list)
+    inside: dict[BucketShape, list[Assignment]] = defaultdict(list)
     counts = Counter(assignment.resolution for assignment in bucketing.pictures)
     for assignment in bucketing.pictures:
-        inside[assignment.placement.bucket].append(assignment)
+        inside[assignment.shape].append(assignment)
     return {
         "format": "latentry/bucket", "version": 1,
         "buckets": [
-            {"size": list(size), "samples": len(members),
+            {"size": list(shape[0]), **_references(shape), "samples": len(members),
              "views": sum(member.views for member in members), "showings": count, "batches": batches,
-             **_summary(inside[size])}
-            for size, members, count, batches
-            in zip(bucketing.buckets, preview.showings, plan.counts, plan.batches, strict=True)
+             **_summary(inside[shape])}
+            for shape, members, count, batches
+            in zip(preview.shapes, preview.showings, plan.counts, plan.batches, strict=True)
         ],
         "resolutions": [{"resolution": rules.resolution, "pictures": counts[rules.resolution]}
                         for rules in bucketing.rules],
@@ -142,6 +151,11 @@ def preview_as_json(preview: EpochPreview) -> dict[str, Any]:
     }
 
 
+def _references(shape: BucketShape) -> dict[str, Any]:
+    """The sizes of a bucket's references, if it has any, as in a manifest."""
+    return {"references": [list(size) for size in shape[1]]} if shape[1] else {}
+
+
 def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
     losses, scales = [assignment.crop_loss for assignment in inside], [assignment.scale for assignment in inside]
     return {"pictures": len(inside), "upscaled": sum(assignment.upscaled for assignment in inside),
@@ -151,7 +165,7 @@ def _summary(inside: Sequence[Assignment]) -> dict[str, Any]:
 
 def _picture(assignment: Assignment) -> dict[str, Any]:
     return {"name": assignment.name, "size": list(assignment.size), "resolution": assignment.resolution,
-            "bucket": list(assignment.placement.bucket),
+            "bucket": list(assignment.placement.bucket), **_references(assignment.shape),
             "scaled": list(assignment.placement.scaled), "crop": list(assignment.placement.crop),
             "views": [{"crop": list(view.crop), "flip": view.flip} for view in assignment.views],
             "scale": round(assignment.scale, 4), "crop_loss": round(assignment.crop_loss, 2),

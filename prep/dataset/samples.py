@@ -11,8 +11,6 @@ from pathlib import Path
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
-from prep.buckets.references import ReferenceRules
-from prep.dataset.bucketing import reference_rules
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
@@ -94,7 +92,6 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
     of each once it has been placed: their place is taken by the last.
     """
     copies: Counter[tuple[str, Size, tuple[str, ...]]] = Counter()
-    rules = reference_rules(recipe)
     order, role_repeats = _role_repeats(recipe, items, roles, bucketing)
     for placed, repeats in zip(order, balance_prior(role_repeats), strict=True):
         item, role = items[placed.index], roles[placed.index]
@@ -106,17 +103,8 @@ def placed_items(recipe: Recipe, items: Sequence[KnownItem], roles: Sequence[Rol
         if repeats:
             yield PlacedItem(id=sample_id(*same[:2], copies[same], digests), item=item, role=role, views=views,
                              repeats=repeats,
-                             references=() if rules is None else _references(item, views, rules))
+                             references=placed.references[:len(views)])
             copies[same] += 1
-
-
-def _references(item: KnownItem, views: Sequence[Placement],
-                rules: ReferenceRules) -> tuple[tuple[Placement, ...], ...]:
-    """The placements of an item's references, for each of its views; empty if it has none."""
-    if not item.references:
-        return ()
-    placed = [[rules.placement(reference.size, view) for reference in item.references] for view in views]
-    return tuple(tuple(place for place in places if place is not None) for places in placed)
 
 
 def reference_name(item: Item, reference: Blob, source: Place) -> str:

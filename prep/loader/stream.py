@@ -81,7 +81,7 @@ class BatchStream(IterableDataset[dict[str, Any]]):
         self.plan: StepPlan = step_plan(index.counts, seed=settings.seed, batch_size=settings.batch_size,
                                         micro_batch=settings.micro_batch, underfill=settings.underfill,
                                         shuffle=settings.shuffle)
-        require_steps(self.plan, index.manifest.buckets)
+        require_steps(self.plan, index.manifest.shapes)
         if settings.masked and "mask" not in index.manifest.fields:
             raise CacheError("masks are asked for, but the manifest has none", hint="prep encode with --mask")
         self._latents: Latents = latents_of(index.manifest)

@@ -17,7 +17,7 @@ from prep.cache.remote.shards import register
 from prep.cache.store import Cache, cache_at, open_cache
 from prep.errors import CacheError
 from prep.findings import SEVERITIES
-from prep.formatting import printable
+from prep.formatting import format_bucket, printable
 from prep.geometry import Size
 from prep.manifest.document import Manifest
 from prep.manifest.samples import SampleColumns, open_samples
@@ -138,9 +138,9 @@ def _check_counts(samples: SampleColumns, manifest: Manifest) -> None:
     actual = np.bincount(samples.bucket.astype(np.int64) * len(ROLES) + samples.role,
                          minlength=len(manifest.buckets) * len(ROLES)).reshape(-1, len(ROLES))
     stated = [[bucket[role] for role in ROLES] for bucket in manifest.document["buckets"]]
-    for size, expected, counts in zip(manifest.buckets, actual.tolist(), stated, strict=True):
+    for shape, expected, counts in zip(manifest.shapes, actual.tolist(), stated, strict=True):
         if expected != counts:
-            raise CacheError(f"the sample table has {expected} samples of {size[0]}x{size[1]} ({', '.join(ROLES)}), "
+            raise CacheError(f"the sample table has {expected} samples of {format_bucket(shape)} ({', '.join(ROLES)}), "
                              f"expected {counts}, as in the manifest", hint=HINT)
 
 

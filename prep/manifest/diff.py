@@ -16,6 +16,7 @@ from prep.cache.ledger.columns import Column
 from prep.digest import canonical
 from prep.errors import CacheError
 from prep.fs.place import real_name
+from prep.manifest.consistency import reference_sizes
 from prep.manifest.describe import import_line
 from prep.manifest.diff_samples import Side, compare_samples
 from prep.manifest.document import Manifest
@@ -233,6 +234,7 @@ def _sides(a: DiffSide, b: DiffSide, *, keys: bool) -> tuple[Side, Side]:
 
     first, second = (
         Side(samples=side.audit.samples, buckets=side.manifest.buckets, sources=numbers,
+             reference_sizes=reference_sizes(side.manifest, side.audit.samples),
              masks=known(side, "mask"), texts=known(side, "text"))
         for side, numbers in zip((a, b), _sources(a.manifest, b.manifest), strict=True))
     return first, second
@@ -254,10 +256,11 @@ def _sources(a: Manifest, b: Manifest) -> tuple[tuple[int, ...], tuple[int, ...]
 
 def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Buckets whose counts differ; a side without that bucket is None."""
-    sides = [{tuple(bucket["size"]): {role: bucket[role] for role in ROLES} for bucket in each["buckets"]}
-             for each in (a, b)]
-    return [{"size": list(size), "a": sides[0].get(size), "b": sides[1].get(size)}
-            for size in sorted({*sides[0], *sides[1]}) if sides[0].get(size) != sides[1].get(size)]
+    sides = [{(tuple(bucket["size"]), tuple(map(tuple, bucket.get("references", ())))):
+              {role: bucket[role] for role in ROLES} for bucket in each["buckets"]} for each in (a, b)]
+    return [{"size": list(shape[0]), **({"references": list(map(list, shape[1]))} if shape[1] else {}),
+             "a": sides[0].get(shape), "b": sides[1].get(shape)}
+            for shape in sorted({*sides[0], *sides[1]}) if sides[0].get(shape) != sides[1].get(shape)]
 
 
 def _lists(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:

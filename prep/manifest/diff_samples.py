@@ -19,7 +19,7 @@ from prep.geometry import Size
 from prep.manifest.samples import SampleColumns
 
 REASONS = ("added", "removed", "name", "source", "picture", "size", "bucket", "placement", "mask removed", "mask added",
-           "mask", "caption", "caption weight", "role", "repeats", "weight")
+           "mask", "references", "reference placement", "caption", "caption weight", "role", "repeats", "weight")
 PLACEMENT = ("scaled_width", "scaled_height", "crop_x", "crop_y", "flip")
 
 
@@ -29,6 +29,7 @@ class Side:
 
     samples: SampleColumns
     buckets: tuple[Size, ...]
+    reference_sizes: Column  # [R, 2]: width and height of the pictures of references' latents
     sources: tuple[int, ...]  # by source: a number that equals the same source's number on the other side
     masks: Column | None  # S32 by view: key of its mask row; None: unknown, or not comparable with the other side's
     texts: Column | None  # S32 by text: key of its row; None as above
@@ -131,7 +132,7 @@ def _reasons(a: Side, b: Side, old: Column, new: Column) -> Mapping[str, Column]
         "picture": digests[0] != digests[1],
         "size": (before.width[old] != after.width[new]) | (before.height[old] != after.height[new]),
         "bucket": (sizes[0] != sizes[1]).any(axis=1),
-        **_views(a, b, old, new), **_texts(a, b, old, new),
+        **_views(a, b, old, new), **_references(a, b, old, new), **_texts(a, b, old, new),
         "role": before.role[old] != after.role[new],
         "repeats": before.repeats[old] != after.repeats[new],
         "weight": before.weight[old] != after.weight[new],
@@ -156,6 +157,34 @@ def _views(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
         if a.masks is not None and b.masks is not None:
             mask[both] |= had & has & (a.masks[at[0]] != b.masks[at[1]])
     return {"placement": placement, "mask removed": gone, "mask added": come, "mask": mask}
+
+
+def _references(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:
+    """Which pairs have other reference pictures, another order or number of them; and which have the same, placed
+    otherwise."""
+    offsets = [(side.samples.reference_offsets[numbers], side.samples.reference_offsets[numbers + 1])
+               for side, numbers in ((a, old), (b, new))]
+    counts = [past - first for first, past in offsets]
+    each = [count // np.diff(side.samples.view_offsets)[numbers]
+            for count, side, numbers in zip(counts, (a, b), (old, new), strict=True)]
+    others, placement = each[0] != each[1], np.zeros(len(old), bool)
+    pictures = [_reference_pictures(side) for side in (a, b)]
+    for place in range(int(min(counts[0].max(initial=0), counts[1].max(initial=0)))):
+        both = np.flatnonzero((counts[0] > place) & (counts[1] > place))
+        at = [first[both] + place for first, _ in offsets]
+        others[both] |= pictures[0][at[0]] != pictures[1][at[1]]
+        placement[both] |= (a.reference_sizes[at[0]] != b.reference_sizes[at[1]]).any(axis=1)
+        for name in PLACEMENT:
+            placement[both] |= a.samples.references[name][at[0]] != b.samples.references[name][at[1]]
+    return {"references": others, "reference placement": placement & ~others}
+
+
+def _reference_pictures(side: Side) -> Column:
+    """The digests of the pictures of all references, as S32."""
+    table = side.samples.table
+    if "references" not in table.column_names:
+        return np.empty(0, "S32")
+    return _digests(pc.struct_field(pc.list_flatten(table["references"]), "picture"))
 
 
 def _texts(a: Side, b: Side, old: Column, new: Column) -> dict[str, Column]:

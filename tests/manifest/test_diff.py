@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from pictures import draw, draw_mask
+import small_manifest
+from pictures import draw, draw_mask, saved
 from PIL import Image
 
+from prep.manifest.diff import compare
 from prep.manifest.document import read_manifest, write_manifest
 from prep.report.terminal.diff import changes_text
 
@@ -274,3 +276,30 @@ def test_what_is_no_manifest(prep, encode, tmp_path):
     encode("a.json")
     assert prep("diff", tmp_path / "a.json", tmp_path / "none.json").code == 4
     assert prep("diff", tmp_path / "a.json").code == 2
+
+
+CONTROLS = {f"{name}.png": saved(Image.new("RGB", (60, 40), name)) for name in ("teal", "navy")}
+
+
+@pytest.mark.parametrize(("after", "why", "words"), [
+    (CONTROLS, [], "the manifests are identical"),
+    (dict(reversed(CONTROLS.items())), ["references"], "samples changed: different references (1): a.png"),
+    ({**CONTROLS, "navy.png": saved(Image.new("RGB", (60, 40), "red"))}, ["references"],
+     "samples changed: different references (1): a.png"),
+    ({"teal.png": CONTROLS["teal.png"]}, ["references"],
+     "bucket 64x64+48x32+48x32: none, was 1 train"),
+    ({}, ["references"], "bucket 64x64: 2 train, was 1 train"),
+    ((32, 32), ["reference placement"],
+     "samples changed: references cropped or scaled differently (1): a.png"),
+    ((48, 40), ["reference placement"], "bucket 64x64+48x40+48x40: 1 train, new")],
+    ids=["same", "order", "picture", "fewer", "none", "crop", "size"])
+def test_references(tmp_path, monkeypatch, after, why, words):
+    first = small_manifest.write_small(tmp_path / "a", references=CONTROLS)
+    if isinstance(after, tuple):
+        monkeypatch.setattr(small_manifest, "REFERENCE", after)
+    second = small_manifest.write_small(tmp_path / "b", references=CONTROLS if isinstance(after, tuple) else after)
+    document = compare(read_manifest(first), read_manifest(second))
+    assert changes(document) == ({"a.png": why} if why else {}) and words in changes_text(document).splitlines()
+    assert document["same"] == (not why)
+    back = compare(read_manifest(second), read_manifest(first))
+    assert changes(back) == changes(document) and len(back["buckets"]) == len(document["buckets"])

@@ -83,7 +83,8 @@ def test_every_reason_has_words(document: dict[str, Any]) -> None:
 
 
 def test_the_reasons_that_are_told_are_those_that_are_found(small: OpenedManifest) -> None:
-    side = diff_samples.Side(samples=small.samples, buckets=small.manifest.buckets, sources=(0,), masks=None,
+    side = diff_samples.Side(samples=small.samples, buckets=small.manifest.buckets,
+                             reference_sizes=np.empty((0, 2)), sources=(0,), masks=None,
                              texts=None)
     every = np.arange(len(small.samples))
     found = diff_samples._reasons(side, side, every, every)

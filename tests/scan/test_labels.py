@@ -189,7 +189,7 @@ def test_names_forge_no_line_of_an_error(prep, tiny_model, tmp_path):
     result = prep("encode", tmp_path / "in", "--cache", tmp_path / "cache", "--model", tiny_model, *SMALL)
     assert result.code == 3 and r"pictures without a caption (1): $'b\nerror: fake.png'" in result.err
     with pytest.raises(EmptyPlanError, match=r"drops all 1 samples \(\$'b\\nerror: fake.png'\), expected at"):
-        require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [(64, 64)], [FORGED])
+        require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [((64, 64), ())], [FORGED])
 
 
 def test_a_finding_as_json():

@@ -365,7 +365,7 @@ def test_plans_that_are_none():
     with pytest.raises(errors.ConfigError, match="batch_size is 0, expected at least 1"):
         step_plan([1], seed=0, batch_size=0)
     with pytest.raises(errors.EmptyPlanError) as error:
-        require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [(64, 64)])
+        require_steps(step_plan([1], seed=0, batch_size=2, underfill="drop"), [((64, 64), ())])
     assert error.value.message == ("underfill 'drop' drops all 1 samples, expected at least one step of "
                                    "batch_size 2 in micro-batches of 2; samples by bucket: 64x64: 1")
 

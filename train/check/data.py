@@ -33,7 +33,7 @@ def plan_of(index: Index, config: Config, planned: int | None) -> StepPlan:
     `EmptyPlanError`."""
     plan = planned_by(config, index.counts, planned)
     if not plan.steps_per_epoch:
-        require_steps(plan, index.manifest.buckets, index.names(plan.left_out(0)) if sum(plan.counts) else ())
+        require_steps(plan, index.manifest.shapes, index.names(plan.left_out(0)) if sum(plan.counts) else ())
     return plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from prep.dataset.listing import picture_places
 from prep.dataset.preview import EpochPreview, preview_as_json
 from prep.findings import Finding
-from prep.formatting import format_size
+from prep.formatting import bucket_name, format_size
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath, check_disjoint, check_replaceable
 from prep.geometry import Size
@@ -65,8 +65,10 @@ def write_bucket_files(outlook: EpochPreview, page: Path | None, plot: Path | No
 def _sizes(outlook: EpochPreview) -> tuple[Mapping[Size, int], Mapping[Size, int]]:
     """Counts the pictures of each size and in each bucket."""
     sizes = Counter({picture.index: picture.size for picture in outlook.bucketing.pictures}.values())
-    return sizes, {(bucket["size"][0], bucket["size"][1]): bucket["pictures"]
-                   for bucket in preview_as_json(outlook)["buckets"]}
+    inside: Counter[Size] = Counter()
+    for bucket in preview_as_json(outlook)["buckets"]:  # one size may have several, with other references
+        inside[bucket["size"][0], bucket["size"][1]] += bucket["pictures"]
+    return sizes, inside
 
 
 def bucket_page(outlook: EpochPreview, origin: PageOrigin, rejected: Sequence[Finding] = ()) -> str:
@@ -140,7 +142,7 @@ def _charts(document: Mapping[str, Any]) -> list[Histogram]:
 
 def _buckets(document: Mapping[str, Any]) -> Table:
     counts = ("pictures", "samples", "showings", "batches")
-    rows = tuple((format_size(bucket["size"]), *(f"{bucket[name]:,}" for name in counts),
+    rows = tuple((bucket_name(bucket), *(f"{bucket[name]:,}" for name in counts),
                   "–".join(dict.fromkeys(f"{scale:.2f}" for scale in bucket["scale"])),
                   f"{bucket['crop_loss']['mean']:.1f}", f"{bucket['crop_loss']['worst']:.1f}",
                   f"{bucket['upscaled']:,}") for bucket in document["buckets"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from prep.findings import Finding
-from prep.formatting import format_bytes, format_size
+from prep.formatting import bucket_name, format_bytes
 from prep.fs.atomic import write_atomic
 from prep.fs.paths import NamedPath
 from prep.fs.place import Place, is_here
@@ -183,7 +184,7 @@ def _shapes(shapes: Sequence[Sequence[int]]) -> str:
 
 def _buckets(audit: OpenedManifest, document: Mapping[str, Any]) -> Table:
     (losses, worst), (masked, covered) = _crop_losses(audit), _coverage(audit)
-    rows = tuple((format_size(bucket["size"]), *(f"{bucket[role]:,}" for role in ("train", "validation", "prior")),
+    rows = tuple((bucket_name(bucket), *(f"{bucket[role]:,}" for role in ("train", "validation", "prior")),
                   f"{loss:.1f}", f"{most:.1f}", f"{masks:,}", f"{100 * part:.0f}" if masks else "")
                  for bucket, loss, most, masks, part in zip(document["buckets"], losses, worst, masked, covered,
                                                          strict=True))
@@ -229,8 +230,11 @@ def _plot(audit: OpenedManifest) -> Plot:
     sizes, counts = np.unique(np.stack([samples.width, samples.height], axis=1), axis=0, return_counts=True)
     pictures: dict[Size, int] = {(width, height): count for (width, height), count
                                  in zip(sizes.tolist(), counts.tolist(), strict=True)}
-    inside = np.bincount(samples.bucket, minlength=len(audit.manifest.buckets)).tolist()
-    return Plot(bucket_shapes(pictures, dict(zip(audit.manifest.buckets, inside, strict=True))))
+    inside: Counter[Size] = Counter()
+    for size, count in zip(audit.manifest.buckets,
+                           np.bincount(samples.bucket, minlength=len(audit.manifest.buckets)).tolist(), strict=True):
+        inside[size] += count  # one size may have several buckets, with other references
+    return Plot(bucket_shapes(pictures, inside))
 
 
 def _charts(audit: OpenedManifest, tokens: CaptionTokens | None) -> Iterator[Histogram]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from prep.buckets.suggest import as_command_options
 from prep.dataset.preview import EpochPreview, preview_as_json
-from prep.formatting import counted, format_size, grouped, join_names, join_texts, shell_name
+from prep.formatting import bucket_name, counted, format_size, grouped, join_names, join_texts, shell_name
 from prep.report.terminal.tables import page, table
 
 LISTED = 30  # names; --all and --json have them all
@@ -21,7 +21,7 @@ def outlook_tables(outlook: EpochPreview, *, width: int | None = None, every: bo
     """
     document = preview_as_json(outlook)
     rows = [
-        (format_size(bucket["size"]), *(str(bucket[name]) for name in ("pictures", "samples", "showings", "batches")),
+        (bucket_name(bucket), *(str(bucket[name]) for name in ("pictures", "samples", "showings", "batches")),
          "-".join(f"{scale:.2f}" for scale in bucket["scale"]), f"{bucket['crop_loss']['mean']:.1f}",
          f"{bucket['crop_loss']['worst']:.1f}", str(bucket["upscaled"]))
         for bucket in document["buckets"]

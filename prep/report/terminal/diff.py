@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prep.formatting import counted, format_size, grouped, join_texts, printable, shell_name
+from prep.formatting import bucket_name, counted, grouped, join_texts, printable, shell_name
 
 LISTED, PIPED = 10, 1000  # names on a terminal, and in a pipe; --json has all
 REASONS = {
     "picture": "different picture", "size": "different size", "bucket": "different bucket", "placement": "cropped or "
     "scaled differently", "mask added": "mask added", "mask removed": "mask removed", "mask": "different mask",
+    "references": "different references", "reference placement": "references cropped or scaled differently",
     "caption": "different caption", "caption weight": "different caption weights", "role": "different role",
     "repeats": "different repeats", "weight": "different weight", "source": "different source",
 }
@@ -83,7 +84,7 @@ def _samples(samples: Mapping[str, Any] | None, counts: Mapping[str, Mapping[str
 
 
 def _buckets(buckets: Sequence[Mapping[str, Any]], listed: int | None) -> Iterator[str]:
-    yield from _cut([f"bucket {format_size(bucket['size'])}: {_roles(bucket['b'])}, {_were(bucket['a'])}"
+    yield from _cut([f"bucket {bucket_name(bucket)}: {_roles(bucket['b'])}, {_were(bucket['a'])}"
                      for bucket in buckets], "buckets", listed)
 
 

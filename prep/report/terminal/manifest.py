@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prep.formatting import counted, format_bytes, format_size, grouped, join_names, shell_name
+from prep.formatting import bucket_name, counted, format_bytes, format_size, grouped, join_names, shell_name
 from prep.manifest.describe import import_line
 from prep.report.terminal.scan import HEADS, finding_parts, finding_rows
 from prep.report.terminal.tables import TextTable, page, records, table
@@ -25,7 +25,7 @@ def inspect_tables(document: Mapping[str, Any], *, width: int | None = None, eve
     fields = [(name, array, described["dtype"], " ".join(described["dims"]), _shapes(described["shapes"]),
                grouped(field["rows"]), grouped(field["shards"]), format_bytes(field["bytes"]))
               for name, field in document["fields"].items() for array, described in field["arrays"].items()]
-    buckets = [(format_size(bucket["size"]), *(grouped(bucket[role]) for role in ("train", "validation", "prior")))
+    buckets = [(bucket_name(bucket), *(grouped(bucket[role]) for role in ("train", "validation", "prior")))
                for bucket in document["buckets"]]
     return page(
         table(("", ""), facts), table(("field", "array", "dtype", "dims", "shapes", "rows", "shards", "size"), fields,
@@ -47,6 +47,13 @@ def sample_text(document: Mapping[str, Any], *, width: int | None = None) -> str
             flipped = ", mirrored" if view["flip"] else ""
             rows.append(("view", f"scaled to {format_size(view['scaled'])}, cropped at {tuple(view['crop'])}{flipped}"))
             rows += [(f"  {field}", place_of(view[field])) for field in ("latent", "mask")]
+            for reference in view.get("references", ()):
+                flipped = ", mirrored" if reference["flip"] else ""
+                rows += [("  reference", shell_name(reference["name"])),
+                         ("    picture", f"{reference['picture']}, {format_size(reference['size'])}"),
+                         ("    placed", f"scaled to {format_size(reference['scaled'])}, cropped to "
+                          f"{format_size(reference['bucket'])} at {tuple(reference['crop'])}{flipped}"),
+                         ("    latent", place_of(reference["latent"]))]
         for text in sample["texts"]:
             rows += [("caption", text["caption"]), ("  text", place_of(text["row"]))]
         parts.append(table(("", ""), rows))
