@@ -28,6 +28,16 @@ from train.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShownReference:
+    """A reference of a sample of a step."""
+
+    name: str
+    path: Path | None  # None: it is inside of a file, or no longer there
+    shown: bool  # False: dropped
+    placement: Placement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShownSample:
     """One sample of a step."""
 
@@ -40,6 +50,7 @@ class ShownSample:
     timestep: int
     weight: float
     loss: float | None  # None: the run kept none of this step
+    references: tuple[ShownReference, ...] = ()  # all of the sample's, in order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,4 +174,13 @@ def _shown(index: Index, requests: Sequence[BatchRequest], losses: Sequence[floa
                 path=path_of(index, draw.sample), forward=number,
                 placement=samples.placement(draw.view, index.manifest.buckets[request.bucket]),
                 timestep=draw.timestep, weight=draw.weight, loss=next(remaining),
+                references=tuple(_references(index, request.bucket, draw)),
                 caption=None if draw.text == NO_TEXT else samples.captions(draw.sample)[draw.text - first])
+
+
+def _references(index: Index, bucket: int, draw: Draw) -> Iterator[ShownReference]:
+    samples, sizes = index.samples, index.manifest.shapes[bucket][1]
+    for place, number in enumerate(samples.references_of(draw.sample, draw.view)):
+        yield ShownReference(name=samples.reference_name(draw.sample, number),
+                             path=path_of(index, draw.sample, number), shown=place in draw.kept,
+                             placement=samples.reference_placement(number, sizes[place]))

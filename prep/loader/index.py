@@ -127,6 +127,11 @@ class Index:
         path = self.samples.picture_path(sample, self.manifest.sources)
         return path if path is not None and is_file(path) else None
 
+    def reference(self, sample: int, reference: int) -> Path | None:
+        """A reference of the sample, by its number in the columns; `None` if it is not a file there."""
+        path = self.samples.reference_path(sample, reference, self.manifest.sources)
+        return path if path is not None and is_file(path) else None
+
     def shape(self, field: str, bucket: int) -> dict[str, tuple[int, ...]]:
         """The shape of every row of `field`, by array; `bucket` determines it for latents and masks."""
         return row_shapes(self.manifest, self.shards, field, self.manifest.buckets[bucket])

@@ -17,7 +17,7 @@ from prep.cache.ledger.columns import Column
 from prep.cache.records import RowRef
 from prep.fs.blob import blob_at, read_blob
 from prep.fs.paths import resolve
-from prep.fs.place import Place, is_directory
+from prep.fs.place import Place, is_directory, place_from
 from prep.geometry import BucketShape, Placement, Size
 from prep.manifest.tables import (
     BATCH_ROWS,
@@ -94,6 +94,16 @@ class SampleColumns:
         """The path of the sample's picture, which may be gone; `None` if no path leads to its source."""
         source = sources[int(self.source[sample])]
         return None if source is None else resolve(source) / self.name(sample)
+
+    def reference_name(self, sample: int, reference: int) -> str:
+        """The name of a sample's reference, a number in the columns of `references`."""
+        place = reference - int(self.reference_offsets[sample])
+        return str(self.table["references"][sample][place]["name"].as_py())
+
+    def reference_path(self, sample: int, reference: int, sources: Sequence[Place | None]) -> Place | None:
+        """The path of a sample's reference, which may be gone; `None` if no path leads there."""
+        source = sources[int(self.source[sample])]
+        return None if source is None else place_from(source, self.reference_name(sample, reference))
 
     def picture_bytes(self, sample: int, sources: Sequence[Place | None]) -> bytes:
         """The sample's picture as its file, or its object in a store, has it now; nothing if it is in a tar, or
@@ -293,7 +303,7 @@ class View:
 class Reference:
     """A picture that is a condition of a view, as it is placed, and the key of its row."""
 
-    name: str  # of its file, for people
+    name: str  # its path from the sample's source, perhaps with ..; as those of pictures, below the name of its tar
     picture: str
     size: Size
     placement: Placement

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json, say
-from prep.formatting import format_size, printable
+from prep.formatting import format_size, printable, shell_name
 from prep.fs.place import maybe_place, place_of
+from prep.geometry import Placement
 from train.cli import options as opt
 
 if TYPE_CHECKING:
@@ -38,22 +39,38 @@ def replay(
         return
     put(f"step {step}, in epoch {replayed.epoch}")
     for each in replayed.samples:
-        put(f"{spelled(each.path, each.name, each.source, replayed.prefixes)}\n  {_details(each)}\n  "
-            + ("without its caption" if each.caption is None else f"caption: {printable(each.caption)}"))
+        put("\n  ".join([
+            spelled(each.path, each.name, each.source, replayed.prefixes), _details(each),
+            "without its caption" if each.caption is None else f"caption: {printable(each.caption)}",
+            *(f"{'reference' if one.shown else 'without its reference'} {number}: "
+              f"{shell_name(str(one.path or one.name))}, {_placed(one.placement)}"
+              for number, one in enumerate(each.references, 1))]))
 
 
 def _details(each: ShownSample) -> str:
     """Bucket and crop, timestep, and loss if it is known."""
-    place = each.placement
-    x, y = place.crop
-    flip, weight = ", mirrored" if place.flip else "", "" if each.weight == 1 else f", weight {each.weight:g}"
+    weight = "" if each.weight == 1 else f", weight {each.weight:g}"
     loss = "" if each.loss is None else f", loss {each.loss:.4f}"
-    return (f"forward pass {each.forward + 1}, bucket {format_size(place.bucket)} at {x},{y} of "
-            f"{format_size(place.scaled)}{flip}, timestep {each.timestep}{weight}{loss}")
+    return (f"forward pass {each.forward + 1}, bucket {_placed(each.placement)}, timestep {each.timestep}"
+            f"{weight}{loss}")
+
+
+def _placed(place: Placement) -> str:
+    """A crop of a scaled picture."""
+    x, y = place.crop
+    return (f"{format_size(place.bucket)} at {x},{y} of {format_size(place.scaled)}"
+            f"{', mirrored' if place.flip else ''}")
 
 
 def _as_json(each: ShownSample) -> dict[str, Any]:
     return {"name": each.name, "source": each.source, "path": None if each.path is None else str(each.path),
-            "forward": each.forward, "bucket": list(each.placement.bucket), "scaled": list(each.placement.scaled),
-            "crop": list(each.placement.crop), "flip": each.placement.flip, "caption": each.caption,
-            "timestep": each.timestep, "weight": each.weight, "loss": each.loss}
+            "forward": each.forward, **_placed_as_json(each.placement), "caption": each.caption,
+            "timestep": each.timestep, "weight": each.weight, "loss": each.loss,
+            **({"references": [
+                {"name": one.name, "path": None if one.path is None else str(one.path), "number": number,
+                 "shown": one.shown, **_placed_as_json(one.placement)}
+                for number, one in enumerate(each.references, 1)]} if each.references else {})}
+
+
+def _placed_as_json(place: Placement) -> dict[str, Any]:
+    return {"bucket": list(place.bucket), "scaled": list(place.scaled), "crop": list(place.crop), "flip": place.flip}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prep.cli.console import put, put_json
+from prep.formatting import shell_name
 from prep.fs.place import maybe_place, place_of
 from train.cli import options as opt
 
@@ -36,9 +37,12 @@ def worst(
     put(f"{'ratio':>6}  {'loss':>8}  {'shown':>5}  picture")
     for each in hardest.samples:
         put(f"{each.ratio:6.2f}  {each.loss:8.4f}  {each.showings:5}  "
-            f"{spelled(each.path, each.name, each.source, hardest.prefixes)}")
+            + " + ".join([spelled(each.path, each.name, each.source, hardest.prefixes),
+                          *(shell_name(str(path or name)) for name, path in each.references)]))
 
 
 def _as_json(each: Hard) -> dict[str, Any]:
     return {"name": each.name, "source": each.source, "path": None if each.path is None else str(each.path),
-            "ratio": each.ratio, "loss": each.loss, "showings": each.showings}
+            "ratio": each.ratio, "loss": each.loss, "showings": each.showings,
+            **({"references": [{"name": name, "path": None if path is None else str(path)}
+                               for name, path in each.references]} if each.references else {})}

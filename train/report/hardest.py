@@ -27,6 +27,7 @@ class Hard:
     ratio: float  # mean of its losses, each divided by the mean loss at about that timestep; 1: as most
     loss: float  # mean
     showings: int
+    references: tuple[tuple[str, Path | None], ...] = ()  # their names, and files as in `path`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,11 @@ def find_worst(local: Local, count: int, manifest: Place | None = None, cache: P
 
 def _hard(index: Index, hard: Hardness, count: int) -> Iterator[Hard]:
     """The hardest `count`; in a tie, in the order of the manifest."""
-    for sample in np.argsort(-hard.ratio, kind="stable")[: min(count, int((hard.shown > 0).sum()))]:  # NaN comes last
-        yield Hard(sample=int(sample), name=index.samples.name(int(sample)), source=int(index.samples.source[sample]),
-                   path=path_of(index, int(sample)), ratio=float(hard.ratio[sample]), loss=float(hard.loss[sample]),
-                   showings=int(hard.shown[sample]))
+    samples = index.samples
+    order = np.argsort(-hard.ratio, kind="stable")  # NaN comes last
+    for sample in order[: min(count, int((hard.shown > 0).sum()))].tolist():
+        references = samples.references_of(sample, int(samples.view_offsets[sample]))
+        yield Hard(sample=sample, name=samples.name(sample), source=int(samples.source[sample]),
+                   path=path_of(index, sample), ratio=float(hard.ratio[sample]), loss=float(hard.loss[sample]),
+                   showings=int(hard.shown[sample]), references=tuple(
+                       (samples.reference_name(sample, each), path_of(index, sample, each)) for each in references))

@@ -9,12 +9,13 @@ from prep.formatting import shell_name
 from prep.loader.index import Index
 
 
-def path_of(index: Index, sample: int) -> Path | None:
-    """The sample's picture, relative to the working directory if it is below that; `None` if it is not a file there.
+def path_of(index: Index, sample: int, reference: int | None = None) -> Path | None:
+    """The sample's picture, or a reference of it by number in the columns, relative to the working directory if it is
+    below that; `None` if it is not a file there.
 
     A picture in a tar or a table is none.
     """
-    path, here = index.picture(sample), Path.cwd()
+    path, here = index.picture(sample) if reference is None else index.reference(sample, reference), Path.cwd()
     return path.relative_to(here) if path is not None and path.is_relative_to(here) else path
 
 
