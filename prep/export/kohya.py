@@ -55,6 +55,9 @@ def check(pictures: Iterable[Picture], family: str) -> None:
     """Raises `UsageError` for samples that sd-scripts cannot read."""
     word, odd = architecture(family), []
     for picture in pictures:
+        if picture.first.references(picture.first.views[0]):
+            raise UsageError(f"'{picture.first.name}' has references, for which sd-scripts has no caches",
+                             hint="--to folder, safetensors and webdataset have references")
         if word in ONE_SIZE and len(picture.samples) > 1:
             raise UsageError(f"'{picture.first.name}' was encoded at {len(picture.samples)} sizes, but a cache of "
                              f"'{word}' has one", hint="encode with one --resolution")

@@ -2,6 +2,7 @@
 
     train/3_photos/NAME.jpg             10 pictures that an epoch shows three times
     regularization/1_people/NAME.jpg
+    train/control_1/3_photos/NAME.jpg   the first references of those pictures, under their names
     validation/1_photos/NAME.jpg        only on request: no trainer knows that these are held out
 
 sd-scripts and OneTrainer look into no directory below the one that they are given, so a name like `sub/a.jpg` becomes
@@ -55,8 +56,13 @@ class Picture:
     @property
     def suffix(self) -> str:
         """The ending of the picture's name."""
-        suffix = PurePosixPath(self.first.name).suffix.lower()
-        return PLAIN.get(suffix, suffix)
+        return suffix_of(self.first.name)
+
+
+def suffix_of(name: str) -> str:
+    """The ending of a picture's name in an export."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return PLAIN.get(suffix, suffix)
 
 
 def lay_out(samples: Samples, *, held_out: bool) -> list[Picture]:

@@ -30,6 +30,7 @@ MARKER_BYTES = 1 << 12
 THREADS = 16  # that sync files
 AT_ONCE, AT_ONCE_BYTES = 128, 1 << 28  # files, and bytes, synced together; macOS lets a process open 256 files
 LAYOUT = 2  # raised when files get other names, or tars other members
+WITH_REFERENCES = 3  # of samples with references
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +128,9 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
                          hint="omit --held-out")
     require_local(output, "output")
     samples = Samples(open_manifest(read_manifest(manifest)))
+    layout = WITH_REFERENCES if any(sizes for _, sizes in samples.manifest.shapes) else LAYOUT
     choices = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
-               **({} if to == "safetensors" else {"layout": LAYOUT}), **({"held_out": True} if held_out else {})}
+               **({} if to == "safetensors" else {"layout": layout}), **({"held_out": True} if held_out else {})}
     pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
         kohya.check(pictures, samples.manifest.document["family"])
@@ -136,6 +138,8 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
     with progress("checking pictures", len(pictures), "pictures") as tick:
         for picture in pictures:
             picture.first.picture()
+            for reference in folder.controls(picture).values():
+                picture.first.reference_file(reference)
             tick(1)
     _begin(output, choices)
     count = sum(len(picture.samples) for picture in pictures) if to in PICTURES else len(samples)

@@ -1,6 +1,7 @@
 """Spells a sample as one safetensors file, with each row in the dtype that it has in the cache.
 
     view0.latent view0.std view0.mask view1.latent …    rows of each view
+    view0.ref0.latent view0.ref1.latent …               rows of its references, in order, where it has any
     text0.hidden text0.pooled text1.hidden …            rows of each caption, by the family's names
 
 The only metadata, `latentry`, is JSON: the sample's facts, what is true of all latents (scale, shift), the family and
@@ -34,6 +35,9 @@ def rows_of(sample: ExportSample) -> dict[str, StoredRow]:
             rows[f"view{number}.{name}"] = row
         if (mask := sample.mask(view)) is not None:
             rows[f"view{number}.mask"] = mask
+        for place, reference in enumerate(sample.references(view)):
+            for name, row in sample.reference_latent(reference).items():
+                rows[f"view{number}.ref{place}.{name}"] = row
     for number, text in enumerate(sample.texts):
         for name, row in sample.text(text).items():
             rows[f"text{number}.{name}"] = row

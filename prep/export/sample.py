@@ -6,7 +6,7 @@ C channels, h w latent cells.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -22,7 +22,7 @@ from prep.digest import digest_bytes
 from prep.errors import CacheError, PathError
 from prep.export.pictures import PictureFiles
 from prep.formatting import printable
-from prep.fs.blob import read_blob
+from prep.fs.blob import Blob, read_blob
 from prep.geometry import Placement, Size
 from prep.manifest.document import Manifest
 from prep.manifest.opened import OpenedManifest
@@ -145,6 +145,10 @@ class ExportSample:
         offsets = self.of.columns.text_offsets
         return range(int(offsets[self.number]), int(offsets[self.number + 1]))
 
+    def references(self, view: int) -> range:
+        """The numbers of a view's references, in order, among those of all samples."""
+        return self.of.columns.references_of(self.number, view)
+
     def placement(self, view: int) -> Placement:
         """The scaling, crop and mirroring of a view into the bucket."""
         return self.of.columns.placement(view, self.bucket)
@@ -165,21 +169,36 @@ class ExportSample:
         texts = self.of.columns.texts
         return self.of.rows(int(texts["shard"][number]), int(texts["row"][number]), "text")
 
+    def reference_latent(self, reference: int) -> dict[str, StoredRow]:
+        """The arrays of a reference's latent, as those of a view's."""
+        columns = self.of.columns.references
+        return self.of.rows(int(columns["latent_shard"][reference]), int(columns["latent_row"][reference]), "latent")
+
     def picture(self) -> bytes:
         """The picture file, byte for byte as it was encoded. Raises `CacheError` if it is missing or has changed."""
+        return self._file("the picture", self.of.files.find, self.name, self.of.columns.picture_digest(self.number))
+
+    def reference_file(self, reference: int) -> bytes:
+        """The file of a reference, byte for byte as it was encoded. Raises `CacheError` as `picture`."""
+        columns = self.of.columns
+        return self._file("a reference", self.of.files.find_reference, columns.reference_name(self.number, reference),
+                          columns.reference_digest(self.number, reference))
+
+    def _file(self, what: str, find: Callable[[int, str], Blob | None], name: str, digest: str) -> bytes:
         try:
-            blob = self.of.files.find(self.source, self.name)
+            blob = find(self.source, name)
             data = b"" if blob is None else read_blob(blob)
         except OSError as error:
-            raise self._without_picture(f": {error.strerror or error}") from None
+            raise self._without(what, name, f": {error.strerror or error}") from None
         except (PathError, ValueError) as error:
-            raise self._without_picture(f": {error}") from None
-        if digest_bytes(data) != self.of.columns.picture_digest(self.number):
-            raise self._without_picture(" as it was encoded: it was moved or edited")
+            raise self._without(what, name, f": {error}") from None
+        if digest_bytes(data) != digest:
+            raise self._without(what, name, " as it was encoded: it was moved or edited")
         return data
 
-    def _without_picture(self, why: str) -> CacheError:
-        return CacheError(f"the picture of '{printable(self.name)}' is not in its source{why}",
+    def _without(self, what: str, name: str, why: str) -> CacheError:
+        called = "" if name == self.name else f", '{printable(name)}',"
+        return CacheError(f"{what} of '{printable(self.name)}'{called} is not in its source{why}",
                           hint="this format has the pictures, too; --to safetensors and webdataset need none. "
                           "prep encode notices edits")
 
@@ -191,8 +210,21 @@ class ExportSample:
             "size": list(self.size), "bucket": list(self.bucket), "repeats": self.repeats,
             "weight": float(columns.weight[number]), "captions": self.captions,
             "caption_weights": [float(columns.texts["weight"][text]) for text in self.texts],
-            "views": [{"scaled": list(place.scaled), "crop": list(place.crop), "flip": place.flip}
-                      for place in map(self.placement, self.views)]}
+            "views": [{**_placed(self.placement(view)), **self._reference_facts(view)} for view in self.views]}
+
+    def _reference_facts(self, view: int) -> dict[str, Any]:
+        """The references of a view, if it has any, as JSON has them."""
+        columns, numbers = self.of.columns, self.references(view)
+        sizes = self.of.manifest.shapes[int(columns.bucket[self.number])][1]
+        return {"references": [
+            {"name": columns.reference_name(self.number, number),
+             "size": [int(columns.references[side][number]) for side in ("width", "height")], "bucket": list(size),
+             **_placed(columns.reference_placement(number, size))}
+            for number, size in zip(numbers, sizes, strict=True)]} if numbers else {}
+
+
+def _placed(place: Placement) -> dict[str, Any]:
+    return {"scaled": list(place.scaled), "crop": list(place.crop), "flip": place.flip}
 
 
 def safe_path(name: str) -> str:

@@ -3,13 +3,14 @@
     000000012.json                  facts, as in the safetensors export
     000000012.txt                   the first caption
     000000012.view0.latent.npy      and view0.std.npy, view0.mask.npy, view1.latent.npy …
+    000000012.view0.ref0.latent.npy and view0.ref1.latent.npy …: the latents of references
     000000012.text0.hidden.npy      and text0.pooled.npy, text1.hidden.npy …
 
 Floats are float32, since NumPy has no bfloat16; masks are uint8. The same samples make the same bytes.
 
 All samples have the same members, which Hugging Face's `load_dataset("webdataset")` requires: a mask of white where
-others have one, and where others have more views or captions, those that a sample lacks are as its first. The JSON has
-how many there are.
+others have one, and where others have more views or captions, those that a sample lacks are as its first; references
+that it lacks are zeros, of the size of its latent. The JSON has how many there are.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from prep.export.sample import ExportSample, Samples
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared:
-    """The numbers of views and texts that all samples of an export get, and whether they get masks."""
+    """The numbers of views, texts and references that all samples of an export get, and whether they get masks."""
 
     views: int
     texts: int
     masks: bool
+    references: int = 0  # of a view
 
     @classmethod
     def of(cls, samples: Samples) -> Shared:
@@ -40,7 +42,8 @@ class Shared:
         columns = samples.columns
         return cls(views=int(np.diff(columns.view_offsets).max(initial=0)),
                    texts=int(np.diff(columns.text_offsets).max(initial=0)),
-                   masks=bool((columns.views["mask_shard"] >= 0).any()))
+                   masks=bool((columns.views["mask_shard"] >= 0).any()),
+                   references=max((len(sizes) for _, sizes in samples.manifest.shapes), default=0))
 
 
 def members(sample: ExportSample, shared: Shared) -> dict[str, bytes]:
@@ -60,6 +63,10 @@ def arrays(sample: ExportSample, shared: Shared) -> dict[str, Values]:
     for number in range(len(sample.views)) if shared.masks else ():
         height, width = rows[f"view{number}.latent"].shape[-2:]
         rows.setdefault(f"view{number}.mask", np.full((1, height, width), 255, np.uint8))
+    for number in range(len(sample.views)):
+        for place in range(shared.references):
+            for name in sample.of.manifest.fields["latent"].arrays:
+                rows.setdefault(f"view{number}.ref{place}.{name}", np.zeros_like(rows[f"view{number}.{name}"]))
     for kind, count, most in (("view", len(sample.views), shared.views), ("text", len(sample.texts), shared.texts)):
         first = {name.partition(".")[2]: values for name, values in rows.items() if name.startswith(f"{kind}0.")}
         for number in range(count, most):

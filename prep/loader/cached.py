@@ -92,6 +92,20 @@ class CachedDataset:
         views, at = self.index.samples.views, self._view(number, view)
         return self._read("latent", self.index.ref(int(views["latent_shard"][at]), int(views["latent_row"][at])))
 
+    def references(self, number: int, view: int = 0) -> list[dict[str, Any]]:
+        """The reference pictures of a view, in order; empty for a sample without.
+
+        Of each `name`, its path from the sample's source, and `picture`, the SHA-256 of its file; `width` and `height`;
+        `bucket`, `scaled`, `crop` and `flip`, as of a view; `latent`, and `std` if the cache has it, as of a view.
+        """
+        samples, at = self.index.samples, self._view(number, view)
+        described = describe_columns(samples, self.manifest.shapes, number, lambda *_: None)["views"][view]
+        return [{**{name: row[name] for name in ("name", "picture", "bucket", "scaled", "crop", "flip")},
+                 "width": row["size"][0], "height": row["size"][1],
+                 **self._read("latent", self.index.ref(*(int(samples.references[column][place])
+                                                         for column in ("latent_shard", "latent_row"))))}
+                for place, row in zip(samples.references_of(number, at), described.get("references", ()), strict=True)]
+
     def mask(self, number: int, view: int = 0) -> Array | None:
         """The view's mask, uint8 [1, h, w], 255: trains; `None`: all of it trains."""
         views, at = self.index.samples.views, self._view(number, view)
@@ -107,12 +121,19 @@ class CachedDataset:
         """The sample's picture; `None` if it is not a file there: moved, or in a tar or a table."""
         return self.index.picture(self._checked(number))
 
+    def reference_path(self, number: int, reference: int) -> Path | None:
+        """A reference of the sample, by its place from 0; `None` if it is not a file there."""
+        samples = self.index.samples
+        first = int(samples.view_offsets[self._checked(number)])
+        return self.index.reference(number, samples.references_of(number, first)[reference])
+
     def examples(self, number: int) -> Iterator[dict[str, Any]]:
         """A sample as a dict of plain values and arrays, for each of its views.
 
         `id`, `name`, `role`, `repeats`, `weight`, `captions` and `caption_weights`; `width` and `height` of the
         picture; `view`, `bucket` (width, height), `scaled`, `crop` and `flip` of the view; `latent`, and `std` if the
-        cache has it; `mask`, or None; `text`: the arrays of each caption's row.
+        cache has it; `mask`, or None; `text`: the arrays of each caption's row. If any sample of the manifest has
+        references, `references`, as of this class.
         """
         row = describe_columns(self.index.samples, self.manifest.shapes, self._checked(number), lambda *_: None)
         same = {**{name: row[name] for name in ("id", "name", "role", "repeats", "weight")},
@@ -123,7 +144,8 @@ class CachedDataset:
         for view, place in enumerate(row["views"]):
             yield {**same, "view": view, "bucket": row["bucket"],
                    **{name: place[name] for name in ("scaled", "crop", "flip")}, **self.latent(number, view),
-                   "mask": self.mask(number, view)}
+                   "mask": self.mask(number, view),
+                   **({"references": self.references(number, view)} if self.index.referring else {})}
 
     def groups(self, field: str) -> Mapping[str, Any]:
         """The shards of a field as read-only `zarr.Group`s by digest: `groups["latent"]` has `key` and the arrays.

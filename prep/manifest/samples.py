@@ -97,8 +97,11 @@ class SampleColumns:
 
     def reference_name(self, sample: int, reference: int) -> str:
         """The name of a sample's reference, a number in the columns of `references`."""
-        place = reference - int(self.reference_offsets[sample])
-        return str(self.table["references"][sample][place]["name"].as_py())
+        return str(self._reference(sample, reference)["name"].as_py())
+
+    def reference_digest(self, sample: int, reference: int) -> str:
+        """The SHA-256 of the file of a sample's reference."""
+        return str(self._reference(sample, reference)["picture"].as_py().hex())
 
     def reference_path(self, sample: int, reference: int, sources: Sequence[Place | None]) -> Place | None:
         """The path of a sample's reference, which may be gone; `None` if no path leads there."""
@@ -128,6 +131,9 @@ class SampleColumns:
             return []
         pictures = pc.struct_field(pc.list_flatten(self.table["references"]), "picture")
         return [digest.hex() for digest in pictures.to_pylist()]
+
+    def _reference(self, sample: int, reference: int) -> pa.StructScalar:
+        return self.table["references"][sample][reference - int(self.reference_offsets[sample])]
 
     def references_of(self, sample: int, view: int) -> range:
         """The references of a view of a sample, as numbers in the columns of `references`."""
