@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,25 +148,34 @@ def open_manifest(manifest: PathLike) -> CachedDataset:
     return CachedDataset(open_index(_manifest(manifest)))
 
 
-def picture(dataset: CachedDataset, number: int, view: int = 0, *, alpha: str = "white") -> np.ndarray[Any, Any]:
+def picture(dataset: CachedDataset, number: int, view: int = 0, *, reference: int | None = None, alpha: str = "white"
+            ) -> np.ndarray[Any, Any]:
     """A view of a sample's picture, uint8 [H, W, 3] of its bucket: scaled, cropped and mirrored as it was encoded.
 
-    `alpha` is the recipe's color below transparent parts. The file, or object in a store, is decoded in this process.
-    Raises `CacheError` if the picture is in a tar or a table, or another one by now; `BadPicture` if it cannot be
-    decoded.
+    With `reference`, that of the view, counted from 0, in its own size. `alpha` is the recipe's color below transparent
+    parts. The file, or object in a store, is decoded in this process. Raises `CacheError` if the picture is in a tar or
+    a table, or another one by now; `BadPicture` if it cannot be decoded.
     """
     from prep.digest import digest_bytes
     from prep.images.decode import decode_picture, scale_and_crop
 
-    samples, name = dataset.index.samples, dataset.name(number)  # refuses another number
+    samples, manifest = dataset.index.samples, dataset.index.manifest
+    what, placement = "picture", dataset.placement(number, view)  # refuses another number
+    digest = samples.picture_digest(number)
+    read = partial(samples.picture_bytes, number, manifest.sources)
+    if reference is not None:
+        at, size = dataset.reference_number(number, reference, view), manifest.shapes[int(samples.bucket[number])][1]
+        what, digest = f"reference {reference}", samples.reference_digest(number, at)
+        placement = samples.reference_placement(at, size[reference])
+        read = partial(samples.reference_bytes, number, at, manifest.sources)
     try:
-        data = samples.picture_bytes(number, dataset.index.manifest.sources)
+        data = read()
     except OSError:
         data = b""  # it is not there
-    if digest_bytes(data) != samples.picture_digest(number):
-        raise CacheError(f"the picture of '{name}' is not in its source, or another one by now",
+    if digest_bytes(data) != digest:
+        raise CacheError(f"the {what} of '{dataset.name(number)}' is not in its source, or another one by now",
                          hint="encode again, if it was edited; a picture in a tar or a table is no file")
-    return scale_and_crop(decode_picture(data, alpha=alpha), dataset.placement(number, view))
+    return scale_and_crop(decode_picture(data, alpha=alpha), placement)
 
 
 def hf_dataset(manifest: PathLike, role: str = "train", *, groups: int = 64) -> IterableDataset:
@@ -190,9 +200,12 @@ def hf_dataset(manifest: PathLike, role: str = "train", *, groups: int = 64) -> 
 
 def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None = None, steps: int | None = None,
             underfill: str = "partial", shuffle: str = "global", seed: int = 0, caption_dropout: float = 0.0,
-            timesteps: int = 1000, masked: bool = False, rank: int | None = None,
-            world: int | None = None) -> BatchStream:
+            reference_dropout: float = 0.0, each_reference_dropout: float = 0.0, timesteps: int = 1000,
+            masked: bool = False, rank: int | None = None, world: int | None = None) -> BatchStream:
     """The batches of training, `steps` steps or without end: an iterable, and a `torch.utils.data.IterableDataset`.
+
+    A batch of samples with reference pictures has them as `references`; `reference_dropout` is the chance that a
+    showing goes without all of its own, `each_reference_dropout` that of each by itself.
 
     With `shuffle` "partitioned", each rank reads its own part of the samples, the same one in every epoch.
     `rank` and `world` default to those of `torch.distributed`, if that is initialized. `state_dict` and
@@ -204,7 +217,8 @@ def batches(manifest: PathLike, *, batch_size: int = 4, micro_batch: int | None 
     settings = StreamSettings(batch_size=batch_size, micro_batch=micro_batch, seed=seed, timesteps=timesteps,
                               underfill=underfill,  # type: ignore[arg-type]  # both are checked by the plan
                               shuffle=shuffle,  # type: ignore[arg-type]
-                              caption_dropout=caption_dropout, masked=masked)
+                              caption_dropout=caption_dropout, reference_dropout=reference_dropout,
+                              each_reference_dropout=each_reference_dropout, masked=masked)
     return BatchStream(open_index(_manifest(manifest)), settings, steps=steps, rank=rank, world=world,
                        sharing=_ranks_here())
 

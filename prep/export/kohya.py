@@ -51,13 +51,13 @@ def architecture(family: str) -> str:
     return ARCHITECTURES[family]
 
 
-def check(pictures: Iterable[Picture], family: str) -> None:
-    """Raises `UsageError` for samples that sd-scripts cannot read."""
+def check(pictures: Iterable[Picture], family: str, *, referring: bool = False) -> None:
+    """Raises `UsageError` for samples that sd-scripts cannot read, as those with references, if any is `referring`."""
     word, odd = architecture(family), []
+    if referring:
+        raise UsageError("samples have references, for which sd-scripts has no caches",
+                         hint="--to folder, safetensors and webdataset have references")
     for picture in pictures:
-        if picture.first.references(picture.first.views[0]):
-            raise UsageError(f"'{picture.first.name}' has references, for which sd-scripts has no caches",
-                             hint="--to folder, safetensors and webdataset have references")
         if word in ONE_SIZE and len(picture.samples) > 1:
             raise UsageError(f"'{picture.first.name}' was encoded at {len(picture.samples)} sizes, but a cache of "
                              f"'{word}' has one", hint="encode with one --resolution")

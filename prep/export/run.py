@@ -128,12 +128,13 @@ def export(manifest: Place, to: str, output: Path, *, tar_bytes: int = 1 << 30, 
                          hint="omit --held-out")
     require_local(output, "output")
     samples = Samples(open_manifest(read_manifest(manifest)))
-    layout = WITH_REFERENCES if any(sizes for _, sizes in samples.manifest.shapes) else LAYOUT
+    referring = any(sizes for _, sizes in samples.manifest.shapes)
+    layout = WITH_REFERENCES if referring else LAYOUT
     choices = {"to": to, "manifest": samples.manifest.digest, "tar_bytes": tar_bytes,
                **({} if to == "safetensors" else {"layout": layout}), **({"held_out": True} if held_out else {})}
     pictures = lay_out(samples, held_out=held_out) if to in PICTURES else []
     if to == "kohya":
-        kohya.check(pictures, samples.manifest.document["family"])
+        kohya.check(pictures, samples.manifest.document["family"], referring=referring)
     _check_output(output, choices)
     with progress("checking pictures", len(pictures), "pictures") as tick:
         for picture in pictures:

@@ -122,10 +122,15 @@ class CachedDataset:
         return self.index.picture(self._checked(number))
 
     def reference_path(self, number: int, reference: int) -> Path | None:
-        """A reference of the sample, by its place from 0; `None` if it is not a file there."""
-        samples = self.index.samples
-        first = int(samples.view_offsets[self._checked(number)])
-        return self.index.reference(number, samples.references_of(number, first)[reference])
+        """A reference of the sample, counted from 0; `None` if it is not a file there."""
+        return self.index.reference(number, self.reference_number(number, reference))
+
+    def reference_number(self, number: int, reference: int, view: int = 0) -> int:
+        """The number of a view's reference among those of all samples, as in `index.samples.references`."""
+        places = self.index.samples.references_of(number, self._view(number, view))
+        if not 0 <= reference < len(places):
+            raise IndexError(f"reference {reference} of sample {number}, which has {len(places)}")
+        return places[reference]
 
     def examples(self, number: int) -> Iterator[dict[str, Any]]:
         """A sample as a dict of plain values and arrays, for each of its views.

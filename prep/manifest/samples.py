@@ -108,6 +108,12 @@ class SampleColumns:
         source = sources[int(self.source[sample])]
         return None if source is None else place_from(source, self.reference_name(sample, reference))
 
+    def reference_bytes(self, sample: int, reference: int, sources: Sequence[Place | None]) -> bytes:
+        """A reference as its file, or its object in a store, has it now; nothing if no path leads there. Raises
+        `OSError`, `StoreError`."""
+        place = self.reference_path(sample, reference, sources)
+        return b"" if place is None else read_blob(blob_at(place))
+
     def picture_bytes(self, sample: int, sources: Sequence[Place | None]) -> bytes:
         """The sample's picture as its file, or its object in a store, has it now; nothing if it is in a tar, or
         nothing leads to its source. Raises `OSError`, `StoreError`."""

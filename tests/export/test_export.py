@@ -17,8 +17,11 @@ import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from pictures import saved
+from PIL import Image
 from safetensors.torch import load_file
 from sd_scripts import read_config
+from small_manifest import write_small
 
 from prep.errors import CacheError, PathError, UsageError
 from prep.export import kohya, run
@@ -29,6 +32,7 @@ from prep.manifest.document import read_manifest
 from prep.manifest.opened import open_manifest
 
 SMALL = ("--resolution", 96, "--step", 16, "--device", "cpu", "--quiet")
+SIZES = ((64, 64), (48, 32))  # of references
 SCHEMA = Path(__file__).parents[2] / "manifests" / "schemas" / "export.schema.json"
 
 
@@ -50,11 +54,14 @@ def wanted_rows(made, sample):
         found[f"view{number}.latent"] = made.latents[view.latent]
         if view.mask is not None:
             found[f"view{number}.mask"] = made.masks[view.mask]
+        found |= {f"view{number}.ref{place}.latent": made.latents[one.latent]
+                  for place, one in enumerate(view.references)}
     return found | {f"text{number}.hidden": made.texts[text.key] for number, text in enumerate(sample.texts)}
 
 
-def test_safetensors_have_each_row_in_its_dtype(make, tmp_path):
-    made = make(texts=2, views=2)
+@pytest.mark.parametrize("references", [(), SIZES], ids=["alone", "with references"])
+def test_safetensors_have_each_row_in_its_dtype(make, tmp_path, references):
+    made = make(texts=2, views=2, references=references)
     report = export(made.path, "safetensors", tmp_path / "out")
     assert report.samples == report.files == report.written == len(made.samples)
     for sample in made.samples:
@@ -66,11 +73,14 @@ def test_safetensors_have_each_row_in_its_dtype(make, tmp_path):
         with safetensors.safe_open(path, "pt") as opened:
             facts = json.loads(opened.metadata()["latentry"])
         assert facts["name"] == sample.name and facts["captions"] == [text.caption for text in sample.texts]
+        assert [one["name"] for one in facts["views"][1].get("references", ())] == [
+            one.name for one in sample.views[1].references]
         assert facts["latents"] == made.manifest.document["latents"] and facts["manifest"] == made.manifest.digest
 
 
-def test_tars_are_read_by_webdataset(make, tmp_path):
-    made = make(texts=2, views=2)
+@pytest.mark.parametrize("references", [(), SIZES], ids=["alone", "with references"])
+def test_tars_are_read_by_webdataset(make, tmp_path, references):
+    made = make(texts=2, views=2, references=references)
     report = export(made.path, "webdataset", tmp_path / "out", tar_bytes=40_000)
     tars = sorted((tmp_path / "out").glob("*.tar"))
     assert 1 < len(tars) == report.files < len(made.samples)
@@ -82,6 +92,10 @@ def test_tars_are_read_by_webdataset(make, tmp_path):
         for name, wanted in wanted_rows(made, sample).items():
             assert arrays[name].dtype == (np.uint8 if name.endswith("mask") else np.float32)
             np.testing.assert_array_equal(arrays[name], wanted)
+        for view, place in ((view, place) for view in range(2) for place in range(len(references))):
+            if not sample.views[view].references:  # all samples have the same members
+                assert arrays[f"view{view}.ref{place}.latent"].shape == arrays[f"view{view}.latent"].shape
+                assert not arrays[f"view{view}.ref{place}.latent"].any()
     again = export(made.path, "webdataset", tmp_path / "again", tar_bytes=40_000)
     assert again.bytes == report.bytes and files_of(tmp_path / "again") == files_of(tmp_path / "out")
 
@@ -310,3 +324,33 @@ def test_a_disk_that_fails_leaves_nothing_half_written(encoded, tmp_path, monkey
         patch.setattr(atomic, "sync", fails)
         export(encoded, "safetensors", out)
     assert files_of(out) == {}
+
+
+def test_references_lie_beside_the_pictures_of_a_folder(tmp_path):
+    colors = {"../control/a.JPG": "teal", "other/a.png": "navy"}
+    references = {name: saved(Image.new("RGB", (60, 40), color)) for name, color in colors.items()}
+    pictures = {name: saved(Image.new("RGB", (128, 144), (name[0] == "a" and "red") or "lime"))
+                for name in ("a.png", "sub/b.png")}
+    path = write_small(tmp_path, pictures=pictures, references=references)
+    report = export(path, "folder", tmp_path / "out")
+    folder, files = tmp_path / "out" / "train", files_of(tmp_path / "out" / "train")
+    assert (report.samples, report.files) == (2, len(files))
+    assert {name for name in files if "control" in name} == {
+        "control_1/1_photos/a.jpg", "control_2/1_photos/a.png"}
+    assert [files["control_1/1_photos/a.jpg"], files["control_2/1_photos/a.png"]] == [*references.values()]
+    lines = [json.loads(line) for line in files["metadata.jsonl"].splitlines()]
+    assert [(line["file_name"], line["control_1_file_name"], line["control_2_file_name"]) for line in lines] == [
+        ("1_photos/a.png", "control_1/1_photos/a.jpg", "control_2/1_photos/a.png"),
+        ("1_photos/sub_b.png", None, None)]
+    (folder.parent.parent / "control" / "a.JPG").unlink()
+    with pytest.raises(CacheError, match=r"a reference of 'a.png', '../control/a.JPG', is not in its source"):
+        export(path, "folder", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_references_are_refused_where_they_would_be_lost(tmp_path):
+    path = write_small(tmp_path, pictures={}, references={"x.png": saved(Image.new("RGB", (60, 40)))})
+    with pytest.raises(UsageError, match="samples have references, for which sd-scripts has no caches") as caught:
+        export(path, "kohya", tmp_path / "out")
+    assert caught.value.hint == "--to folder, safetensors and webdataset have references"
+    assert not (tmp_path / "out").exists()

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from large_tables import LARGE, enlarge, peak_of
+from pictures import saved
+from PIL import Image
 from remote_rows import rows_of
 from small_manifest import moved, write_small
 
@@ -65,6 +67,19 @@ def test_an_upload_is_what_is_here_and_is_not_repeated(prep, store, home):
     assert again.code == 0 and again.out.endswith("/manifest.json: nothing sent, 4 shards were there\n")
     assert puts(store) == ["manifest.json"], "on condition that there is none"
     assert prep("verify", f"{store.url}/manifest.json").code == 0
+
+
+def test_references_of_samples_come_back(prep, store, tmp_path):
+    files = {f"../control/{color}.png": saved(Image.new("RGB", (60, 40), color)) for color in ("teal", "navy")}
+    path = write_small(tmp_path / "home", references=files)
+    assert prep("push", path, store.url).code == 0
+    told = prep("pull", f"{store.url}/manifest.json", tmp_path / "back")
+    assert told.code == 0, told.err
+    for place in (tmp_path / "back" / "manifest.json", f"{store.url}/manifest.json"):
+        assert prep("verify", place).code == 0
+        (sample,) = prep("inspect", place, "--sample", "a.png", "--json").json["samples"]
+        assert [one["name"] for one in sample["views"][0]["references"]] == [*files]
+    assert rows_of(tmp_path / "back" / "manifest.json") == rows_of(path)
 
 
 def store_path(store):

@@ -84,8 +84,10 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
     cache = open_cache(root / "cache", create=True)
     nothing = unconditional_key(CONTEXT)
     words = {text_key(caption, CONTEXT) for caption in [*captions.values(), "a prompt"]}
-    placed = {name: cover(Image.open(BytesIO(data)).size, REFERENCE) for name, data in (references or {}).items()}
-    rows = [MASK, *(latent(name, placement) for name, placement in {**placed, **PLACED}.items()),
+    referred = [reference_of(name, data) for name, data in (references or {}).items()]
+    rows = [MASK, *(latent(name, placement) for name, placement in PLACED.items()),
+            *{one.latent: Row(one.latent, "latent", "latent", "bfloat16", np.full((4, *cells(REFERENCE)), 9, np.uint16))
+              for one in referred}.values(),
             *(text(key) for key in words | {nothing})]
     refs, facts = write_shards(cache, rows)
     shards = build_shards(facts)
@@ -102,11 +104,7 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
         with suppress(OSError, ValueError):  # a name that this disk does not take
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-    if placed:
-        samples[0] = replace(samples[0], views=(replace(samples[0].views[0], references=tuple(
-            Reference(name=name, picture=digest_bytes(data), size=Image.open(BytesIO(data)).size,
-                      placement=placed[name], latent=latent(name, placed[name]).key)
-            for name, data in (references or {}).items())),))
+    samples[0] = replace(samples[0], views=(replace(samples[0].views[0], references=tuple(referred)),))
     buckets = sorted({sample.shape for sample in samples})
     coverage = {sample.id: 0.5 for sample in samples if sample.views[0].mask is not None}
 
@@ -127,7 +125,8 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
     finding = Finding(path=bad, code="truncated", severity="error", detail="ends <early>")
     path = root / "manifest.json"
     write_manifest(path, {
-        "format": "latentry/manifest", "version": 2 if placed else 1, "cache": "cache", "model": {"hub": "some/model"},
+        "format": "latentry/manifest", "version": 2 if referred else 1, "cache": "cache",
+        "model": {"hub": "some/model"},
         "family": "sd15", "prediction": "epsilon",
         "latents": {"channels": 4, "factor": 8, "scaling_factor": "0.18215", "shift_factor": "0",
                     "alpha": list(WHITE)},
@@ -143,6 +142,18 @@ def write_small(root: Path, texts: Sequence[str] = (), pictures: Mapping[str, by
         "rejected": 1,
     })
     return path
+
+
+def cells(size):
+    return size[1] // 8, size[0] // 8
+
+
+def reference_of(name, data):
+    """A reference whose file has these bytes."""
+    size = Image.open(BytesIO(data)).size
+    placement = cover(size, REFERENCE)
+    return Reference(name=name, picture=digest_bytes(data), size=size, placement=placement,
+                     latent=latent_key(digest_bytes(data), placement, None, CONTEXT))
 
 
 def write_shards(cache, rows):
