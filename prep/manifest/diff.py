@@ -97,8 +97,7 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
         "buckets": _buckets(old, new),
         "counts": {role: {"a": old["samples"][role], "b": new["samples"][role]} for role in ROLES},
         "samples": None if a is None or b is None else _noted(lambda: _samples(a, b, keys=rows is not None), notes),
-        "prompts": _lists(*([{name: prompt[name] for name in ("prompt", "negative")}
-                             for prompt in each["prompts"]["samples"]] for each in (old, new))),
+        "prompts": _lists(*(map(_prompt, each["prompts"]["samples"]) for each in (old, new))),
         "findings": None if a is None or b is None else _noted(
             lambda: _lists(a.audit.findings, b.audit.findings), notes),
     }
@@ -261,6 +260,13 @@ def _buckets(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]
     return [{"size": list(shape[0]), **({"references": list(map(list, shape[1]))} if shape[1] else {}),
              "a": sides[0].get(shape), "b": sides[1].get(shape)}
             for shape in sorted({*sides[0], *sides[1]}) if sides[0].get(shape) != sides[1].get(shape)]
+
+
+def _prompt(prompt: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample prompt as it is compared, with the files of its references if it has any."""
+    references = [{name: each[name] for name in ("name", "picture")} for each in prompt.get("references", ())]
+    return {"prompt": prompt["prompt"], "negative": prompt["negative"],
+            **({"references": references} if references else {})}
 
 
 def _lists(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:

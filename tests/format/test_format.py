@@ -25,7 +25,7 @@ from prep.digest import canonical, digest_json, with_checksum
 from prep.fs.paths import MARKER
 from prep.geometry import Placement
 from prep.images.decode import POLICY
-from prep.manifest.tables import FINDINGS, SAMPLES, SHARDS
+from prep.manifest.tables import FINDINGS, SAMPLES, SAMPLES_WITH_REFERENCES, SHARDS
 from prep.models.families.registry import FAMILIES
 from prep.models.fields import FIELDS, dims_of
 from prep.parse import sealed_json
@@ -177,13 +177,14 @@ def test_the_schema_requires_what_the_code_requires():
     sources = {f"model.configs{name}" for name in ("", ".path", ".hub", ".own")}
     assert {f"model.configs.{name}" for name in dotted(configs)} | {"model.configs"} == sources
     prompt = SCHEMA["properties"]["prompts"]["properties"]["samples"]["items"]
-    assert set(prompt["properties"]) - set(prompt["required"]) == {"settings"}
+    assert set(prompt["properties"]) - set(prompt["required"]) == {"settings", "references"}
     assert set(prompt["properties"]["settings"]["properties"]) == {*document.PROMPT_NUMBERS, "guidance"}
     imported = {f"latents.imported.{name}"
                 for name in SCHEMA["properties"]["latents"]["properties"]["imported"]["required"]}
-    assert optional == {*sources, "latents.alpha", "latents.mean", "latents.std", "latents.imported", *imported, *(
-        f"prompts.samples[].{name}" for name in dotted(
-        {"properties": {"settings": prompt["properties"]["settings"]}}))}
+    of_prompts = {name: prompt["properties"][name] for name in ("references", "settings")}
+    assert optional == {*sources, "buckets[].references", "latents.alpha", "latents.mean", "latents.std",
+                        "latents.imported", *imported,
+                        *(f"prompts.samples[].{name}" for name in dotted({"properties": of_prompts}))}
 
 
 def test_the_schema_has_the_limits_of_the_code():
@@ -191,6 +192,7 @@ def test_the_schema_has_the_limits_of_the_code():
     buckets, prompts = SCHEMA["properties"]["buckets"], SCHEMA["properties"]["prompts"]["properties"]
     size, row = buckets["items"]["properties"]["size"]["items"], prompts["unconditional"]["properties"]["row"]
     assert (buckets["maxItems"], size["maximum"]) == (document.MOST_BUCKETS, document.MOST_SIDE)
+    assert buckets["items"]["properties"]["references"]["maxItems"] == document.MOST_REFERENCES
     assert row["maximum"] == shard_format.MAX_ROWS - 1
 
 
@@ -391,6 +393,11 @@ def test_the_columns_of_a_table_are_those_of_the_code(name, schema):
     assert nullable == (["coverage"] if name == "samples" else [])
 
 
+def test_the_column_of_references_is_that_of_the_code():
+    assert [row[:2] for row in rows(section(7), "of references")] == columns(
+        pa.schema([field for field in SAMPLES_WITH_REFERENCES if field.name not in SAMPLES.names]))
+
+
 def test_the_columns_of_a_plan_are_those_of_the_code(tmp_path):
     assert [row[:2] for row in rows(section(9), "column")] == columns(plans.SCHEMA)
     cache = open_cache(tmp_path / "cache", create=True)
@@ -447,7 +454,8 @@ def test_formats_of_documents_are_named():
         assert kind in PAGE
     for number, kind in ((4, "manifest"), (8, "commit"), (10, "damage")):
         told = {row[0]: row[2] for row in rows(section(number), "key")}
-        assert (told["format"], told["version"]) == (f"latentry/{kind}", "1")
+        versions = "1; 2 if a bucket has references" if kind == "manifest" else "1"
+        assert (told["format"], told["version"]) == (f"latentry/{kind}", versions)
     assert with_checksum({"format": "x"})["self"] == digest_json({"format": "x"})
 
 

@@ -90,9 +90,10 @@ def _buckets(buckets: Sequence[Mapping[str, Any]], listed: int | None) -> Iterat
 
 def _prompts(prompts: Mapping[str, Sequence[Mapping[str, Any]]], listed: int | None) -> Iterator[str]:
     for what in ("added", "removed"):
-        yield from _named(f"sample prompts {what}", [prompt["prompt"] if prompt["negative"] is None
-                                                     else f"{prompt['prompt']} --n {prompt['negative']}"
-                                                     for prompt in prompts[what]], listed)
+        yield from _named(f"sample prompts {what}", [
+            "".join([prompt["prompt"], "" if prompt["negative"] is None else f" --n {prompt['negative']}",
+                     *(f" --ref {each['name']}" for each in prompt.get("references", ()))])
+            for prompt in prompts[what]], listed)
 
 
 def _findings(findings: Mapping[str, Sequence[Mapping[str, str]]] | None, listed: int | None) -> Iterator[str]:
