@@ -9,6 +9,7 @@ import pytest
 
 from prep.cli.main import app
 from prep.recipe.options import RECIPE_OPTIONS
+from prep.recipe.schema import setting_of
 
 # Numbers without a range of their own, and why. The options of a recipe are checked with it, with the message that its
 # file gets.
@@ -61,5 +62,6 @@ def test_a_number_below_its_range(command, flag, least, prep):
 def test_a_number_of_a_recipe_below_zero(one, prep, tmp_path):
     (tmp_path / "photos").mkdir()
     result = prep("encode", tmp_path / "photos", "--cache", tmp_path / "cache", one.flag, -1)
-    assert result.code == 3 and result.err.startswith(f"error: {one.flag}: {one.key}"), result.err
-    assert " is -1" in result.err and ", expected a number from " in result.err
+    named = setting_of(one.key).name
+    assert result.code == 3 and result.err.startswith(f"error: {one.flag}: {named} is -1"), result.err
+    assert ", expected a number from " in result.err

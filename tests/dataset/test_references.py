@@ -12,6 +12,7 @@ import pytest
 from pictures import draw
 from tarred import member, tar_of
 
+from prep import api
 from prep.dataset.ingest import Ingested, KnownItem, ingest
 from prep.dataset.listing import list_recipe
 from prep.dataset.reading import FactReader
@@ -469,3 +470,4 @@ def test_a_recipe_and_a_command_keep_the_directories_and_their_order(tmp_path):
         asked = load_recipe(tmp_path / "dataset.toml", choices=choices_of({"references": named}))
         assert given_by(asked.options)["references"] == [str(path) if path == Path("none") else path for path in named]
         assert asked.references == (() if len(named) == 1 else tuple(named))
+        assert api.read_recipe(tmp_path / "dataset.toml", {"references": named}) == asked
