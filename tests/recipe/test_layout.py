@@ -149,6 +149,7 @@ def test_the_file_that_is_converted_is_never_replaced(prep, folder):
     ("[image]\nrslora = true\n[[source]]\npath = 'x'", "it is a training setting: in train.toml it is [lora] rslora"),
     ("[image]\nsize = 512\n[[source]]\npath = 'x'", "unknown key 'size' in [image]"),
     ("[image]\nflip_aug = true\n[[source]]\npath = 'x'", "'flip_aug' in [image]; here it is [image] flip = \"both\""),
+    ("[[source]]\npath = 'x'\ncontrol_path = 'y'", "'control_path' in [source[0]]; here it is [[source]] references"),
     ("[[source]]\npath = 'x'\nnum_repeats = 3", "'num_repeats' in [source[0]]; here it is [[source]] repeats"),
     ("[[datasets]]\nresolution = 3", "prep init --from converts the file")])
 def test_keys_that_belong_elsewhere(prep, folder, text, says):
