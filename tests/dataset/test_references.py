@@ -176,17 +176,6 @@ def kohya_conditions(root: Path) -> Recipe:
     return converted(root, text, "kohya.json")
 
 
-def test_masks_of_sd_scripts_stay_masks(tmp_path):
-    """With masked_loss, and in a data set's file alone, conditioning_data_dir has masks."""
-    kohya_conditions(tmp_path)
-    (tmp_path / "dataset.toml").unlink()
-    (tmp_path / "train.toml").unlink()
-    config = json.loads((tmp_path / "kohya.json").read_text()) | {"masked_loss": True}
-    for text, name in ((json.dumps(config), "kohya.json"), ((tmp_path / "set.toml").read_text(), "set.toml")):
-        recipe = converted(tmp_path, text, name)
-        assert (recipe.mask_of(0), recipe.references_of(0)) == (tmp_path / "control", None)
-
-
 def musubi_directory(root: Path) -> Recipe:
     numbered(root)
     for path in sorted((root / "control").iterdir()):  # as it spells numbers, too
@@ -262,6 +251,17 @@ def test_every_way_gives_the_same_items(way, tmp_path):
         if way not in ALL_PNG:
             assert [one.picture for one in item.references] == [one.picture for one in expected[name].references]
         assert [one.blob for one in item.references] == list(item.item.references)
+
+
+def test_masks_of_sd_scripts_stay_masks(tmp_path):
+    """With masked_loss, and in a data set's file alone, conditioning_data_dir has masks."""
+    kohya_conditions(tmp_path)
+    (tmp_path / "dataset.toml").unlink()
+    (tmp_path / "train.toml").unlink()
+    config = json.loads((tmp_path / "kohya.json").read_text()) | {"masked_loss": True}
+    for text, name in ((json.dumps(config), "kohya.json"), ((tmp_path / "set.toml").read_text(), "set.toml")):
+        recipe = converted(tmp_path, text, name)
+        assert (recipe.mask_of(0), recipe.references_of(0)) == (tmp_path / "control", None)
 
 
 def test_subdirectories_correspond_and_a_flat_directory_serves_all_of_them(tmp_path):

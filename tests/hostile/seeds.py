@@ -277,6 +277,9 @@ trigger = "ohwx"
 [mask]
 from = "sidecar"
 resize = "reject"
+[references]
+from = ["masks"]
+missing = "none"
 [scan]
 ignore = ["blank"]
 severity = {near-duplicate = "error"}
@@ -292,6 +295,8 @@ caption = {prefix = "a photo, ", keep_tokens = 1}
 path = "photos/sub"
 role = "validation"
 mask = "masks"
+references = ["masks", "photos"]
+missing_reference = "reject"
 [validation]
 fraction = 0.1
 """, """
