@@ -40,6 +40,12 @@ def enlarges(size: Size, bucket: Size) -> bool:
     return bucket[0] > size[0] or bucket[1] > size[1]
 
 
+def pixels_of(shape: BucketShape) -> int:
+    """The pixels of a bucket's picture and of its references: what a denoiser sees of a sample at a time."""
+    size, references = shape
+    return sum(width * height for width, height in (size, *references))
+
+
 def crop_loss(placement: Placement) -> float:
     """Percentage of the scaled picture's area that is cropped away."""
     (wide, high), (width, height) = placement.scaled, placement.bucket

@@ -18,6 +18,7 @@ import numpy as np
 from prep.batching.plan import MicroBatch, StepPlan
 from prep.batching.rng import draw_key, philox
 from prep.cache.ledger.columns import Column
+from prep.geometry import pixels_of
 from prep.loader.index import Index
 from prep.loader.noise import PLAIN, Noise
 from prep.loader.timesteps import UNIFORM, Timesteps
@@ -208,9 +209,8 @@ def trial(index: Index, plan: StepPlan, most: int, world: int = 1) -> BatchReque
     longest = _longest(index)
 
     def size(bucket: int) -> tuple[int, int]:
-        size, references = index.manifest.shapes[bucket]
         members = index.training[bucket]
-        return (min(most, _samples(plan, bucket, world)) * sum(wide * high for wide, high in (size, *references)),
+        return (min(most, _samples(plan, bucket, world)) * pixels_of(index.manifest.shapes[bucket]),
                 int(longest[members].max()) if len(members) else 0)
 
     bucket = max(range(len(plan.counts)), key=size)

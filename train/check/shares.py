@@ -2,7 +2,8 @@
 
 A trained sample counts as three passes (the backward pass takes about two), with gradient_checkpointing as four; a
 validated one as one for each of its timesteps; a picture as one for each sampler step, or two where guidance needs the
-prediction without the prompt. Each pass counts by its pixels. Data, decoding and the optimizer are left out.
+prediction without the prompt. Each pass counts by its pixels, with those of references. Data, decoding and the
+optimizer are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prep.formatting import counted
+from prep.geometry import pixels_of
 from prep.recipe.prompts import PromptSettings
 from prep.training.schema import Validation
 from train.setup import Setup
@@ -48,7 +50,7 @@ class Shares:
 def shares_of(setup: Setup) -> Shares:
     """The parts of a run that begins with this setup."""
     config, steps, index = setup.config, setup.steps, setup.index
-    areas = [width * height for width, height in setup.manifest.buckets]
+    areas = [pixels_of(shape) for shape in setup.manifest.shapes]
     shown = sum(setup.plan.counts)
     area = sum(count * size for count, size in zip(setup.plan.counts, areas, strict=True)) / max(shown, 1)
     trained = steps * float(setup.plan.sizes(0).mean()) * area * (TRAINED + config.recomputes)
@@ -58,7 +60,7 @@ def shares_of(setup: Setup) -> Shares:
     validations, samplings = _times(setup, config.validation.every), _times(setup, config.sample.every)
     each = sum(count * size for count, size in zip(held_out, areas, strict=True)) / max(available, 1)
     validation = validations * validated * config.validation.timesteps * each
-    pictures = _pictures(setup, areas)
+    pictures = _pictures(setup)
     sampling = samplings * sum(pictures)
     whole = trained + validation + sampling
     return Shares(training=trained / whole, validation=validation / whole, sampling=sampling / whole,
@@ -73,22 +75,25 @@ def _times(setup: Setup, every: int | str) -> int:
     return 1 + interval.count(setup.steps) + (not interval.is_due(setup.steps))
 
 
-def _pictures(setup: Setup, areas: list[int]) -> list[float]:
+def _pictures(setup: Setup) -> list[float]:
     """Passes times pixels of each picture that is drawn at a time."""
     settings, family = setup.config.sample, setup.family
     prompts = setup.manifest.document["prompts"]
-    own = [PromptSettings.of_document(each.get("settings", {})) for each in prompts["samples"]]
-    if not own and prompts["file"] is None:
-        own = [PromptSettings()] * CAPTIONS
     counts = [len(members) for members in setup.index.training]
-    usual = settings.size[0] * settings.size[1] if settings.size else areas[counts.index(max(counts))]
+    usual, references = setup.manifest.shapes[counts.index(max(counts))]
+    own = [(PromptSettings.of_document(each.get("settings", {})),
+            tuple((wide, high) for wide, high in (shown["bucket"] for shown in each.get("references", ()))))
+           for each in prompts["samples"]]
+    if not own and prompts["file"] is None:
+        own = [(PromptSettings(), references)] * CAPTIONS
     costs = []
-    for prompt in own:
+    for prompt, shown in own:
         known = (prompt.guidance, settings.guidance, family.sampling.guidance)
         guidance = next(value for value in known if value is not None)
         twice = guidance > 1 and not family.takes_guidance
-        area = prompt.width * prompt.height if prompt.width and prompt.height else usual
-        costs.append(float((prompt.steps or settings.steps) * (1 + twice) * area))
+        width, height = settings.size or usual
+        pixels = pixels_of(((prompt.width or width, prompt.height or height), shown))
+        costs.append(float((prompt.steps or settings.steps) * (1 + twice) * pixels))
     return costs
 
 

@@ -7,7 +7,18 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prep.formatting import counted, duration, format_bytes, grouped, join_names, join_texts, printable
+from prep.formatting import (
+    counted,
+    duration,
+    format_bytes,
+    format_size,
+    grouped,
+    join_names,
+    join_texts,
+    listed,
+    printable,
+)
+from prep.geometry import pixels_of
 
 if TYPE_CHECKING:
     from prep.batching.plan import StepPlan
@@ -35,6 +46,7 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
         lines += _short_steps(report.plan)
         lines += _fewer_short(report.plan, ranks) if ranks else []
     if report.setup is not None:
+        lines += _longest_sequence(report.setup)
         lines.append(shares_of(report.setup).line)
         epochs = math.floor(report.setup.steps / report.setup.plan.steps_per_epoch * 10) / 10
         lines.append(f"{counted(report.setup.steps, 'step')} = {epochs} {'epoch' if epochs == 1 else 'epochs'}; "
@@ -42,6 +54,20 @@ def plan_lines(report: CheckReport, ranks: int = 0) -> list[str]:
         lines += _intervals(report.setup)
         lines += sample_lines(report.setup)
     return lines
+
+
+def _longest_sequence(setup: Setup) -> list[str]:
+    """A line on the longest sequence of the denoiser that has references, if there are any."""
+    trained = [shape for shape, members in zip(setup.manifest.shapes, setup.index.training, strict=True)
+               if shape[1] and len(members)]
+    if not trained:
+        return []
+    side = setup.family.factor * setup.family.patch  # pixels of a token's
+    size, references = max(trained, key=pixels_of)
+    tokens, alone = pixels_of((size, references)) // side**2, pixels_of((size, ())) // side**2
+    what = f"{counted(len(references), 'reference')} of {listed([format_size(each) for each in references])}"
+    return [f"longest sequence: {format_size(size)} with {what}, {counted(tokens, 'token')} of pictures, "
+            f"{tokens / alone:.1f} times those without"]
 
 
 def _intervals(setup: Setup) -> list[str]:

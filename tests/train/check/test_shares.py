@@ -12,15 +12,17 @@ from train.check.shares import notes_on_shares, shares_of
 PLAIN = {"batch_size": 4, "micro_batch": 2, "lora": {"rank": 2}, "sample": {"every": 0}}
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"validation": {"every": 2, "most": 1}}],
-                         ids=str)
-def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path, monkeypatch, settings):
+@pytest.mark.parametrize(("settings", "references"), [
+    ({}, ()), ({}, ((48, 64), (32, 32))), ({"gradient_checkpointing": True}, ()),
+    ({"validation": {"every": 2, "most": 1}}, ())], ids=str)
+def test_validation_takes_the_passes_that_it_is_said_to(make, setup_of, tmp_path, monkeypatch, settings, references):
     """Pixels of all passes, over whole epochs."""
-    setup = setup_of(make(), **{**PLAIN, "epochs": 3, "validation": {"every": 2, "timesteps": 3}, **settings})
+    setup = setup_of(make(references=references), **{
+        **PLAIN, "epochs": 3, "validation": {"every": 2, "timesteps": 3}, **settings})
     passed = {state: 0, validate: 0}
     for module in passed:
         def counted(denoiser, batch, *rest, plain=module.forward, module=module):
-            passed[module] += batch.latent_BChw[:, 0].numel()
+            passed[module] += sum(each[:, 0].numel() for each in (batch.latent_BChw, *batch.references))
             return plain(denoiser, batch, *rest)
 
         monkeypatch.setattr(module, "forward", counted)
@@ -44,6 +46,15 @@ def test_pictures_count_their_steps_and_guidance(make, setup_of):
     assert ratio(steps=10, guidance=1.0) == pytest.approx(2 * once) == ratio(steps=5, guidance=7.5)
     assert ratio(steps=5, guidance=1.0, size=[128, 64]) == pytest.approx(2 * once)
     assert ratio(every=0) == 0
+
+
+def test_pictures_count_the_references_of_their_prompts(make, setup_of):
+    """Of two prompts, one at 64x64 gets two references of its size: three times the pixels, four passes together."""
+    setup = setup_of(make(), **{**PLAIN, "steps": 100, "sample": {"every": 10, "size": [64, 64]}})
+    plain = shares_of(setup)
+    setup.manifest.document["prompts"]["samples"][0]["references"] = [{"bucket": [64, 64]}, {"bucket": [32, 128]}]
+    found = shares_of(setup)
+    assert found.sampling / found.training == pytest.approx(2 * plain.sampling / plain.training)
 
 
 def test_a_run_that_mostly_validates_is_said(make, setup_of):

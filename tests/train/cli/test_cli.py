@@ -50,6 +50,18 @@ def test_a_run_goes_on_when_nobody_reads_stderr_any_more(train, make, monkeypatc
     assert log[-1] == "end" and log.count("step") == 3
 
 
+def test_check_says_how_long_sequences_with_references_are(train, make):
+    """Of the largest shape that is trained; nothing is said without references."""
+    assert "sequence" not in train("check", make().path, "--steps", 8).out
+    result = train("check", make(references=((64, 64), (48, 32))).path, "--steps", 8)
+    assert result.code == 0, result.err
+    (line,) = [line for line in result.out.splitlines() if "sequence" in line]
+    side = 8  # pixels of a cell, which sd15 takes one by one
+    alone, more = (64 // side) ** 2, (64 // side) ** 2 + 48 * 32 // side**2
+    assert line == (f"longest sequence: 64x64 with 2 references of 64x64 and 48x32, {alone + more} tokens of pictures, "
+                    f"{(alone + more) / alone:.1f} times those without")
+
+
 def test_check_says_what_would_be_trained(train, make):
     path = make().path
     result = train("check", path, "--batch-size", 2, "--steps", 8)
