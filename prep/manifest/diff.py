@@ -97,7 +97,7 @@ def compare(first: Manifest, second: Manifest) -> dict[str, Any]:
         "buckets": _buckets(old, new),
         "counts": {role: {"a": old["samples"][role], "b": new["samples"][role]} for role in ROLES},
         "samples": None if a is None or b is None else _noted(lambda: _samples(a, b, keys=rows is not None), notes),
-        "prompts": _lists(*(map(_prompt, each["prompts"]["samples"]) for each in (old, new))),
+        "prompts": _lists(*([_prompt(prompt) for prompt in each["prompts"]["samples"]] for each in (old, new))),
         "findings": None if a is None or b is None else _noted(
             lambda: _lists(a.audit.findings, b.audit.findings), notes),
     }
