@@ -64,8 +64,8 @@ def prompt_references(prompts: Sequence[Prompt], folder: Path, family: Family, f
                                    has_alpha=fact["alpha"])
             placement = rules.place(known.size, rules.resolution)
             if placement is None:
-                raise _unusable(prompt, name, f"has {format_size(known.size)} pixels, which family '{family.name}' "
-                                "does not take")
+                raise _unusable(prompt, name, f"it is {format_size(known.size)}, which family '{family.name}' does "
+                                "not take")
             references[name] = PromptReference(name=name, known=known, placement=placement, line=prompt.line)
     finally:
         reader.close()
@@ -77,5 +77,5 @@ def _at(prompt: Prompt) -> str:
 
 
 def _unusable(prompt: Prompt, name: str, why: str) -> ConfigError:
-    return ConfigError(f"{_at(prompt)} names the reference {printable_name(name)}, which {why}",
+    return ConfigError(f"{_at(prompt)} names the reference {printable_name(name)}: {why}",
                        hint="paths are relative to the prompt file; prep scan says what is wrong with a picture")
