@@ -74,11 +74,7 @@ def load(model: Model, config: Config, prediction: str, device: torch.device, *,
     facts = FAMILIES[family or infer_family(model)]
     whole = adapt and config.method == "full"
     on = torch.device("cpu") if offload else weights_on or device
-    settle = partial(quantized, config.quantization)
-    if offload and config.quantization != "none":
-        settle = partial(_settled_there, device, config.quantization)
-    form = (Form(dtype=torch.float32, device=on) if whole else
-            Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization]))
+    form = Form(dtype=torch.float32, device=on) if whole else _frozen(config, dtype, on, device)
     form = form if keep is None else replace(form, keep=keep, parts=parts)
     denoiser = load_diffusers(*source_of(model, facts), "denoiser", form, progress)
     if whole:
@@ -105,6 +101,14 @@ def adapted(base: Denoiser, model: Model, config: Config, prediction: str) -> De
     speed_up(base.model, config, base.device)  # the adapters, too
     base.model.train()
     return with_noise(base.model, model, base.family, config, prediction, base.device, base.dtype)
+
+
+def _frozen(config: Config, dtype: torch.dtype, on: torch.device, device: torch.device) -> Form:
+    """How frozen weights are kept that are read to `on`: those of layers quantized on `device` may go back there."""
+    settle = partial(quantized, config.quantization)
+    if on != device and config.quantization != "none":
+        settle = partial(_settled_there, device, config.quantization)
+    return Form(dtype=dtype, device=on, settle=settle, least=LEAST[config.quantization])
 
 
 def _settled_there(device: torch.device, quantization: Quantization, name: str, layer: nn.Module) -> nn.Module:
