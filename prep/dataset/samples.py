@@ -11,11 +11,12 @@ from pathlib import Path
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
+from prep.dataset.bucketing import family_of
 from prep.dataset.ingest import Ingested, KnownItem
 from prep.dataset.prior import balance_prior, prior_notes
 from prep.errors import ConfigError
 from prep.findings import CHOSEN, Finding, apply_policy
-from prep.formatting import grouped, join_names, printable_name, shell_name
+from prep.formatting import counted, grouped, join_names, printable_name, shell_name
 from prep.fs.blob import Blob
 from prep.fs.place import Place, name_from
 from prep.fs.remote.bucket import Bucket, is_object
@@ -140,6 +141,10 @@ def dataset_notes(recipe: Recipe, surveyed: Ingested, bucketing: Assignments) ->
     something else."""
     roles, notices = roles_of(recipe, surveyed.items)
     unused = (finding for finding in surveyed.findings if finding.code == "masks-unused")
+    referring = sum(bool(item.references) for item in surveyed.items)
+    if referring and family_of(recipe.model) is None:
+        notices = (*notices, f"note: {counted(referring, 'picture')} with references, which count for nothing without "
+                             "a model: [model] in a recipe names it")
     return (*recipe.notes, *notices, *prior_notes(_role_repeats(recipe, surveyed.items, roles, bucketing)[1]),
             *(f"note: {'' if finding.path == '.' else f'{finding.path}: '}{finding.detail}" for finding in unused),
             *_unread_repeats(recipe, surveyed.items), *_chosen(recipe, surveyed))
