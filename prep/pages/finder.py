@@ -18,7 +18,7 @@ from prep.pages.parts import Caption, Card, CardReference
 EXAMPLE = Card(  # has every part of a card: the page's script fills copies of it
     shot=Shot(name="", address="data:,", size=(1, 1), overlays=(Overlay(shade="data:,", outlined=True),)),
     references=(CardReference(number=1, shot=Shot(name="", address="data:,", size=(1, 1),
-                                                  overlays=(Overlay(outlined=True),)), fact=""),),
+                                                  overlays=(Overlay(shade="data:,", outlined=True),)), fact=""),),
     beside=Shot(name="", address="data:,"), facts=("",), captions=(Caption(text="", letters=1),), more_captions=2,
     findings=(Finding(path="", code="", severity="info", detail=""),), part=0.0)
 _PREFIX, _BASE64 = "data:image/", ";base64,"

@@ -12,7 +12,7 @@ from run_pages import run_html
 from prep.findings import finding
 from prep.pages.finder import EXAMPLE, FoundCard, cards_json
 from prep.pages.overlay import Overlay, Shot
-from prep.pages.parts import Caption, Card, Column, Head, Section, Table
+from prep.pages.parts import Caption, Card, CardReference, Column, Head, Section, Table
 from prep.pages.snapshot import EmbeddedPictures, render_snapshot
 from prep.report.snapshots.gallery import FEW, GROUPS, ORDERS
 
@@ -33,10 +33,15 @@ def html(count=COUNT):
         beside = Shot(name=f"{name}, decoded", address=room.add(jpeg(1))) if number % 200 == 0 else None
         findings = (finding(name, "truncated", f"saw {ATTACK}"),) if hostile else ()
         box = Overlay(left=5, top=5, width=60, height=80, shade=shade, outlined=True, coarse=True)
+        references = tuple(CardReference(
+            number=place, fact="640x480 to 64x48", shot=Shot(
+                name=f"../control_{place}/{name}", address=room.add(jpeg(place)) if place == 1 else "", size=(640, 480),
+                instead="not here", overlays=(Overlay(left=10, top=0, width=80, height=100, outlined=True),)))
+            for place in range(1, number % 5))
         card = Card(shot=Shot(name=name, address=room.add(jpeg(number % 6)), size=(320, 213), overlays=(box,)),
                     captions=(Caption(text=f"a caption {number} {ATTACK if hostile else ''}", letters=900),), part=0.5,
                     facts=("train", "320x213 to 64x64"), findings=findings, tone="error" if findings else "",
-                    beside=beside)
+                    beside=beside, references=references)
         groups = ("validation" if number % 4 == 0 else "train", f"{64 * (number % 3 + 1)}x64", "none",
                   "truncated" if hostile else "none")
         values = (None, float(number % 7), None if number % 2 else number / count, count - number, None,
@@ -117,13 +122,16 @@ def test_cards_of_the_script_are_those_of_the_template(browser, page, tmp_path):
         card.normalize();
         return JSON.stringify(walk(card)); }"""
     browser.open(tmp_path / "few.html")
-    fixed = [browser.run(f"({shape})({number})") for number in (0, 1)]
+    fixed = [browser.run(f"({shape})({number})") for number in (0, 1, 4)]
     browser.open(page)
     choose(browser, "#find-words", "folder/0200")
     made = browser.run(f"({shape})(0)").replace("0200", "0000").replace("caption 200", "caption 0")
     assert made == fixed[0]
     choose(browser, "#find-words", "folder/0121")
     assert browser.run(f"({shape})(0)").replace("0121", "0001").replace("caption 121", "caption 1") == fixed[1]
+    choose(browser, "#find-words", "folder/0124")  # with three references
+    assert fixed[2].count('"li"') == 4
+    assert browser.run(f"({shape})(0)").replace("0124", "0004").replace("caption 124", "caption 4") == fixed[2]
 
 
 def test_texts_never_become_html(browser, page):
