@@ -282,10 +282,10 @@ def _shot(index: Index, sample: int, key: tuple[int, int, bytes, int], dropout: 
                                                             draw("text").random())]
     dropped = dropout.caption > 0 and draw("dropout").random() < dropout.caption
     references = samples.references_of(sample, view)
-    kept = dropout.kept(len(references), key)
+    kept = dropout.kept(len(references), key) if references else ()
     return Draw(sample=sample, view=view, text=NO_TEXT if dropped else text,
                 timestep=timestep(draw("timestep")), noise=draw_key(*key, "noise"),
-                weight=float(samples.weight[sample]), kept=kept, references=tuple(references[at] for at in kept),
+                weight=float(samples.weight[sample]), kept=kept, references=tuple(map(references.__getitem__, kept)),
                 posterior=draw_key(*key, "posterior") if index.with_std else None)
 
 

@@ -143,6 +143,8 @@ class SampleColumns:
 
     def references_of(self, sample: int, view: int) -> range:
         """The references of a view of a sample, as numbers in the columns of `references`."""
+        if not len(self.references["latent_row"]):
+            return range(0)
         first, past = (int(self.reference_offsets[sample + at]) for at in (0, 1))
         views = range(int(self.view_offsets[sample]), int(self.view_offsets[sample + 1]))
         count = (past - first) // len(views)
