@@ -66,8 +66,8 @@ def _with_references(result: Assignments, recipe: Recipe, items: Sequence[KnownI
         some = ", ".join(sorted(each.name for each in FAMILIES.values() if each.references is not None))
         raise ConfigError(f"{counted(len(referring), 'picture')} have reference pictures, which family "
                           f"'{family.name}' does not take",
-                          hint=f"families that do: {some}; without references in the recipe, it trains on the pictures "
-                          "alone")
+                          hint=f"families that do: {some}; --references none, or references = [] in each source, "
+                          "trains on the pictures alone")
     bad: dict[str, Finding] = {}
     fitting = []
     for assignment in result.pictures:
