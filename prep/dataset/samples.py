@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from prep.batching.split import Role, choose_validation
 from prep.buckets.assign import Assignment, Assignments
@@ -19,7 +17,6 @@ from prep.findings import CHOSEN, Finding, apply_policy
 from prep.formatting import counted, grouped, join_names, printable_name, shell_name
 from prep.fs.blob import Blob
 from prep.fs.place import Place, name_from
-from prep.fs.remote.bucket import Bucket, is_object
 from prep.geometry import Placement, Size
 from prep.keys import sample_id
 from prep.recipe.layout import REPEATED
@@ -114,14 +111,13 @@ def reference_name(item: Item, reference: Blob, source: Place) -> str:
     if reference.member:
         tar = item.name.removesuffix(item.picture.member) if reference.file == item.picture.file else ""
         return printable_name(f"{tar}{reference.member}" if tar else reference.name)
-    folder = reference.file[:-len(reference.name)].rstrip("/" if is_object(reference.file) else os.sep)
-    return printable_name(f"{_way(folder, source)}{reference.name}")
+    return printable_name(f"{_way(reference.place.parent, source)}{reference.name}")
 
 
 @lru_cache(maxsize=1 << 14)
-def _way(folder: str, source: Place) -> str:
+def _way(folder: Place, source: Place) -> str:
     """The path from a source to a directory, with a slash at its end; "" for the source itself, or if there is none."""
-    way = name_from(source, Bucket.listed(folder) if is_object(folder) else Path(folder or os.sep))
+    way = name_from(source, folder)
     return "" if way in (None, ".") else f"{way}/"
 
 

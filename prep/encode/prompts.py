@@ -168,11 +168,8 @@ def run_prompts(call: PromptsCall) -> PromptsReport:
 
 
 def _require_latents(manifest: Manifest, references: PromptReferences) -> None:
-    """Raises `ConfigError` for transparent pictures that the manifest's recipe refuses, and for imported latents."""
+    """Raises `ConfigError` for transparent pictures that the manifest's recipe refuses."""
     latents = manifest.document["latents"]
-    if references and "imported" in latents:
-        raise ConfigError(f"the latents of {manifest.path} were imported, so prompts can have no references",
-                          hint="remove --ref from the prompts")
     for name, reference in references.items():
         if reference.known.has_alpha and latents.get("alpha") is None:
             raise ConfigError(f'the reference {printable(name)} has transparency, and [image] alpha is "reject"')

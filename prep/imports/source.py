@@ -114,6 +114,9 @@ class KohyaLatents:
         Raises `ConfigError`, `UsageError`.
         """
         _check_recipe(recipe)
+        if any(item.references for item in surveyed.items):
+            raise ConfigError("pictures have references, which sd-scripts' caches do not hold",
+                              hint="--references none imports the latents of the pictures alone")
         largest = max(recipe.image.resolutions) ** 2 if self._no_upscale else 0
         word = architecture(family.name)
         search = Search(word=word, family=family, unscaled=largest, caches=caches_of(surveyed.items, word),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from prep.buckets.sizes import MOST_RESOLUTION
-from prep.fs.place import Place, real_name
+from prep.fs.place import Place, is_directory, real_name
+from prep.fs.remote.bucket import names_bucket
 from prep.models.families.registry import FAMILIES
 from prep.parse import Unparsed, one_of, within
 from prep.recipe.schema import MASKS, ImageOptions, Recipe
@@ -57,7 +57,7 @@ def _check_image(image: ImageOptions) -> None:
 
 def _check_references(folders: Sequence[Place], source: Place, where: str) -> None:
     for folder in folders:
-        if isinstance(folder, Path) and not folder.is_dir():
+        if _is_no_directory(folder):
             raise Unparsed(f"{where} is {str(folder)!r}, expected existing directories")
         if real_name(folder) == real_name(source):
             raise Unparsed(f"{where} is {str(folder)!r}, the source itself, whose pictures would be their own "
@@ -65,6 +65,11 @@ def _check_references(folders: Sequence[Place], source: Place, where: str) -> No
 
 
 def _check_mask(mask: MaskFrom | None, where: str) -> None:
-    if isinstance(mask, Path) and not mask.is_dir():
+    if mask is not None and not isinstance(mask, str) and _is_no_directory(mask):
         raise Unparsed(f"{where} is {str(mask)!r}, expected {', '.join(MASKS)} or an existing directory "
                        "(prep mask makes one)")
+
+
+def _is_no_directory(place: Place) -> bool:
+    """Whether it is not there, or something else; what a store has shows when it is listed."""
+    return not names_bucket(str(place)) and not is_directory(place)

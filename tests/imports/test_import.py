@@ -465,6 +465,9 @@ def test_what_caches_do_not_have_is_refused(run, prep, folder, sd15, tmp_path):
 
     told = run(sd15, source=recipe('[image]\ncrop = "random"\nviews = 2\n'), code=3)
     assert "image.crop is 'random' with 2 views, expected 'center'" in told.err
+    shutil.copytree(folder, tmp_path / "control", ignore=shutil.ignore_patterns("*.npz", "*.txt"))
+    told = run(sd15, "--references", tmp_path / "control", code=3)
+    assert "pictures have references, which sd-scripts' caches do not hold" in told.err
     told = run(sd15, source=recipe('posterior = "mean+std"\n'), code=3)
     assert "model.posterior is 'mean+std', but sd-scripts caches one sample of it" in told.err
     with zipfile.ZipFile(tmp_path / "a.zip", "w"):

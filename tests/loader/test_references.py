@@ -24,6 +24,8 @@ from prep.manifest.samples import renumber_shards
 from prep.manifest.tables import SAMPLES_WITH_REFERENCES, read_table, write_table
 
 SIZES = ((64, 64), (48, 32))
+SHOWN = {"name": "a.png", "picture": "a" * 64, "size": [64, 64], "scaled": [64, 64], "crop": [0, 0], "bucket": [64, 64],
+         "shard": 0, "row": 0}  # of a prompt
 
 
 def all_of(index, plan, steps=6, **settings):
@@ -184,8 +186,14 @@ def test_a_reference_in_a_shard_of_another_shape(make):
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    (lambda document: document.update(version=1), "expected 2 if and only if"),
-    (lambda document: document["buckets"][1].update(references=[]), "expected 1 to 64"),
+    (lambda document: document.update(version=1), "expected 2 if and only if a bucket has references"),
+    (lambda document: document["buckets"][1].update(references=[]), ".references has 0 sizes, expected 1 to 64"),
+    (lambda document: document["prompts"]["samples"][0].update(references=[]),
+     ".references has 0 members, expected 1 to 64"),
+    (lambda document: document["prompts"]["samples"][0].update(references=[SHOWN | {"size": [0, 64]}]),
+     "expected two sides of at most"),
+    (lambda document: document["prompts"]["samples"][0].update(references=[SHOWN | {"crop": [9, 0]}]),
+     "expected a crop within the scaled picture"),
     (lambda document: document["buckets"][1].update(references=[[64]]), "expected width and height"),
     (lambda document: document["buckets"][1].update(references=[[60, 64]]), "expected multiples of 8"),
     (lambda document: document.update(version=3), "this program reads versions 1 and 2")])

@@ -402,7 +402,7 @@ def test_parts_of_a_model_that_do_not_load(model, path):
         if path == "unet":
             load(model, parse({"precision": "fp32"}, "test"), "epsilon", torch.device("cpu"))
         else:
-            _decode(model, [torch.zeros(1, 4, 2, 2)], None, torch.device("cpu"))
+            _decode(model, [[torch.zeros(1, 4, 2, 2)]], torch.device("cpu"))
     assert error.value.message.startswith(f"{model}/{path}/diffusion_pytorch_model.safetensors has a tensor of ")
     assert "F99, expected one of: " in error.value.message and "\n" not in error.value.message
 

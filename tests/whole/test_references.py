@@ -244,6 +244,12 @@ def test_a_family_without_references_refuses_them(world: World, prep: Callable[.
     assert "flux2_klein" in result.err and not (world.root / "n.json").exists()
 
 
+def test_prompts_of_a_family_without_references_name_none(world: World, prep: Callable[..., Any], tiny_model: Path
+                                                          ) -> None:
+    result = refused(world, prep, "--model", tiny_model, "--references", "none")
+    assert result.code == 3 and "has --ref, expected none for family 'sd15', which takes no reference" in result.err
+
+
 @pytest.mark.parametrize(("line", "says"), [
     ("x --ref gone.png", "gone.png: cannot be read: No such file"), ("x --ref r.toml", "line 1 names the reference"),
     ("x --ref", "--ref has no path"), ("x" + " --ref own.png" * 5, "has 5 references, expected at most 4"),

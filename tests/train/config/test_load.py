@@ -94,6 +94,7 @@ WRONG = [
     ({"optimizer": {"lr": float("nan")}}, "optimizer.lr is nan, expected a number from 0 to 100"),
     ({"optimizer": {"betas": [0.9]}}, "optimizer.betas has 1 values, expected 2"),
     ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas[1] is 1.0, expected a number from 0 to 0.999999"),
+    ({"gradient_checkpointing": 1}, 'gradient_checkpointing is 1, expected true, false, "auto" or "offload"'),
     ({"loss": {"masked": 1}}, 'loss.masked is 1, expected true, false or "auto"'),
     ({"loss": {"normalize_area": 1}}, "loss.normalize_area is 1, expected true or false"),
     ({"caption_dropout": 1.1}, "caption_dropout is 1.1, expected a number from 0 to 1"),
