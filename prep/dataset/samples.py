@@ -111,7 +111,7 @@ def reference_name(item: Item, reference: Blob, source: Place) -> str:
     if reference.member:
         tar = item.name.removesuffix(item.picture.member) if reference.file == item.picture.file else ""
         return printable_name(f"{tar}{reference.member}" if tar else reference.name)
-    return printable_name(f"{_way(reference.place.parent, source)}{reference.name}")
+    return printable_name(f"{_way(reference.place.parent.absolute(), source.absolute())}{reference.name}")
 
 
 @lru_cache(maxsize=1 << 14)

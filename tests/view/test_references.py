@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from prep.manifest.opened import open_manifest
 from prep.pages.originals import Originals
 from prep.report.snapshots.manifest import page
 from prep.sources.item import Item
+from prep.sources.walk import walk_source
 
 FILES = {"../control_1/a.png": saved(Image.new("RGB", (96, 96), "teal")),
          "inside/<b>.png": saved(Image.new("RGB", (60, 40), "olive")),
@@ -67,6 +69,21 @@ def test_a_name_leads_back_to_its_file(tmp_path, source, reference, name):
 
 
 @pytest.mark.parametrize(("source", "reference", "name"), [
+    ("main", "main/a.png", "a.png"), ("main", "control/a.png", "../control/a.png"), (".", "a.png", "a.png"),
+    ("main", "a.png", "../a.png")])
+def test_paths_as_they_are_typed(tmp_path, monkeypatch, source, reference, name):
+    """Relative to the working directory, which may be another one in the same process."""
+    for place in ("first/deeper", "second"):
+        for folder in ("main", "control"):
+            (tmp_path / place / folder).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / place)
+        (tmp_path / place / reference).write_bytes(place.encode())
+        assert reference_name(item_of(Blob(file="main/a.png")), Blob(file=reference), Path(source)) == name
+        found = PictureFiles([tmp_path / place / source]).find_reference(0, name)
+        assert found is not None and read_blob(found) == place.encode()
+
+
+@pytest.mark.parametrize(("source", "reference", "name"), [
     ("s3://bucket/set/main", "s3://bucket/set/main/x/a.png", "x/a.png"),
     ("s3://bucket/set/main", "s3://bucket/set/control/a.png", "../control/a.png"),
     ("s3://bucket/main.tar", "s3://bucket/control/a.png", "control/a.png")])
@@ -78,10 +95,21 @@ def test_names_in_stores_stay_in_their_bucket(source, reference, name):
         assert found.find_reference(0, "../../../../a.png") is None
 
 
-def test_a_member_of_a_tar(tmp_path):
-    tar = str(tmp_path / "main" / "one.tar")
-    item = item_of(Blob(file=tar, length=1, member="x/0.png"), "one.tar/x/0.png")
-    assert reference_name(item, Blob(file=tar, length=1, member="x/0.ref0.png"), tmp_path) == "one.tar/x/0.ref0.png"
+@pytest.mark.parametrize("source", ["one.tar", "*.tar", "?/one.tar"])
+def test_a_member_of_a_tar(tmp_path, source):
+    """Found in the tar that its name begins with; one in another tar is named alone, and not found."""
+    reference = saved(Image.new("RGB", (60, 40), "navy"))
+    for place in (".", "a", "b"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "one.tar").write_bytes(tar_of([
+            member("x/0.png", saved(Image.new("RGB", (8, 8)))), member("x/0.txt", b"teal"),
+            member("x/0.ref0.png", reference if place != "b" else b"another")]))
+    item = next(entry for entry in walk_source(tmp_path / source, source=0, masks="none"))
+    (blob,) = item.references
+    name = reference_name(item, blob, tmp_path / source)
+    assert name == f"{'a/' if '?' in source else ''}one.tar/x/0.ref0.png"
+    found = PictureFiles([tmp_path / source]).find_reference(0, name)
+    assert found is not None and read_blob(found) == reference
     assert reference_name(item, Blob(file="other.tar", length=1, member="x/0.ref0.png"), tmp_path) == "0.ref0.png"
 
 
